@@ -1,1 +1,26 @@
-//! rackbus memory.
+//! Shared memory and the ways to reach it: the bytes beneath the data path.
+//!
+//! Everything here is memory that another process can change, truncate or abandon at any moment.
+//! So nothing hands out a reference or a slice to it: [`DmaSlice`] copies, loads and stores through
+//! raw pointers that were checked once, against the range a mapping covers, and a file that its
+//! owner truncates under us becomes an error ([`guard`]), not a dead process.
+//!
+//! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
+//! * [`slice`]: checked access to a piece of a region.
+//! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
+//! * [`event`]: doorbells between processes (eventfd).
+//! * [`spin`]: how long to poll before sleeping.
+
+pub mod event;
+pub mod guard;
+pub mod region;
+pub mod slice;
+pub mod space;
+pub mod spin;
+
+pub use event::Event;
+pub use rackbus_fabric::Access;
+pub use region::{Region, RegionError, SharedMemory};
+pub use slice::{DmaSlice, PinnedSlice};
+pub use space::{DmaFault, DmaSpace, MapError, UnmapError};
+pub use spin::AdaptiveSpin;

@@ -1,1 +1,21 @@
-//! rackbus pci.
+#![forbid(unsafe_code)]
+//! A PCI function: what every function has in common, and how others reach one.
+//!
+//! * [`function`]: the [`Function`] trait, which is all a device model implements.
+//! * [`config`]: its configuration space, driven by a table of fields.
+//! * [`interrupts`]: MSI-X and INTx as eventfds.
+//! * [`endpoint`]: the three above together with its DMA space: one whole function.
+//! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
+//! * [`vfio_user`]: the protocol by which QEMU and userspace drivers use a function.
+
+pub mod config;
+pub mod endpoint;
+pub mod engine;
+pub mod function;
+pub mod interrupts;
+pub mod vfio_user;
+
+pub use endpoint::Endpoint;
+pub use engine::{Engine, EngineHandle};
+pub use function::{Bar, Bus, Function, FunctionInfo, Mappable, ResetKind, Work};
+pub use interrupts::Interrupts;

@@ -1,0 +1,78 @@
+//! A doorbell between threads or processes: an eventfd.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+/// An eventfd: ringing adds to a counter, draining takes it back to zero.
+#[derive(Debug)]
+pub struct Event(OwnedFd);
+
+impl Event {
+    /// A new one, at rest, non-blocking.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn new() -> std::io::Result<Event> {
+        Ok(Event(rustix::event::eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
+    }
+
+    /// Takes a descriptor that a peer passed. Only an eventfd is accepted: a write to anything else
+    /// (a pipe, a socket, a file on somebody's own file system) could block whoever rings.
+    ///
+    /// # Errors
+    /// When it is no eventfd, or cannot be made non-blocking.
+    pub fn from_peer(fd: OwnedFd) -> std::io::Result<Event> {
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if name.as_os_str() != "anon_inode:[eventfd]" {
+            return Err(std::io::Error::other(format!(
+                "{} is not an eventfd",
+                name.display()
+            )));
+        }
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Event(fd))
+    }
+
+    /// Rings. Returns false when the descriptor does not take it (closed pipe, full counter: a
+    /// full counter means it is already ringing).
+    pub fn ring(&self) -> bool {
+        rustix::io::write(&self.0, &1u64.to_ne_bytes()).is_ok()
+    }
+
+    /// Takes the counter back to zero; true when it had been rung.
+    pub fn drain(&self) -> bool {
+        let mut count = [0u8; 8];
+        rustix::io::read(&self.0, &mut count).is_ok()
+    }
+
+    /// Sleeps until one of `fds` is readable or `timeout_ns` has passed; `None` waits for ever.
+    pub fn wait_any(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) {
+        let mut polled: Vec<PollFd<'_>> = fds
+            .iter()
+            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+            .collect();
+        let timeout = timeout_ns.map(|ns| rustix::time::Timespec {
+            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: (ns % 1_000_000_000).try_into().expect("below a second"),
+        });
+        // An interrupted or failed wait is a wake-up too many: the caller looks at its work anyway.
+        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
+    }
+
+    /// Sleeps until it rings or `timeout_ns` has passed; true when it rang (and drains it).
+    pub fn wait(&self, timeout_ns: Option<u64>) -> bool {
+        Event::wait_any(&[self.as_fd()], timeout_ns);
+        self.drain()
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,205 @@
+//! Checked access to a piece of memory that a peer may change at any time.
+//!
+//! No reference and no Rust slice to such memory ever exists: bytes are copied in or out, small
+//! values are loaded and stored atomically.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::region::Region;
+
+/// A piece of a mapped region: an address and a length that were checked when it was made.
+///
+/// The lifetime is that of the mapping it points into, so a slice cannot outlive it.
+#[derive(Debug, Clone, Copy)]
+pub struct DmaSlice<'a> {
+    start: NonNull<u8>,
+    length: usize,
+    mapping: PhantomData<&'a Region>,
+}
+
+macro_rules! atomic_access {
+    ($load:ident, $store:ident, $value:ty, $atomic:ty) => {
+        #[doc = concat!("Loads a [`", stringify!($value), "`] at `offset`; `None` when it is out of bounds or not aligned.")]
+        #[inline]
+        pub fn $load(&self, offset: usize, ordering: Ordering) -> Option<$value> {
+            let at = self.aligned::<$atomic>(offset)?;
+            // SAFETY: `aligned` checked bounds and alignment; the mapping outlives `self`, and
+            // atomics are sound on memory that others change.
+            Some(unsafe { &*at }.load(ordering))
+        }
+
+        #[doc = concat!("Stores a [`", stringify!($value), "`] at `offset`; `None` when it is out of bounds or not aligned.")]
+        #[inline]
+        pub fn $store(&self, offset: usize, value: $value, ordering: Ordering) -> Option<()> {
+            let at = self.aligned::<$atomic>(offset)?;
+            // SAFETY: as above.
+            unsafe { &*at }.store(value, ordering);
+            Some(())
+        }
+    };
+}
+
+impl<'a> DmaSlice<'a> {
+    /// # Safety
+    /// `[start, start + length)` must stay mapped for `'a`, readable (and writable, for the
+    /// stores) or replaced by the guard when it faults.
+    pub(crate) unsafe fn new(start: NonNull<u8>, length: usize) -> Self {
+        DmaSlice {
+            start,
+            length,
+            mapping: PhantomData,
+        }
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The first byte's address in this process, for system calls that move the bytes
+    /// (`preadv2`, io_uring). Valid while the mapping is.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// `length` bytes from `offset`; `None` when they are not inside.
+    #[inline]
+    pub fn part(&self, offset: usize, length: usize) -> Option<DmaSlice<'a>> {
+        if offset.checked_add(length)? > self.length {
+            return None;
+        }
+        // SAFETY: inside the checked range, same lifetime.
+        Some(unsafe { DmaSlice::new(self.start.add(offset), length) })
+    }
+
+    /// Copies from here into `out`: as many bytes as both have; returns that number.
+    #[inline]
+    pub fn copy_to(&self, out: &mut [u8]) -> usize {
+        let count = out.len().min(self.length);
+        // SAFETY: `count` bytes are inside both; `out` is exclusive memory of this process, so
+        // they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), out.as_mut_ptr(), count) };
+        count
+    }
+
+    /// Copies `data` to here: as many bytes as both have; returns that number.
+    #[inline]
+    pub fn copy_from(&self, data: &[u8]) -> usize {
+        let count = data.len().min(self.length);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.as_ptr(), count) };
+        count
+    }
+
+    /// Copies from another piece of shared memory: as many bytes as both have; the two may
+    /// overlap. Returns the number copied.
+    #[inline]
+    pub fn copy_from_slice(&self, source: DmaSlice<'_>) -> usize {
+        let count = source.length.min(self.length);
+        // SAFETY: `count` bytes are mapped on both sides; `copy` allows overlap.
+        unsafe { std::ptr::copy(source.start.as_ptr(), self.start.as_ptr(), count) };
+        count
+    }
+
+    /// Fills with `byte`.
+    #[inline]
+    pub fn fill(&self, byte: u8) {
+        // SAFETY: the whole slice is mapped.
+        unsafe { std::ptr::write_bytes(self.start.as_ptr(), byte, self.length) };
+    }
+
+    /// Copies a plain value out of `offset`; `None` when it is out of bounds. No alignment needed.
+    #[inline]
+    pub fn read_obj<T: FromBytes>(&self, offset: usize) -> Option<T> {
+        let part = self.part(offset, size_of::<T>())?;
+        // SAFETY: bounds checked; any bytes are a valid `T`.
+        Some(unsafe { part.start.cast::<T>().as_ptr().read_unaligned() })
+    }
+
+    /// Copies a plain value to `offset`; `None` when it is out of bounds. No alignment needed.
+    #[inline]
+    pub fn write_obj<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) -> Option<()> {
+        let part = self.part(offset, size_of::<T>())?;
+        part.copy_from(value.as_bytes());
+        Some(())
+    }
+
+    atomic_access!(load_u16, store_u16, u16, AtomicU16);
+    atomic_access!(load_u32, store_u32, u32, AtomicU32);
+    atomic_access!(load_u64, store_u64, u64, AtomicU64);
+
+    /// Asks the processor to bring the first lines of the slice near, for reading.
+    #[inline]
+    pub fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..self.length.min(4096)).step_by(64) {
+            // SAFETY: prefetching never faults and has no effect on memory.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(line).cast());
+            }
+        }
+    }
+
+    #[inline]
+    fn aligned<T>(&self, offset: usize) -> Option<*const T> {
+        if offset.checked_add(size_of::<T>())? > self.length {
+            return None;
+        }
+        // SAFETY: inside the slice.
+        let at = unsafe { self.start.as_ptr().add(offset) };
+        (at as usize)
+            .is_multiple_of(align_of::<T>())
+            .then_some(at.cast::<T>())
+    }
+}
+
+// SAFETY: memory shared with other processes is no less shared between threads; see `Region`.
+unsafe impl Send for DmaSlice<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for DmaSlice<'_> {}
+
+/// A piece of a region that keeps the mapping alive: for what is resolved once and used often,
+/// a queue or a page of shadow doorbells.
+///
+/// It keeps the memory *mapped*, not *granted*: whoever caches one compares
+/// [`DmaSpace::generation`](crate::DmaSpace::generation) and resolves again when it moved.
+#[derive(Debug, Clone)]
+pub struct PinnedSlice {
+    region: Arc<Region>,
+    offset: usize,
+    length: usize,
+}
+
+impl PinnedSlice {
+    /// `length` bytes from `offset` of `region`; `None` when they are not inside.
+    pub fn new(region: Arc<Region>, offset: usize, length: usize) -> Option<PinnedSlice> {
+        region.slice(offset, length)?;
+        Some(PinnedSlice {
+            region,
+            offset,
+            length,
+        })
+    }
+
+    /// The slice itself.
+    #[inline]
+    pub fn get(&self) -> DmaSlice<'_> {
+        let whole = self.region.whole();
+        // SAFETY: bounds were checked in `new`, and a region never changes its length.
+        unsafe { DmaSlice::new(whole.start.add(self.offset), self.length) }
+    }
+}

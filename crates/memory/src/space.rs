@@ -1,0 +1,383 @@
+//! A function's view of memory: its IOMMU domain, and the mapped regions behind it.
+//!
+//! [`rackbus_fabric::Domain`] decides which window an address belongs to; this holds the windows.
+//! It is the only way from an address that a driver wrote somewhere to bytes (invariant I1): what
+//! no mapping covers is refused, counted, and reported with its address.
+//!
+//! One thread owns a `DmaSpace`, the one that runs the function: so no lock is taken on the way
+//! to memory, and a mapping goes away between two operations, never in the middle of one.
+
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rackbus_fabric::{Access, Domain, Fault, FaultCause};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::region::{Region, RegionError};
+use crate::slice::{DmaSlice, PinnedSlice};
+
+/// A DMA that was refused, as a completer abort would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DmaFault {
+    /// No mapping covers the range, or not with this access.
+    #[error("{0}")]
+    Domain(#[from] Fault),
+    /// The range is mapped, but its owner gave no descriptor for it, so there is no memory to reach.
+    #[error("DMA to {address:#x}+{length:#x}: the mapping has no memory behind it")]
+    NoMemory {
+        /// First address of the access.
+        address: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// The function may not master the bus (its command register says no).
+    #[error("DMA to {address:#x}+{length:#x}: bus mastering is off")]
+    NotMaster {
+        /// First address of the access.
+        address: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// The owner of the memory truncated it; what was there is gone.
+    #[error("DMA to {address:#x}+{length:#x}: the memory's owner truncated its file")]
+    Torn {
+        /// First address of the access.
+        address: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+}
+
+/// Why a range could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The domain refuses the range (empty, wrapping, overlapping).
+    #[error(transparent)]
+    Domain(#[from] rackbus_fabric::MapError),
+    /// The descriptor cannot be mapped.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The function has as many mappings as it may.
+    #[error("the function already has {0} mappings, the most it may have")]
+    TooMany(usize),
+}
+
+/// Why a range could not be unmapped.
+pub use rackbus_fabric::UnmapError;
+
+/// A window: a mapped range's memory, or none where the owner gave no descriptor.
+#[derive(Debug, Clone)]
+struct Window(Option<Arc<Region>>);
+
+/// The most mappings a function may have; the vfio-user server advertises it as `max_dma_maps`.
+pub const MAX_MAPPINGS: usize = 65_535;
+
+/// The IOMMU domain of one function with the windows it leads to.
+#[derive(Debug, Default)]
+pub struct DmaSpace {
+    domain: Domain<Window>,
+    master: bool,
+    generation: u64,
+    refused: Cell<u64>,
+    last_refused: Cell<Option<DmaFault>>,
+}
+
+impl DmaSpace {
+    /// Nothing mapped, bus mastering off.
+    pub fn new() -> Self {
+        DmaSpace::default()
+    }
+
+    /// Maps `[iova, iova + length)` to `memory` (a descriptor and an offset in it), or to nothing
+    /// reachable when the owner has no descriptor to give.
+    ///
+    /// # Errors
+    /// [`MapError`]; the space is unchanged then.
+    pub fn map(
+        &mut self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(BorrowedFd<'_>, u64)>,
+    ) -> Result<(), MapError> {
+        if self.domain.len() >= MAX_MAPPINGS {
+            return Err(MapError::TooMany(MAX_MAPPINGS));
+        }
+        self.domain.check(iova, length)?;
+        let region = match memory {
+            Some((fd, offset)) => Some(Arc::new(Region::map(fd, offset, length, access)?)),
+            None => None,
+        };
+        self.domain.map(iova, length, access, Window(region))?;
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// Takes the mapping of exactly `[iova, iova + length)` away. On return nothing reaches its
+    /// memory any more, even through a [`PinnedSlice`] that somebody kept.
+    ///
+    /// # Errors
+    /// When there is no such mapping.
+    pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
+        let window = self.domain.unmap(iova, length)?;
+        self.generation += 1;
+        release(window);
+        Ok(())
+    }
+
+    /// Takes every mapping away; returns how many there were.
+    pub fn unmap_all(&mut self) -> usize {
+        let windows = self.domain.clear();
+        self.generation += 1;
+        let count = windows.len();
+        windows.into_iter().for_each(release);
+        count
+    }
+
+    /// Lets the function master the bus, or not: its command register's bus-master bit.
+    pub fn set_master(&mut self, on: bool) {
+        self.master = on;
+    }
+
+    /// Whether the function may master the bus.
+    pub fn master(&self) -> bool {
+        self.master
+    }
+
+    /// Moves whenever a mapping comes or goes; a cached [`PinnedSlice`] is stale then.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// How many mappings there are.
+    pub fn len(&self) -> usize {
+        self.domain.len()
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.domain.len() == 0
+    }
+
+    /// How many accesses were refused, and the last of them.
+    pub fn refused(&self) -> (u64, Option<DmaFault>) {
+        (self.refused.get(), self.last_refused.get())
+    }
+
+    /// Whether the owner of any mapped memory truncated it.
+    pub fn torn(&self) -> bool {
+        self.domain
+            .iter()
+            .any(|m| m.target.0.as_ref().is_some_and(|region| region.torn()))
+    }
+
+    /// The memory at `[iova, iova + length)`, all of it in one window.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when any byte of it is not mapped with `access`, or windows meet inside it
+    /// (use [`walk`](DmaSpace::walk) for those).
+    #[inline]
+    pub fn slice(
+        &self,
+        iova: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<DmaSlice<'_>, DmaFault> {
+        let (region, offset) = self.piece(iova, length as u64, length as u64, access)?;
+        region
+            .slice(offset, length)
+            .ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
+    }
+
+    /// As [`slice`](DmaSpace::slice), but keeps the mapping alive; see [`PinnedSlice`].
+    ///
+    /// # Errors
+    /// As [`slice`](DmaSpace::slice).
+    pub fn pin(&self, iova: u64, length: usize, access: Access) -> Result<PinnedSlice, DmaFault> {
+        let (region, offset) = self.piece(iova, length as u64, length as u64, access)?;
+        PinnedSlice::new(region.clone(), offset, length)
+            .ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
+    }
+
+    /// Visits the memory at `[iova, iova + length)` in order, window by window. Nothing is visited
+    /// unless all of it can be reached.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when any byte is not mapped with `access`.
+    pub fn walk<'a>(
+        &'a self,
+        iova: u64,
+        length: usize,
+        access: Access,
+        mut visit: impl FnMut(DmaSlice<'a>),
+    ) -> Result<(), DmaFault> {
+        let mut dry = |_: DmaSlice<'a>| {};
+        self.pieces(iova, length, access, &mut dry)?;
+        self.pieces(iova, length, access, &mut visit)
+    }
+
+    /// Copies from memory at `iova` into `out`.
+    ///
+    /// # Errors
+    /// As [`walk`](DmaSpace::walk); nothing is copied then.
+    pub fn read(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaFault> {
+        if let Ok(slice) = self.try_slice(iova, out.len(), Access::READ) {
+            slice.copy_to(out);
+            return Ok(());
+        }
+        let mut done = 0;
+        self.walk(iova, out.len(), Access::READ, |slice| {
+            done += slice.copy_to(&mut out[done..]);
+        })
+    }
+
+    /// Copies `data` to memory at `iova`.
+    ///
+    /// # Errors
+    /// As [`walk`](DmaSpace::walk); nothing is copied then.
+    pub fn write(&self, iova: u64, data: &[u8]) -> Result<(), DmaFault> {
+        if let Ok(slice) = self.try_slice(iova, data.len(), Access::WRITE) {
+            slice.copy_from(data);
+            return Ok(());
+        }
+        let mut done = 0;
+        self.walk(iova, data.len(), Access::WRITE, |slice| {
+            done += slice.copy_from(&data[done..]);
+        })
+    }
+
+    /// Copies a plain value from memory at `iova`.
+    ///
+    /// # Errors
+    /// As [`walk`](DmaSpace::walk).
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, iova: u64) -> Result<T, DmaFault> {
+        let mut value = T::new_zeroed();
+        self.read(iova, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// Copies a plain value to memory at `iova`.
+    ///
+    /// # Errors
+    /// As [`walk`](DmaSpace::walk).
+    pub fn write_obj<T: IntoBytes + Immutable>(
+        &self,
+        iova: u64,
+        value: &T,
+    ) -> Result<(), DmaFault> {
+        self.write(iova, value.as_bytes())
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        iova: u64,
+        length: usize,
+        access: Access,
+        visit: &mut impl FnMut(DmaSlice<'a>),
+    ) -> Result<(), DmaFault> {
+        let mut done = 0;
+        while done < length {
+            let Some(at) = iova.checked_add(done as u64) else {
+                return Err(self.refuse(domain_fault(iova, length as u64, FaultCause::Wraps)));
+            };
+            let (region, offset) = self.piece(at, (length - done) as u64, 1, access)?;
+            let count = (region.len() - offset).min(length - done);
+            let slice = region
+                .slice(offset, count)
+                .ok_or_else(|| self.refuse(no_memory(at, count as u64)))?;
+            visit(slice);
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn try_slice(&self, iova: u64, length: usize, access: Access) -> Result<DmaSlice<'_>, ()> {
+        if !self.master {
+            return Err(());
+        }
+        let hit = self
+            .domain
+            .resolve(iova, length as u64, access)
+            .map_err(|_| ())?;
+        let region = hit.target.0.as_ref().ok_or(())?;
+        if hit.length < length as u64 || region.torn() {
+            return Err(());
+        }
+        region
+            .slice(usize::try_from(hit.offset).map_err(|_| ())?, length)
+            .ok_or(())
+    }
+
+    /// The region at `iova` and the offset in it, with at least `least` of `length` bytes there.
+    #[inline]
+    fn piece(
+        &self,
+        iova: u64,
+        length: u64,
+        least: u64,
+        access: Access,
+    ) -> Result<(&Arc<Region>, usize), DmaFault> {
+        if !self.master {
+            return Err(self.refuse(DmaFault::NotMaster {
+                address: iova,
+                length,
+            }));
+        }
+        let hit = match self.domain.resolve(iova, length, access) {
+            Ok(hit) => hit,
+            Err(fault) => return Err(self.refuse(DmaFault::Domain(fault))),
+        };
+        if hit.length < least {
+            // The domain answered for the whole range, so the sum cannot wrap.
+            let beyond = iova + hit.length;
+            let missing = domain_fault(beyond, least - hit.length, FaultCause::NotMapped);
+            return Err(self.refuse(missing));
+        }
+        match &hit.target.0 {
+            Some(region) if region.torn() => Err(self.refuse(DmaFault::Torn {
+                address: iova,
+                length,
+            })),
+            Some(region) => {
+                let offset = usize::try_from(hit.offset)
+                    .map_err(|_| self.refuse(no_memory(iova, length)))?;
+                Ok((region, offset))
+            }
+            None => Err(self.refuse(no_memory(iova, length))),
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, fault: DmaFault) -> DmaFault {
+        self.refused.set(self.refused.get().saturating_add(1));
+        self.last_refused.set(Some(fault));
+        tracing::debug!(%fault, "DMA refused");
+        fault
+    }
+}
+
+fn domain_fault(address: u64, length: u64, cause: FaultCause) -> DmaFault {
+    DmaFault::Domain(Fault {
+        address,
+        length,
+        cause,
+    })
+}
+
+fn no_memory(address: u64, length: u64) -> DmaFault {
+    DmaFault::NoMemory { address, length }
+}
+
+/// Lets go of a window. Somebody may still hold a pinned slice of it: their memory is replaced.
+fn release(window: Window) {
+    if let Some(region) = window.0
+        && Arc::strong_count(&region) > 1
+        && let Err(error) = region.sever()
+    {
+        // Without the replacement the holder could still reach memory that is no longer granted.
+        tracing::error!(%error, "a revoked window could not be taken away; ending the process");
+        std::process::abort();
+    }
+}

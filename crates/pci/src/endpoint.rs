@@ -1,0 +1,372 @@
+//! One whole function: a device model with its configuration space, interrupts and DMA space.
+//!
+//! The endpoint is where PCI's own rules live: no memory access while memory space is off, no DMA
+//! while bus mastering is off, what a function-level reset resets, and the order *quiesce, then
+//! unmap* that makes a revoked window stay untouched (invariant I4). It belongs to one thread.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rackbus_memory::{Access, DmaSpace, MapError, UnmapError};
+
+use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
+use crate::function::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use crate::interrupts::{InterruptError, Interrupts};
+
+/// What an access to a PCI function addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Region {
+    /// A base address register's memory.
+    Bar(u8),
+    /// Configuration space.
+    Config,
+}
+
+/// A change of the interrupt wiring, as vfio-user's `SET_IRQS` expresses it.
+#[derive(Debug)]
+pub enum IrqChange {
+    /// Wires MSI-X vectors from the given one on.
+    WireMsix(u32, Vec<Option<OwnedFd>>),
+    /// Takes all MSI-X wires away.
+    UnwireMsix,
+    /// Fires MSI-X vectors by software, for tests of the path.
+    FireMsix(Vec<u16>),
+    /// Wires INTx, or takes its wire away.
+    WireIntx(Option<OwnedFd>),
+    /// Masks or unmasks INTx.
+    MaskIntx(bool),
+    /// Fires INTx by software.
+    FireIntx,
+}
+
+/// An access that is not inside what it addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{length} bytes at {offset:#x} are not inside {region:?}")]
+pub struct OutOfRegion {
+    /// What was addressed.
+    pub region: Region,
+    /// The access's offset.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: usize,
+}
+
+/// A function as a bus sees it.
+pub struct Endpoint {
+    function: Box<dyn Function>,
+    config: ConfigSpace,
+    dma: DmaSpace,
+    irq: Interrupts,
+    /// The MSI-X table's memory. Its user emulates the table itself (VFIO does); the bytes are
+    /// kept so that software which looks at them sees what it wrote.
+    msix_table: Vec<u8>,
+    epoch: Instant,
+    now_ns: u64,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("info", self.info())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// A function around `model`, as after power-on.
+    pub fn new(model: Box<dyn Function>) -> Self {
+        let info = with_msix_bar(model.info());
+        let vectors = info.msix_vectors;
+        let (_, pba) = msix_layout(vectors);
+        Endpoint {
+            config: ConfigSpace::new(&info),
+            dma: DmaSpace::new(),
+            irq: Interrupts::new(vectors),
+            msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
+            epoch: Instant::now(),
+            now_ns: 0,
+            function: model,
+        }
+    }
+
+    /// Who the function is.
+    pub fn info(&self) -> &FunctionInfo {
+        self.function.info()
+    }
+
+    /// All BARs: the model's, and the one that holds the MSI-X table.
+    pub fn bars(&self) -> Vec<Bar> {
+        with_msix_bar(self.info()).bars
+    }
+
+    /// Its DMA space, to look at.
+    pub fn dma(&self) -> &DmaSpace {
+        &self.dma
+    }
+
+    /// Where the driver placed its BARs while memory space is enabled: what another device's DMA
+    /// addresses would have to hit to reach this one.
+    pub fn bar_addresses(&self) -> Vec<(u8, u64, u64)> {
+        if !self.config.answers_memory() {
+            return Vec::new();
+        }
+        let placed = |bar: &Bar| (bar.index, self.config.bar_address(bar), bar.size);
+        self.bars().iter().map(placed).collect()
+    }
+
+    /// A driver reads. Where the function does not answer, reads are all ones.
+    ///
+    /// # Errors
+    /// When the range is not inside the region; `data` is untouched then.
+    pub fn read(
+        &mut self,
+        region: Region,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), OutOfRegion> {
+        self.check(region, offset, data.len())?;
+        self.tick();
+        match region {
+            Region::Config => self.config.read(offset, data, self.irq.intx_level()),
+            Region::Bar(_) if !self.config.answers_memory() => data.fill(0xff),
+            Region::Bar(MSIX_BAR) => self.read_msix(offset, data),
+            Region::Bar(bar) => {
+                data.fill(0);
+                let bus = Bus {
+                    dma: &self.dma,
+                    irq: &self.irq,
+                    now_ns: self.now_ns,
+                };
+                self.function.bar_read(&bus, bar, offset, data);
+            }
+        }
+        Ok(())
+    }
+
+    /// A driver writes. Where the function does not answer, writes are dropped.
+    ///
+    /// # Errors
+    /// When the range is not inside the region; nothing is written then.
+    pub fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Result<(), OutOfRegion> {
+        self.check(region, offset, data.len())?;
+        self.tick();
+        match region {
+            Region::Config => self.write_config(offset, data),
+            Region::Bar(_) if !self.config.answers_memory() => {}
+            Region::Bar(MSIX_BAR) => {
+                for (at, byte) in (offset..).zip(data) {
+                    if let Some(slot) = usize::try_from(at)
+                        .ok()
+                        .and_then(|at| self.msix_table.get_mut(at))
+                    {
+                        *slot = *byte;
+                    }
+                }
+            }
+            Region::Bar(bar) => {
+                let bus = Bus {
+                    dma: &self.dma,
+                    irq: &self.irq,
+                    now_ns: self.now_ns,
+                };
+                self.function.bar_write(&bus, bar, offset, data);
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps memory of the user's.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing changes then.
+    pub fn map(
+        &mut self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(BorrowedFd<'_>, u64)>,
+    ) -> Result<(), MapError> {
+        self.dma.map(iova, length, access, memory)
+    }
+
+    /// Takes a mapping away. On return nothing reads or writes it any more.
+    ///
+    /// # Errors
+    /// When there is no mapping of exactly this range.
+    pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
+        self.quiesce();
+        self.dma.unmap(iova, length)
+    }
+
+    /// Takes all mappings away; returns how many there were.
+    pub fn unmap_all(&mut self) -> usize {
+        self.quiesce();
+        self.dma.unmap_all()
+    }
+
+    /// Changes the interrupt wiring.
+    ///
+    /// # Errors
+    /// When a vector does not exist or a descriptor is not fit; nothing changes then.
+    pub fn set_irqs(&mut self, change: IrqChange) -> Result<(), InterruptError> {
+        match change {
+            IrqChange::WireMsix(start, fds) => return self.irq.wire_msix(start, fds),
+            IrqChange::UnwireMsix => self.irq.unwire_msix(),
+            IrqChange::FireMsix(vectors) => vectors.iter().for_each(|v| self.irq.trigger(*v)),
+            IrqChange::WireIntx(fd) => return self.irq.wire_intx(fd),
+            IrqChange::MaskIntx(masked) => self.irq.mask_intx(masked),
+            IrqChange::FireIntx => {
+                self.irq.intx(true);
+                self.irq.intx(false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Function-level reset, as the driver or its hypervisor asks for.
+    pub fn reset(&mut self) {
+        self.quiesce();
+        self.config.reset();
+        self.irq.reset_levels();
+        self.reset_function(ResetKind::FunctionLevel);
+        self.apply_config();
+    }
+
+    /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return
+    /// nothing of it can be reached, and the next user finds the function as new.
+    pub fn scrub(&mut self) {
+        self.unmap_all();
+        self.irq.clear();
+        self.config.reset();
+        self.msix_table.fill(0);
+        self.reset_function(ResetKind::Scrub);
+        self.apply_config();
+    }
+
+    /// Lets the device model work; `now_ns` as [`clock`](Endpoint::clock) gives it.
+    #[inline]
+    pub fn poll(&mut self, now_ns: u64) -> Work {
+        self.now_ns = now_ns;
+        let bus = Bus {
+            dma: &self.dma,
+            irq: &self.irq,
+            now_ns,
+        };
+        self.function.poll(&bus)
+    }
+
+    /// Asks the model to make what comes next ring; false when there is work already.
+    pub fn park(&mut self) -> bool {
+        self.tick();
+        let bus = Bus {
+            dma: &self.dma,
+            irq: &self.irq,
+            now_ns: self.now_ns,
+        };
+        self.function.park(&bus)
+    }
+
+    /// What to sleep on besides the engine's own doorbell.
+    pub fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.function.wake_fd()
+    }
+
+    /// Nanoseconds since the endpoint was made.
+    pub fn clock(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn tick(&mut self) {
+        self.now_ns = self.clock();
+    }
+
+    fn quiesce(&mut self) {
+        self.tick();
+        let bus = Bus {
+            dma: &self.dma,
+            irq: &self.irq,
+            now_ns: self.now_ns,
+        };
+        self.function.quiesce(&bus);
+    }
+
+    fn reset_function(&mut self, kind: ResetKind) {
+        let bus = Bus {
+            dma: &self.dma,
+            irq: &self.irq,
+            now_ns: self.now_ns,
+        };
+        self.function.reset(&bus, kind);
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let effects = self.config.write(offset, data);
+        if effects.reset {
+            self.reset();
+            return;
+        }
+        if effects.command || effects.msix {
+            if self.dma.master() && !self.config.masters_bus() {
+                self.quiesce();
+            }
+            self.apply_config();
+        }
+    }
+
+    /// Brings DMA space and interrupts in line with what configuration space says.
+    fn apply_config(&mut self) {
+        use rackbus_spec::pcie::Command;
+        self.dma.set_master(self.config.masters_bus());
+        self.irq.set_msix_enabled(self.config.msix_enabled());
+        self.irq
+            .set_intx_disabled(self.config.command().contains(Command::INTERRUPT_DISABLE));
+    }
+
+    fn read_msix(&self, offset: u64, data: &mut [u8]) {
+        let table = self.msix_table.len() as u64;
+        for (at, byte) in (offset..).zip(data.iter_mut()) {
+            *byte = match at.checked_sub(table) {
+                None => self.msix_table[usize::try_from(at).unwrap_or(0)],
+                Some(pba) => {
+                    let first = usize::try_from(pba).unwrap_or(usize::MAX).saturating_mul(8);
+                    (0..8).fold(0, |bits, bit| {
+                        bits | u8::from(self.irq.is_pending(first.saturating_add(bit))) << bit
+                    })
+                }
+            };
+        }
+    }
+
+    fn check(&self, region: Region, offset: u64, length: usize) -> Result<(), OutOfRegion> {
+        let size = match region {
+            Region::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
+            Region::Bar(MSIX_BAR) => msix_layout(self.info().msix_vectors).0,
+            Region::Bar(index) => self
+                .info()
+                .bars
+                .iter()
+                .find(|b| b.index == index)
+                .map_or(0, |b| b.size),
+        };
+        match offset.checked_add(length as u64) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(OutOfRegion {
+                region,
+                offset,
+                length,
+            }),
+        }
+    }
+}
+
+fn with_msix_bar(info: &FunctionInfo) -> FunctionInfo {
+    let mut info = info.clone();
+    info.bars.push(Bar {
+        index: MSIX_BAR,
+        size: msix_layout(info.msix_vectors).0,
+        is_64bit: true,
+        prefetchable: false,
+        mappable: None,
+    });
+    info
+}

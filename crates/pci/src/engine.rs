@@ -1,0 +1,343 @@
+//! The thread that runs one function, and the handle by which everybody else talks to it.
+//!
+//! The engine owns its [`Endpoint`]: register accesses, mappings and resets come in through a
+//! mailbox and run between two polls of the device model. So a model needs no locks, an unmap
+//! never races a transfer, and what one function does to its engine no other function feels.
+//!
+//! While there is work the engine polls, and looks at the mailbox by one relaxed load; when there
+//! is none for a while ([`AdaptiveSpin`]), it sleeps until the mailbox, the model or a timer rings.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use rackbus_memory::{AdaptiveSpin, Event, guard};
+
+use crate::endpoint::Endpoint;
+use crate::function::{Function, Work};
+
+type Job = Box<dyn FnOnce(&mut Endpoint) + Send>;
+
+/// Posted jobs that may wait before the poster has to.
+const MAILBOX_LIMIT: usize = 256;
+/// Idle polls between two looks at the clock.
+const POLLS_PER_CLOCK: u32 = 16;
+
+/// The engine ended: its device model failed, or the node is going down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the function's engine has stopped")]
+pub struct EngineStopped;
+
+/// Counters of one engine, readable from anywhere.
+#[derive(Debug, Default)]
+pub struct EngineCounters {
+    /// Polls that found work.
+    pub busy_polls: AtomicU64,
+    /// Times it went to sleep.
+    pub parks: AtomicU64,
+    /// Jobs from the mailbox.
+    pub jobs: AtomicU64,
+}
+
+struct Mailbox {
+    jobs: Mutex<VecDeque<Job>>,
+    room: Condvar,
+    waiting: AtomicUsize,
+    parked: AtomicBool,
+    stopped: AtomicBool,
+    event: Event,
+    counters: EngineCounters,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Job>> {
+        // A queue of jobs is whole even if somebody panicked while holding it.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How others reach an engine; cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle(Arc<Mailbox>);
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("EngineHandle")
+            .field(&self.0.counters)
+            .finish()
+    }
+}
+
+impl EngineHandle {
+    /// Runs `job` on the engine's thread and waits for its answer.
+    ///
+    /// # Errors
+    /// [`EngineStopped`], also when it stops before the answer.
+    pub fn call<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Endpoint) -> R + Send + 'static,
+    ) -> Result<R, EngineStopped> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.post(move |endpoint| {
+            // The caller may have gone; its answer then goes nowhere.
+            let _ = reply.send(job(endpoint));
+        })?;
+        answer.recv().map_err(|_| EngineStopped)
+    }
+
+    /// Runs `job` on the engine's thread, in order, without waiting for it. Waits for room when
+    /// the mailbox is full.
+    ///
+    /// # Errors
+    /// [`EngineStopped`].
+    pub fn post(
+        &self,
+        job: impl FnOnce(&mut Endpoint) + Send + 'static,
+    ) -> Result<(), EngineStopped> {
+        let mailbox = &*self.0;
+        let mut jobs = mailbox.lock();
+        while jobs.len() >= MAILBOX_LIMIT && !mailbox.stopped.load(Ordering::Acquire) {
+            jobs = mailbox
+                .room
+                .wait(jobs)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if mailbox.stopped.load(Ordering::Acquire) {
+            return Err(EngineStopped);
+        }
+        jobs.push_back(Box::new(job));
+        mailbox.waiting.store(jobs.len(), Ordering::Release);
+        drop(jobs);
+        // Pairs with the fence in `sleep`: either the engine sees the job before it sleeps, or
+        // this sees it parked and rings.
+        fence(Ordering::SeqCst);
+        if mailbox.parked.load(Ordering::Relaxed) {
+            mailbox.event.ring();
+        }
+        Ok(())
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> &EngineCounters {
+        &self.0.counters
+    }
+
+    fn stop(&self) {
+        self.0.stopped.store(true, Ordering::Release);
+        self.0.room.notify_all();
+        self.0.event.ring();
+    }
+}
+
+/// How an engine polls.
+#[derive(Debug, Clone, Default)]
+pub struct EngineOptions {
+    /// How long it spins for the next piece of work.
+    pub spin: AdaptiveSpin,
+    /// Pin its thread to this processor.
+    pub cpu: Option<usize>,
+}
+
+/// A running engine; dropping it stops the thread and lets go of everything the function held.
+#[derive(Debug)]
+pub struct Engine {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts a thread named `name` that runs `model`.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or threads left.
+    pub fn start(
+        name: &str,
+        model: Box<dyn Function>,
+        options: EngineOptions,
+    ) -> std::io::Result<Engine> {
+        let mailbox = Arc::new(Mailbox {
+            jobs: Mutex::default(),
+            room: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            parked: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            event: Event::new()?,
+            counters: EngineCounters::default(),
+        });
+        let handle = EngineHandle(mailbox.clone());
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                if let Some(cpu) = options.cpu {
+                    pin(cpu);
+                }
+                let _end = StopOnDrop(&mailbox);
+                Runner::new(&mailbox, Endpoint::new(model), options.spin).run();
+            })?;
+        Ok(Engine {
+            handle,
+            thread: Some(thread),
+        })
+    }
+
+    /// How to talk to it.
+    pub fn handle(&self) -> &EngineHandle {
+        &self.handle
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.handle.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the model was reported by the panic hook already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends the mailbox when the thread ends, in whatever way: callers get an error, not a wait.
+struct StopOnDrop<'a>(&'a Mailbox);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        let mut jobs = self.0.lock();
+        self.0.stopped.store(true, Ordering::Release);
+        jobs.clear();
+        self.0.room.notify_all();
+    }
+}
+
+struct Runner<'a> {
+    mailbox: &'a Mailbox,
+    endpoint: Endpoint,
+    spin: AdaptiveSpin,
+    now_ns: u64,
+    /// When the current spin began; `None` while there is work.
+    idle_since: Option<u64>,
+    polls: u32,
+    torn: u64,
+}
+
+impl<'a> Runner<'a> {
+    fn new(mailbox: &'a Mailbox, endpoint: Endpoint, spin: AdaptiveSpin) -> Self {
+        let torn = guard::torn_count();
+        let now_ns = endpoint.clock();
+        Runner {
+            mailbox,
+            endpoint,
+            spin,
+            now_ns,
+            idle_since: None,
+            polls: 0,
+            torn,
+        }
+    }
+
+    fn run(&mut self) {
+        while !self.mailbox.stopped.load(Ordering::Relaxed) {
+            if self.mailbox.waiting.load(Ordering::Relaxed) > 0 {
+                self.run_jobs();
+            }
+            match self.endpoint.poll(self.now_ns) {
+                Work::Done => self.worked(),
+                Work::Idle => self.idled(),
+                Work::Asleep(deadline) => self.sleep(deadline),
+            }
+            if self.torn != guard::torn_count() {
+                self.check_torn();
+            }
+        }
+    }
+
+    fn run_jobs(&mut self) {
+        // One at a time: a job may take as long as a disk, and posters wait for room meanwhile.
+        loop {
+            let mut jobs = self.mailbox.lock();
+            let job = jobs.pop_front();
+            self.mailbox.waiting.store(jobs.len(), Ordering::Relaxed);
+            drop(jobs);
+            self.mailbox.room.notify_one();
+            let Some(job) = job else { break };
+            job(&mut self.endpoint);
+            self.mailbox.counters.jobs.fetch_add(1, Ordering::Relaxed);
+        }
+        self.now_ns = self.endpoint.clock();
+        self.idle_since = None;
+    }
+
+    #[inline]
+    fn worked(&mut self) {
+        let counters = &self.mailbox.counters;
+        // Only this thread writes it: a load and a store need no locked instruction.
+        let busy = counters.busy_polls.load(Ordering::Relaxed);
+        counters
+            .busy_polls
+            .store(busy.wrapping_add(1), Ordering::Relaxed);
+        if self.idle_since.take().is_some() {
+            self.spin.found();
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            self.now_ns = self.endpoint.clock();
+        }
+    }
+
+    #[inline]
+    fn idled(&mut self) {
+        std::hint::spin_loop();
+        self.polls = self.polls.wrapping_add(1);
+        if !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            return;
+        }
+        self.now_ns = self.endpoint.clock();
+        let since = *self.idle_since.get_or_insert(self.now_ns);
+        if self.now_ns.saturating_sub(since) >= self.spin.budget_ns() {
+            self.spin.in_vain();
+            self.sleep(None);
+        }
+    }
+
+    /// Sleeps until something rings, or until `deadline` on the endpoint's clock.
+    fn sleep(&mut self, deadline: Option<u64>) {
+        self.mailbox.parked.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let stay = self.mailbox.waiting.load(Ordering::Relaxed) > 0
+            || self.mailbox.stopped.load(Ordering::Relaxed)
+            || !self.endpoint.park();
+        if !stay {
+            self.mailbox.counters.parks.fetch_add(1, Ordering::Relaxed);
+            let timeout = deadline.map(|at| at.saturating_sub(self.endpoint.clock()));
+            let own = self.mailbox.event.as_fd();
+            match self.endpoint.wake_fd() {
+                Some(fd) => Event::wait_any(&[own, fd], timeout),
+                None => Event::wait_any(&[own], timeout),
+            }
+        }
+        self.mailbox.parked.store(false, Ordering::Relaxed);
+        self.mailbox.event.drain();
+        self.now_ns = self.endpoint.clock();
+        self.idle_since = None;
+    }
+
+    /// Somebody truncated memory that was mapped. If it is this function's user, what it lent is
+    /// gone: everything of it goes, and its driver finds a function that was reset.
+    fn check_torn(&mut self) {
+        self.torn = guard::torn_count();
+        if self.endpoint.dma().torn() {
+            tracing::warn!("the user truncated memory it had mapped; its mappings are dropped");
+            self.endpoint.unmap_all();
+            self.endpoint.reset();
+        }
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(cause) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %cause, "the engine's thread could not be pinned");
+    }
+}

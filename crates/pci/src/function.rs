@@ -1,0 +1,126 @@
+//! What a device model is: the trait that every function in `devices` implements, and the
+//! services it is handed.
+//!
+//! A model never sees a socket, a lease or another thread. It is called from one thread, which
+//! owns it; memory, interrupts and time come in by [`Bus`] with each call. Whatever a guest does
+//! wrong is answered as the device's own protocol says, never as a Rust error: nobody above could
+//! do better.
+
+use std::os::fd::BorrowedFd;
+
+use rackbus_memory::{DmaSpace, SharedMemory};
+
+use crate::interrupts::Interrupts;
+
+/// The world as one function sees it during one call.
+#[derive(Debug, Clone, Copy)]
+pub struct Bus<'a> {
+    /// Its IOMMU domain: the only way to memory.
+    pub dma: &'a DmaSpace,
+    /// Its interrupts.
+    pub irq: &'a Interrupts,
+    /// Monotonic time in nanoseconds. During [`Function::poll`] it may lag by a few microseconds.
+    pub now_ns: u64,
+}
+
+/// Why a function is reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResetKind {
+    /// Function-level reset, asked for by the driver that uses it (PCIe base 6.0, section 6.6.2).
+    FunctionLevel,
+    /// The user opened, closed or lost the function. Besides the reset, nothing of the old user's
+    /// state may remain: settings that survive resets, logs, identifiers. What the device stores
+    /// on purpose (a drive's blocks) stays.
+    Scrub,
+}
+
+/// What a [`Function::poll`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Something was done: poll again at once.
+    Done,
+    /// Nothing to do now, but a busy peer may put work into memory that only polling sees: worth
+    /// spinning for a while.
+    Idle,
+    /// Nothing to do, and nothing that polling could see: whatever comes next rings (a register
+    /// write, [`Function::wake_fd`], or the time given, in nanoseconds of [`Bus::now_ns`]).
+    Asleep(Option<u64>),
+}
+
+/// A function's base address register.
+#[derive(Debug, Clone)]
+pub struct Bar {
+    /// Its number, 0 to 5. A 64-bit BAR takes the next number too.
+    pub index: u8,
+    /// Its size in bytes: a power of two, at least 4096.
+    pub size: u64,
+    /// Whether it is a 64-bit memory BAR.
+    pub is_64bit: bool,
+    /// Whether reads have no side effects (PCIe base 6.0, section 7.5.1.2.1).
+    pub prefetchable: bool,
+    /// Parts that a driver may map and touch without anybody trapping it.
+    pub mappable: Option<Mappable>,
+}
+
+/// The part of a BAR that is plain shared memory.
+#[derive(Debug, Clone)]
+pub struct Mappable {
+    /// The memory: as large as the BAR, used only within `areas`.
+    pub memory: SharedMemory,
+    /// Offset and length of each mappable part, page aligned.
+    pub areas: Vec<(u64, u64)>,
+}
+
+/// Who a function is: the fixed part of its configuration space and its resources.
+#[derive(Debug, Clone)]
+pub struct FunctionInfo {
+    /// PCI vendor id.
+    pub vendor_id: u16,
+    /// PCI device id.
+    pub device_id: u16,
+    /// Subsystem vendor id.
+    pub subsystem_vendor_id: u16,
+    /// Subsystem id.
+    pub subsystem_id: u16,
+    /// Revision.
+    pub revision: u8,
+    /// Class code: base class, sub-class, programming interface.
+    pub class: [u8; 3],
+    /// The BARs the model answers for. BAR 4 is taken by the MSI-X table.
+    pub bars: Vec<Bar>,
+    /// MSI-X vectors, 1 to 2048.
+    pub msix_vectors: u16,
+    /// Device serial number (PCIe base 6.0, section 7.9.3).
+    pub serial: u64,
+}
+
+/// A device model. See the module's text for who calls it and how.
+pub trait Function: Send {
+    /// Who it is. The answer never changes.
+    fn info(&self) -> &FunctionInfo;
+
+    /// A driver reads `data.len()` bytes at `offset` of BAR `bar`; the range is inside the BAR.
+    /// `data` comes zeroed; what the model leaves alone reads as zero.
+    fn bar_read(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// A driver writes `data` at `offset` of BAR `bar`; the range is inside the BAR.
+    fn bar_write(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &[u8]);
+
+    /// Back to the state after power-on, as far as `kind` asks. Called after [`quiesce`](Function::quiesce).
+    fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind);
+
+    /// Does a bounded amount of the work that is there now.
+    fn poll(&mut self, bus: &Bus<'_>) -> Work;
+
+    /// The engine is about to sleep. Arrange that work which comes from now on rings, then look
+    /// once more: false when there is work already.
+    fn park(&mut self, bus: &Bus<'_>) -> bool;
+
+    /// Readable when asynchronous work of the model's own has finished.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// On return no DMA of the function is in flight: what was asynchronous has finished or was
+    /// cancelled, and slices kept from [`Bus::dma`] are dropped or will be resolved again. Called
+    /// before mappings go away and before resets.
+    fn quiesce(&mut self, bus: &Bus<'_>);
+}

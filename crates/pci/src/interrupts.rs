@@ -1,0 +1,204 @@
+//! The interrupts of a function, as its user sees them: an eventfd for each MSI-X vector, and one
+//! for INTx.
+//!
+//! The engine that runs the function signals the descriptors itself; when the user is a VM on
+//! another host of the rack, they are the VM's own. A vector without a descriptor is one its
+//! driver does not listen to (it polls, or it masked it).
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+
+use rackbus_memory::Event;
+
+/// Why a change of the interrupt wiring was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum InterruptError {
+    /// The vectors are not all there are.
+    #[error("vectors {start}+{count} are not inside the function's {available}")]
+    OutOfRange {
+        /// First vector of the change.
+        start: u32,
+        /// How many it names.
+        count: u32,
+        /// How many the function has.
+        available: u32,
+    },
+    /// The descriptor cannot carry interrupts.
+    #[error("descriptor for vector {vector}: {cause}")]
+    Descriptor {
+        /// The vector it was meant for.
+        vector: u32,
+        /// What is wrong with it.
+        cause: std::io::Error,
+    },
+}
+
+/// All interrupts of one function. Owned by its engine's thread.
+#[derive(Debug)]
+pub struct Interrupts {
+    msix: Vec<Option<Event>>,
+    /// Signalled while masked or unwired; delivered when that ends (PCIe base 6.0, section 6.1.4.5).
+    pending: Vec<Cell<bool>>,
+    msix_enabled: bool,
+    intx: Option<Event>,
+    intx_level: Cell<bool>,
+    intx_masked: Cell<bool>,
+    intx_disabled: bool,
+}
+
+impl Interrupts {
+    /// `vectors` MSI-X vectors and one INTx pin, nothing wired.
+    pub fn new(vectors: u16) -> Self {
+        let count = usize::from(vectors);
+        Interrupts {
+            msix: (0..count).map(|_| None).collect(),
+            pending: vec![Cell::new(false); count],
+            msix_enabled: false,
+            intx: None,
+            intx_level: Cell::new(false),
+            intx_masked: Cell::new(false),
+            intx_disabled: false,
+        }
+    }
+
+    /// Raises MSI-X vector `vector`; nothing happens for one that does not exist.
+    pub fn trigger(&self, vector: u16) {
+        match self.msix.get(usize::from(vector)) {
+            Some(Some(event)) => {
+                event.ring();
+            }
+            Some(None) => self.pending[usize::from(vector)].set(true),
+            None => {}
+        }
+    }
+
+    /// Sets the level of the INTx pin. A rising level signals once; it signals again when the
+    /// user unmasks the pin while it is still high, as a level-triggered line does.
+    pub fn intx(&self, level: bool) {
+        self.intx_level.set(level);
+        if level {
+            self.signal_intx();
+        }
+    }
+
+    /// Whether the driver enabled MSI-X (configuration space, MSI-X message control).
+    pub fn msix_enabled(&self) -> bool {
+        self.msix_enabled
+    }
+
+    /// The level of the INTx pin, as the status register shows it.
+    pub fn intx_level(&self) -> bool {
+        self.intx_level.get()
+    }
+
+    /// How many MSI-X vectors there are.
+    pub fn vectors(&self) -> usize {
+        self.msix.len()
+    }
+
+    /// Whether vector `vector` was raised and not delivered: its bit in the PBA.
+    pub fn is_pending(&self, vector: usize) -> bool {
+        self.pending.get(vector).is_some_and(Cell::get)
+    }
+
+    pub(crate) fn set_msix_enabled(&mut self, on: bool) {
+        self.msix_enabled = on;
+    }
+
+    /// The command register's interrupt-disable bit.
+    pub(crate) fn set_intx_disabled(&mut self, disabled: bool) {
+        let was = std::mem::replace(&mut self.intx_disabled, disabled);
+        if was && !disabled && self.intx_level.get() {
+            self.signal_intx();
+        }
+    }
+
+    /// Wires the vectors from `start` on; `None` takes a wire away. All or nothing.
+    ///
+    /// # Errors
+    /// When a vector does not exist or a descriptor is no eventfd.
+    pub(crate) fn wire_msix(
+        &mut self,
+        start: u32,
+        fds: Vec<Option<OwnedFd>>,
+    ) -> Result<(), InterruptError> {
+        let (available, count) = (self.msix.len(), fds.len());
+        let first = start as usize;
+        if first.checked_add(count).is_none_or(|end| end > available) {
+            return Err(InterruptError::OutOfRange {
+                start,
+                count: u32::try_from(count).unwrap_or(u32::MAX),
+                available: u32::try_from(available).unwrap_or(u32::MAX),
+            });
+        }
+        let mut events = Vec::with_capacity(count);
+        for (vector, fd) in (start..).zip(fds) {
+            let event = fd.map(Event::from_peer).transpose();
+            events.push(event.map_err(|cause| InterruptError::Descriptor { vector, cause })?);
+        }
+        for (index, event) in (first..).zip(events) {
+            if let Some(event) = &event
+                && self.pending[index].take()
+            {
+                event.ring();
+            }
+            self.msix[index] = event;
+        }
+        Ok(())
+    }
+
+    /// Takes every MSI-X wire away.
+    pub(crate) fn unwire_msix(&mut self) {
+        self.msix.iter_mut().for_each(|slot| *slot = None);
+        self.pending.iter().for_each(|bit| bit.set(false));
+    }
+
+    /// Wires INTx, or takes its wire away.
+    ///
+    /// # Errors
+    /// When the descriptor is no eventfd.
+    pub(crate) fn wire_intx(&mut self, fd: Option<OwnedFd>) -> Result<(), InterruptError> {
+        let event = fd.map(Event::from_peer).transpose();
+        self.intx = event.map_err(|cause| InterruptError::Descriptor { vector: 0, cause })?;
+        self.intx_masked.set(false);
+        if self.intx_level.get() {
+            self.signal_intx();
+        }
+        Ok(())
+    }
+
+    /// The user masks or unmasks INTx.
+    pub(crate) fn mask_intx(&self, masked: bool) {
+        self.intx_masked.set(masked);
+        if !masked && self.intx_level.get() {
+            self.signal_intx();
+        }
+    }
+
+    /// Signals once and masks the pin until the user has handled it (VFIO calls this
+    /// *automasked*): the user unmasks at the end of its interrupt.
+    fn signal_intx(&self) {
+        if self.intx_disabled || self.msix_enabled || self.intx_masked.get() {
+            return;
+        }
+        if let Some(event) = &self.intx {
+            self.intx_masked.set(true);
+            event.ring();
+        }
+    }
+
+    /// As after power-on, nothing wired.
+    pub(crate) fn clear(&mut self) {
+        *self = Interrupts::new(u16::try_from(self.msix.len()).unwrap_or(0));
+    }
+
+    /// Levels and pending bits as after a function-level reset; the wires stay, they are the
+    /// user's.
+    pub(crate) fn reset_levels(&mut self) {
+        self.pending.iter().for_each(|bit| bit.set(false));
+        self.intx_level.set(false);
+        self.intx_masked.set(false);
+        self.intx_disabled = false;
+        self.msix_enabled = false;
+    }
+}

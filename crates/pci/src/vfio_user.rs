@@ -1,0 +1,17 @@
+//! The vfio-user protocol: how QEMU, cloud-hypervisor or a userspace driver uses a function that
+//! another process runs.
+//!
+//! * [`wire`]: messages with their descriptors over a UNIX stream.
+//! * [`device`]: [`Device`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
+//! * [`server`]: one connection's conversation, and a listener that gives each its own thread.
+//! * [`client`]: the other side, used by borrowers, drivers and tests.
+
+pub mod client;
+pub mod device;
+pub mod local;
+pub mod server;
+pub mod wire;
+
+pub use client::{Client, ClientError};
+pub use device::{Device, DeviceError, DeviceShape, RegionShape};
+pub use server::{Server, serve};

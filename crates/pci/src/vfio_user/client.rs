@@ -1,0 +1,505 @@
+//! The client's side of vfio-user: what a borrower's node, a userspace driver or a test uses.
+//!
+//! One request at a time, each answered before the next (posted writes excepted); any thread may
+//! ask. A server that does not answer within the time limit is given up, and so is the connection.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rackbus_memory::{Access, Region as Mapping, RegionError};
+use rackbus_spec::vfio_user::{
+    CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Flags,
+    Header, IrqInfo, IrqSet, IrqSetFlags, RegionAccess, RegionInfo, RegionInfoFlags, SparseArea,
+    SparseMmap, VERSION, Version, command,
+};
+use rustix::io::Errno;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use super::wire::{MAX_FDS, Message, Transport, WireError, header, send_message};
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The device refused it.
+    #[error("the device refused: {0}")]
+    Refused(Errno),
+    /// The connection is of no more use.
+    #[error("connection to the device: {0}")]
+    Wire(#[from] WireError),
+    /// The device's reply does not fit the request.
+    #[error("the device's reply to command {command} makes no sense: {what}")]
+    BadReply {
+        /// The command that was sent.
+        command: u16,
+        /// What does not fit.
+        what: &'static str,
+    },
+    /// The device gave memory that cannot be mapped.
+    #[error("mapping the device's memory: {0}")]
+    Mapping(#[from] RegionError),
+}
+
+/// A region, as the device describes it.
+#[derive(Debug)]
+pub struct RegionDescription {
+    /// Bytes.
+    pub size: u64,
+    /// What can be done with it.
+    pub flags: RegionInfoFlags,
+    /// Parts that can be mapped, offset and length.
+    pub areas: Vec<(u64, u64)>,
+    /// What to map them from, and where the region begins in it.
+    pub memory: Option<(File, u64)>,
+}
+
+/// A connection to a device.
+pub struct Client {
+    transport: Box<dyn Transport>,
+    /// Held from a request to its reply.
+    turn: Mutex<()>,
+    next_id: AtomicU16,
+    broken: AtomicBool,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Connects to a device's socket and negotiates; requests then take at most `limit`.
+    ///
+    /// # Errors
+    /// [`ClientError`] when nobody listens, or the device turns the client away.
+    pub fn connect(path: &Path, limit: Duration) -> Result<Client, ClientError> {
+        let io = |error: std::io::Error| {
+            WireError::Socket(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        };
+        let stream = UnixStream::connect(path).map_err(io)?;
+        stream.set_read_timeout(Some(limit)).map_err(io)?;
+        stream.set_write_timeout(Some(limit)).map_err(io)?;
+        Client::over(Box::new(stream))
+    }
+
+    /// Negotiates over a connection that is there already.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the device turns the client away.
+    pub fn over(transport: Box<dyn Transport>) -> Result<Client, ClientError> {
+        let client = Client {
+            transport,
+            turn: Mutex::default(),
+            next_id: AtomicU16::new(0),
+            broken: AtomicBool::new(false),
+        };
+        let version = Version {
+            major: VERSION.0,
+            minor: VERSION.1,
+        };
+        let mut capabilities =
+            serde_json::json!({ "capabilities": { "max_msg_fds": MAX_FDS } }).to_string();
+        capabilities.push('\0');
+        let reply = client.request(
+            command::VERSION,
+            version.as_bytes(),
+            capabilities.as_bytes(),
+            &[],
+        )?;
+        let theirs: Version = head(&reply)?;
+        if theirs.major != VERSION.0 {
+            return Err(bad(command::VERSION, "another major version"));
+        }
+        Ok(client)
+    }
+
+    /// Ends the connection from any thread; requests under way fail.
+    pub fn shut_down(&self) {
+        self.broken.store(true, Ordering::Release);
+        self.transport.shut_down();
+    }
+
+    /// Number of regions and of interrupt indexes.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn device_info(&self) -> Result<DeviceInfo, ClientError> {
+        let mut ask = DeviceInfo::new_zeroed();
+        ask.argsz = size_u32::<DeviceInfo>();
+        head(&self.request(command::DEVICE_GET_INFO, ask.as_bytes(), &[], &[])?)
+    }
+
+    /// What region `index` is.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn region_info(&self, index: u32) -> Result<RegionDescription, ClientError> {
+        // Room for the capability of a device with many areas; asked again if that is not enough.
+        let mut room = 1024;
+        loop {
+            let mut ask = RegionInfo::new_zeroed();
+            (ask.argsz, ask.index) = (room, index);
+            let reply = self.request(command::DEVICE_GET_REGION_INFO, ask.as_bytes(), &[], &[])?;
+            let info: RegionInfo = head(&reply)?;
+            if info.argsz > room && room < 1 << 20 {
+                room = info.argsz;
+                continue;
+            }
+            let flags = RegionInfoFlags::from_bits_truncate(info.flags);
+            let areas = areas(&reply.body, &info);
+            let memory = reply
+                .fds
+                .into_iter()
+                .next()
+                .map(|fd| (File::from(fd), info.offset));
+            return Ok(RegionDescription {
+                size: info.size,
+                flags,
+                areas,
+                memory,
+            });
+        }
+    }
+
+    /// How many vectors interrupt index `index` has.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn irq_info(&self, index: u32) -> Result<IrqInfo, ClientError> {
+        let ask = IrqInfo {
+            argsz: size_u32::<IrqInfo>(),
+            flags: 0,
+            index,
+            count: 0,
+        };
+        head(&self.request(command::DEVICE_GET_IRQ_INFO, ask.as_bytes(), &[], &[])?)
+    }
+
+    /// Reads `data.len()` bytes at `offset` of region `region`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), ClientError> {
+        let access = RegionAccess {
+            offset,
+            region,
+            count: count(data.len()),
+        };
+        let reply = self.request(command::REGION_READ, access.as_bytes(), &[], &[])?;
+        let got = reply.tail::<RegionAccess>();
+        if got.len() != data.len() {
+            return Err(bad(command::REGION_READ, "its data has another length"));
+        }
+        data.copy_from_slice(got);
+        Ok(())
+    }
+
+    /// Writes `data` at `offset` of region `region` and waits until the device has it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
+        let access = RegionAccess {
+            offset,
+            region,
+            count: count(data.len()),
+        };
+        self.request(command::REGION_WRITE, access.as_bytes(), data, &[])
+            .map(drop)
+    }
+
+    /// Writes without waiting: the device takes it in order, and says nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`] when it cannot be sent.
+    pub fn post(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
+        let access = RegionAccess {
+            offset,
+            region,
+            count: count(data.len()),
+        };
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_open()?;
+        let body = size_of::<RegionAccess>() + data.len();
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let header = header(id, command::REGION_WRITE, Flags::NO_REPLY.bits(), 0, body);
+        self.note(send_message(
+            &*self.transport,
+            header,
+            [access.as_bytes(), data],
+            &[],
+        ))
+    }
+
+    /// Lets the device reach `[iova, iova + length)`: `memory` from `offset`, or nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn dma_map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(BorrowedFd<'_>, u64)>,
+    ) -> Result<(), ClientError> {
+        let mut flags = DmaMapFlags::empty();
+        flags.set(DmaMapFlags::READ, access.contains(Access::READ));
+        flags.set(DmaMapFlags::WRITE, access.contains(Access::WRITE));
+        let map = DmaMap {
+            argsz: size_u32::<DmaMap>(),
+            flags: flags.bits(),
+            offset: memory.map_or(0, |(_, offset)| offset),
+            address: iova,
+            size: length,
+        };
+        let fds: Vec<_> = memory.map(|(fd, _)| fd).into_iter().collect();
+        self.request(command::DMA_MAP, map.as_bytes(), &[], &fds)
+            .map(drop)
+    }
+
+    /// Takes the mapping of `[iova, iova + length)` away; on return the device does not reach it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn dma_unmap(&self, iova: u64, length: u64) -> Result<(), ClientError> {
+        let argsz = size_u32::<DmaUnmap>();
+        let unmap = DmaUnmap {
+            argsz,
+            flags: 0,
+            address: iova,
+            size: length,
+        };
+        self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[])
+            .map(drop)
+    }
+
+    /// Takes every mapping away.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn dma_unmap_all(&self) -> Result<(), ClientError> {
+        let (argsz, flags) = (size_u32::<DmaUnmap>(), DmaUnmapFlags::ALL.bits());
+        let unmap = DmaUnmap {
+            argsz,
+            flags,
+            address: 0,
+            size: 0,
+        };
+        self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[])
+            .map(drop)
+    }
+
+    /// Wires vectors of interrupt index `index` from `start` on, in messages as large as the
+    /// protocol allows. `None` takes a vector's wire away.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn wire_irqs(
+        &self,
+        index: u32,
+        start: u32,
+        fds: &[Option<OwnedFd>],
+    ) -> Result<(), ClientError> {
+        let flags = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::ACTION_TRIGGER;
+        let mut at = 0;
+        while at < fds.len() {
+            // A message's vectors have descriptors all, or none.
+            let wired = fds[at].is_some();
+            let run = fds[at..]
+                .iter()
+                .take(MAX_FDS)
+                .take_while(|fd| fd.is_some() == wired)
+                .count();
+            let borrowed: Vec<_> = fds[at..at + run]
+                .iter()
+                .flatten()
+                .map(AsFd::as_fd)
+                .collect();
+            self.set_irqs(
+                index,
+                start.saturating_add(count(at)),
+                count(run),
+                flags,
+                &[],
+                &borrowed,
+            )?;
+            at += run;
+        }
+        Ok(())
+    }
+
+    /// Any other change of interrupts: `SET_IRQS` as the protocol has it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn set_irqs(
+        &self,
+        index: u32,
+        start: u32,
+        count: u32,
+        flags: IrqSetFlags,
+        bools: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let argsz = size_u32::<IrqSet>() + u32::try_from(bools.len()).unwrap_or(0);
+        let set = IrqSet {
+            argsz,
+            flags: flags.bits(),
+            index,
+            start,
+            count,
+        };
+        self.request(command::DEVICE_SET_IRQS, set.as_bytes(), bools, fds)
+            .map(drop)
+    }
+
+    /// Resets the function.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn reset(&self) -> Result<(), ClientError> {
+        self.request(command::DEVICE_RESET, &[], &[], &[]).map(drop)
+    }
+
+    /// Maps `length` bytes at `offset` of region `region`.
+    ///
+    /// # Errors
+    /// [`ClientError`]; also when the device does not let that part be mapped.
+    pub fn map_region(
+        &self,
+        region: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<Mapping, ClientError> {
+        let info = self.region_info(region)?;
+        let inside = |(start, size): &(u64, u64)| {
+            offset >= *start
+                && offset
+                    .checked_add(length)
+                    .is_some_and(|end| end <= start.saturating_add(*size))
+        };
+        let Some((file, at)) = info.memory.filter(|_| info.areas.iter().any(inside)) else {
+            return Err(bad(
+                command::DEVICE_GET_REGION_INFO,
+                "that part cannot be mapped",
+            ));
+        };
+        let from = at.saturating_add(offset);
+        Ok(Mapping::map(
+            file.as_fd(),
+            from,
+            length,
+            Access::READ | Access::WRITE,
+        )?)
+    }
+
+    fn request(
+        &self,
+        command: u16,
+        head: &[u8],
+        data: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Message, ClientError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_open()?;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let header = header(id, command, 0, 0, head.len() + data.len());
+        self.note(send_message(&*self.transport, header, [head, data], fds))?;
+        let reply = self.note(self.transport.receive())?;
+        let Header {
+            message_id,
+            command: answered,
+            error,
+            ..
+        } = reply.header;
+        if reply.is_command() || message_id != id || answered != command {
+            // The conversation is out of step and cannot be trusted any more.
+            self.shut_down();
+            return Err(bad(command, "it answers another request"));
+        }
+        if reply.flags().contains(Flags::ERROR) {
+            let errno = i32::try_from(error).unwrap_or(0);
+            return Err(ClientError::Refused(Errno::from_raw_os_error(errno)));
+        }
+        Ok(reply)
+    }
+
+    fn check_open(&self) -> Result<(), ClientError> {
+        match self.broken.load(Ordering::Acquire) {
+            true => Err(WireError::Closed.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// After a failure the stream cannot be followed any more.
+    fn note<T>(&self, result: Result<T, WireError>) -> Result<T, ClientError> {
+        result.map_err(|error| {
+            self.shut_down();
+            error.into()
+        })
+    }
+}
+
+fn bad(command: u16, what: &'static str) -> ClientError {
+    ClientError::BadReply { command, what }
+}
+
+fn head<T: FromBytes>(reply: &Message) -> Result<T, ClientError> {
+    reply
+        .head()
+        .ok_or_else(|| bad(reply.header.command, "it is too short"))
+}
+
+fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+fn size_u32<T: Immutable>() -> u32 {
+    count(size_of::<T>())
+}
+
+/// The mappable areas that a region's reply lists; all of it when it lists none but can be mapped.
+fn areas(body: &[u8], info: &RegionInfo) -> Vec<(u64, u64)> {
+    let flags = RegionInfoFlags::from_bits_truncate(info.flags);
+    if !flags.contains(RegionInfoFlags::MMAP) {
+        return Vec::new();
+    }
+    let mut at = if flags.contains(RegionInfoFlags::CAPS) {
+        info.cap_offset as usize
+    } else {
+        0
+    };
+    // Each capability lies behind the one before, so a chain ends.
+    while at >= size_of::<RegionInfo>() {
+        let Some((cap, _)) = body
+            .get(at..)
+            .and_then(|b| CapHeader::read_from_prefix(b).ok())
+        else {
+            break;
+        };
+        if cap.id == CAP_SPARSE_MMAP
+            && let Ok((sparse, mut rest)) = SparseMmap::read_from_prefix(&body[at..])
+        {
+            let mut areas = Vec::new();
+            while areas.len() < sparse.nr_areas as usize
+                && let Ok((area, more)) = SparseArea::read_from_prefix(rest)
+            {
+                areas.push((area.offset, area.size));
+                rest = more;
+            }
+            return areas;
+        }
+        match cap.next as usize {
+            next if next > at => at = next,
+            _ => break,
+        }
+    }
+    vec![(0, info.size)]
+}

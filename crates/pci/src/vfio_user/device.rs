@@ -1,0 +1,278 @@
+//! What a vfio-user server serves: a device that may be here (an engine) or elsewhere (a lender).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_memory::{Access, MapError, UnmapError};
+use rustix::io::Errno;
+
+use crate::endpoint::{IrqChange, OutOfRegion, Region};
+use crate::engine::{EngineHandle, EngineStopped};
+use crate::function::Mappable;
+use crate::interrupts::InterruptError;
+
+/// Why a device refused a request: what is said in the log, and the number that goes on the wire.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct DeviceError {
+    /// The error number for the reply.
+    pub errno: Errno,
+    /// What was wrong.
+    pub message: String,
+}
+
+impl DeviceError {
+    /// An error with its number and text.
+    pub fn new(errno: Errno, message: impl Into<String>) -> Self {
+        DeviceError {
+            errno,
+            message: message.into(),
+        }
+    }
+}
+
+impl From<EngineStopped> for DeviceError {
+    fn from(error: EngineStopped) -> Self {
+        DeviceError::new(Errno::NODEV, error.to_string())
+    }
+}
+
+impl From<OutOfRegion> for DeviceError {
+    fn from(error: OutOfRegion) -> Self {
+        DeviceError::new(Errno::INVAL, error.to_string())
+    }
+}
+
+impl From<InterruptError> for DeviceError {
+    fn from(error: InterruptError) -> Self {
+        DeviceError::new(Errno::INVAL, error.to_string())
+    }
+}
+
+impl From<UnmapError> for DeviceError {
+    fn from(error: UnmapError) -> Self {
+        DeviceError::new(Errno::NOENT, error.to_string())
+    }
+}
+
+impl From<MapError> for DeviceError {
+    fn from(error: MapError) -> Self {
+        let errno = match &error {
+            MapError::Domain(rackbus_fabric::MapError::Overlaps { .. }) => Errno::EXIST,
+            MapError::TooMany(_) => Errno::NOSPC,
+            MapError::Domain(_) | MapError::Region(_) => Errno::INVAL,
+        };
+        DeviceError::new(errno, error.to_string())
+    }
+}
+
+/// One region, as its user may learn it.
+#[derive(Debug, Clone, Default)]
+pub struct RegionShape {
+    /// Bytes; 0 for a region that is not there.
+    pub size: u64,
+    /// Its mappable part.
+    pub mappable: Option<Mappable>,
+}
+
+/// What a device looks like: its regions and interrupts. Fixed for as long as it is served.
+#[derive(Debug, Clone)]
+pub struct DeviceShape {
+    /// Regions by number, `vfio_user::region`.
+    pub regions: Vec<RegionShape>,
+    /// Vectors by interrupt index, `vfio_user::irq`.
+    pub irqs: Vec<u32>,
+}
+
+/// A device that can be used through vfio-user. Calls come from one connection's thread at a time.
+pub trait Device: Send + Sync {
+    /// What it looks like.
+    fn shape(&self) -> &DeviceShape;
+
+    /// Reads a region.
+    ///
+    /// # Errors
+    /// When the range is not inside the region.
+    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError>;
+
+    /// Writes a region. A *posted* write may return before the device has taken it, in order.
+    ///
+    /// # Errors
+    /// When the range is not inside the region.
+    fn write(
+        &self,
+        region: Region,
+        offset: u64,
+        data: Vec<u8>,
+        posted: bool,
+    ) -> Result<(), DeviceError>;
+
+    /// Lets the device reach `[iova, iova + length)`, which is `memory` (descriptor and offset)
+    /// or cannot be reached.
+    ///
+    /// # Errors
+    /// When the range or the descriptor is refused.
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(OwnedFd, u64)>,
+    ) -> Result<(), DeviceError>;
+
+    /// Takes a mapping away; on return the device does not reach it.
+    ///
+    /// # Errors
+    /// When there is no such mapping.
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError>;
+
+    /// Takes all mappings away.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    fn unmap_all(&self) -> Result<(), DeviceError>;
+
+    /// Changes the interrupt wiring.
+    ///
+    /// # Errors
+    /// When a vector does not exist or a descriptor is not fit.
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError>;
+
+    /// Resets the function.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    fn reset(&self) -> Result<(), DeviceError>;
+}
+
+/// A function that an engine in this process runs.
+#[derive(Debug, Clone)]
+pub struct EngineDevice {
+    engine: EngineHandle,
+    shape: Arc<DeviceShape>,
+    /// Held by the sessions that must leave nothing behind.
+    _scrub: Option<Arc<ScrubOnDrop>>,
+}
+
+/// Scrubs a function when its user is gone.
+#[derive(Debug)]
+struct ScrubOnDrop(EngineHandle);
+
+impl Drop for ScrubOnDrop {
+    fn drop(&mut self) {
+        // If the engine has stopped, what it held is unmapped already.
+        let _ = self.0.call(|endpoint| endpoint.scrub());
+    }
+}
+
+impl EngineDevice {
+    /// Serves what `engine` runs.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub fn new(engine: EngineHandle) -> Result<Self, EngineStopped> {
+        let (bars, vectors) =
+            engine.call(|endpoint| (endpoint.bars(), endpoint.info().msix_vectors))?;
+        use rackbus_spec::vfio_user::{irq, region};
+        let mut regions = vec![RegionShape::default(); region::COUNT as usize];
+        for bar in bars {
+            regions[usize::from(bar.index)] = RegionShape {
+                size: bar.size,
+                mappable: bar.mappable,
+            };
+        }
+        regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
+        let mut irqs = vec![0; irq::COUNT as usize];
+        irqs[irq::INTX as usize] = 1;
+        irqs[irq::MSIX as usize] = vectors.into();
+        // The lender asks for the function back through this one.
+        irqs[irq::REQ as usize] = 1;
+        let shape = Arc::new(DeviceShape { regions, irqs });
+        Ok(EngineDevice {
+            engine,
+            shape,
+            _scrub: None,
+        })
+    }
+
+    /// The device for one user: when the last clone of it is dropped, the function is scrubbed.
+    pub fn session(&self) -> EngineDevice {
+        let _scrub = Some(Arc::new(ScrubOnDrop(self.engine.clone())));
+        EngineDevice {
+            _scrub,
+            ..self.clone()
+        }
+    }
+
+    /// The engine behind it.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+}
+
+impl Device for EngineDevice {
+    fn shape(&self) -> &DeviceShape {
+        &self.shape
+    }
+
+    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        let read = self.engine.call(move |endpoint| {
+            let mut data = vec![0; count];
+            endpoint.read(region, offset, &mut data).map(|()| data)
+        })?;
+        Ok(read?)
+    }
+
+    fn write(
+        &self,
+        region: Region,
+        offset: u64,
+        data: Vec<u8>,
+        posted: bool,
+    ) -> Result<(), DeviceError> {
+        if posted {
+            return Ok(self.engine.post(move |endpoint| {
+                if let Err(error) = endpoint.write(region, offset, &data) {
+                    tracing::debug!(%error, "posted write dropped");
+                }
+            })?);
+        }
+        Ok(self
+            .engine
+            .call(move |endpoint| endpoint.write(region, offset, &data))??)
+    }
+
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(OwnedFd, u64)>,
+    ) -> Result<(), DeviceError> {
+        Ok(self.engine.call(move |endpoint| {
+            let memory = memory.as_ref().map(|(fd, offset)| (fd.as_fd(), *offset));
+            endpoint.map(iova, length, access, memory)
+        })??)
+    }
+
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        Ok(self
+            .engine
+            .call(move |endpoint| endpoint.unmap(iova, length))??)
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        self.engine.call(|endpoint| endpoint.unmap_all())?;
+        Ok(())
+    }
+
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+        Ok(self
+            .engine
+            .call(move |endpoint| endpoint.set_irqs(change))??)
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        Ok(self.engine.call(|endpoint| endpoint.reset())?)
+    }
+}

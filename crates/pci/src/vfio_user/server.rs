@@ -1,0 +1,668 @@
+//! The server's side of vfio-user: answers one client's messages from a [`Device`].
+//!
+//! The framing is kept whatever the client sends: a request that is wrong is answered with an
+//! error reply (header only, the errno in it), and only a length that cannot be ends the
+//! conversation. A posted write is never answered, not even with an error. Each client has its
+//! own thread and its own device, so one that is slow or hostile harms nobody else.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rackbus_memory::Access;
+use rackbus_spec::vfio_user::{
+    CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DeviceInfoFlags, DmaMap, DmaMapFlags, DmaUnmap,
+    DmaUnmapFlags, Flags, Header, IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, RegionAccess,
+    RegionInfo, RegionInfoFlags, SparseArea, SparseMmap, VERSION, Version, command, irq, region,
+};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::device::{Device, DeviceError, RegionShape};
+use super::wire::{MAX_FDS, MAX_TRANSFER, Message, Transport, WireError, header, send_message};
+use crate::endpoint::{IrqChange, Region};
+
+/// What goes back: a body (head and data) with descriptors.
+#[derive(Default)]
+struct Reply {
+    head: Vec<u8>,
+    data: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Reply {
+    fn head(value: &(impl IntoBytes + zerocopy::Immutable)) -> Self {
+        Reply {
+            head: value.as_bytes().to_vec(),
+            ..Reply::default()
+        }
+    }
+}
+
+fn invalid(message: impl Into<String>) -> DeviceError {
+    DeviceError::new(Errno::INVAL, message)
+}
+
+/// Holds one client's conversation until it closes the connection or breaks the framing.
+///
+/// # Errors
+/// How the conversation ended, when not by the client's closing it.
+pub fn serve(transport: &dyn Transport, device: &dyn Device) -> Result<(), WireError> {
+    let mut session = Session {
+        device,
+        negotiated: false,
+    };
+    loop {
+        let message = match transport.receive() {
+            Ok(message) => message,
+            Err(WireError::Closed) => return Ok(()),
+            Err(error) => {
+                if let WireError::BadLength {
+                    command,
+                    message_id,
+                    ..
+                } = error
+                {
+                    let flags = (Flags::REPLY | Flags::ERROR).bits();
+                    let errno = u32::try_from(Errno::MSGSIZE.raw_os_error()).unwrap_or(0);
+                    let reply = header(message_id, command, flags, errno, 0);
+                    // The connection ends anyway; the reply is a courtesy.
+                    let _ = send_message(transport, reply, [&[], &[]], &[]);
+                }
+                return Err(error);
+            }
+        };
+        let Header {
+            message_id,
+            command,
+            ..
+        } = message.header;
+        if !message.is_command() {
+            // Nothing was asked of the client, so a reply from it answers nothing.
+            tracing::debug!(command, "unexpected reply ignored");
+            continue;
+        }
+        let wants_reply = !message.flags().contains(Flags::NO_REPLY);
+        let outcome = session.handle(message);
+        if let Err(error) = &outcome {
+            tracing::debug!(command, errno = %error.errno, %error, "request refused");
+        }
+        if !wants_reply {
+            continue;
+        }
+        match outcome {
+            Ok(reply) => {
+                let length = reply.head.len() + reply.data.len();
+                let header = header(message_id, command, Flags::REPLY.bits(), 0, length);
+                let fds: Vec<BorrowedFd<'_>> = reply.fds.iter().map(AsFd::as_fd).collect();
+                send_message(transport, header, [&reply.head, &reply.data], &fds)?;
+            }
+            Err(error) => {
+                let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
+                let flags = (Flags::REPLY | Flags::ERROR).bits();
+                let header = header(message_id, command, flags, errno, 0);
+                send_message(transport, header, [&[], &[]], &[])?;
+            }
+        }
+    }
+}
+
+struct Session<'a> {
+    device: &'a dyn Device,
+    negotiated: bool,
+}
+
+impl Session<'_> {
+    fn handle(&mut self, message: Message) -> Result<Reply, DeviceError> {
+        if !self.negotiated && message.header.command != command::VERSION {
+            return Err(invalid("the first message must be VERSION"));
+        }
+        match message.header.command {
+            command::VERSION => self.version(&message),
+            command::DMA_MAP => self.dma_map(message),
+            command::DMA_UNMAP => self.dma_unmap(&message),
+            command::DEVICE_GET_INFO => self.device_info(&message),
+            command::DEVICE_GET_REGION_INFO => self.region_info(&message),
+            command::DEVICE_GET_IRQ_INFO => self.irq_info(&message),
+            command::DEVICE_SET_IRQS => self.set_irqs(message),
+            command::REGION_READ => self.region_read(&message),
+            command::REGION_WRITE => self.region_write(message),
+            command::DEVICE_RESET => self.device.reset().map(|()| Reply::default()),
+            other => Err(DeviceError::new(
+                Errno::NOTSUP,
+                format!("command {other} is not known"),
+            )),
+        }
+    }
+
+    /// QEMU's buffer for the reply is as large as its own request, so this stays short.
+    fn version(&mut self, message: &Message) -> Result<Reply, DeviceError> {
+        let version: Version = message
+            .head()
+            .ok_or_else(|| invalid("VERSION is too short"))?;
+        if self.negotiated {
+            return Err(invalid("VERSION was negotiated already"));
+        }
+        if version.major != VERSION.0 {
+            return Err(DeviceError::new(
+                Errno::NOTSUP,
+                format!(
+                    "version {}.{} is not spoken here",
+                    version.major, version.minor
+                ),
+            ));
+        }
+        check_capabilities(message.tail::<Version>())?;
+        self.negotiated = true;
+        let ours = serde_json::json!({ "capabilities": {
+            "max_msg_fds": MAX_FDS,
+            "max_data_xfer_size": MAX_TRANSFER,
+            "max_dma_maps": rackbus_memory::space::MAX_MAPPINGS,
+            "pgsizes": 4096,
+        }});
+        let mut reply = Reply::head(&Version {
+            major: VERSION.0,
+            minor: VERSION.1,
+        });
+        reply.data = ours.to_string().into_bytes();
+        reply.data.push(0);
+        Ok(reply)
+    }
+
+    fn dma_map(&self, mut message: Message) -> Result<Reply, DeviceError> {
+        let map: DmaMap = exact(&message)?;
+        if message.fds.len() > 1 {
+            return Err(invalid("DMA_MAP takes one descriptor at most"));
+        }
+        let flags = DmaMapFlags::from_bits_truncate(map.flags);
+        let mut access = Access::empty();
+        access.set(Access::READ, flags.contains(DmaMapFlags::READ));
+        access.set(Access::WRITE, flags.contains(DmaMapFlags::WRITE));
+        if access.is_empty() {
+            return Err(invalid("DMA_MAP allows neither reading nor writing"));
+        }
+        let memory = message.fds.pop().map(|fd| (fd, map.offset));
+        self.device.map(map.address, map.size, access, memory)?;
+        Ok(Reply::default())
+    }
+
+    fn dma_unmap(&self, message: &Message) -> Result<Reply, DeviceError> {
+        let unmap: DmaUnmap = exact(message)?;
+        let flags = DmaUnmapFlags::from_bits(unmap.flags)
+            .ok_or_else(|| invalid(format!("DMA_UNMAP flags {:#x}", unmap.flags)))?;
+        if flags.contains(DmaUnmapFlags::ALL) {
+            if unmap.address != 0 || unmap.size != 0 {
+                return Err(invalid(
+                    "DMA_UNMAP of everything takes neither address nor size",
+                ));
+            }
+            self.device.unmap_all()?;
+        } else {
+            self.device.unmap(unmap.address, unmap.size)?;
+        }
+        Ok(Reply::head(&DmaUnmap {
+            argsz: size_u32::<DmaUnmap>(),
+            ..unmap
+        }))
+    }
+
+    fn device_info(&self, message: &Message) -> Result<Reply, DeviceError> {
+        sized(message, |info: &DeviceInfo| info.argsz)?;
+        Ok(Reply::head(&DeviceInfo {
+            argsz: size_u32::<DeviceInfo>(),
+            flags: (DeviceInfoFlags::RESET | DeviceInfoFlags::PCI).bits(),
+            num_regions: region::COUNT,
+            num_irqs: irq::COUNT,
+        }))
+    }
+
+    fn region_info(&self, message: &Message) -> Result<Reply, DeviceError> {
+        let asked: RegionInfo = sized(message, |info: &RegionInfo| info.argsz)?;
+        let shape = usize::try_from(asked.index)
+            .ok()
+            .and_then(|i| self.device.shape().regions.get(i));
+        let shape = shape.ok_or_else(|| invalid(format!("there is no region {}", asked.index)))?;
+        let (flags, capability) = describe(shape);
+        let full = size_u32::<RegionInfo>() + u32::try_from(capability.len()).unwrap_or(0);
+        let fits = asked.argsz >= full;
+        let mut info = RegionInfo {
+            argsz: full,
+            flags: flags.bits(),
+            index: asked.index,
+            cap_offset: 0,
+            size: shape.size,
+            offset: 0,
+        };
+        let mut reply = Reply::default();
+        if fits && !capability.is_empty() {
+            info.cap_offset = size_u32::<RegionInfo>();
+            reply.data = capability;
+        }
+        if fits && let Some(mappable) = &shape.mappable {
+            let fd = mappable.memory.descriptor();
+            reply
+                .fds
+                .push(fd.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?);
+        }
+        reply.head = info.as_bytes().to_vec();
+        Ok(reply)
+    }
+
+    fn irq_info(&self, message: &Message) -> Result<Reply, DeviceError> {
+        let asked: IrqInfo = sized(message, |info: &IrqInfo| info.argsz)?;
+        let counts = &self.device.shape().irqs;
+        let count = usize::try_from(asked.index)
+            .ok()
+            .and_then(|i| counts.get(i));
+        let count =
+            *count.ok_or_else(|| invalid(format!("there is no irq index {}", asked.index)))?;
+        let mut flags = IrqInfoFlags::EVENTFD;
+        if asked.index == irq::INTX {
+            flags |= IrqInfoFlags::MASKABLE | IrqInfoFlags::AUTOMASKED;
+        }
+        let flags = flags.bits();
+        Ok(Reply::head(&IrqInfo {
+            argsz: size_u32::<IrqInfo>(),
+            flags,
+            index: asked.index,
+            count,
+        }))
+    }
+
+    fn set_irqs(&self, message: Message) -> Result<Reply, DeviceError> {
+        let set: IrqSet = sized(&message, |set: &IrqSet| set.argsz)?;
+        let counts = &self.device.shape().irqs;
+        let have = usize::try_from(set.index)
+            .ok()
+            .and_then(|i| counts.get(i))
+            .copied();
+        let have = have.ok_or_else(|| invalid(format!("there is no irq index {}", set.index)))?;
+        if set
+            .start
+            .checked_add(set.count)
+            .is_none_or(|end| end > have)
+        {
+            return Err(invalid(format!(
+                "vectors {}+{} of irq index {}, which has {have}",
+                set.start, set.count, set.index
+            )));
+        }
+        if let Some(change) = irq_change(&set, message)? {
+            self.device.set_irqs(change)?;
+        }
+        Ok(Reply::default())
+    }
+
+    fn region_read(&self, message: &Message) -> Result<Reply, DeviceError> {
+        let access: RegionAccess = exact(message)?;
+        let count = transfer_size(&access)?;
+        let Some(target) = target(access.region)? else {
+            return Err(invalid(format!("region {} is empty", access.region)));
+        };
+        let mut reply = Reply::head(&access);
+        reply.data = self.device.read(target, access.offset, count)?;
+        Ok(reply)
+    }
+
+    fn region_write(&self, message: Message) -> Result<Reply, DeviceError> {
+        let access: RegionAccess = message
+            .head()
+            .ok_or_else(|| invalid("the message is too short"))?;
+        let count = transfer_size(&access)?;
+        let posted = message.flags().contains(Flags::NO_REPLY);
+        if message.tail::<RegionAccess>().len() != count {
+            return Err(invalid(
+                "REGION_WRITE's count is not the length of its data",
+            ));
+        }
+        let Some(target) = target(access.region)? else {
+            return Err(invalid(format!("region {} is empty", access.region)));
+        };
+        let mut data = message.body;
+        data.drain(..size_of::<RegionAccess>());
+        self.device.write(target, access.offset, data, posted)?;
+        Ok(Reply::head(&access))
+    }
+}
+
+/// The region's flags and its capabilities, as they follow [`RegionInfo`].
+fn describe(shape: &RegionShape) -> (RegionInfoFlags, Vec<u8>) {
+    let mut flags = RegionInfoFlags::empty();
+    let mut capability = Vec::new();
+    if shape.size > 0 {
+        flags |= RegionInfoFlags::READ | RegionInfoFlags::WRITE;
+    }
+    if let Some(mappable) = &shape.mappable {
+        flags |= RegionInfoFlags::MMAP | RegionInfoFlags::CAPS;
+        let sparse = SparseMmap {
+            header: CapHeader {
+                id: CAP_SPARSE_MMAP,
+                version: 1,
+                next: 0,
+            },
+            nr_areas: u32::try_from(mappable.areas.len()).unwrap_or(0),
+            reserved: 0,
+        };
+        capability.extend_from_slice(sparse.as_bytes());
+        for (offset, size) in &mappable.areas {
+            let area = SparseArea {
+                offset: *offset,
+                size: *size,
+            };
+            capability.extend_from_slice(area.as_bytes());
+        }
+    }
+    (flags, capability)
+}
+
+/// The change that a `SET_IRQS` asks for; `None` when it names nothing.
+fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, DeviceError> {
+    let flags = IrqSetFlags::from_bits(set.flags).unwrap_or(IrqSetFlags::empty());
+    let data =
+        flags & (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL | IrqSetFlags::DATA_EVENTFD);
+    let action = flags - data;
+    let bools = message.tail::<IrqSet>();
+    if data == IrqSetFlags::DATA_BOOL && bools.len() != set.count as usize {
+        return Err(invalid("SET_IRQS needs one byte a vector"));
+    }
+    let selected: Vec<u32> = match data {
+        IrqSetFlags::DATA_NONE => (0..set.count).collect(),
+        _ => (0..set.count)
+            .zip(bools)
+            .filter(|(_, b)| **b != 0)
+            .map(|(i, _)| i)
+            .collect(),
+    };
+    let fds = message.fds.len();
+    if data != IrqSetFlags::DATA_EVENTFD && fds > 0 {
+        return Err(invalid("SET_IRQS got descriptors it did not announce"));
+    }
+    let wired = matches!(set.index, irq::INTX | irq::MSIX);
+    Ok(match (data, action) {
+        (IrqSetFlags::DATA_EVENTFD, IrqSetFlags::ACTION_TRIGGER) => {
+            // All vectors of a message get a wire, or none does.
+            if fds != 0 && fds != set.count as usize {
+                return Err(invalid(
+                    "SET_IRQS needs one descriptor a vector, or none at all",
+                ));
+            }
+            let mut given = message.fds.into_iter();
+            let wires: Vec<_> = (0..set.count).map(|_| given.next()).collect();
+            match set.index {
+                irq::MSIX => Some(IrqChange::WireMsix(set.start, wires)),
+                irq::INTX if set.count == 1 => {
+                    Some(IrqChange::WireIntx(wires.into_iter().next().flatten()))
+                }
+                _ => None,
+            }
+        }
+        (IrqSetFlags::DATA_NONE, IrqSetFlags::ACTION_TRIGGER) if set.count == 0 => {
+            match set.index {
+                irq::MSIX => Some(IrqChange::UnwireMsix),
+                irq::INTX => Some(IrqChange::WireIntx(None)),
+                _ => None,
+            }
+        }
+        (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL, IrqSetFlags::ACTION_TRIGGER) if wired => {
+            let vectors = selected
+                .iter()
+                .filter_map(|i| u16::try_from(set.start + i).ok());
+            match (set.index, selected.is_empty()) {
+                (irq::MSIX, _) => Some(IrqChange::FireMsix(vectors.collect())),
+                (_, false) => Some(IrqChange::FireIntx),
+                (_, true) => None,
+            }
+        }
+        (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL, IrqSetFlags::ACTION_MASK)
+            if set.index == irq::INTX =>
+        {
+            (!selected.is_empty()).then_some(IrqChange::MaskIntx(true))
+        }
+        (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL, IrqSetFlags::ACTION_UNMASK)
+            if set.index == irq::INTX =>
+        {
+            (!selected.is_empty()).then_some(IrqChange::MaskIntx(false))
+        }
+        _ => {
+            return Err(invalid(format!(
+                "SET_IRQS flags {:#x} for index {}",
+                set.flags, set.index
+            )));
+        }
+    })
+}
+
+/// Looks at a client's capabilities: they must be JSON when there are any; none of them limits us.
+fn check_capabilities(text: &[u8]) -> Result<(), DeviceError> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
+    serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&text[..end])
+        .map(|_| ())
+        .map_err(|cause| invalid(format!("the client's capabilities are not JSON: {cause}")))
+}
+
+/// The structure that is the whole body.
+fn exact<T: zerocopy::FromBytes>(message: &Message) -> Result<T, DeviceError> {
+    if message.body.len() != size_of::<T>() {
+        return Err(invalid(format!(
+            "the body has {} bytes instead of {}",
+            message.body.len(),
+            size_of::<T>()
+        )));
+    }
+    message
+        .head()
+        .ok_or_else(|| invalid("the message is too short"))
+}
+
+/// The structure at the body's start, whose `argsz` says that the sender has room for it.
+fn sized<T: zerocopy::FromBytes>(
+    message: &Message,
+    argsz: impl Fn(&T) -> u32,
+) -> Result<T, DeviceError> {
+    let value: T = message
+        .head()
+        .ok_or_else(|| invalid("the message is too short"))?;
+    if argsz(&value) < size_u32::<T>() {
+        return Err(invalid(format!("argsz {} is too small", argsz(&value))));
+    }
+    Ok(value)
+}
+
+fn size_u32<T>() -> u32 {
+    u32::try_from(size_of::<T>()).expect("protocol structures are small")
+}
+
+fn transfer_size(access: &RegionAccess) -> Result<usize, DeviceError> {
+    usize::try_from(access.count)
+        .ok()
+        .filter(|count| *count <= MAX_TRANSFER)
+        .ok_or_else(|| invalid(format!("an access of {} bytes is too large", access.count)))
+}
+
+/// What a region number addresses; `None` for one that a PCI device may have and this one has not.
+fn target(number: u32) -> Result<Option<Region>, DeviceError> {
+    match number {
+        0..region::ROM => Ok(u8::try_from(number).ok().map(Region::Bar)),
+        region::CONFIG => Ok(Some(Region::Config)),
+        region::ROM | 8 => Ok(None),
+        _ => Err(invalid(format!("there is no region {number}"))),
+    }
+}
+
+/// A vfio-user socket: accepts clients for one device, one at a time.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    closing: AtomicBool,
+    /// The client that has the device.
+    current: Mutex<Option<Arc<UnixStream>>>,
+}
+
+impl Shared {
+    fn current(&self) -> std::sync::MutexGuard<'_, Option<Arc<UnixStream>>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hands out the device to a client that connects; what it returns is released when dropped.
+pub trait Opener: Send + Sync + 'static {
+    /// Takes the device for a new client.
+    ///
+    /// # Errors
+    /// Why the client cannot have it; its `VERSION` is answered with this error.
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
+}
+
+impl<F> Opener for F
+where
+    F: Fn() -> Result<Box<dyn Device>, DeviceError> + Send + Sync + 'static,
+{
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+        self()
+    }
+}
+
+impl Server {
+    /// Listens at `path`. A socket left by a process that is gone is replaced.
+    ///
+    /// # Errors
+    /// When the path is taken or cannot be made.
+    pub fn bind(path: &Path, opener: impl Opener) -> std::io::Result<Server> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::AddrInUse,
+                format!("another process serves {}", path.display()),
+            ));
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let shared = Arc::new(Shared::default());
+        let opener: Arc<dyn Opener> = Arc::new(opener);
+        let thread = std::thread::Builder::new()
+            .name("vfio-user".into())
+            .spawn({
+                let shared = shared.clone();
+                move || accept(&listener, &opener, &shared)
+            })?;
+        Ok(Server {
+            path: path.to_owned(),
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a client has the device.
+    pub fn in_use(&self) -> bool {
+        self.shared.current().is_some()
+    }
+
+    /// The process at the other end, as the kernel knows it.
+    pub fn client_pid(&self) -> Option<u32> {
+        let stream = self.shared.current().clone()?;
+        let peer = rustix::net::sockopt::socket_peercred(&*stream).ok()?;
+        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        if let Some(stream) = &*self.shared.current() {
+            stream.shut_down();
+        }
+        // Wakes the thread that accepts. If the path was removed, nobody can connect, and the
+        // thread ends with the process.
+        let woken = UnixStream::connect(&self.path).is_ok();
+        let _ = std::fs::remove_file(&self.path);
+        if let Some(thread) = self.thread.take()
+            && woken
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn accept(listener: &UnixListener, opener: &Arc<dyn Opener>, shared: &Arc<Shared>) {
+    let mut clients: Vec<JoinHandle<()>> = Vec::new();
+    while !shared.closing.load(Ordering::Acquire) {
+        let Ok((stream, _)) = listener.accept() else {
+            continue;
+        };
+        clients.retain(|client| !client.is_finished());
+        if shared.closing.load(Ordering::Acquire) {
+            break;
+        }
+        let (opener, shared) = (opener.clone(), shared.clone());
+        let client = std::thread::Builder::new()
+            .name("vfio-user client".into())
+            .spawn(move || converse(stream, &*opener, &shared));
+        match client {
+            Ok(client) => clients.push(client),
+            Err(cause) => tracing::error!(%cause, "a client was turned away: no thread for it"),
+        }
+    }
+    for client in clients {
+        let _ = client.join();
+    }
+}
+
+fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared) {
+    let stream = Arc::new(stream);
+    let mut current = shared.current();
+    if current.is_some() {
+        drop(current);
+        let busy = DeviceError::new(Errno::BUSY, "another client has the device");
+        refuse(&stream, &busy);
+        return;
+    }
+    *current = Some(stream.clone());
+    drop(current);
+    match opener.open() {
+        Ok(device) => {
+            if let Err(error) = serve(&*stream, &*device) {
+                tracing::warn!(%error, "the client's conversation ended");
+            }
+        }
+        Err(error) => refuse(&stream, &error),
+    }
+    // The device is released (dropped) by here, before the next client may have it.
+    *shared.current() = None;
+}
+
+/// Answers a client's first message with an error.
+fn refuse(stream: &UnixStream, error: &DeviceError) {
+    tracing::warn!(%error, "a client was turned away");
+    // A client that never speaks must not keep the thread.
+    let _ = stream.set_read_timeout(Some(std::time::Duration::from_secs(1)));
+    if let Ok(message) = stream.receive() {
+        let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
+        let flags = (Flags::REPLY | Flags::ERROR).bits();
+        let Header {
+            message_id,
+            command,
+            ..
+        } = message.header;
+        let reply = header(message_id, command, flags, errno, 0);
+        let _ = send_message(stream, reply, [&[], &[]], &[]);
+    }
+}
