@@ -10,6 +10,7 @@
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
 //! * [`event`]: doorbells between processes (eventfd).
 //! * [`spin`]: how long to poll before sleeping.
+//! * [`stream`]: connections that pass descriptors.
 
 pub mod event;
 pub mod guard;
@@ -17,6 +18,7 @@ pub mod region;
 pub mod slice;
 pub mod space;
 pub mod spin;
+pub mod stream;
 
 pub use event::Event;
 pub use rackbus_fabric::Access;
@@ -24,3 +26,4 @@ pub use region::{Region, RegionError, SharedMemory};
 pub use slice::{DmaSlice, PinnedSlice};
 pub use space::{DmaFault, DmaSpace, MapError, UnmapError};
 pub use spin::AdaptiveSpin;
+pub use stream::{Stream, StreamError};

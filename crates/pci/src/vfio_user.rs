@@ -13,5 +13,6 @@ pub mod server;
 pub mod wire;
 
 pub use client::{Client, ClientError};
-pub use device::{Device, DeviceError, DeviceShape, RegionShape};
-pub use server::{Server, serve};
+pub use device::{Device, DeviceError, DeviceShape, EngineDevice, RegionShape, SharedPart};
+pub use local::{LocalFunction, serve_function};
+pub use server::{Opener, Server, serve};

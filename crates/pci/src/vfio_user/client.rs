@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rackbus_memory::{Access, Region as Mapping, RegionError};
+use rackbus_memory::{Access, Region as Mapping, RegionError, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Flags,
     Header, IrqInfo, IrqSet, IrqSetFlags, RegionAccess, RegionInfo, RegionInfoFlags, SparseArea,
@@ -20,7 +20,7 @@ use rackbus_spec::vfio_user::{
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::wire::{MAX_FDS, Message, Transport, WireError, header, send_message};
+use super::wire::{MAX_FDS, Message, WireError, header, send_message};
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ pub struct RegionDescription {
 
 /// A connection to a device.
 pub struct Client {
-    transport: Box<dyn Transport>,
+    stream: Arc<dyn Stream>,
     /// Held from a request to its reply.
     turn: Mutex<()>,
     next_id: AtomicU16,
@@ -81,21 +81,22 @@ impl Client {
     /// [`ClientError`] when nobody listens, or the device turns the client away.
     pub fn connect(path: &Path, limit: Duration) -> Result<Client, ClientError> {
         let io = |error: std::io::Error| {
-            WireError::Socket(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            WireError::Stream(StreamError::Socket(errno))
         };
         let stream = UnixStream::connect(path).map_err(io)?;
         stream.set_read_timeout(Some(limit)).map_err(io)?;
         stream.set_write_timeout(Some(limit)).map_err(io)?;
-        Client::over(Box::new(stream))
+        Client::over(Arc::new(stream))
     }
 
     /// Negotiates over a connection that is there already.
     ///
     /// # Errors
     /// [`ClientError`] when the device turns the client away.
-    pub fn over(transport: Box<dyn Transport>) -> Result<Client, ClientError> {
+    pub fn over(stream: Arc<dyn Stream>) -> Result<Client, ClientError> {
         let client = Client {
-            transport,
+            stream,
             turn: Mutex::default(),
             next_id: AtomicU16::new(0),
             broken: AtomicBool::new(false),
@@ -120,10 +121,15 @@ impl Client {
         Ok(client)
     }
 
+    /// Waits until the device's end of the connection is gone.
+    pub fn wait_closed(&self) {
+        self.stream.wait_closed();
+    }
+
     /// Ends the connection from any thread; requests under way fail.
     pub fn shut_down(&self) {
         self.broken.store(true, Ordering::Release);
-        self.transport.shut_down();
+        self.stream.shut_down();
     }
 
     /// Number of regions and of interrupt indexes.
@@ -231,7 +237,7 @@ impl Client {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let header = header(id, command::REGION_WRITE, Flags::NO_REPLY.bits(), 0, body);
         self.note(send_message(
-            &*self.transport,
+            &*self.stream,
             header,
             [access.as_bytes(), data],
             &[],
@@ -411,8 +417,8 @@ impl Client {
         self.check_open()?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let header = header(id, command, 0, 0, head.len() + data.len());
-        self.note(send_message(&*self.transport, header, [head, data], fds))?;
-        let reply = self.note(self.transport.receive())?;
+        self.note(send_message(&*self.stream, header, [head, data], fds))?;
+        let reply = self.note(Message::receive(&*self.stream))?;
         let Header {
             message_id,
             command: answered,
@@ -433,7 +439,7 @@ impl Client {
 
     fn check_open(&self) -> Result<(), ClientError> {
         match self.broken.load(Ordering::Acquire) {
-            true => Err(WireError::Closed.into()),
+            true => Err(WireError::from(StreamError::Closed).into()),
             false => Ok(()),
         }
     }

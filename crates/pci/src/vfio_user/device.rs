@@ -72,7 +72,18 @@ pub struct RegionShape {
     /// Bytes; 0 for a region that is not there.
     pub size: u64,
     /// Its mappable part.
-    pub mappable: Option<Mappable>,
+    pub mappable: Option<SharedPart>,
+}
+
+/// The part of a region that its user may map.
+#[derive(Debug, Clone)]
+pub struct SharedPart {
+    /// The memory.
+    pub memory: Arc<OwnedFd>,
+    /// Where the region begins in it.
+    pub offset: u64,
+    /// Offset in the region and length of each mappable part.
+    pub areas: Vec<(u64, u64)>,
 }
 
 /// What a device looks like: its regions and interrupts. Fixed for as long as it is served.
@@ -169,16 +180,26 @@ impl EngineDevice {
     /// Serves what `engine` runs.
     ///
     /// # Errors
-    /// When the engine has stopped.
-    pub fn new(engine: EngineHandle) -> Result<Self, EngineStopped> {
+    /// When the engine has stopped, or the process has no descriptors left.
+    pub fn new(engine: EngineHandle) -> Result<Self, DeviceError> {
         let (bars, vectors) =
             engine.call(|endpoint| (endpoint.bars(), endpoint.info().msix_vectors))?;
         use rackbus_spec::vfio_user::{irq, region};
         let mut regions = vec![RegionShape::default(); region::COUNT as usize];
         for bar in bars {
+            let share = |part: Mappable| -> std::io::Result<SharedPart> {
+                let memory = Arc::new(part.memory.descriptor()?);
+                Ok(SharedPart {
+                    memory,
+                    offset: 0,
+                    areas: part.areas,
+                })
+            };
+            let mappable = bar.mappable.map(share).transpose();
+            let mappable = mappable.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?;
             regions[usize::from(bar.index)] = RegionShape {
                 size: bar.size,
-                mappable: bar.mappable,
+                mappable,
             };
         }
         regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;

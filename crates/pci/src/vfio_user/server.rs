@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rackbus_memory::Access;
+use rackbus_memory::{Access, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DeviceInfoFlags, DmaMap, DmaMapFlags, DmaUnmap,
     DmaUnmapFlags, Flags, Header, IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, RegionAccess,
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::device::{Device, DeviceError, RegionShape};
-use super::wire::{MAX_FDS, MAX_TRANSFER, Message, Transport, WireError, header, send_message};
+use super::wire::{MAX_FDS, MAX_TRANSFER, Message, WireError, header, send_message};
 use crate::endpoint::{IrqChange, Region};
 
 /// What goes back: a body (head and data) with descriptors.
@@ -50,15 +50,15 @@ fn invalid(message: impl Into<String>) -> DeviceError {
 ///
 /// # Errors
 /// How the conversation ended, when not by the client's closing it.
-pub fn serve(transport: &dyn Transport, device: &dyn Device) -> Result<(), WireError> {
+pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> {
     let mut session = Session {
         device,
         negotiated: false,
     };
     loop {
-        let message = match transport.receive() {
+        let message = match Message::receive(stream) {
             Ok(message) => message,
-            Err(WireError::Closed) => return Ok(()),
+            Err(WireError::Stream(StreamError::Closed)) => return Ok(()),
             Err(error) => {
                 if let WireError::BadLength {
                     command,
@@ -70,7 +70,7 @@ pub fn serve(transport: &dyn Transport, device: &dyn Device) -> Result<(), WireE
                     let errno = u32::try_from(Errno::MSGSIZE.raw_os_error()).unwrap_or(0);
                     let reply = header(message_id, command, flags, errno, 0);
                     // The connection ends anyway; the reply is a courtesy.
-                    let _ = send_message(transport, reply, [&[], &[]], &[]);
+                    let _ = send_message(stream, reply, [&[], &[]], &[]);
                 }
                 return Err(error);
             }
@@ -98,13 +98,13 @@ pub fn serve(transport: &dyn Transport, device: &dyn Device) -> Result<(), WireE
                 let length = reply.head.len() + reply.data.len();
                 let header = header(message_id, command, Flags::REPLY.bits(), 0, length);
                 let fds: Vec<BorrowedFd<'_>> = reply.fds.iter().map(AsFd::as_fd).collect();
-                send_message(transport, header, [&reply.head, &reply.data], &fds)?;
+                send_message(stream, header, [&reply.head, &reply.data], &fds)?;
             }
             Err(error) => {
                 let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
                 let flags = (Flags::REPLY | Flags::ERROR).bits();
                 let header = header(message_id, command, flags, errno, 0);
-                send_message(transport, header, [&[], &[]], &[])?;
+                send_message(stream, header, [&[], &[]], &[])?;
             }
         }
     }
@@ -242,10 +242,11 @@ impl Session<'_> {
             reply.data = capability;
         }
         if fits && let Some(mappable) = &shape.mappable {
-            let fd = mappable.memory.descriptor();
+            let fd = mappable.memory.try_clone();
             reply
                 .fds
                 .push(fd.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?);
+            info.offset = mappable.offset;
         }
         reply.head = info.as_bytes().to_vec();
         Ok(reply)
@@ -654,7 +655,7 @@ fn refuse(stream: &UnixStream, error: &DeviceError) {
     tracing::warn!(%error, "a client was turned away");
     // A client that never speaks must not keep the thread.
     let _ = stream.set_read_timeout(Some(std::time::Duration::from_secs(1)));
-    if let Ok(message) = stream.receive() {
+    if let Ok(message) = Message::receive(stream) {
         let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
         let flags = (Flags::REPLY | Flags::ERROR).bits();
         let Header {

@@ -1,0 +1,194 @@
+//! Bytes with descriptors beside them: what carries messages between processes that share memory.
+//!
+//! [`Stream`] is the face of every connection that grants memory: a UNIX socket here, and what a
+//! link between nodes gives. Descriptors travel with the first byte of what is sent.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// The most descriptors one call passes (Linux's limit), so that none of a peer's is ever lost
+/// unseen.
+pub const MAX_DESCRIPTORS: usize = 253;
+
+/// Why a stream failed. After any of these it is of no more use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// The peer closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer did not answer, or did not take what was sent, within the time limit.
+    #[error("the peer did not answer in time")]
+    TimedOut,
+    /// The peer passed more descriptors than this process may hold, or than a message has.
+    #[error("the peer passed too many descriptors")]
+    TooManyDescriptors,
+    /// The system refused.
+    #[error("socket: {0}")]
+    Socket(Errno),
+}
+
+impl From<Errno> for StreamError {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::PIPE | Errno::CONNRESET => StreamError::Closed,
+            Errno::AGAIN | Errno::TIMEDOUT => StreamError::TimedOut,
+            Errno::TOOMANYREFS | Errno::MFILE => StreamError::TooManyDescriptors,
+            other => StreamError::Socket(other),
+        }
+    }
+}
+
+/// A connection that carries bytes in order, and descriptors beside them.
+pub trait Stream: Send + Sync {
+    /// Sends `parts` one after the other, with `fds` beside the first byte.
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError>;
+
+    /// Receives exactly `buffer.len()` bytes, and appends the descriptors that come along.
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError>;
+
+    /// Waits until the peer is gone (or this side shut the stream down), without reading.
+    fn wait_closed(&self);
+
+    /// Ends the conversation in both directions, from any thread: whoever waits in
+    /// [`receive`](Stream::receive) or [`wait_closed`](Stream::wait_closed) returns.
+    fn shut_down(&self);
+}
+
+impl Stream for UnixStream {
+    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(StreamError::TooManyDescriptors);
+        }
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let mut sent = 0;
+        while sent < total {
+            match sendmsg(
+                self,
+                &beyond(parts, sent),
+                &mut control,
+                SendFlags::NOSIGNAL,
+            ) {
+                Ok(count) => sent += count,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            control.clear();
+        }
+        Ok(())
+    }
+
+    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut done = 0;
+        while done < buffer.len() {
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(&mut buffer[done..])];
+            let received = match recvmsg(self, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    fds.extend(received);
+                }
+            }
+            if received.bytes == 0 {
+                return Err(StreamError::Closed);
+            }
+            if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_DESCRIPTORS {
+                return Err(StreamError::TooManyDescriptors);
+            }
+            done += received.bytes;
+        }
+        Ok(())
+    }
+
+    fn wait_closed(&self) {
+        loop {
+            // POLLHUP and POLLERR are always reported; POLLRDHUP when the peer closes its side.
+            let mut fds = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::RDHUP)];
+            match rustix::event::poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn shut_down(&self) {
+        // Fails only when it is shut down already.
+        let _ = self.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// What is left of `parts` after `skip` bytes.
+fn beyond<'a>(parts: &[&'a [u8]], mut skip: usize) -> Vec<IoSlice<'a>> {
+    let mut slices = Vec::with_capacity(parts.len());
+    for part in parts {
+        let gone = skip.min(part.len());
+        skip -= gone;
+        if gone < part.len() {
+            slices.push(IoSlice::new(&part[gone..]));
+        }
+    }
+    slices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn descriptors_travel_with_the_bytes() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (read_end, write_end) = std::io::pipe().unwrap();
+        a.send(&[b"he", b"", b"llo"], &[write_end.as_fd()]).unwrap();
+        drop(write_end);
+        let (mut bytes, mut fds) = ([0; 5], Vec::new());
+        b.receive(&mut bytes, &mut fds).unwrap();
+        assert_eq!(&bytes, b"hello");
+        rustix::io::write(&fds[0], b"x").unwrap();
+        fds.clear();
+        let mut text = String::new();
+        { read_end }.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "x");
+    }
+
+    #[test]
+    fn the_end_of_a_peer_is_noticed_without_reading() {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.send(&[b"unread"], &[]).unwrap();
+        let waiter = std::thread::spawn(move || b.wait_closed());
+        drop(a);
+        waiter.join().unwrap();
+    }
+
+    #[test]
+    fn a_closed_stream_says_so() {
+        let (a, b) = UnixStream::pair().unwrap();
+        drop(a);
+        assert_eq!(
+            b.receive(&mut [0], &mut Vec::new()),
+            Err(StreamError::Closed)
+        );
+        assert_eq!(b.send(&[b"x"], &[]), Err(StreamError::Closed));
+    }
+}
