@@ -1,1 +1,168 @@
-//! rackbus link.
+#![forbid(unsafe_code)]
+//! Node to node: how one host's node reaches another's.
+//!
+//! A [`Link`] connects to a peer and says with a [`Hello`] what it wants; the peer's
+//! [`Listener`] hears it, and either refuses with a reason or goes on with the conversation that
+//! the hello asked for, over a [`Stream`] that carries bytes and memory descriptors.
+//!
+//! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped
+//! once needs no software afterwards.
+
+pub mod shm;
+
+use std::sync::Arc;
+
+use rackbus_memory::{Stream, StreamError};
+use serde::{Deserialize, Serialize};
+
+/// Version of the hello; both sides must speak the same.
+pub const VERSION: u32 = 1;
+
+/// What a connecting node says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The rack both belong to.
+    pub rack: String,
+    /// The connecting host.
+    pub from: String,
+    /// The host it means to reach.
+    pub to: String,
+    /// What for.
+    pub service: Service,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Service {
+    /// To use a lent function; the conversation that follows is vfio-user.
+    Function {
+        /// The device's name on the lender, `nvme0`.
+        device: String,
+        /// Under which lease.
+        lease: u64,
+        /// The lease's fencing epoch.
+        epoch: u64,
+    },
+}
+
+/// The answer to a hello.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Welcome {
+    /// The conversation may begin.
+    Accepted,
+    /// It may not, for this reason.
+    Refused(String),
+}
+
+/// Why a peer could not be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Nobody answers at the peer's address.
+    #[error("no node answers at {address}: {cause}")]
+    Unreachable {
+        /// Where it should be.
+        address: String,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The peer said no.
+    #[error("{peer} refused: {reason}")]
+    Refused {
+        /// Which host.
+        peer: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// The connection failed before the peer answered.
+    #[error("link to {peer}: {cause}")]
+    Broken {
+        /// Which host.
+        peer: String,
+        /// How.
+        cause: StreamError,
+    },
+    /// The peer's answer is not one.
+    #[error("link to {peer}: it does not speak this protocol ({what})")]
+    Protocol {
+        /// Which host.
+        peer: String,
+        /// What it sent instead.
+        what: String,
+    },
+}
+
+/// A way to other hosts' nodes.
+pub trait Link: Send + Sync {
+    /// Connects to the node at `address` and waits for its welcome.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError>;
+}
+
+/// A connection that said hello and waits for its answer.
+pub struct Incoming {
+    /// What it said.
+    pub hello: Hello,
+    /// The connection.
+    pub stream: Arc<dyn Stream>,
+}
+
+impl std::fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incoming")
+            .field("hello", &self.hello)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Incoming {
+    /// Says that the conversation may begin.
+    ///
+    /// # Errors
+    /// When the peer is gone.
+    pub fn accept(self) -> Result<Arc<dyn Stream>, StreamError> {
+        send_frame(&*self.stream, &Welcome::Accepted)?;
+        Ok(self.stream)
+    }
+
+    /// Says why it may not.
+    pub fn refuse(self, reason: &str) {
+        // A peer that is gone needs no reason.
+        let _ = send_frame(&*self.stream, &Welcome::Refused(reason.to_owned()));
+        self.stream.shut_down();
+    }
+}
+
+/// Largest hello or welcome in bytes.
+const MAX_FRAME: usize = 4096;
+
+/// Sends a value as its length (32 bits, little endian) and its JSON.
+fn send_frame(stream: &dyn Stream, value: &impl Serialize) -> Result<(), StreamError> {
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    let length = u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes();
+    stream.send(&[&length, &text], &[])
+}
+
+/// Receives what [`send_frame`] sent; the inner error says what came instead.
+fn receive_frame<T: for<'a> Deserialize<'a>>(
+    stream: &dyn Stream,
+) -> Result<Result<T, String>, StreamError> {
+    let (mut length, mut fds) = ([0; 4], Vec::new());
+    stream.receive(&mut length, &mut fds)?;
+    let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if length > MAX_FRAME {
+        return Ok(Err(format!("a frame of {length} bytes")));
+    }
+    let mut text = vec![0; length];
+    stream.receive(&mut text, &mut fds)?;
+    if !fds.is_empty() {
+        return Ok(Err("descriptors beside a frame that has none".to_owned()));
+    }
+    Ok(serde_json::from_slice(&text).map_err(|cause| cause.to_string()))
+}
