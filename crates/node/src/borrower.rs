@@ -1,0 +1,197 @@
+//! The borrower: serves each function this host has borrowed as a vfio-user socket.
+//!
+//! A lease only makes the socket. Who opens it (QEMU, a userspace driver) attaches to the lender,
+//! and who closes it lets go; the lease stays until it is returned, so that a VM may restart. The
+//! socket outlives the lender: what is attached when the lender is lost goes on being answered,
+//! as by an absent device.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_link::{Hello, Link, Service, VERSION};
+use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server};
+use rustix::io::Errno;
+
+use crate::remote::RemoteDevice;
+
+/// Why a function could not be opened here.
+#[derive(Debug, thiserror::Error)]
+pub enum BorrowError {
+    /// The socket could not be made.
+    #[error("the socket {path} cannot be served: {cause}")]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// Why not.
+        cause: std::io::Error,
+    },
+}
+
+/// What was borrowed, and from whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// The lease's number.
+    pub lease: u64,
+    /// Its fencing epoch.
+    pub epoch: u64,
+    /// The lending host.
+    pub lender: String,
+    /// The device's name there.
+    pub device: String,
+    /// Where the lender's link listens.
+    pub address: String,
+}
+
+/// Told when a lender was lost while its function was in use.
+pub trait LossListener: Send + Sync {
+    /// The lender of `grant` is gone; `socket` is the function's socket here, and `client` the
+    /// process that uses it.
+    fn lender_lost(&self, grant: &Grant, socket: &Path, client: Option<u32>, reason: &str);
+}
+
+/// All functions this host has borrowed.
+pub struct Borrower {
+    rack: String,
+    host: String,
+    folder: PathBuf,
+    link: Arc<dyn Link>,
+    losses: Arc<dyn LossListener>,
+    open: Mutex<BTreeMap<u64, Arc<Open>>>,
+}
+
+impl std::fmt::Debug for Borrower {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Borrower")
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One borrowed function.
+struct Open {
+    grant: Grant,
+    path: PathBuf,
+    server: Mutex<Option<Server>>,
+}
+
+impl Open {
+    fn server(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Borrower {
+    /// A borrower on `host` that makes its sockets in `folder`, which exists.
+    pub fn new(
+        rack: &str,
+        host: &str,
+        folder: &Path,
+        link: Arc<dyn Link>,
+        losses: Arc<dyn LossListener>,
+    ) -> Self {
+        let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
+        Borrower {
+            rack,
+            host,
+            folder,
+            link,
+            losses,
+            open: Mutex::default(),
+        }
+    }
+
+    /// Makes the function's socket and returns its path. Opening the same lease again changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`BorrowError`].
+    pub fn open(&self, grant: Grant) -> Result<PathBuf, BorrowError> {
+        let mut all = self.all();
+        if let Some(open) = all.get(&grant.lease).filter(|open| open.grant == grant) {
+            return Ok(open.path.clone());
+        }
+        let path = self
+            .folder
+            .join(format!("{}-{}.sock", grant.lender, grant.device));
+        let open = Arc::new(Open {
+            grant,
+            path: path.clone(),
+            server: Mutex::new(None),
+        });
+        let opener = AttachOpener {
+            hello: Hello {
+                version: VERSION,
+                rack: self.rack.clone(),
+                from: self.host.clone(),
+                to: open.grant.lender.clone(),
+                service: Service::Function {
+                    device: open.grant.device.clone(),
+                    lease: open.grant.lease,
+                    epoch: open.grant.epoch,
+                },
+            },
+            link: self.link.clone(),
+            losses: self.losses.clone(),
+            open: Arc::downgrade(&open),
+        };
+        let server = Server::bind(&path, opener).map_err(|cause| BorrowError::Socket {
+            path: path.clone(),
+            cause,
+        })?;
+        *open.server() = Some(server);
+        all.insert(open.grant.lease, open);
+        Ok(path)
+    }
+
+    /// Ends a lease's socket: whoever has it open is cut off, and the lender is let go. On return
+    /// the socket is gone. Closing what is not open changes nothing.
+    pub fn close(&self, lease: u64) {
+        let open = self.all().remove(&lease);
+        if let Some(open) = open {
+            drop(open.server().take());
+        }
+    }
+
+    /// The socket of a lease, and the process that uses it now.
+    pub fn user(&self, lease: u64) -> Option<(PathBuf, Option<u32>)> {
+        let open = self.all().get(&lease)?.clone();
+        let pid = open.server().as_ref().and_then(Server::client_pid);
+        Some((open.path.clone(), pid))
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Open>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Attaches to the lender for each client that opens the socket.
+struct AttachOpener {
+    hello: Hello,
+    link: Arc<dyn Link>,
+    losses: Arc<dyn LossListener>,
+    open: std::sync::Weak<Open>,
+}
+
+impl Opener for AttachOpener {
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+        let gone = || DeviceError::new(Errno::NODEV, "the lease was returned");
+        let open = self.open.upgrade().ok_or_else(gone)?;
+        let stream = self
+            .link
+            .connect(&open.grant.address, &self.hello)
+            .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
+        let (losses, lost) = (self.losses.clone(), self.open.clone());
+        let device = RemoteDevice::attach(
+            stream,
+            Box::new(move |reason| {
+                if let Some(open) = lost.upgrade() {
+                    let client = open.server().as_ref().and_then(Server::client_pid);
+                    losses.lender_lost(&open.grant, &open.path, client, &reason);
+                }
+            }),
+        );
+        let device = device.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
+        Ok(Box::new(device))
+    }
+}
