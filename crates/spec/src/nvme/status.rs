@@ -86,6 +86,8 @@ statuses! {
     FEATURE_NOT_SAVEABLE = specific(0x0d), "feature identifier not saveable";
     /// Command specific 0Eh (section 4.6.1.2.2).
     FEATURE_NOT_CHANGEABLE = specific(0x0e), "feature not changeable";
+    /// Command specific 0Fh (section 4.6.1.2.2).
+    FEATURE_NOT_NAMESPACE_SPECIFIC = specific(0x0f), "feature not namespace specific";
     /// Media 80h (section 4.6.1.2.3).
     WRITE_FAULT = media(0x80), "write fault";
     /// Media 81h (section 4.6.1.2.3).

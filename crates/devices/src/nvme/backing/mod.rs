@@ -1,0 +1,147 @@
+//! Where a drive's data lives. The controller turns every command into a few [`Request`]s.
+//!
+//! A request is first *attempted* without waiting, on memory resolved just now. Only when that
+//! would block is it *started*: then the backing holds the mappings ([`PinnedSlice`]) until it
+//! has finished, and the controller looks for finished requests in its poll loop.
+
+mod file;
+mod memory;
+mod null;
+mod uring;
+mod vectored;
+
+use std::os::fd::BorrowedFd;
+
+use rackbus_memory::{DmaSlice, PinnedSlice};
+use rackbus_spec::nvme::Status;
+
+use super::config::{BackingConfig, NvmeConfig, NvmeError};
+
+/// One piece of work on the data; `B` is the form of the buffers. All ranges were checked against
+/// [`Backing::capacity`].
+#[derive(Debug)]
+pub enum Request<B> {
+    /// Fill the buffers from `offset` on.
+    Read {
+        /// First byte of the data.
+        offset: u64,
+        /// Where it goes.
+        into: B,
+    },
+    /// Store the buffers from `offset` on.
+    Write {
+        /// First byte of the data.
+        offset: u64,
+        /// Where it comes from.
+        from: B,
+        /// Done only when the data survives a loss of power.
+        durable: bool,
+    },
+    /// Done when everything written before survives a loss of power.
+    Flush,
+    /// Make `length` bytes from `offset` read as zeroes.
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// The space may be given back.
+        deallocate: bool,
+    },
+}
+
+/// Why the medium failed a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MediaError {
+    /// The data cannot be read.
+    Read,
+    /// The data cannot be written.
+    Write,
+    /// There is no space left for it.
+    NoSpace,
+    /// The medium may not be written.
+    ReadOnly,
+    /// The host's buffer could not be reached.
+    Buffer,
+}
+
+impl From<MediaError> for Status {
+    fn from(error: MediaError) -> Status {
+        match error {
+            MediaError::Read => Status::UNRECOVERED_READ,
+            MediaError::Write => Status::WRITE_FAULT,
+            MediaError::NoSpace => Status::CAPACITY_EXCEEDED,
+            MediaError::ReadOnly => Status::WRITE_PROTECTED.do_not_retry(),
+            MediaError::Buffer => Status::DATA_TRANSFER_ERROR,
+        }
+    }
+}
+
+/// What became of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// It is done, well or badly.
+    Done(Result<(), MediaError>),
+    /// It cannot be done without waiting: start it.
+    WouldBlock,
+}
+
+/// A started request that has finished: the tag it was started with, and its result.
+pub type Finished = (u32, Result<(), MediaError>);
+
+/// A place for data. Its ranges are in bytes.
+pub trait Backing: Send {
+    /// How many bytes it holds.
+    fn capacity(&self) -> u64;
+
+    /// Whether written data needs a flush to survive a loss of power.
+    fn volatile_cache(&self) -> bool;
+
+    /// Does `request` now if it can be done without waiting.
+    fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt;
+
+    /// The data at `offset` will be read very soon.
+    fn prefetch(&self, _offset: u64, _length: usize) {}
+
+    /// The part that works in the background; none when attempts always succeed.
+    fn background(&mut self) -> Option<&mut dyn Background>;
+
+    /// Readable when background work has finished.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// The part of a backing that works while the engine does something else.
+pub trait Background {
+    /// Starts `request`; it is on its way after the next [`submit`](Background::submit).
+    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>);
+
+    /// Sends off what was started.
+    fn submit(&mut self);
+
+    /// Appends what has finished, without waiting.
+    fn reap(&mut self, finished: &mut Vec<Finished>);
+
+    /// Waits until all that was started has finished, and appends it.
+    fn drain(&mut self, finished: &mut Vec<Finished>);
+
+    /// Clears [`Backing::wake_fd`]; true when something has finished since the last reap.
+    fn rearm(&mut self) -> bool;
+}
+
+/// Opens the backing that `config` names.
+///
+/// # Errors
+/// [`NvmeError`] when the memory, file or device cannot be had.
+pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
+    Ok(match &config.backing {
+        BackingConfig::Memory => Box::new(memory::MemoryBacking::new(config.size)?),
+        BackingConfig::Null => Box::new(null::NullBacking::new(config.size)),
+        BackingConfig::File(path) => Box::new(file::FileBacking::open(
+            path,
+            config.size,
+            config.block_size,
+        )?),
+    })
+}

@@ -1,0 +1,36 @@
+//! No data at all: what the protocol costs by itself.
+
+use rackbus_memory::DmaSlice;
+
+use super::{Attempt, Background, Backing, Request};
+
+/// Accepts everything, moves nothing: a read leaves the host's buffer as it was.
+#[derive(Debug)]
+pub struct NullBacking {
+    capacity: u64,
+}
+
+impl NullBacking {
+    /// One that pretends to hold `capacity` bytes.
+    pub fn new(capacity: u64) -> Self {
+        NullBacking { capacity }
+    }
+}
+
+impl Backing for NullBacking {
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    fn volatile_cache(&self) -> bool {
+        false
+    }
+
+    fn attempt(&mut self, _request: &Request<&[DmaSlice<'_>]>) -> Attempt {
+        Attempt::Done(Ok(()))
+    }
+
+    fn background(&mut self) -> Option<&mut dyn Background> {
+        None
+    }
+}

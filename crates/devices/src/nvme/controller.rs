@@ -1,0 +1,679 @@
+//! The controller: enabling, resetting, shutting down (NVM Express base 1.4, sections 3.1.5,
+//! 7.3, 7.6), and the loop that takes commands from the queues and posts completions.
+//!
+//! Everything the host shares is hostile: entries are copied once, every index and address is
+//! checked, and what is wrong is answered with a status, an asynchronous event, or, where the
+//! queues themselves cannot be reached, with Controller Fatal Status.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, fence};
+
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use rackbus_spec::nvme::features as fid;
+use rackbus_spec::nvme::registers::{
+    DOORBELLS, SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_OCCURRING,
+};
+use rackbus_spec::nvme::{CLASS_CODE, Cqe, Sqe, Status};
+
+use super::backing::{self, Backing, Finished};
+use super::config::{NvmeConfig, NvmeError};
+use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
+use super::interrupts::VECTORS;
+use super::jobs::{JOB_LIMIT, Owner, Steps};
+use super::queue::{CompletionQueue, SubmissionQueue};
+use super::registers::{Change, DOORBELL_STRIDE};
+use super::shadow::Seen;
+use super::state::State;
+use super::transfer::Transfer;
+
+/// The BAR of registers and doorbells: a page of each, and room to the next power of two.
+const BAR_SIZE: u64 = 16 << 10;
+/// Commands taken from one queue before the next has its turn.
+const BURST: u16 = 64;
+/// How far ahead of the copy data is asked to come near.
+const LOOKAHEAD: u16 = 2;
+/// How long a queue with commands may be out of reach: a hypervisor may take mappings away and
+/// put them back, a driver that gave a wrong address will not.
+const UNREACHABLE_NS: u64 = 100_000_000;
+
+/// What became of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is done, with this status and dword 0.
+    Done(Status, u32),
+    /// It completes later.
+    Background,
+}
+
+impl Outcome {
+    /// Done without error.
+    pub(super) const DONE: Outcome = Outcome::Done(Status::SUCCESS, 0);
+
+    /// Done with an error.
+    pub(super) fn failed(status: Status) -> Outcome {
+        Outcome::Done(status, 0)
+    }
+}
+
+/// An NVMe drive.
+pub struct Nvme {
+    info: FunctionInfo,
+    pub(super) identity: Identity,
+    pub(super) backing: Box<dyn Backing>,
+    pub(super) transfer: Transfer,
+    pub(super) state: State,
+    /// Reports of the backing; kept to allocate once.
+    pub(super) finished: Vec<Finished>,
+}
+
+impl std::fmt::Debug for Nvme {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nvme")
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Nvme {
+    /// Makes the drive that `config` describes.
+    ///
+    /// # Errors
+    /// [`NvmeError`] when the description is wrong or its file or memory cannot be had.
+    pub fn new(config: &NvmeConfig) -> Result<Nvme, NvmeError> {
+        config.check()?;
+        let backing = backing::open(config)?;
+        Nvme::with_backing(config, backing)
+    }
+
+    /// As [`new`](Nvme::new) with a backing made elsewhere.
+    ///
+    /// # Errors
+    /// As [`new`](Nvme::new).
+    pub fn with_backing(config: &NvmeConfig, backing: Box<dyn Backing>) -> Result<Nvme, NvmeError> {
+        config.check()?;
+        let identity = Identity::new(config, backing.capacity(), backing.volatile_cache());
+        let bar = Bar {
+            index: 0,
+            size: BAR_SIZE,
+            is_64bit: true,
+            prefetchable: false,
+            mappable: None,
+        };
+        let info = FunctionInfo {
+            vendor_id: VENDOR_ID,
+            device_id: DEVICE_ID,
+            subsystem_vendor_id: VENDOR_ID,
+            subsystem_id: DEVICE_ID,
+            revision: 1,
+            class: [
+                (CLASS_CODE >> 16) as u8,
+                (CLASS_CODE >> 8) as u8,
+                CLASS_CODE as u8,
+            ],
+            bars: vec![bar],
+            msix_vectors: VECTORS,
+            serial: identity.pci_serial(),
+        };
+        Ok(Nvme {
+            info,
+            identity,
+            backing,
+            transfer: Transfer::new(MAX_TRANSFER)?,
+            state: State::new(0),
+            finished: Vec::new(),
+        })
+    }
+
+    /// Whether commands are taken from the queues.
+    #[inline]
+    fn is_running(&self) -> bool {
+        let csts = self.state.registers.csts;
+        csts.rdy() && !csts.cfs() && csts.shst() == SHST_NORMAL
+    }
+
+    /// CC was written.
+    fn configure(&mut self, bus: &Bus<'_>, was_enabled: bool, was_shn: u8) {
+        let cc = self.state.registers.cc;
+        match (was_enabled, cc.en()) {
+            (false, true) => self.enable(bus),
+            (true, false) => {
+                self.finish_jobs(bus);
+                self.state.reset_controller();
+                self.state.registers.csts = Default::default();
+                self.update_pin(bus);
+            }
+            _ => {}
+        }
+        if cc.shn() != SHN_NONE && was_shn == SHN_NONE {
+            self.shut_down(bus);
+        }
+    }
+
+    /// Section 7.6.1: creates the admin queues, or reports that they are impossible.
+    fn enable(&mut self, bus: &Bus<'_>) {
+        let registers = &self.state.registers;
+        if !registers.can_enable() {
+            self.fail();
+            return;
+        }
+        let (aqa, asq, acq) = (registers.aqa, registers.asq, registers.acq);
+        self.state.generation = bus.dma.generation();
+        self.state.cqs[0] = Some(CompletionQueue::new(
+            bus.dma,
+            0,
+            acq,
+            aqa.acqs() + 1,
+            Some(0),
+        ));
+        self.state
+            .add_sq(SubmissionQueue::new(bus.dma, 0, 0, asq, aqa.asqs() + 1));
+        self.state.registers.csts.set_shst(SHST_NORMAL);
+        self.state.registers.csts.set_rdy(true);
+    }
+
+    /// Section 7.6.2: commands end, and what was written becomes durable.
+    fn shut_down(&mut self, bus: &Bus<'_>) {
+        self.finish_jobs(bus);
+        self.state.registers.csts.set_shst(SHST_OCCURRING);
+        match self.run(Owner::Shutdown, Steps::from([backing::Request::Flush])) {
+            Ok(Outcome::Background) => self.submit(),
+            _ => self.shutdown_finished(),
+        }
+    }
+
+    /// The flush of a shutdown has finished.
+    pub(super) fn shutdown_finished(&mut self) {
+        if self.state.registers.csts.shst() == SHST_OCCURRING {
+            self.state.registers.csts.set_shst(SHST_COMPLETE);
+        }
+    }
+
+    /// Controller Fatal Status: nothing but a reset helps (section 9.5).
+    fn fail(&mut self) {
+        self.state.registers.csts.set_cfs(true);
+    }
+
+    /// A doorbell register was written.
+    fn ring(&mut self, bus: &Bus<'_>, offset: u64, value: u32) {
+        if !self.state.registers.csts.rdy() {
+            return;
+        }
+        let stride = 4u64 << DOORBELL_STRIDE;
+        let index = offset / stride;
+        let qid = usize::try_from(index / 2).unwrap_or(usize::MAX);
+        let shadow = self
+            .state
+            .shadow
+            .as_ref()
+            .and_then(|pages| pages.values.as_ref());
+        let bad = match (offset.is_multiple_of(stride), index.is_multiple_of(2)) {
+            (false, _) => Some(fid::ERROR_INVALID_DOORBELL),
+            (true, true) => match self.state.sqs.get_mut(qid).and_then(Option::as_mut) {
+                None => Some(fid::ERROR_INVALID_DOORBELL),
+                // The value is in the shadow page; the write only woke us.
+                Some(queue) if queue.doorbell.is_shadowed() && shadow.is_some() => None,
+                Some(queue) => {
+                    (!queue.doorbell.take(value)).then_some(fid::ERROR_INVALID_DOORBELL_VALUE)
+                }
+            },
+            (true, false) => match self.state.cqs.get_mut(qid).and_then(Option::as_mut) {
+                None => Some(fid::ERROR_INVALID_DOORBELL),
+                Some(queue) if queue.doorbell.is_shadowed() && shadow.is_some() => None,
+                Some(queue) if !queue.accepts_head(value) => {
+                    Some(fid::ERROR_INVALID_DOORBELL_VALUE)
+                }
+                Some(queue) => {
+                    (!queue.doorbell.take(value)).then_some(fid::ERROR_INVALID_DOORBELL_VALUE)
+                }
+            },
+        };
+        if let Some(info) = bad {
+            self.state.events.raise(fid::EVENT_ERROR, info);
+        }
+        self.update_pin(bus);
+    }
+
+    /// Looks at a submission queue's shadow doorbell.
+    #[inline]
+    fn refresh_tail(&mut self, qid: u16) {
+        let values = self
+            .state
+            .shadow
+            .as_ref()
+            .and_then(|pages| pages.values.as_ref());
+        let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() else {
+            return;
+        };
+        match queue.doorbell.look(values) {
+            Seen::Same => {}
+            Seen::Moved(tail) => queue.doorbell.set(tail),
+            Seen::Invalid => {
+                self.state
+                    .events
+                    .raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+            }
+        }
+    }
+
+    /// Looks at a completion queue's shadow doorbell.
+    fn refresh_head(&mut self, qid: u16) {
+        let pages = self.state.shadow.as_ref();
+        let Some(queue) = self.state.cqs[usize::from(qid)].as_mut() else {
+            return;
+        };
+        match queue
+            .doorbell
+            .look(pages.and_then(|pages| pages.values.as_ref()))
+        {
+            Seen::Same => {}
+            Seen::Moved(head) if queue.accepts_head(u32::from(head)) => queue.doorbell.set(head),
+            Seen::Moved(_) | Seen::Invalid => {
+                self.state
+                    .events
+                    .raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+            }
+        }
+        if queue.wants_refresh() {
+            queue.keep_away(pages.and_then(|pages| pages.events.as_ref()));
+        }
+    }
+
+    /// Takes commands from one queue and executes them; returns how many.
+    #[inline]
+    fn poll_queue(&mut self, bus: &Bus<'_>, qid: u16) -> u32 {
+        self.refresh_tail(qid);
+        let Some(queue) = self.state.sq(qid) else {
+            return 0;
+        };
+        let (pending, cqid) = (queue.pending(), queue.cqid);
+        if pending == 0 {
+            return 0;
+        }
+        if !queue.reachable() || !self.state.cq(cqid).is_some_and(CompletionQueue::reachable) {
+            self.state.unreachable_since.get_or_insert(bus.now_ns);
+            return 0;
+        }
+        let room = self.make_room(cqid, pending);
+        let jobs = (JOB_LIMIT - self.state.jobs.len().min(JOB_LIMIT)) as u16;
+        let count = pending.min(room).min(jobs).min(BURST);
+        self.take(bus, qid, cqid, count);
+        let events = self
+            .state
+            .shadow
+            .as_ref()
+            .and_then(|pages| pages.events.as_ref());
+        if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
+            queue.keep_away(events);
+        }
+        u32::from(count)
+    }
+
+    /// Entries that the completion queue has for new commands; asks the host's doorbell only when
+    /// those known are not enough, or its event index has to be moved on.
+    #[inline]
+    fn make_room(&mut self, cqid: u16, wanted: u16) -> u16 {
+        let Some(queue) = self.state.cq(cqid) else {
+            return 0;
+        };
+        if queue.room() >= wanted && !queue.wants_refresh() {
+            return queue.room();
+        }
+        self.refresh_head(cqid);
+        self.state.cq(cqid).map_or(0, CompletionQueue::room)
+    }
+
+    /// Fetches and executes `count` commands of a queue.
+    #[inline]
+    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) {
+        if let Some(queue) = self.state.sq(qid)
+            && count > 1
+        {
+            queue.prefetch(count);
+        }
+        for left in (1..=count).rev() {
+            self.look_ahead(qid, left);
+            let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() else {
+                return;
+            };
+            let Some(sqe) = queue.fetch() else { return };
+            let outcome = if qid == 0 {
+                self.admin(bus, &sqe)
+            } else {
+                self.io(bus, qid, &sqe)
+            };
+            match outcome {
+                Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
+                // An outstanding event request may wait for ever: it keeps no entry.
+                Outcome::Background if qid == 0 => {}
+                Outcome::Background => {
+                    if let Some(queue) = self.state.cq_mut(cqid) {
+                        queue.reserve();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for the data of a command to come near that is executed soon; `left` are pending.
+    #[inline]
+    fn look_ahead(&self, qid: u16, left: u16) {
+        if qid == 0 || left <= LOOKAHEAD {
+            return;
+        }
+        let Some(sqe) = self.state.sq(qid).and_then(|queue| queue.peek(LOOKAHEAD)) else {
+            return;
+        };
+        if let Some((offset, length)) = self.identity.geometry.range(sqe.slba(), 1) {
+            self.backing.prefetch(offset, (length as usize).max(4096));
+        }
+    }
+
+    /// Posts the completion of a command of queue `qid`.
+    #[inline]
+    pub(super) fn complete(
+        &mut self,
+        bus: &Bus<'_>,
+        qid: u16,
+        sqe: &Sqe,
+        status: Status,
+        dw0: u32,
+    ) {
+        let mut status = status;
+        if !status.is_success() {
+            self.state
+                .logs
+                .record(qid, sqe.cdw0.cid(), status, Some(sqe));
+            status = status.more();
+        }
+        self.post(bus, qid, sqe.cdw0.cid(), status, dw0);
+    }
+
+    #[inline]
+    fn post(&mut self, bus: &Bus<'_>, qid: u16, cid: u16, status: Status, dw0: u32) {
+        let Some(sq) = self.state.sqs[usize::from(qid)].as_ref() else {
+            return;
+        };
+        let cqe = Cqe {
+            dw0,
+            dw1: 0,
+            sq_head: sq.head(),
+            sq_id: qid,
+            cid,
+            status_phase: status.0 << 1,
+        };
+        let Some(queue) = self.state.cqs[usize::from(sq.cqid)].as_mut() else {
+            return;
+        };
+        let posted = queue.post(cqe);
+        if posted && queue.interrupts {
+            self.state
+                .vectors
+                .posted(queue.vector, bus.now_ns, queue.id == 0);
+        }
+        if !posted {
+            self.fail();
+        }
+    }
+
+    /// Gives back the completion entry kept for a command of queue `qid`.
+    pub(super) fn release(&mut self, qid: u16) {
+        let cqid = self.state.sq(qid).map(|queue| queue.cqid);
+        if let Some(queue) = cqid.and_then(|cqid| self.state.cq_mut(cqid)) {
+            queue.release();
+        }
+    }
+
+    /// Completes event requests for which there is something to tell.
+    fn tell_events(&mut self, bus: &Bus<'_>) -> u32 {
+        let mut told = 0;
+        while self.state.events.has_next()
+            && self
+                .state
+                .cq(0)
+                .is_some_and(|queue| queue.reachable() && queue.room() > 0)
+        {
+            if let Some(cid) = self.state.events.next_aborted() {
+                self.post(bus, 0, cid, Status::ABORT_REQUESTED, 0);
+            } else if let Some((cid, event)) = self.state.events.next() {
+                self.post(bus, 0, cid, Status::SUCCESS, event.into());
+            }
+            told += 1;
+        }
+        told
+    }
+
+    /// Sends started work off.
+    pub(super) fn submit(&mut self) {
+        if let Some(background) = self.backing.background() {
+            background.submit();
+        }
+    }
+
+    /// Waits for all work in the background and completes its commands.
+    pub(super) fn finish_jobs(&mut self, bus: &Bus<'_>) {
+        while !self.state.jobs.is_empty() {
+            self.reap(bus, true);
+        }
+        self.interrupt(bus);
+    }
+
+    /// Raises the interrupts that are due; returns when to look again.
+    #[inline]
+    fn interrupt(&mut self, bus: &Bus<'_>) -> Option<u64> {
+        if !self.state.vectors.any_waiting() {
+            return None;
+        }
+        let (coalescing, exempt) = self.state.features.coalescing();
+        self.raise(bus, coalescing, exempt)
+    }
+
+    fn raise(
+        &mut self,
+        bus: &Bus<'_>,
+        coalescing: fid::InterruptCoalescing,
+        exempt: u32,
+    ) -> Option<u64> {
+        let msix = bus.irq.msix_enabled();
+        let next = self
+            .state
+            .vectors
+            .deliver(bus.now_ns, coalescing, exempt, |vector| {
+                if msix {
+                    bus.irq.trigger(vector);
+                }
+            });
+        self.update_pin(bus);
+        next
+    }
+
+    /// Brings the interrupt pin in line (section 7.5.1.1): high while a queue that interrupts
+    /// holds completions and its vector is not masked.
+    pub(super) fn update_pin(&mut self, bus: &Bus<'_>) {
+        let mask = self.state.registers.interrupt_mask;
+        let level = !bus.irq.msix_enabled()
+            && self.state.cqs.iter().flatten().any(|queue| {
+                queue.interrupts && queue.holds_completions() && mask & 1 << queue.vector == 0
+            });
+        if level != self.state.pin {
+            self.state.pin = level;
+            bus.irq.intx(level);
+        }
+    }
+
+    /// With a pin interrupt pending, the host's progress matters even when there is room.
+    fn refresh_pin(&mut self, bus: &Bus<'_>) {
+        for qid in 1..self.state.cqs.len() {
+            self.refresh_head(qid as u16);
+        }
+        self.update_pin(bus);
+    }
+
+    /// A queue with commands is out of reach: fatal after a while.
+    fn check_reach(&mut self, bus: &Bus<'_>) -> Option<u64> {
+        let deadline = self.state.unreachable_since?.saturating_add(UNREACHABLE_NS);
+        let unreachable = |qid: &SubmissionQueue| {
+            qid.pending() > 0
+                && !(qid.reachable()
+                    && self
+                        .state
+                        .cq(qid.cqid)
+                        .is_some_and(CompletionQueue::reachable))
+        };
+        if !self.state.sqs.iter().flatten().any(unreachable) {
+            self.state.unreachable_since = None;
+            return None;
+        }
+        if bus.now_ns >= deadline {
+            self.fail();
+            return None;
+        }
+        Some(deadline)
+    }
+}
+
+impl Function for Nvme {
+    fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+
+    fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {
+        if bar == 0 && offset < DOORBELLS {
+            self.state.registers.read(offset, data);
+        }
+    }
+
+    fn bar_write(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &[u8]) {
+        if bar != 0 {
+            return;
+        }
+        if let Some(at) = offset.checked_sub(DOORBELLS) {
+            if let Ok(value) = <[u8; 4]>::try_from(data) {
+                self.ring(bus, at, u32::from_le_bytes(value));
+            }
+            return;
+        }
+        let mut changes = Vec::new();
+        self.state
+            .registers
+            .write(offset, data, |_, change| changes.push(change));
+        for change in changes {
+            match change {
+                Change::Configuration(old) => self.configure(bus, old.en(), old.shn()),
+                Change::InterruptMask => self.update_pin(bus),
+                Change::None => {}
+            }
+        }
+    }
+
+    fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind) {
+        self.finish_jobs(bus);
+        if self.state.pin {
+            bus.irq.intx(false);
+        }
+        let fresh = State::new(bus.now_ns);
+        let old = std::mem::replace(&mut self.state, fresh);
+        match kind {
+            // Logs count over resets, for as long as one user has the drive.
+            ResetKind::FunctionLevel => self.state.logs = old.logs,
+            ResetKind::Scrub => self.transfer.scrub(),
+        }
+    }
+
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        let mut done = 0;
+        if !self.state.jobs.is_empty() {
+            done += self.reap(bus, false);
+        }
+        if !self.is_running() || !bus.dma.master() {
+            self.state.untimed = true;
+            return match (done, self.state.jobs.is_empty()) {
+                (0, true) => Work::Asleep(None),
+                (0, false) => Work::Idle,
+                _ => Work::Done,
+            };
+        }
+        if self.state.generation != bus.dma.generation() {
+            self.state.resolve(bus.dma);
+        }
+        let mut index = 0;
+        while let Some(qid) = self.state.active(index) {
+            done += self.poll_queue(bus, qid);
+            index += 1;
+        }
+        if self.state.events.has_next() {
+            done += self.tell_events(bus);
+        }
+        if self.state.pin {
+            self.refresh_pin(bus);
+        }
+        let due = self.interrupt(bus);
+        if done > 0 {
+            self.submit();
+            return Work::Done;
+        }
+        let reach = self.check_reach(bus);
+        self.state.untimed = false;
+        match (due, reach) {
+            (_, Some(deadline)) => Work::Asleep(Some(deadline)),
+            _ if self.state.is_polled() || !self.state.jobs.is_empty() => {
+                self.state.untimed = true;
+                Work::Idle
+            }
+            (due, None) => Work::Asleep(due),
+        }
+    }
+
+    fn park(&mut self, bus: &Bus<'_>) -> bool {
+        if self.state.untimed && self.state.vectors.any_waiting() {
+            self.raise(bus, Default::default(), u32::MAX);
+        }
+        if let Some(background) = self.backing.background()
+            && background.rearm()
+        {
+            return false;
+        }
+        if !self.is_running() || !bus.dma.master() {
+            return true;
+        }
+        let Some(pages) = &self.state.shadow else {
+            return true;
+        };
+        let (values, events) = (pages.values.as_ref(), pages.events.as_ref());
+        for queue in self.state.sqs.iter_mut().flatten() {
+            queue.doorbell.arm(events);
+        }
+        // Of a completion queue only its being full, or the pin, is waited for.
+        let pin = self.state.pin;
+        for queue in self.state.cqs.iter_mut().flatten() {
+            if pin || queue.room() == 0 {
+                queue.doorbell.arm(events);
+            }
+        }
+        // Pairs with the barrier that the host has between its store and its look at the event
+        // index: one of the two sees the other's store.
+        fence(Ordering::SeqCst);
+        let news = self
+            .state
+            .sqs
+            .iter()
+            .flatten()
+            .any(|queue| queue.doorbell.has_news(values))
+            || self
+                .state
+                .cqs
+                .iter()
+                .flatten()
+                .any(|queue| (pin || queue.room() == 0) && queue.doorbell.has_news(values));
+        !news
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.backing.wake_fd()
+    }
+
+    fn quiesce(&mut self, bus: &Bus<'_>) {
+        self.finish_jobs(bus);
+        // What was resolved may be gone on the next poll.
+        self.state.unresolve();
+    }
+}

@@ -1,0 +1,355 @@
+//! I/O commands: the NVM command set (NVM Express base 1.4, section 6).
+
+use rackbus_memory::{PinnedSlice, SharedMemory};
+use rackbus_pci::Bus;
+use rackbus_spec::nvme::command::{DsmCdw11, IoOpcode, RwCdw12};
+use rackbus_spec::nvme::data::{DSM_MAX_RANGES, DsmRange};
+use rackbus_spec::nvme::{NSID_ALL, Sqe, Status};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::backing::{Attempt, MediaError, Request};
+use super::controller::{Nvme, Outcome};
+use super::identify::{MAX_TRANSFER, NSID};
+use super::jobs::{Comparison, Finish, Job, Owner, Steps};
+use super::transfer::Direction;
+
+/// A checked range of the drive, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    offset: u64,
+    length: u64,
+}
+
+impl Nvme {
+    /// Executes a command of I/O queue `sq`.
+    #[inline]
+    pub(super) fn io(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Outcome {
+        let outcome = match IoOpcode::from_u8(sqe.cdw0.opcode()) {
+            _ if sqe.cdw0.fuse() != 0 => Err(Status::INVALID_FIELD.do_not_retry()),
+            None => Err(Status::INVALID_OPCODE.do_not_retry()),
+            Some(IoOpcode::Flush) if sqe.nsid == NSID_ALL => self.flush(sq, sqe),
+            Some(_) if sqe.nsid != NSID => Err(Status::INVALID_NAMESPACE.do_not_retry()),
+            Some(IoOpcode::Read) => self.read(bus, sq, sqe),
+            Some(IoOpcode::Write) => self.write(bus, sq, sqe),
+            Some(IoOpcode::Flush) => self.flush(sq, sqe),
+            Some(IoOpcode::Compare) => self.compare(bus, sq, sqe),
+            Some(IoOpcode::Verify) => self.verify(sq, sqe),
+            Some(IoOpcode::WriteZeroes) => self.write_zeroes(sq, sqe),
+            Some(IoOpcode::DatasetManagement) => self.dataset_management(bus, sq, sqe),
+        };
+        outcome.unwrap_or_else(Outcome::failed)
+    }
+
+    /// The range that dwords 10 to 12 name.
+    #[inline]
+    fn extent(&self, sqe: &Sqe) -> Result<Extent, Status> {
+        let blocks = u64::from(RwCdw12::from(sqe.cdw12).nlb()) + 1;
+        match self.identity.geometry.range(sqe.slba(), blocks) {
+            Some((offset, length)) => Ok(Extent { offset, length }),
+            None => Err(Status::LBA_OUT_OF_RANGE.do_not_retry()),
+        }
+    }
+
+    /// As [`extent`](Nvme::extent), for commands that move data.
+    #[inline]
+    fn data_extent(&self, sqe: &Sqe) -> Result<Extent, Status> {
+        let extent = self.extent(sqe)?;
+        if extent.length > MAX_TRANSFER {
+            return Err(Status::INVALID_FIELD.do_not_retry());
+        }
+        Ok(extent)
+    }
+
+    #[inline]
+    fn parse(
+        &mut self,
+        bus: &Bus<'_>,
+        sqe: &Sqe,
+        length: u64,
+        direction: Direction,
+    ) -> Result<(), Status> {
+        let page = self.state.registers.page_size();
+        self.transfer
+            .parse(bus.dma, sqe, length as usize, page, true, direction)
+    }
+
+    /// Read (section 6.9). With FUA, what the cache has of the range is written back first or,
+    /// as here, before the command completes.
+    #[inline]
+    fn read(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        let Extent { offset, length } = self.data_extent(sqe)?;
+        self.parse(bus, sqe, length, Direction::ToHost)?;
+        let slices = self.transfer.resolve(bus.dma)?;
+        let attempt = self.backing.attempt(&Request::Read {
+            offset,
+            into: slices.as_slice(),
+        });
+        drop(slices);
+        let fua = RwCdw12::from(sqe.cdw12).fua();
+        match attempt {
+            Attempt::Done(Err(error)) => Err(error.into()),
+            Attempt::Done(Ok(())) => {
+                self.state.logs.count_read(length);
+                if fua {
+                    self.flush(sq, sqe)
+                } else {
+                    Ok(Outcome::DONE)
+                }
+            }
+            Attempt::WouldBlock => {
+                let into = self.transfer.pin(bus.dma)?;
+                let mut steps = Steps::from([Request::Read { offset, into }]);
+                if fua {
+                    steps.push_back(Request::Flush);
+                }
+                self.state.logs.count_read(length);
+                Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
+            }
+        }
+    }
+
+    /// Write (section 6.15).
+    #[inline]
+    fn write(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        let Extent { offset, length } = self.data_extent(sqe)?;
+        self.parse(bus, sqe, length, Direction::FromHost)?;
+        let durable = self.must_be_durable(sqe);
+        let slices = self.transfer.resolve(bus.dma)?;
+        let from = slices.as_slice();
+        let attempt = self.backing.attempt(&Request::Write {
+            offset,
+            from,
+            durable,
+        });
+        drop(slices);
+        match attempt {
+            Attempt::Done(result) => {
+                result?;
+                self.state.logs.count_write(length);
+                Ok(Outcome::DONE)
+            }
+            Attempt::WouldBlock => {
+                let from = self.transfer.pin(bus.dma)?;
+                self.state.logs.count_write(length);
+                let steps = Steps::from([Request::Write {
+                    offset,
+                    from,
+                    durable,
+                }]);
+                Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
+            }
+        }
+    }
+
+    /// FUA, or a volatile write cache that the host turned off.
+    #[inline]
+    fn must_be_durable(&self, sqe: &Sqe) -> bool {
+        RwCdw12::from(sqe.cdw12).fua() || !self.state.features.write_cache()
+    }
+
+    /// Flush (section 6.8).
+    fn flush(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        self.run(Owner::Command(sq, *sqe), Steps::from([Request::Flush]))
+    }
+
+    /// Compare (section 6.6).
+    fn compare(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        let Extent { offset, length } = self.data_extent(sqe)?;
+        self.parse(bus, sqe, length, Direction::FromHost)?;
+        let host = self.transfer.pin(bus.dma)?;
+        let (drive, read) = scratch(offset, length)?;
+        self.state.logs.count_read(length);
+        let comparison = Comparison { host, drive };
+        let into = comparison.drive.whole();
+        match self.backing.attempt(&Request::Read {
+            offset,
+            into: &[into],
+        }) {
+            Attempt::Done(result) => {
+                result?;
+                comparison.check()?;
+                Ok(Outcome::DONE)
+            }
+            Attempt::WouldBlock => {
+                let owner = Owner::Command(sq, *sqe);
+                Ok(self.start(owner, Steps::from([read]), Finish::Compare(comparison)))
+            }
+        }
+    }
+
+    /// Verify (section 6.14): reads and moves nothing. Its length is not bound by MDTS, so it is
+    /// read in pieces.
+    fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        let Extent {
+            mut offset,
+            mut length,
+        } = self.extent(sqe)?;
+        let mut steps = Steps::new();
+        while length > 0 {
+            let piece = length.min(MAX_TRANSFER);
+            let (memory, read) = scratch(offset, piece)?;
+            let into = memory.whole();
+            match self.backing.attempt(&Request::Read {
+                offset,
+                into: &[into],
+            }) {
+                Attempt::Done(result) => result?,
+                Attempt::WouldBlock => steps.push_back(read),
+            }
+            offset += piece;
+            length -= piece;
+        }
+        if steps.is_empty() {
+            return Ok(Outcome::DONE);
+        }
+        Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
+    }
+
+    /// Write Zeroes (section 6.17).
+    fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        let Extent { offset, length } = self.extent(sqe)?;
+        let deallocate = RwCdw12::from(sqe.cdw12).deac();
+        let mut steps = Steps::from([Request::Zero {
+            offset,
+            length,
+            deallocate,
+        }]);
+        if self.must_be_durable(sqe) {
+            steps.push_back(Request::Flush);
+        }
+        self.run(Owner::Command(sq, *sqe), steps)
+    }
+
+    /// Dataset Management (section 6.7): ranges to deallocate; the hints are ignored. All ranges
+    /// are checked before the first is deallocated.
+    fn dataset_management(&mut self, bus: &Bus<'_>, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
+        let count = (sqe.cdw10 & 0xff) as usize + 1;
+        let mut ranges = [DsmRange::new_zeroed(); DSM_MAX_RANGES];
+        let bytes = ranges[..count].as_mut_bytes();
+        self.parse(bus, sqe, bytes.len() as u64, Direction::FromHost)?;
+        let mut at = 0;
+        for slice in self.transfer.resolve(bus.dma)?.as_slice() {
+            at += slice.copy_to(&mut bytes[at..]);
+        }
+        if !DsmCdw11::from(sqe.cdw11).ad() {
+            return Ok(Outcome::DONE);
+        }
+        let mut steps = Steps::with_capacity(count);
+        for range in &ranges[..count] {
+            let found = self
+                .identity
+                .geometry
+                .range(range.slba, u64::from(range.nlb));
+            let (offset, length) = found.ok_or(Status::LBA_OUT_OF_RANGE.do_not_retry())?;
+            if length > 0 {
+                steps.push_back(Request::Zero {
+                    offset,
+                    length,
+                    deallocate: true,
+                });
+            }
+        }
+        if !self.state.features.write_cache() {
+            steps.push_back(Request::Flush);
+        }
+        self.run(Owner::Command(sq, *sqe), steps)
+    }
+
+    /// Does steps that have no buffers, in the background from the first that would block.
+    pub(super) fn run(&mut self, owner: Owner, mut steps: Steps) -> Result<Outcome, Status> {
+        while let Some(step) = steps.front() {
+            let attempt = match step {
+                Request::Flush => self.backing.attempt(&Request::Flush),
+                Request::Zero {
+                    offset,
+                    length,
+                    deallocate,
+                } => self.backing.attempt(&Request::Zero {
+                    offset: *offset,
+                    length: *length,
+                    deallocate: *deallocate,
+                }),
+                Request::Read { .. } | Request::Write { .. } => Attempt::WouldBlock,
+            };
+            match attempt {
+                Attempt::Done(result) => result?,
+                Attempt::WouldBlock => return Ok(self.start(owner, steps, Finish::Plain)),
+            }
+            steps.pop_front();
+        }
+        Ok(Outcome::DONE)
+    }
+
+    /// Hands the first of `steps` to the background; the others follow as each finishes.
+    fn start(&mut self, owner: Owner, mut steps: Steps, finish: Finish) -> Outcome {
+        let first = steps.pop_front();
+        let (Some(first), Some(background)) = (first, self.backing.background()) else {
+            return Outcome::failed(Status::INTERNAL_ERROR);
+        };
+        let tag = self.state.jobs.insert(Job {
+            owner,
+            rest: steps,
+            finish,
+        });
+        background.start(tag, first);
+        Outcome::Background
+    }
+
+    /// Looks at what the background has finished. Returns how many commands completed.
+    pub(super) fn reap(&mut self, bus: &Bus<'_>, wait: bool) -> u32 {
+        let mut finished = std::mem::take(&mut self.finished);
+        if let Some(background) = self.backing.background() {
+            if wait {
+                background.drain(&mut finished);
+            } else {
+                background.reap(&mut finished);
+            }
+        }
+        let mut completed = 0;
+        for (tag, result) in finished.drain(..) {
+            completed += u32::from(self.step_finished(bus, tag, result));
+        }
+        self.finished = finished;
+        completed
+    }
+
+    /// A step of the job with `tag` has finished; true when the whole job has.
+    fn step_finished(&mut self, bus: &Bus<'_>, tag: u32, result: Result<(), MediaError>) -> bool {
+        let Some(job) = self.state.jobs.get_mut(tag) else {
+            return false;
+        };
+        if result.is_ok()
+            && let Some(next) = job.rest.pop_front()
+            && let Some(background) = self.backing.background()
+        {
+            background.start(tag, next);
+            background.submit();
+            return false;
+        }
+        let Some(job) = self.state.jobs.remove(tag) else {
+            return false;
+        };
+        let outcome = match (result, &job.finish) {
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), Finish::Plain) => Ok(()),
+            (Ok(()), Finish::Compare(comparison)) => comparison.check(),
+        };
+        match job.owner {
+            Owner::Shutdown => self.shutdown_finished(),
+            Owner::Command(sq, sqe) => {
+                self.release(sq);
+                self.complete(bus, sq, &sqe, outcome.err().unwrap_or(Status::SUCCESS), 0);
+            }
+        }
+        true
+    }
+}
+
+/// Memory of our own to read `length` bytes from `offset` into, and the request that does.
+fn scratch(offset: u64, length: u64) -> Result<(SharedMemory, Request<Vec<PinnedSlice>>), Status> {
+    let memory =
+        SharedMemory::create("nvme-scratch", length).map_err(|_| Status::INTERNAL_ERROR)?;
+    let into = PinnedSlice::new(memory.region().clone(), 0, memory.len());
+    let into = vec![into.ok_or(Status::INTERNAL_ERROR)?];
+    Ok((memory, Request::Read { offset, into }))
+}

@@ -1,0 +1,33 @@
+//! An NVMe drive: a controller to the NVM Express base specification 1.4 and its NVM command set.
+//!
+//! * [`config`]: what a drive is made of.
+//! * `controller`: the state machine of the controller and the loop over its queues.
+//! * `registers`, `shadow`, `queue`: what the host and the controller share.
+//! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
+//! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
+//! * `interrupts`: when to interrupt it.
+//! * [`backing`]: where the data lives.
+
+mod admin;
+pub mod backing;
+pub mod config;
+mod controller;
+mod events;
+mod features;
+mod identify;
+mod interrupts;
+mod io;
+mod jobs;
+mod logs;
+mod queue;
+mod registers;
+mod shadow;
+mod state;
+mod transfer;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{BackingConfig, NvmeConfig, NvmeError};
+pub use controller::Nvme;
+pub use shadow::need_event;

@@ -1,0 +1,300 @@
+//! Submission and completion queues (NVM Express base 1.4, section 4.1): rings in the host's
+//! memory, with an index that each side owns.
+//!
+//! The ring's memory is resolved once and kept ([`PinnedSlice`]); when the function's mappings
+//! change it is resolved again. Entries are read and written at most once each.
+
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::{Access, DmaSpace, PinnedSlice};
+use rackbus_spec::nvme::Sqe;
+use rackbus_spec::nvme::command::SQE_SIZE;
+use rackbus_spec::nvme::completion::{CQE_SIZE, Cqe};
+use zerocopy::IntoBytes;
+
+use super::shadow::Doorbell;
+
+/// A ring's memory.
+#[derive(Debug)]
+struct Ring {
+    base: u64,
+    length: usize,
+    access: Access,
+    memory: Option<PinnedSlice>,
+}
+
+impl Ring {
+    fn new(dma: &DmaSpace, base: u64, length: usize, access: Access) -> Ring {
+        let mut ring = Ring {
+            base,
+            length,
+            access,
+            memory: None,
+        };
+        ring.resolve(dma);
+        ring
+    }
+
+    fn resolve(&mut self, dma: &DmaSpace) {
+        self.memory = dma.pin(self.base, self.length, self.access).ok();
+    }
+}
+
+/// `index` moved `by` entries on in a ring of `size`.
+#[inline]
+fn advance(index: u16, by: u16, size: u16) -> u16 {
+    let next = u32::from(index) + u32::from(by);
+    let size = u32::from(size);
+    (if next >= size { next - size } else { next }) as u16
+}
+
+/// Entries from `from` up to `to` in a ring of `size`.
+#[inline]
+fn distance(from: u16, to: u16, size: u16) -> u16 {
+    if to >= from {
+        to - from
+    } else {
+        size - from + to
+    }
+}
+
+/// A submission queue.
+#[derive(Debug)]
+pub struct SubmissionQueue {
+    /// Its identifier; 0 is the admin queue.
+    pub id: u16,
+    /// The completion queue its completions go to.
+    pub cqid: u16,
+    size: u16,
+    head: u16,
+    /// The host's tail doorbell.
+    pub doorbell: Doorbell,
+    ring: Ring,
+}
+
+impl SubmissionQueue {
+    /// A queue of `size` entries (at least 2) at `base`.
+    pub fn new(dma: &DmaSpace, id: u16, cqid: u16, base: u64, size: u16) -> Self {
+        let ring = Ring::new(dma, base, usize::from(size) * SQE_SIZE, Access::READ);
+        SubmissionQueue {
+            id,
+            cqid,
+            size,
+            head: 0,
+            doorbell: Doorbell::new(size),
+            ring,
+        }
+    }
+
+    /// Looks up the ring's memory again.
+    pub fn resolve(&mut self, dma: &DmaSpace) {
+        self.ring.resolve(dma);
+    }
+
+    /// Whether the ring's memory can be reached.
+    pub fn reachable(&self) -> bool {
+        self.ring.memory.is_some()
+    }
+
+    /// Entries the host has submitted and nobody has fetched, as far as the doorbell is known.
+    #[inline]
+    pub fn pending(&self) -> u16 {
+        distance(self.head, self.doorbell.value(), self.size)
+    }
+
+    /// The index of the next entry to fetch: the SQ Head Pointer of completions.
+    #[inline]
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// Asks for the next `count` entries to come near.
+    #[inline]
+    pub fn prefetch(&self, count: u16) {
+        let Some(memory) = &self.ring.memory else {
+            return;
+        };
+        let until_end = count.min(self.size - self.head);
+        let part = |first: u16, entries: u16| {
+            memory.get().part(
+                usize::from(first) * SQE_SIZE,
+                usize::from(entries) * SQE_SIZE,
+            )
+        };
+        if let Some(lines) = part(self.head, until_end) {
+            lines.prefetch();
+        }
+        if let Some(lines) = part(0, count - until_end) {
+            lines.prefetch();
+        }
+    }
+
+    /// A copy of the entry `ahead` of the next one, without fetching it: only a hint of what
+    /// comes, since the host may still change it.
+    #[inline]
+    pub fn peek(&self, ahead: u16) -> Option<Sqe> {
+        let index = advance(self.head, ahead, self.size);
+        self.ring
+            .memory
+            .as_ref()?
+            .get()
+            .read_obj(usize::from(index) * SQE_SIZE)
+    }
+
+    /// Fetches the next entry. `None` when the ring's memory cannot be reached.
+    #[inline]
+    pub fn fetch(&mut self) -> Option<Sqe> {
+        let sqe = self.peek(0)?;
+        self.head = advance(self.head, 1, self.size);
+        Some(sqe)
+    }
+
+    /// Tells the doorbell how far the queue is consumed; see [`Doorbell::keep_away`].
+    #[inline]
+    pub fn keep_away(&mut self, events: Option<&PinnedSlice>) {
+        self.doorbell.keep_away(self.head, events);
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    /// Its identifier; 0 is the admin queue.
+    pub id: u16,
+    /// Interrupt vector.
+    pub vector: u16,
+    /// Whether it interrupts at all.
+    pub interrupts: bool,
+    /// How many submission queues use it.
+    pub users: u16,
+    size: u16,
+    tail: u16,
+    phase: bool,
+    /// Commands that are executing and will complete here.
+    reserved: u16,
+    /// The host's head doorbell.
+    pub doorbell: Doorbell,
+    ring: Ring,
+}
+
+impl CompletionQueue {
+    /// A queue of `size` entries (at least 2) at `base`.
+    pub fn new(dma: &DmaSpace, id: u16, base: u64, size: u16, vector: Option<u16>) -> Self {
+        let access = Access::READ | Access::WRITE;
+        CompletionQueue {
+            id,
+            vector: vector.unwrap_or(0),
+            interrupts: vector.is_some(),
+            users: 0,
+            size,
+            tail: 0,
+            phase: true,
+            reserved: 0,
+            doorbell: Doorbell::new(size),
+            ring: Ring::new(dma, base, usize::from(size) * CQE_SIZE, access),
+        }
+    }
+
+    /// Looks up the ring's memory again.
+    pub fn resolve(&mut self, dma: &DmaSpace) {
+        self.ring.resolve(dma);
+    }
+
+    /// Whether the ring's memory can be reached.
+    pub fn reachable(&self) -> bool {
+        self.ring.memory.is_some()
+    }
+
+    /// Whether the host has completions to look at, as far as its doorbell is known.
+    #[inline]
+    pub fn holds_completions(&self) -> bool {
+        self.doorbell.value() != self.tail
+    }
+
+    /// How many completions the host has not consumed, as far as its doorbell is known.
+    #[inline]
+    fn used(&self) -> u16 {
+        distance(self.doorbell.value(), self.tail, self.size)
+    }
+
+    /// Entries free for commands that have not started yet.
+    #[inline]
+    pub fn room(&self) -> u16 {
+        (self.size - 1)
+            .saturating_sub(self.used())
+            .saturating_sub(self.reserved)
+    }
+
+    /// Whether `head` is a value that the host's doorbell may take: it cannot run ahead of the
+    /// completions there are.
+    pub fn accepts_head(&self, head: u32) -> bool {
+        u16::try_from(head).is_ok_and(|head| {
+            head < self.size && distance(self.doorbell.value(), head, self.size) <= self.used()
+        })
+    }
+
+    /// Keeps an entry for a command that started and will complete later.
+    pub fn reserve(&mut self) {
+        self.reserved = self.reserved.saturating_add(1);
+    }
+
+    /// Gives back an entry kept by [`reserve`](CompletionQueue::reserve).
+    pub fn release(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    /// Posts `cqe` with the right phase tag. False when the ring's memory cannot be reached.
+    #[inline]
+    pub fn post(&mut self, mut cqe: Cqe) -> bool {
+        let Some(memory) = &self.ring.memory else {
+            return false;
+        };
+        cqe.status_phase = cqe.status_phase & !1 | u16::from(self.phase);
+        let bytes = cqe.as_bytes();
+        let half = |at: usize| {
+            u64::from_le_bytes(*bytes[at..].first_chunk().expect("an entry is 16 bytes"))
+        };
+        let at = usize::from(self.tail) * CQE_SIZE;
+        // The half with the phase tag goes last, and after everything the command wrote: a host
+        // that sees the tag sees the data.
+        let ring = memory.get();
+        let stored = ring
+            .store_u64(at, half(0), Ordering::Relaxed)
+            .and_then(|()| ring.store_u64(at + 8, half(8), Ordering::Release));
+        if stored.is_none() {
+            return false;
+        }
+        self.tail = advance(self.tail, 1, self.size);
+        if self.tail == 0 {
+            self.phase = !self.phase;
+        }
+        true
+    }
+
+    /// Whether the doorbell's event index should be moved on; see [`Doorbell::keep_away`].
+    #[inline]
+    pub fn wants_refresh(&self) -> bool {
+        self.doorbell.is_stale(self.tail)
+    }
+
+    /// Tells the doorbell how far the host has consumed; see [`Doorbell::keep_away`].
+    pub fn keep_away(&mut self, events: Option<&PinnedSlice>) {
+        self.doorbell.keep_away(self.doorbell.value(), events);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn distance_undoes_advance(size in 2u16..=4096, from in any::<u16>(), by in any::<u16>()) {
+            let (from, by) = (from % size, by % size);
+            let to = advance(from, by, size);
+            prop_assert!(to < size);
+            prop_assert_eq!(distance(from, to, size), by);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The controller registers (NVM Express base 1.4, section 3.1) as a table of dwords.
+//!
+//! A driver may access a register with 4 bytes, or two neighbouring ones with 8; anything else
+//! reads as zero and writes nothing. What a write to CC means is decided by the controller, which
+//! gets the [`Change`].
+
+use rackbus_spec::nvme::VERSION_1_4;
+use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Csts};
+
+/// Most entries a queue may have.
+pub const MAX_QUEUE_ENTRIES: u16 = 4096;
+/// Doorbells are `4 << DOORBELL_STRIDE` = 64 bytes apart, a cache line each: neither side's
+/// stores disturb what the other polls. 32 queue pairs then fill exactly the one page that a
+/// shadow doorbell buffer has (section 5.7).
+pub const DOORBELL_STRIDE: u8 = 4;
+/// Largest memory page size that CC.MPS may select: `4096 << 4`.
+const MAX_PAGE_SHIFT: u8 = 4;
+
+/// What a register write asks of the controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing beyond the stored value.
+    None,
+    /// CC was written; this is its old value.
+    Configuration(Cc),
+    /// The interrupt mask changed.
+    InterruptMask,
+}
+
+#[derive(Clone, Copy)]
+enum Dword {
+    CapLow,
+    CapHigh,
+    Version,
+    MaskSet,
+    MaskClear,
+    Configuration,
+    Status,
+    QueueAttributes,
+    SubmissionLow,
+    SubmissionHigh,
+    CompletionLow,
+    CompletionHigh,
+}
+
+const TABLE: [(u64, Dword); 12] = [
+    (offset::CAP, Dword::CapLow),
+    (offset::CAP + 4, Dword::CapHigh),
+    (offset::VS, Dword::Version),
+    (offset::INTMS, Dword::MaskSet),
+    (offset::INTMC, Dword::MaskClear),
+    (offset::CC, Dword::Configuration),
+    (offset::CSTS, Dword::Status),
+    (offset::AQA, Dword::QueueAttributes),
+    (offset::ASQ, Dword::SubmissionLow),
+    (offset::ASQ + 4, Dword::SubmissionHigh),
+    (offset::ACQ, Dword::CompletionLow),
+    (offset::ACQ + 4, Dword::CompletionHigh),
+];
+
+fn find(offset: u64) -> Option<Dword> {
+    TABLE
+        .iter()
+        .find(|(at, _)| *at == offset)
+        .map(|(_, dword)| *dword)
+}
+
+/// The values of the registers.
+#[derive(Debug, Default)]
+pub struct Registers {
+    /// Controller Configuration.
+    pub cc: Cc,
+    /// Controller Status.
+    pub csts: Csts,
+    /// Interrupt mask, a bit for each vector; pin interrupts only.
+    pub interrupt_mask: u32,
+    /// Admin Queue Attributes.
+    pub aqa: Aqa,
+    /// Admin Submission Queue Base Address.
+    pub asq: u64,
+    /// Admin Completion Queue Base Address.
+    pub acq: u64,
+}
+
+/// The capabilities (section 3.1.1).
+pub fn capabilities() -> Cap {
+    Cap::new()
+        .with_mqes(MAX_QUEUE_ENTRIES - 1)
+        .with_cqr(true)
+        .with_to(20)
+        .with_dstrd(DOORBELL_STRIDE)
+        .with_css(1)
+        .with_mpsmax(MAX_PAGE_SHIFT)
+}
+
+fn set_low(value: &mut u64, low: u32) {
+    *value = *value & !0xffff_ffff | u64::from(low);
+}
+
+fn set_high(value: &mut u64, high: u32) {
+    *value = *value & 0xffff_ffff | u64::from(high) << 32;
+}
+
+/// Base addresses of the admin queues are page aligned; the lower bits are reserved
+/// (sections 3.1.9 and 3.1.10).
+const BASE_RESERVED: u32 = 0xfff;
+
+impl Registers {
+    /// A driver reads at `offset`.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
+            return;
+        }
+        for (offset, out) in (offset..).step_by(4).zip(data.chunks_exact_mut(4)) {
+            let value = find(offset).map_or(0, |dword| self.dword(dword));
+            out.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    /// A driver writes at `offset`; `changed` hears of each dword that means something.
+    pub fn write(&mut self, offset: u64, data: &[u8], mut changed: impl FnMut(&mut Self, Change)) {
+        if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
+            return;
+        }
+        for (offset, bytes) in (offset..).step_by(4).zip(data.as_chunks::<4>().0) {
+            if let Some(dword) = find(offset) {
+                let change = self.set_dword(dword, u32::from_le_bytes(*bytes));
+                if change != Change::None {
+                    changed(self, change);
+                }
+            }
+        }
+    }
+
+    fn dword(&self, dword: Dword) -> u32 {
+        let cap = u64::from(capabilities());
+        match dword {
+            Dword::CapLow => cap as u32,
+            Dword::CapHigh => (cap >> 32) as u32,
+            Dword::Version => VERSION_1_4,
+            Dword::MaskSet | Dword::MaskClear => self.interrupt_mask,
+            Dword::Configuration => self.cc.into(),
+            Dword::Status => self.csts.into(),
+            Dword::QueueAttributes => self.aqa.into(),
+            Dword::SubmissionLow => self.asq as u32,
+            Dword::SubmissionHigh => (self.asq >> 32) as u32,
+            Dword::CompletionLow => self.acq as u32,
+            Dword::CompletionHigh => (self.acq >> 32) as u32,
+        }
+    }
+
+    fn set_dword(&mut self, dword: Dword, value: u32) -> Change {
+        // Section 3.1.8 to 3.1.10: the admin queue registers are set while CC.EN is 0.
+        let settable = !self.cc.en();
+        match dword {
+            Dword::CapLow | Dword::CapHigh | Dword::Version | Dword::Status => {}
+            Dword::MaskSet => {
+                self.interrupt_mask |= value;
+                return Change::InterruptMask;
+            }
+            Dword::MaskClear => {
+                self.interrupt_mask &= !value;
+                return Change::InterruptMask;
+            }
+            Dword::Configuration => {
+                let old = std::mem::replace(&mut self.cc, Cc::from(value));
+                return Change::Configuration(old);
+            }
+            Dword::QueueAttributes if settable => self.aqa = Aqa::from(value),
+            Dword::SubmissionLow if settable => set_low(&mut self.asq, value & !BASE_RESERVED),
+            Dword::SubmissionHigh if settable => set_high(&mut self.asq, value),
+            Dword::CompletionLow if settable => set_low(&mut self.acq, value & !BASE_RESERVED),
+            Dword::CompletionHigh if settable => set_high(&mut self.acq, value),
+            _ => {}
+        }
+        Change::None
+    }
+
+    /// Whether CC and the admin queue registers allow the controller to start (section 7.6.1):
+    /// the NVM command set, round robin, a supported page size, admin queues of two entries or
+    /// more.
+    pub fn can_enable(&self) -> bool {
+        self.cc.css() == 0
+            && self.cc.ams() == 0
+            && self.cc.mps() <= MAX_PAGE_SHIFT
+            && self.aqa.asqs() >= 1
+            && self.aqa.acqs() >= 1
+    }
+
+    /// The memory page size that CC.MPS selects, in bytes.
+    pub fn page_size(&self) -> u64 {
+        4096 << self.cc.mps().min(MAX_PAGE_SHIFT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read4(registers: &Registers, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        registers.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    #[test]
+    fn only_four_and_eight_byte_accesses_count() {
+        let mut registers = Registers::default();
+        for length in [1, 2, 3, 5, 16] {
+            let mut data = vec![0; length];
+            registers.read(offset::VS, &mut data);
+            assert!(data.iter().all(|byte| *byte == 0), "{length} bytes");
+            registers.write(offset::AQA, &vec![0xff; length], |_, _| {
+                panic!("no change expected")
+            });
+        }
+        let mut unaligned = [0; 4];
+        registers.read(offset::VS + 2, &mut unaligned);
+        assert_eq!(unaligned, [0; 4]);
+        assert_eq!(u32::from(registers.aqa), 0);
+        assert_eq!(read4(&registers, offset::VS), VERSION_1_4);
+    }
+
+    #[test]
+    fn eight_byte_accesses_span_two_dwords() {
+        let mut registers = Registers::default();
+        registers.write(
+            offset::ASQ,
+            &0x1234_5678_9abc_d000u64.to_le_bytes(),
+            |_, _| {},
+        );
+        assert_eq!(registers.asq, 0x1234_5678_9abc_d000);
+        registers.write(offset::ACQ + 4, &7u32.to_le_bytes(), |_, _| {});
+        assert_eq!(registers.acq, 7 << 32);
+        let mut cap = [0; 8];
+        registers.read(offset::CAP, &mut cap);
+        assert_eq!(u64::from_le_bytes(cap), u64::from(capabilities()));
+        let mut seen = Vec::new();
+        let both = [0xf0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
+        registers.write(offset::INTMC, &both, |_, change| seen.push(change));
+        assert_eq!(
+            seen,
+            [Change::InterruptMask, Change::Configuration(Cc::new())]
+        );
+    }
+
+    #[test]
+    fn admin_queue_registers_hold_still_while_enabled() {
+        let mut registers = Registers {
+            asq: 0x1000,
+            ..Registers::default()
+        };
+        registers.cc.set_en(true);
+        registers.write(offset::ASQ, &[0xff; 8], |_, _| {});
+        registers.write(offset::AQA, &[0xff; 4], |_, _| {});
+        assert_eq!((registers.asq, u32::from(registers.aqa)), (0x1000, 0));
+        registers.write(offset::CAP, &[0; 8], |_, _| panic!("read only"));
+        assert_eq!(
+            read4(&registers, offset::CAP + 4),
+            (u64::from(capabilities()) >> 32) as u32
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! Doorbells, trapped or shadowed (NVM Express base 1.4, sections 3.1.24, 5.7 and 7.13).
+//!
+//! With a *shadow* page the host stores a doorbell's value in its own memory, where a polling
+//! controller sees it, and writes the register, which costs a trap, only when the store moved the
+//! value across the *event index* that the controller published. Values count entries of the
+//! ring, so they wrap at its size; the host's rule
+//!
+//! ```text
+//! need_event = (u16)(new - event_index - 1) < (u16)(new - old)
+//! ```
+//!
+//! is taken modulo 2^16: stepping from `old` to `new` rings when the event index lies in
+//! `[old, new)`, and a step that wraps covers `[old, 2^16)` and `[0, new)`.
+//!
+//! So there are two positions for the event index. *Armed*: at the value seen last, so that the
+//! very next store rings. *Away*: one behind the entries already consumed, the position that the
+//! host reaches last; it is moved on before the host can get there.
+
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::{Access, DmaSpace, PinnedSlice};
+
+/// The two pages of a Doorbell Buffer Config command.
+#[derive(Debug)]
+pub struct ShadowPages {
+    addresses: [u64; 2],
+    length: usize,
+    /// The host's doorbell values.
+    pub values: Option<PinnedSlice>,
+    /// The event indices that the controller publishes.
+    pub events: Option<PinnedSlice>,
+}
+
+impl ShadowPages {
+    /// The pages at these addresses, `length` bytes each.
+    pub fn new(dma: &DmaSpace, values: u64, events: u64, length: usize) -> Self {
+        let addresses = [values, events];
+        let mut pages = ShadowPages {
+            addresses,
+            length,
+            values: None,
+            events: None,
+        };
+        pages.resolve(dma);
+        pages
+    }
+
+    /// Looks up the pages' memory again. They are used only when both can be reached.
+    pub fn resolve(&mut self, dma: &DmaSpace) {
+        let pin = |address| {
+            dma.pin(address, self.length, Access::READ | Access::WRITE)
+                .ok()
+        };
+        let [values, events] = self.addresses.map(pin);
+        (self.values, self.events) = match (values, events) {
+            (Some(values), Some(events)) => (Some(values), Some(events)),
+            _ => (None, None),
+        };
+    }
+}
+
+/// What reading a shadow doorbell found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// The value known already.
+    Same,
+    /// A new value within the ring; it is not taken over yet.
+    Moved(u16),
+    /// A new value that no ring of this size has.
+    Invalid,
+}
+
+/// The controller's side of one doorbell.
+#[derive(Debug)]
+pub struct Doorbell {
+    size: u16,
+    value: u16,
+    /// Byte offset in the shadow pages; `None` while the doorbell is only trapped.
+    slot: Option<usize>,
+    /// What the shadow page held at the last look, valid or not.
+    raw: u32,
+    armed: bool,
+    /// The event index published last.
+    event_index: Option<u16>,
+    /// The position that the event index was last moved away from.
+    away_from: u16,
+}
+
+impl Doorbell {
+    /// The doorbell of a ring with `size` entries, at 0 and not shadowed.
+    pub fn new(size: u16) -> Self {
+        Doorbell {
+            size,
+            value: 0,
+            slot: None,
+            raw: 0,
+            armed: false,
+            event_index: None,
+            away_from: 0,
+        }
+    }
+
+    /// The value taken over last.
+    #[inline]
+    pub fn value(&self) -> u16 {
+        self.value
+    }
+
+    /// Whether the host stores it in the shadow page.
+    #[inline]
+    pub fn is_shadowed(&self) -> bool {
+        self.slot.is_some()
+    }
+
+    /// Takes over a value; it must be below the ring's size.
+    #[inline]
+    pub fn set(&mut self, value: u16) {
+        debug_assert!(value < self.size);
+        self.value = value;
+    }
+
+    /// Takes over a value from the doorbell register; false when no ring of this size has it.
+    pub fn take(&mut self, value: u32) -> bool {
+        match u16::try_from(value) {
+            Ok(value) if value < self.size => {
+                self.value = value;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// From now on the host stores the value at byte `slot` of the shadow pages. Both words are
+    /// written to the current value, which arms the doorbell and wipes what an earlier queue
+    /// with this identifier left there.
+    pub fn attach(&mut self, slot: usize, pages: &ShadowPages) {
+        self.slot = Some(slot);
+        self.event_index = None;
+        self.raw = u32::from(self.value);
+        if let Some(values) = &pages.values {
+            values.get().store_u32(slot, self.raw, Ordering::Release);
+        }
+        self.arm(pages.events.as_ref());
+    }
+
+    /// Looks at the shadow page. A value is reported once.
+    #[inline]
+    pub fn look(&mut self, values: Option<&PinnedSlice>) -> Seen {
+        let (Some(slot), Some(values)) = (self.slot, values) else {
+            return Seen::Same;
+        };
+        let Some(raw) = values.get().load_u32(slot, Ordering::Acquire) else {
+            return Seen::Same;
+        };
+        if raw == self.raw {
+            return Seen::Same;
+        }
+        self.raw = raw;
+        match u16::try_from(raw) {
+            Ok(value) if value < self.size => Seen::Moved(value),
+            _ => Seen::Invalid,
+        }
+    }
+
+    /// Whether the shadow page has a value that [`look`](Doorbell::look) has not seen.
+    #[inline]
+    pub fn has_news(&self, values: Option<&PinnedSlice>) -> bool {
+        let (Some(slot), Some(values)) = (self.slot, values) else {
+            return false;
+        };
+        values
+            .get()
+            .load_u32(slot, Ordering::Acquire)
+            .is_some_and(|raw| raw != self.raw)
+    }
+
+    /// Publishes the event index so that the next store rings. The caller then issues a full
+    /// barrier and asks [`has_news`](Doorbell::has_news), or a store in between is lost.
+    pub fn arm(&mut self, events: Option<&PinnedSlice>) {
+        self.armed = true;
+        self.publish(self.raw as u16, events);
+    }
+
+    /// Moves the event index out of the host's way, to just behind `consumed`, if it is armed or
+    /// the host has gone a quarter round since. The host reads the index with each store, so
+    /// writing it more often would cost a cache miss there.
+    #[inline]
+    pub fn keep_away(&mut self, consumed: u16, events: Option<&PinnedSlice>) {
+        if self.slot.is_some() && (self.armed || self.is_stale(consumed)) {
+            self.armed = false;
+            self.away_from = consumed;
+            let behind = if consumed == 0 {
+                self.size - 1
+            } else {
+                consumed - 1
+            };
+            self.publish(behind, events);
+        }
+    }
+
+    /// Whether `position` is a quarter round or more beyond the last move of the event index.
+    #[inline]
+    pub fn is_stale(&self, position: u16) -> bool {
+        let gone = if position >= self.away_from {
+            position - self.away_from
+        } else {
+            self.size - self.away_from + position
+        };
+        self.slot.is_some() && gone >= (self.size / 4).max(1)
+    }
+
+    /// The page may be another one now: the next index is published whatever was there.
+    pub fn forget_event_index(&mut self) {
+        self.event_index = None;
+    }
+
+    fn publish(&mut self, event_index: u16, events: Option<&PinnedSlice>) {
+        if let (Some(slot), Some(events)) = (self.slot, events)
+            && self.event_index != Some(event_index)
+        {
+            events
+                .get()
+                .store_u32(slot, u32::from(event_index), Ordering::Release);
+            self.event_index = Some(event_index);
+        }
+    }
+}
+
+/// The host's rule for writing the doorbell register after storing `new` over `old`: for drivers
+/// and tests. All arithmetic is modulo 2^16 (see the module's text).
+pub fn need_event(event_index: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event_index).wrapping_sub(1) < new.wrapping_sub(old)
+}

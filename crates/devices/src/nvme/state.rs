@@ -1,0 +1,164 @@
+//! Everything the controller knows that does not outlive its user: renewed as a whole when the
+//! drive goes to somebody else, so nothing can be forgotten.
+
+use rackbus_memory::DmaSpace;
+
+use super::events::Events;
+use super::features::{Features, IO_QUEUES};
+use super::interrupts::Vectors;
+use super::jobs::Jobs;
+use super::logs::Logs;
+use super::queue::{CompletionQueue, SubmissionQueue};
+use super::registers::Registers;
+use super::shadow::ShadowPages;
+
+/// The admin queue and the I/O queues.
+const QUEUES: usize = IO_QUEUES as usize + 1;
+
+/// The controller's state.
+#[derive(Debug)]
+pub struct State {
+    /// Controller registers.
+    pub registers: Registers,
+    /// Features.
+    pub features: Features,
+    /// Logs.
+    pub logs: Logs,
+    /// Asynchronous events.
+    pub events: Events,
+    /// Interrupts not raised yet.
+    pub vectors: Vectors,
+    /// Submission queues by identifier.
+    pub sqs: [Option<SubmissionQueue>; QUEUES],
+    /// Completion queues by identifier.
+    pub cqs: [Option<CompletionQueue>; QUEUES],
+    /// Identifiers of the submission queues there are.
+    active: Vec<u16>,
+    /// Shadow doorbells.
+    pub shadow: Option<ShadowPages>,
+    /// Commands in the background.
+    pub jobs: Jobs,
+    /// The mappings that queues and shadow pages were resolved under.
+    pub generation: u64,
+    /// Since when a queue with commands cannot be reached.
+    pub unreachable_since: Option<u64>,
+    /// The level of the interrupt pin.
+    pub pin: bool,
+    /// The engine waits without a timer: interrupts may not be put off over a park.
+    pub untimed: bool,
+}
+
+impl State {
+    /// As after power-on; logs count time from `now_ns`.
+    pub fn new(now_ns: u64) -> Self {
+        State {
+            registers: Registers::default(),
+            features: Features::default(),
+            logs: Logs::new(now_ns),
+            events: Events::default(),
+            vectors: Vectors::default(),
+            sqs: [const { None }; QUEUES],
+            cqs: [const { None }; QUEUES],
+            active: Vec::with_capacity(QUEUES),
+            shadow: None,
+            jobs: Jobs::default(),
+            generation: 0,
+            unreachable_since: None,
+            pin: false,
+            untimed: false,
+        }
+    }
+
+    /// A controller level reset (NVM Express base 1.4, section 7.3.2): queues, outstanding
+    /// requests, features and shadow doorbells go; logs and the admin queue registers stay.
+    pub fn reset_controller(&mut self) {
+        self.features = Features::default();
+        self.events = Events::default();
+        self.vectors = Vectors::default();
+        self.sqs = [const { None }; QUEUES];
+        self.cqs = [const { None }; QUEUES];
+        self.active.clear();
+        self.shadow = None;
+        self.unreachable_since = None;
+    }
+
+    /// The submission queue with this identifier.
+    #[inline]
+    pub fn sq(&self, qid: u16) -> Option<&SubmissionQueue> {
+        self.sqs.get(usize::from(qid))?.as_ref()
+    }
+
+    /// The completion queue with this identifier.
+    #[inline]
+    pub fn cq(&self, qid: u16) -> Option<&CompletionQueue> {
+        self.cqs.get(usize::from(qid))?.as_ref()
+    }
+
+    /// As [`cq`](State::cq), to change.
+    #[inline]
+    pub fn cq_mut(&mut self, qid: u16) -> Option<&mut CompletionQueue> {
+        self.cqs.get_mut(usize::from(qid))?.as_mut()
+    }
+
+    /// The identifier of the submission queue at `index` of those there are.
+    #[inline]
+    pub fn active(&self, index: usize) -> Option<u16> {
+        self.active.get(index).copied()
+    }
+
+    /// Takes a new submission queue in; its completion queue exists.
+    pub fn add_sq(&mut self, queue: SubmissionQueue) {
+        if let Some(cq) = self.cq_mut(queue.cqid) {
+            cq.users += 1;
+        }
+        self.active.push(queue.id);
+        let slot = usize::from(queue.id);
+        self.sqs[slot] = Some(queue);
+    }
+
+    /// Removes a submission queue.
+    pub fn remove_sq(&mut self, qid: u16) {
+        let removed = self.sqs.get_mut(usize::from(qid)).and_then(Option::take);
+        self.active.retain(|active| *active != qid);
+        if let Some(cq) = removed.and_then(|queue| self.cq_mut(queue.cqid)) {
+            cq.users = cq.users.saturating_sub(1);
+        }
+    }
+
+    /// Whether any I/O queue exists.
+    pub fn has_io_queues(&self) -> bool {
+        self.sqs[1..].iter().any(Option::is_some) || self.cqs[1..].iter().any(Option::is_some)
+    }
+
+    /// Whether polling sees work that nothing else announces.
+    #[inline]
+    pub fn is_polled(&self) -> bool {
+        self.active.len() > 1
+            && self
+                .shadow
+                .as_ref()
+                .is_some_and(|pages| pages.values.is_some())
+    }
+
+    /// Looks up the memory of queues and shadow pages again.
+    pub fn resolve(&mut self, dma: &DmaSpace) {
+        self.generation = dma.generation();
+        for queue in self.sqs.iter_mut().flatten() {
+            queue.resolve(dma);
+            queue.doorbell.forget_event_index();
+        }
+        for queue in self.cqs.iter_mut().flatten() {
+            queue.resolve(dma);
+            queue.doorbell.forget_event_index();
+        }
+        if let Some(pages) = &mut self.shadow {
+            pages.resolve(dma);
+        }
+    }
+
+    /// Forgets the memory of queues and shadow pages until they are looked up again.
+    pub fn unresolve(&mut self) {
+        self.resolve(&DmaSpace::new());
+        self.generation = u64::MAX;
+    }
+}

@@ -1,0 +1,320 @@
+//! A host that drives the controller in this process: no socket, no thread, no VM. It has its own
+//! idea of every structure, so that what is tested is the protocol and not a shared helper.
+
+mod admin;
+mod io;
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::{Access, SharedMemory};
+use rackbus_pci::Endpoint;
+use rackbus_pci::endpoint::Region;
+use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc, Csts};
+use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
+use std::os::fd::AsFd;
+
+use super::registers::DOORBELL_STRIDE;
+use super::{Nvme, NvmeConfig};
+
+/// Where the host's memory begins for the device, and its size.
+pub const RAM: u64 = 0x1_0000_0000;
+pub const RAM_SIZE: u64 = 16 << 20;
+pub const ENTRIES: u16 = 16;
+
+/// The host's side of a queue pair.
+#[derive(Debug, Clone)]
+struct Pair {
+    sq: u64,
+    cq: u64,
+    entries: u16,
+    tail: u16,
+    head: u16,
+    phase: bool,
+}
+
+/// A host with memory, a drive, and a clock of its own.
+pub struct Host {
+    pub endpoint: Endpoint,
+    pub ram: SharedMemory,
+    next_page: u64,
+    pairs: HashMap<u16, Pair>,
+    next_cid: u16,
+    pub now: u64,
+    /// Completions seen while waiting for others.
+    early: Vec<Cqe>,
+}
+
+impl Host {
+    /// A drive with memory behind it, enabled, with an I/O queue pair 1.
+    pub fn with_memory(size: u64) -> Host {
+        let mut host = Host::plain(&NvmeConfig::memory(size, "TEST"));
+        host.enable();
+        host.create_pair(1, ENTRIES);
+        host
+    }
+
+    /// A drive as after power-on, with the host's memory mapped.
+    pub fn plain(config: &NvmeConfig) -> Host {
+        Host::around(Nvme::new(config).unwrap())
+    }
+
+    /// As [`plain`](Host::plain), around a drive made elsewhere.
+    pub fn around(nvme: Nvme) -> Host {
+        let mut endpoint = Endpoint::new(Box::new(nvme));
+        let ram = SharedMemory::create("host", RAM_SIZE).unwrap();
+        let both = Access::READ | Access::WRITE;
+        endpoint
+            .map(RAM, RAM_SIZE, both, Some((ram.as_fd(), 0)))
+            .unwrap();
+        let mut host = Host {
+            endpoint,
+            ram,
+            next_page: RAM,
+            pairs: HashMap::new(),
+            next_cid: 0,
+            now: 0,
+            early: Vec::new(),
+        };
+        host.command_register(0b110);
+        host
+    }
+
+    /// Writes the PCI command register: bit 1 memory space, bit 2 bus master.
+    pub fn command_register(&mut self, value: u16) {
+        self.endpoint
+            .write(Region::Config, 4, &value.to_le_bytes())
+            .unwrap();
+    }
+
+    pub fn read4(&mut self, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.endpoint
+            .read(Region::Bar(0), offset, &mut data)
+            .unwrap();
+        u32::from_le_bytes(data)
+    }
+
+    pub fn write4(&mut self, offset: u64, value: u32) {
+        self.endpoint
+            .write(Region::Bar(0), offset, &value.to_le_bytes())
+            .unwrap();
+    }
+
+    pub fn csts(&mut self) -> Csts {
+        Csts::from(self.read4(reg::CSTS))
+    }
+
+    /// `pages` fresh pages of the host's memory; returns their address.
+    pub fn pages(&mut self, pages: u64) -> u64 {
+        let at = self.next_page;
+        self.next_page += pages * 4096;
+        assert!(
+            self.next_page <= RAM + RAM_SIZE,
+            "the test's host has no memory left"
+        );
+        at
+    }
+
+    pub fn poke(&self, address: u64, data: &[u8]) {
+        let part = self
+            .ram
+            .whole()
+            .part((address - RAM) as usize, data.len())
+            .unwrap();
+        part.copy_from(data);
+    }
+
+    pub fn peek(&self, address: u64, length: usize) -> Vec<u8> {
+        let mut out = vec![0; length];
+        self.ram
+            .whole()
+            .part((address - RAM) as usize, length)
+            .unwrap()
+            .copy_to(&mut out);
+        out
+    }
+
+    /// Sets up the admin queue and enables the controller.
+    pub fn enable(&mut self) {
+        let (sq, cq) = (self.pages(1), self.pages(1));
+        self.poke(cq, &[0; 4096]);
+        let size = ENTRIES - 1;
+        self.write4(reg::AQA, Aqa::new().with_asqs(size).with_acqs(size).into());
+        for (register, value) in [(reg::ASQ, sq), (reg::ACQ, cq)] {
+            self.endpoint
+                .write(Region::Bar(0), register, &value.to_le_bytes())
+                .unwrap();
+        }
+        self.pairs.clear();
+        self.early.clear();
+        self.pairs.insert(
+            0,
+            Pair {
+                sq,
+                cq,
+                entries: ENTRIES,
+                tail: 0,
+                head: 0,
+                phase: true,
+            },
+        );
+        let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
+        self.write4(reg::CC, cc.into());
+        assert!(self.csts().rdy() && !self.csts().cfs());
+    }
+
+    /// Creates completion queue and submission queue `qid`, with interrupts by vector `qid`.
+    pub fn create_pair(&mut self, qid: u16, entries: u16) {
+        let (sq, cq) = (self.pages(u64::from(entries).div_ceil(64)), self.pages(1));
+        let size = u32::from(entries - 1) << 16;
+        let mut create = admin(AdminOpcode::CreateCq);
+        create.cdw10 = size | u32::from(qid);
+        create.cdw11 = u32::from(qid) << 16 | 0b11;
+        create.dptr[0] = cq;
+        assert_eq!(self.run(0, create).status(), Status::SUCCESS);
+        let mut create = admin(AdminOpcode::CreateSq);
+        create.cdw10 = size | u32::from(qid);
+        create.cdw11 = u32::from(qid) << 16 | 1;
+        create.dptr[0] = sq;
+        assert_eq!(self.run(0, create).status(), Status::SUCCESS);
+        self.pairs.insert(
+            qid,
+            Pair {
+                sq,
+                cq,
+                entries,
+                tail: 0,
+                head: 0,
+                phase: true,
+            },
+        );
+    }
+
+    /// Puts `sqe` into queue `qid` and rings; returns its command identifier.
+    pub fn submit(&mut self, qid: u16, sqe: Sqe) -> u16 {
+        let cid = self.enqueue(qid, sqe);
+        let tail = self.pairs[&qid].tail;
+        self.write4(reg::sq_tail_doorbell(qid, DOORBELL_STRIDE), u32::from(tail));
+        cid
+    }
+
+    /// Puts `sqe` into queue `qid` without ringing.
+    pub fn enqueue(&mut self, qid: u16, mut sqe: Sqe) -> u16 {
+        self.next_cid = self.next_cid.wrapping_add(1);
+        sqe.cdw0.set_cid(self.next_cid);
+        let pair = self.pairs.get_mut(&qid).unwrap();
+        let at = (pair.sq - RAM) as usize + usize::from(pair.tail) * 64;
+        self.ram.whole().write_obj(at, &sqe).unwrap();
+        pair.tail = (pair.tail + 1) % pair.entries;
+        self.next_cid
+    }
+
+    /// Lets the drive work once.
+    pub fn poll(&mut self) -> rackbus_pci::Work {
+        self.now += 1000;
+        self.endpoint.poll(self.now)
+    }
+
+    /// The next completion of queue `qid`, if one is there.
+    pub fn completion(&mut self, qid: u16) -> Option<Cqe> {
+        let pair = self.pairs.get_mut(&qid).unwrap();
+        let at = (pair.cq - RAM) as usize + usize::from(pair.head) * 16;
+        let last = self
+            .ram
+            .whole()
+            .load_u16(at + 14, Ordering::Acquire)
+            .unwrap();
+        if (last & 1 != 0) != pair.phase {
+            return None;
+        }
+        let cqe: Cqe = self.ram.whole().read_obj(at).unwrap();
+        pair.head = (pair.head + 1) % pair.entries;
+        if pair.head == 0 {
+            pair.phase = !pair.phase;
+        }
+        let head = u32::from(pair.head);
+        self.write4(reg::cq_head_doorbell(qid, DOORBELL_STRIDE), head);
+        Some(cqe)
+    }
+
+    /// Waits for the completion of command `cid` of queue `qid`.
+    pub fn wait(&mut self, qid: u16, cid: u16) -> Cqe {
+        for _ in 0..1_000_000 {
+            if let Some(at) = self
+                .early
+                .iter()
+                .position(|cqe| (cqe.sq_id, cqe.cid) == (qid, cid))
+            {
+                return self.early.remove(at);
+            }
+            self.poll();
+            while let Some(cqe) = self.completion(qid) {
+                self.early.push(cqe);
+            }
+        }
+        panic!("command {cid} of queue {qid} never completed");
+    }
+
+    /// Runs one command to its end.
+    pub fn run(&mut self, qid: u16, sqe: Sqe) -> Cqe {
+        let cid = self.submit(qid, sqe);
+        self.wait(qid, cid)
+    }
+
+    /// Runs one command and returns its status without flags.
+    pub fn status(&mut self, qid: u16, sqe: Sqe) -> Status {
+        self.run(qid, sqe).status().code()
+    }
+
+    /// Writes `data` at `slba` through a buffer at page boundary (at most 8 KiB, so PRPs suffice).
+    pub fn write_blocks(&mut self, slba: u64, data: &[u8]) -> Status {
+        let buffer = self.scratch();
+        self.poke(buffer, data);
+        self.status(1, transfer(IoOpcode::Write, slba, data.len(), buffer))
+    }
+
+    /// Reads `length` bytes from `slba` on.
+    pub fn read_blocks(&mut self, slba: u64, length: usize) -> Vec<u8> {
+        let buffer = self.scratch();
+        self.poke(buffer, &vec![0xee; length]);
+        let sqe = transfer(IoOpcode::Read, slba, length, buffer);
+        assert_eq!(self.status(1, sqe), Status::SUCCESS);
+        self.peek(buffer, length)
+    }
+
+    /// Two pages at the end of the host's memory.
+    pub fn scratch(&self) -> u64 {
+        RAM + RAM_SIZE - 8192
+    }
+}
+
+/// An admin command without arguments.
+pub fn admin(opcode: AdminOpcode) -> Sqe {
+    let mut sqe = Sqe::default();
+    sqe.cdw0.set_opcode(opcode as u8);
+    sqe
+}
+
+/// An I/O command on `length` bytes (512-byte blocks) at `slba`, data at two PRPs from `buffer`.
+pub fn transfer(opcode: IoOpcode, slba: u64, length: usize, buffer: u64) -> Sqe {
+    let mut sqe = Sqe {
+        nsid: 1,
+        ..Sqe::default()
+    };
+    sqe.cdw0.set_opcode(opcode as u8);
+    sqe.cdw10 = slba as u32;
+    sqe.cdw11 = (slba >> 32) as u32;
+    sqe.cdw12 = (length / 512 - 1) as u32;
+    sqe.dptr = [buffer, (buffer & !4095) + 4096];
+    sqe
+}
+
+/// An admin command that moves data to or from `buffer`.
+pub fn admin_data(opcode: AdminOpcode, nsid: u32, cdw10: u32, buffer: u64) -> Sqe {
+    let mut sqe = admin(opcode);
+    sqe.nsid = nsid;
+    sqe.cdw10 = cdw10;
+    sqe.dptr = [buffer, (buffer & !4095) + 4096];
+    sqe
+}

@@ -1,0 +1,381 @@
+//! Data pointers: from PRP entries (NVM Express base 1.4, section 4.3) or SGL descriptors
+//! (section 4.4) to memory.
+//!
+//! A command's pointer is first parsed into *runs*, pieces that are contiguous for the function,
+//! so that neighbouring pages become one copy; then the runs are resolved. Lists and segments
+//! live in memory that the host may change meanwhile: each entry is read once, then judged.
+
+use rackbus_memory::{Access, DmaSlice, DmaSpace, PinnedSlice, RegionError, SharedMemory};
+use rackbus_spec::nvme::command::{PSDT_PRP, PSDT_SGL_MPTR_BUFFER, PSDT_SGL_MPTR_SGL};
+use rackbus_spec::nvme::data::{PRP_SIZE, SGL_DESCRIPTOR_SIZE, SglDescriptor, SglType};
+use rackbus_spec::nvme::{Sqe, Status};
+use zerocopy::IntoBytes;
+
+/// Descriptors that one SGL may have: more than any driver sends, few enough that a list which
+/// leads in circles ends soon.
+const MAX_DESCRIPTORS: u32 = 4096;
+/// PRP entries fetched at once.
+const PRP_CHUNK: usize = 64;
+/// SGL descriptors fetched at once.
+const SGL_CHUNK: usize = 32;
+
+/// Which way the data goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// The controller reads the host's memory.
+    FromHost,
+    /// The controller writes the host's memory.
+    ToHost,
+}
+
+impl Direction {
+    fn access(self) -> Access {
+        match self {
+            Direction::FromHost => Access::READ,
+            Direction::ToHost => Access::WRITE,
+        }
+    }
+}
+
+/// A contiguous piece of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    place: Place,
+    length: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The host's memory at this address.
+    Host(u64),
+    /// A bit bucket.
+    Bucket,
+}
+
+/// The memory of one transfer, in order.
+#[derive(Debug)]
+pub enum Slices<'a> {
+    /// All of it in one piece: the common case, without an allocation.
+    One(DmaSlice<'a>),
+    /// Several pieces.
+    Many(Vec<DmaSlice<'a>>),
+}
+
+impl<'a> Slices<'a> {
+    /// The pieces.
+    #[inline]
+    pub fn as_slice(&self) -> &[DmaSlice<'a>] {
+        match self {
+            Slices::One(slice) => std::slice::from_ref(slice),
+            Slices::Many(slices) => slices,
+        }
+    }
+}
+
+/// Parses data pointers; kept by the controller so that its buffers are allocated once.
+#[derive(Debug)]
+pub struct Transfer {
+    runs: Vec<Run>,
+    direction: Direction,
+    /// Where data for bit buckets goes, as long as the longest transfer.
+    bucket: SharedMemory,
+}
+
+impl Transfer {
+    /// For transfers of up to `max_bytes`.
+    ///
+    /// # Errors
+    /// When the system has no memory or descriptors left.
+    pub fn new(max_bytes: u64) -> Result<Self, RegionError> {
+        Ok(Transfer {
+            runs: Vec::with_capacity(8),
+            direction: Direction::ToHost,
+            bucket: SharedMemory::create("nvme-bit-bucket", max_bytes)?,
+        })
+    }
+
+    /// Forgets what went into bit buckets.
+    pub fn scrub(&mut self) {
+        self.runs.clear();
+        self.bucket.whole().fill(0);
+    }
+
+    /// Parses the data pointer of `sqe` for exactly `length` bytes. `page` is the controller's
+    /// memory page size; only I/O commands may use SGLs (`sgl`).
+    ///
+    /// # Errors
+    /// The status that the command completes with.
+    #[inline]
+    pub fn parse(
+        &mut self,
+        dma: &DmaSpace,
+        sqe: &Sqe,
+        length: usize,
+        page: u64,
+        sgl: bool,
+        direction: Direction,
+    ) -> Result<(), Status> {
+        self.runs.clear();
+        self.direction = direction;
+        match sqe.cdw0.psdt() {
+            PSDT_PRP => self.prp(dma, sqe.dptr, length, page),
+            PSDT_SGL_MPTR_BUFFER | PSDT_SGL_MPTR_SGL if sgl => self.sgl(dma, sqe, length),
+            _ => Err(Status::INVALID_FIELD.do_not_retry()),
+        }
+    }
+
+    /// The memory of the transfer parsed last, for use before anything is unmapped.
+    ///
+    /// # Errors
+    /// Data Transfer Error when any byte of it is not mapped.
+    #[inline]
+    pub fn resolve<'a>(&'a self, dma: &'a DmaSpace) -> Result<Slices<'a>, Status> {
+        let access = self.direction.access();
+        let mut first = None;
+        let mut rest = Vec::new();
+        for run in &self.runs {
+            let mut push = |slice| match first {
+                None => first = Some(slice),
+                Some(_) => rest.push(slice),
+            };
+            match run.place {
+                Place::Host(address) => dma
+                    .walk(address, run.length, access, push)
+                    .map_err(|_| Status::DATA_TRANSFER_ERROR)?,
+                Place::Bucket => {
+                    push(
+                        self.bucket
+                            .whole()
+                            .part(0, run.length)
+                            .ok_or(Status::INTERNAL_ERROR)?,
+                    );
+                }
+            }
+        }
+        match first {
+            Some(first) if rest.is_empty() => Ok(Slices::One(first)),
+            Some(first) => {
+                rest.insert(0, first);
+                Ok(Slices::Many(rest))
+            }
+            None => Ok(Slices::Many(rest)),
+        }
+    }
+
+    /// As [`resolve`](Transfer::resolve), for work that goes on in the background.
+    ///
+    /// # Errors
+    /// As [`resolve`](Transfer::resolve).
+    pub fn pin(&self, dma: &DmaSpace) -> Result<Vec<PinnedSlice>, Status> {
+        let access = self.direction.access();
+        let mut pinned = Vec::with_capacity(self.runs.len());
+        for run in &self.runs {
+            match run.place {
+                Place::Host(address) => {
+                    let mut at = address;
+                    let mut lengths = Vec::new();
+                    dma.walk(address, run.length, access, |slice| {
+                        lengths.push(slice.len())
+                    })
+                    .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+                    for length in lengths {
+                        let slice = dma
+                            .pin(at, length, access)
+                            .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+                        pinned.push(slice);
+                        at += length as u64;
+                    }
+                }
+                Place::Bucket => {
+                    let slice = PinnedSlice::new(self.bucket.region().clone(), 0, run.length);
+                    pinned.push(slice.ok_or(Status::INTERNAL_ERROR)?);
+                }
+            }
+        }
+        Ok(pinned)
+    }
+
+    #[inline]
+    fn push(&mut self, place: Place, length: usize) {
+        if let (Some(last), Place::Host(address)) = (self.runs.last_mut(), place)
+            && let Place::Host(start) = last.place
+            && start.checked_add(last.length as u64) == Some(address)
+        {
+            last.length += length;
+            return;
+        }
+        self.runs.push(Run { place, length });
+    }
+
+    /// Section 4.3: PRP1 may start inside a page; what follows are whole pages. If two pages are
+    /// enough PRP2 is the second, else it points to a list.
+    #[inline]
+    fn prp(
+        &mut self,
+        dma: &DmaSpace,
+        [prp1, prp2]: [u64; 2],
+        length: usize,
+        page: u64,
+    ) -> Result<(), Status> {
+        let offset = prp1 & (page - 1);
+        if !offset.is_multiple_of(4) {
+            return Err(Status::PRP_OFFSET_INVALID.do_not_retry());
+        }
+        let first = length.min((page - offset) as usize);
+        self.push(Place::Host(prp1), first);
+        let rest = length - first;
+        if rest == 0 {
+            return Ok(());
+        }
+        if rest as u64 <= page {
+            if !prp2.is_multiple_of(page) {
+                return Err(Status::PRP_OFFSET_INVALID.do_not_retry());
+            }
+            self.push(Place::Host(prp2), rest);
+            return Ok(());
+        }
+        self.prp_list(dma, prp2, rest, page)
+    }
+
+    /// Follows a list for `rest` bytes. The first list may start inside a page; the last entry of
+    /// a page points to the next list when more entries are needed than fit.
+    fn prp_list(
+        &mut self,
+        dma: &DmaSpace,
+        mut list: u64,
+        mut rest: usize,
+        page: u64,
+    ) -> Result<(), Status> {
+        let invalid = Status::PRP_OFFSET_INVALID.do_not_retry();
+        if !list.is_multiple_of(PRP_SIZE as u64) {
+            return Err(invalid);
+        }
+        let mut entries = [0u64; PRP_CHUNK];
+        loop {
+            // Every list but the first starts a page, so it has at least one data entry: a chain
+            // that leads in circles still gets to its end.
+            let slots = ((page - (list & (page - 1))) / PRP_SIZE as u64) as usize;
+            let needed = rest.div_ceil(page as usize);
+            let chained = needed > slots;
+            let mut data_entries = if chained { slots - 1 } else { needed };
+            while data_entries > 0 {
+                let count = data_entries.min(PRP_CHUNK);
+                list = self.read_list(dma, list, &mut entries[..count])?;
+                for entry in &entries[..count] {
+                    if !entry.is_multiple_of(page) {
+                        return Err(invalid);
+                    }
+                    let bytes = rest.min(page as usize);
+                    self.push(Place::Host(*entry), bytes);
+                    rest -= bytes;
+                }
+                data_entries -= count;
+            }
+            if !chained {
+                return Ok(());
+            }
+            self.read_list(dma, list, &mut entries[..1])?;
+            list = entries[0];
+            if !list.is_multiple_of(page) {
+                return Err(invalid);
+            }
+        }
+    }
+
+    /// Reads PRP entries at `list`; returns the address after them.
+    fn read_list(&self, dma: &DmaSpace, list: u64, out: &mut [u64]) -> Result<u64, Status> {
+        dma.read(list, out.as_mut_bytes())
+            .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+        Ok(list.saturating_add((out.len() * PRP_SIZE) as u64))
+    }
+
+    /// Section 4.4: the command holds one descriptor, of the data or of a segment with more. The
+    /// descriptors may describe more than the data, not less.
+    fn sgl(&mut self, dma: &DmaSpace, sqe: &Sqe, length: usize) -> Result<(), Status> {
+        let mut parser = SglParser {
+            rest: length,
+            descriptors: 0,
+        };
+        let first: SglDescriptor = zerocopy::transmute!(sqe.dptr);
+        let mut segment = match first.kind() {
+            Some(SglType::Segment | SglType::LastSegment) => Some(first),
+            _ => {
+                parser.data(self, first)?;
+                None
+            }
+        };
+        while let Some(descriptor) = segment {
+            segment = parser.segment(self, dma, descriptor)?;
+        }
+        if parser.rest > 0 {
+            return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+        }
+        Ok(())
+    }
+}
+
+struct SglParser {
+    /// Bytes that have no place yet.
+    rest: usize,
+    descriptors: u32,
+}
+
+impl SglParser {
+    /// Takes a descriptor of data.
+    fn data(&mut self, transfer: &mut Transfer, descriptor: SglDescriptor) -> Result<(), Status> {
+        let place = match descriptor.kind() {
+            Some(SglType::DataBlock) => Place::Host(descriptor.address),
+            // Section 4.4.1: a bit bucket takes part in reads; in writes it has no length.
+            Some(SglType::BitBucket) if transfer.direction == Direction::ToHost => Place::Bucket,
+            Some(SglType::BitBucket) => return Ok(()),
+            Some(SglType::Segment | SglType::LastSegment) => {
+                return Err(Status::INVALID_SGL_SEGMENT.do_not_retry());
+            }
+            None => return Err(Status::SGL_TYPE_INVALID.do_not_retry()),
+        };
+        let length = self.rest.min(descriptor.length as usize);
+        if length > 0 {
+            transfer.push(place, length);
+            self.rest -= length;
+        }
+        Ok(())
+    }
+
+    /// Reads the segment that `descriptor` points to; returns the descriptor of the next one.
+    fn segment(
+        &mut self,
+        transfer: &mut Transfer,
+        dma: &DmaSpace,
+        descriptor: SglDescriptor,
+    ) -> Result<Option<SglDescriptor>, Status> {
+        let bytes = descriptor.length as usize;
+        if bytes == 0 || !bytes.is_multiple_of(SGL_DESCRIPTOR_SIZE) {
+            return Err(Status::INVALID_SGL_SEGMENT.do_not_retry());
+        }
+        let last = descriptor.kind() == Some(SglType::LastSegment);
+        let mut count = bytes / SGL_DESCRIPTOR_SIZE;
+        let mut address = descriptor.address;
+        let mut chunk = [SglDescriptor::default(); SGL_CHUNK];
+        while count > 0 {
+            let now = count.min(SGL_CHUNK);
+            self.descriptors = self.descriptors.saturating_add(now as u32);
+            if self.descriptors > MAX_DESCRIPTORS {
+                return Err(Status::INVALID_SGL_COUNT.do_not_retry());
+            }
+            dma.read(address, chunk[..now].as_mut_bytes())
+                .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            address = address.saturating_add((now * SGL_DESCRIPTOR_SIZE) as u64);
+            count -= now;
+            for (index, entry) in chunk[..now].iter().enumerate() {
+                if !last && count == 0 && index == now - 1 {
+                    return match entry.kind() {
+                        Some(SglType::Segment | SglType::LastSegment) => Ok(Some(*entry)),
+                        _ => Err(Status::INVALID_SGL_SEGMENT.do_not_retry()),
+                    };
+                }
+                self.data(transfer, *entry)?;
+            }
+        }
+        Ok(None)
+    }
+}
