@@ -1,0 +1,250 @@
+//! Runs commands in a guest: the host's side of `guest/agent`, over a virtio-serial port.
+//!
+//! A request is a line `ID SECONDS COMMAND`, a reply `ID STATUS STDOUT STDERR`, the last fields
+//! base64. Commands run at the same time and their replies come as they end, so one connection
+//! serves any number of threads. What the guest sends is not trusted: a reply that does not parse
+//! or that nobody waits for is dropped.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use crate::error::io;
+use crate::{Result, VmError};
+
+/// The longest reply taken from a guest, bytes: what a guest sends must not fill the host.
+const LONGEST_REPLY: u64 = 64 << 20;
+
+/// What a command in the guest left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The exit status; 124 or 143 when it was stopped for taking too long.
+    pub status: i32,
+    /// What it wrote to standard output.
+    pub stdout: Vec<u8>,
+    /// What it wrote to standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Output {
+    /// Whether the command ended with status 0.
+    #[must_use]
+    pub fn ok(&self) -> bool {
+        self.status == 0
+    }
+
+    /// Standard output as text, without the last newline.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
+    }
+}
+
+type Waiting = Arc<Mutex<HashMap<u64, Sender<Output>>>>;
+
+/// A connection to a guest's agent.
+#[derive(Debug)]
+pub struct Agent {
+    path: PathBuf,
+    writer: Mutex<UnixStream>,
+    waiting: Waiting,
+    next: AtomicU64,
+}
+
+/// A command that runs in the guest.
+#[derive(Debug)]
+pub struct Running {
+    command: String,
+    limit: Duration,
+    reply: Receiver<Output>,
+}
+
+impl Agent {
+    /// Connects to the agent port of a VM. The guest need not have started: requests wait for it.
+    ///
+    /// # Errors
+    /// When no VM serves the socket.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).map_err(io("connect to the agent at", socket))?;
+        let reader = stream.try_clone().map_err(io("use", socket))?;
+        let waiting = Waiting::default();
+        let dispatch = Arc::clone(&waiting);
+        std::thread::Builder::new()
+            .name("guest-agent".into())
+            .spawn(move || read_replies(reader, &dispatch))
+            .map_err(io("start a reader of", socket))?;
+        // Replies to an earlier connection's requests may still come: never reuse their ids.
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let first = u64::try_from(now.as_micros()).unwrap_or(1);
+        let writer = Mutex::new(stream);
+        Ok(Self {
+            path: socket.to_owned(),
+            writer,
+            waiting,
+            next: AtomicU64::new(first),
+        })
+    }
+
+    /// Runs `command` (a bash script) in the guest and waits for it, up to `limit`.
+    ///
+    /// # Errors
+    /// When the guest does not answer in time or goes away. A command that fails is not an error:
+    /// see [`Output::status`].
+    pub fn exec(&self, command: &str, limit: Duration) -> Result<Output> {
+        self.start(command, limit)?.wait()
+    }
+
+    /// Starts `command` in the guest and returns at once.
+    ///
+    /// # Errors
+    /// When the VM has gone.
+    pub fn start(&self, command: &str, limit: Duration) -> Result<Running> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, reply) = channel();
+        self.waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, sender);
+        let seconds = limit.as_secs().max(1);
+        let line = format!("{id} {seconds} {}\n", BASE64.encode(command));
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        writer
+            .write_all(line.as_bytes())
+            .map_err(io("send a command to", &self.path))?;
+        Ok(Running {
+            command: command.to_owned(),
+            limit,
+            reply,
+        })
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let writer = self
+            .writer
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Ends the reader; an error means that the peer has gone, which ends it as well.
+        let _ = writer.shutdown(Shutdown::Both);
+    }
+}
+
+impl Running {
+    /// Whether the command ends within `limit`; what it left is not kept.
+    pub(crate) fn answered(&self, limit: Duration) -> bool {
+        self.reply.recv_timeout(limit).is_ok()
+    }
+
+    /// Waits for the command to end.
+    ///
+    /// # Errors
+    /// When the guest does not answer in time or goes away.
+    pub fn wait(self) -> Result<Output> {
+        // The guest itself stops the command at its limit and then answers.
+        let grace = self.limit + Duration::from_secs(5);
+        self.reply.recv_timeout(grace).map_err(|e| match e {
+            RecvTimeoutError::Timeout => VmError::TimedOut {
+                what: format!("the guest's answer to '{}'", first_line(&self.command)),
+                limit: grace,
+            },
+            RecvTimeoutError::Disconnected => VmError::Protocol {
+                peer: "the guest",
+                detail: format!("it went away during '{}'", first_line(&self.command)),
+            },
+        })
+    }
+}
+
+fn first_line(command: &str) -> &str {
+    command.lines().next().unwrap_or_default()
+}
+
+/// Hands replies to who waits for them until the VM goes; then nobody waits any more.
+fn read_replies(stream: UnixStream, waiting: &Waiting) {
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match reader
+            .by_ref()
+            .take(LONGEST_REPLY)
+            .read_until(b'\n', &mut line)
+        {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        }
+        let Some((id, output)) = parse_reply(&line) else {
+            tracing::debug!(bytes = line.len(), "a guest's reply is not understood");
+            continue;
+        };
+        let sender = waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&id);
+        if let Some(sender) = sender {
+            // Who asked may have given up waiting.
+            let _ = sender.send(output);
+        }
+    }
+    waiting
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clear();
+}
+
+fn parse_reply(line: &[u8]) -> Option<(u64, Output)> {
+    let mut fields = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let id = fields.next()?.parse().ok()?;
+    let status = fields.next()?.parse().ok()?;
+    let mut bytes = || match fields.next()? {
+        "-" => Some(Vec::new()),
+        text => BASE64.decode(text).ok(),
+    };
+    let (stdout, stderr) = (bytes()?, bytes()?);
+    fields.next().is_none().then_some((
+        id,
+        Output {
+            status,
+            stdout,
+            stderr,
+        },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_parse_whole_or_not_at_all() {
+        let (id, output) = parse_reply(b"7 1 aGkK -\n").expect("a reply");
+        assert_eq!((id, output.status, output.text().as_str()), (7, 1, "hi"));
+        assert!(output.stderr.is_empty());
+        for bad in [
+            "",
+            "7",
+            "7 0",
+            "7 0 -",
+            "x 0 - -",
+            "7 0 ! -",
+            "7 0 - - -",
+            "\u{0}7 0 - -",
+        ] {
+            assert_eq!(parse_reply(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What can go wrong with a VM, each with its cause and what to do about it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A VM could not be started, reached or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VmError {
+    /// A file that set-up makes is not there.
+    #[error("{what} is missing at {}: run 'make setup' in the rackbus source (or scripts/setup)", path.display())]
+    NotSetUp {
+        /// What is missing.
+        what: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// An argument that QEMU or the registry cannot take.
+    #[error("{0}")]
+    Invalid(String),
+    /// A file or process operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// QEMU ended when it should not have.
+    #[error("the VM '{name}' ended ({status}): {tail}")]
+    Ended {
+        /// The VM's name.
+        name: String,
+        /// QEMU's exit status.
+        status: String,
+        /// The last lines of QEMU's own log.
+        tail: String,
+    },
+    /// Something did not happen in time.
+    #[error("{what} did not happen within {} ms", limit.as_millis())]
+    TimedOut {
+        /// What was awaited.
+        what: String,
+        /// How long it was awaited.
+        limit: Duration,
+    },
+    /// QEMU answered a command with an error.
+    #[error("QEMU refused {command}: {message}")]
+    Refused {
+        /// The QMP command.
+        command: String,
+        /// QEMU's own words.
+        message: String,
+    },
+    /// A peer spoke otherwise than its protocol says.
+    #[error("unexpected answer from {peer}: {detail}")]
+    Protocol {
+        /// Who.
+        peer: &'static str,
+        /// What was odd.
+        detail: String,
+    },
+    /// No VM has that name.
+    #[error("no VM named '{name}' on host '{host}' (see 'rackbus vm list')")]
+    NoSuchVm {
+        /// The name asked for.
+        name: String,
+        /// The host it was looked for on.
+        host: String,
+    },
+    /// A VM of that name runs already.
+    #[error(
+        "a VM named '{0}' already runs: stop it ('rackbus vm stop {0}') or choose another --name"
+    )]
+    Exists(String),
+    /// Every hot-plug port of the VM is taken.
+    #[error("the VM '{0}' has no free hot-plug port: start it with more (--spare-ports)")]
+    NoFreePort(String),
+}
+
+/// Makes an I/O failure say what was tried, on what.
+pub(crate) fn io<'a>(
+    action: &'static str,
+    path: &'a std::path::Path,
+) -> impl Fn(std::io::Error) -> VmError + 'a {
+    move |source| VmError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}

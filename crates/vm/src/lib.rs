@@ -1,0 +1,28 @@
+#![forbid(unsafe_code)]
+//! Virtual machines as borrowers: stock QEMU, stock kernels, borrowed functions.
+//!
+//! rackbus changes neither the VM monitor nor the guest. What it knows of a VM is here: the QEMU
+//! arguments that let a function be seen and hot-plugged ([`spec`]), QEMU's own control protocol
+//! ([`qmp`]), the guests that set-up prepares and the commands they run for the host ([`assets`],
+//! [`agent`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
+//! ([`machine`]).
+
+pub mod agent;
+pub mod assets;
+pub mod machine;
+pub mod qmp;
+pub mod registry;
+pub mod spec;
+
+mod error;
+
+pub use agent::{Agent, Output};
+pub use assets::{Accel, Assets, Guest};
+pub use error::VmError;
+pub use machine::Vm;
+pub use qmp::Qmp;
+pub use registry::{Plugged, Record};
+pub use spec::{Boot, Console, FunctionSpec, VmSpec};
+
+/// This crate's result.
+pub type Result<T> = std::result::Result<T, VmError>;

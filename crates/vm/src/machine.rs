@@ -1,0 +1,350 @@
+//! A VM's life: start, wait until its guest answers, plug and unplug functions, stop.
+
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::assets::Assets;
+use crate::error::io;
+use crate::registry::{Plugged, Record, free_port, plugged};
+use crate::spec::{Boot, Console, VmSpec, device, device_id};
+use crate::{Agent, Output, Result, VmError};
+
+/// How long QEMU may take until its sockets are there.
+const START: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to let go of a function. A Linux guest takes some 0.1 s.
+pub const UNPLUG: Duration = Duration::from_secs(20);
+
+/// How long a guest may take to switch itself off before it is ended.
+const SHUTDOWN: Duration = Duration::from_secs(20);
+
+/// A running VM.
+#[derive(Debug)]
+pub struct Vm {
+    record: Record,
+    /// QEMU, when this process started it.
+    child: Option<Child>,
+    agent: Option<Agent>,
+}
+
+impl Vm {
+    /// Starts QEMU and waits until it can be controlled; the guest boots meanwhile. The VM is left
+    /// running when the value is dropped.
+    ///
+    /// # Errors
+    /// When a VM of that name runs already, set-up has not been run, or QEMU does not start: then
+    /// with QEMU's own reason.
+    pub fn launch(assets: &Assets, spec: &VmSpec) -> Result<Self> {
+        let args = spec.args(assets)?;
+        let accel = spec.accel.map_or_else(|| assets.accel(), Ok)?;
+        prepare_dir(&spec.dir, &spec.name)?;
+        let host = spec.dir.ancestors().nth(2).and_then(Path::file_name);
+        let record = Record {
+            name: spec.name.clone(),
+            host: host
+                .map(|h| h.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            pid: 0,
+            started: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+            memory_mib: spec.memory_mib,
+            cpus: spec.cpus,
+            accel: accel.name().to_owned(),
+            boot: match &spec.boot {
+                Boot::Guest(guest) => format!("guest {}", guest.name()),
+                Boot::Kernel { kernel, .. } => format!("kernel {}", kernel.display()),
+                Boot::Disk(image) => format!("disk {}", image.display()),
+            },
+            ports: spec.functions.len() + usize::from(spec.spare_ports),
+            dir: spec.dir.clone(),
+        };
+        let child = start_qemu(&assets.qemu()?, &args, spec)?;
+        let mut vm = Self {
+            record,
+            child: Some(child),
+            agent: None,
+        };
+        match vm.wait_controllable() {
+            Ok(()) => Ok(vm),
+            Err(error) => {
+                vm.kill();
+                Err(error)
+            }
+        }
+    }
+
+    /// A VM that another process started.
+    #[must_use]
+    pub fn attach(record: Record) -> Self {
+        Self {
+            record,
+            child: None,
+            agent: None,
+        }
+    }
+
+    /// What is known of it.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Whether its QEMU runs.
+    #[must_use]
+    pub fn alive(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => matches!(child.try_wait(), Ok(None)),
+            None => self.record.alive(),
+        }
+    }
+
+    /// Waits until the guest's agent answers.
+    ///
+    /// # Errors
+    /// When it does not within `limit`, or the VM ends.
+    pub fn wait_boot(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        let hello = self.agent()?.start("true", limit)?;
+        loop {
+            if hello.answered(Duration::from_millis(100)) {
+                return Ok(());
+            }
+            self.check_running()?;
+            if Instant::now() >= deadline {
+                let what = format!("the start of the guest in '{}'", self.record.name);
+                return Err(VmError::TimedOut { what, limit });
+            }
+        }
+    }
+
+    /// The guest's agent. The connection is kept: the agent serves one at a time.
+    ///
+    /// # Errors
+    /// When the VM does not run.
+    pub fn agent(&mut self) -> Result<&Agent> {
+        if self.agent.is_none() {
+            self.agent = Some(Agent::connect(&self.record.dir.join("agent.sock"))?);
+        }
+        self.agent
+            .as_ref()
+            .ok_or_else(|| VmError::Invalid("no agent".into()))
+    }
+
+    /// Runs a command in the guest; see [`Agent::exec`].
+    ///
+    /// # Errors
+    /// When the guest does not answer in time or goes away.
+    pub fn exec(&mut self, command: &str, limit: Duration) -> Result<Output> {
+        self.agent()?.exec(command, limit)
+    }
+
+    /// Plugs in the function that a node serves at `socket`, into a free port; gives QEMU's id of
+    /// it. The guest finds it some milliseconds later.
+    ///
+    /// # Errors
+    /// When no port is free, or QEMU refuses: then with its reason.
+    pub fn hot_add(&mut self, name: &str, socket: &Path) -> Result<String> {
+        let mut qmp = self.record.qmp()?;
+        let port = free_port(&mut qmp, self.record.ports)?
+            .ok_or_else(|| VmError::NoFreePort(self.record.name.clone()))?;
+        qmp.command("device_add", &device(name, socket, &port))?;
+        Ok(device_id(name))
+    }
+
+    /// Unplugs a function: asks the guest and waits until it has let go.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the guest does not let go in time.
+    pub fn hot_remove(&self, id: &str) -> Result<()> {
+        let mut qmp = self.record.qmp()?;
+        let asked = Instant::now();
+        loop {
+            match qmp.command("device_del", &json!({"id": id})) {
+                Ok(_) => {}
+                // An earlier request, of the node perhaps, is under way: the event will come.
+                Err(VmError::Refused { message, .. })
+                    if message.contains("already in the process") => {}
+                Err(error) => return Err(error),
+            }
+            let gone = |name: &str, data: &Value| name == "DEVICE_DELETED" && data["device"] == id;
+            // A guest that was still booting has not heard: ask again from time to time.
+            match qmp.event(
+                &format!("the removal of {id} by the guest"),
+                Duration::from_secs(2),
+                gone,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(VmError::TimedOut { what, .. }) if asked.elapsed() >= UNPLUG => {
+                    return Err(VmError::TimedOut {
+                        what,
+                        limit: UNPLUG,
+                    });
+                }
+                Err(VmError::TimedOut { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The functions plugged in now.
+    ///
+    /// # Errors
+    /// When QEMU does not answer.
+    pub fn functions(&self) -> Result<Vec<Plugged>> {
+        plugged(&mut self.record.qmp()?)
+    }
+
+    /// Switches the guest off, and ends it when it does not do so in time. Waits until it is gone.
+    ///
+    /// # Errors
+    /// When QEMU's folder cannot be removed.
+    pub fn shutdown(mut self) -> Result<()> {
+        let off = match self.record.boot.starts_with("guest ") {
+            // The prepared guests have no power button handler.
+            true => self
+                .agent()
+                .and_then(|a| a.start("sync; poweroff -f", SHUTDOWN))
+                .is_ok(),
+            false => {
+                let asked = self
+                    .record
+                    .qmp()
+                    .and_then(|mut q| q.command("system_powerdown", &json!({})));
+                asked.is_ok()
+            }
+        };
+        let deadline = Instant::now() + SHUTDOWN;
+        while off && self.alive() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.kill();
+        Ok(())
+    }
+
+    /// Ends it at once, as a power cut would, and removes its folder.
+    pub fn kill(&mut self) {
+        self.agent = None;
+        match &mut self.child {
+            Some(child) => {
+                // An error means that it has ended, which is what is wanted.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            None => {
+                let pid = i32::try_from(self.record.pid)
+                    .ok()
+                    .and_then(rustix::process::Pid::from_raw);
+                if let Some(pid) = pid.filter(|_| self.record.alive()) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                    while self.record.alive() {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            }
+        }
+        if let Err(error) = fs::remove_dir_all(&self.record.dir) {
+            if error.kind() != std::io::ErrorKind::NotFound {
+                tracing::warn!("{}: cannot remove: {error}", self.record.dir.display());
+            }
+        }
+    }
+
+    /// Waits until it ends, for a VM in the foreground.
+    ///
+    /// # Errors
+    /// When QEMU ended with a failure: with its reason.
+    pub fn wait(mut self) -> Result<()> {
+        if let Some(child) = &mut self.child {
+            let path = self.record.dir.as_path();
+            let status = child.wait().map_err(io("wait for the VM in", path))?;
+            if !status.success() {
+                return Err(self.ended(status.to_string()));
+            }
+        }
+        self.kill();
+        Ok(())
+    }
+
+    fn wait_controllable(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START;
+        self.record.pid = self.child.as_ref().map_or(0, Child::id);
+        while !self.record.dir.join("agent.sock").exists() || self.record.qmp().is_err() {
+            self.check_running()?;
+            if Instant::now() >= deadline {
+                return Err(VmError::TimedOut {
+                    what: "the start of QEMU".into(),
+                    limit: START,
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.record.write()
+    }
+
+    fn check_running(&mut self) -> Result<()> {
+        let Some(child) = &mut self.child else {
+            return Ok(());
+        };
+        match child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(self.ended(status.to_string())),
+            Err(e) => Err(io("wait for the VM in", &self.record.dir)(e)),
+        }
+    }
+
+    fn ended(&self, status: String) -> VmError {
+        let log = fs::read_to_string(self.record.dir.join("qemu.log")).unwrap_or_default();
+        let last: Vec<&str> = log.lines().filter(|l| !l.is_empty()).collect();
+        let tail = last[last.len().saturating_sub(3)..].join("; ");
+        VmError::Ended {
+            name: self.record.name.clone(),
+            status,
+            tail,
+        }
+    }
+}
+
+/// An empty folder that only this user can enter; what an ended VM of that name left is removed.
+fn prepare_dir(dir: &Path, name: &str) -> Result<()> {
+    let record = fs::read(dir.join("vm.json")).ok();
+    if let Some(mut record) = record.and_then(|t| serde_json::from_slice::<Record>(&t).ok()) {
+        record.dir = dir.to_owned();
+        if record.alive() {
+            return Err(VmError::Exists(name.to_owned()));
+        }
+    }
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io("clear", dir)(e)),
+        _ => {}
+    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(io("make", dir))
+}
+
+fn start_qemu(qemu: &PathBuf, args: &[String], spec: &VmSpec) -> Result<Child> {
+    let log = spec.dir.join("qemu.log");
+    let file = File::create(&log).map_err(io("write", &log))?;
+    let mut command = Command::new(qemu);
+    command
+        .args(args)
+        .stderr(file.try_clone().map_err(io("write", &log))?);
+    match spec.console {
+        Console::Terminal => {}
+        Console::Socket => {
+            // Its own process group: an interrupt at the terminal is not meant for it.
+            command.stdin(Stdio::null()).stdout(file).process_group(0);
+        }
+    }
+    command.spawn().map_err(io("start", qemu))
+}

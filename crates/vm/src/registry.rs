@@ -1,0 +1,212 @@
+//! Where the VMs of a host are found: a folder each under `<run directory>/<host>/vms`, with the
+//! VM's sockets and a record of it.
+//!
+//! What is plugged into a VM is asked of QEMU itself, which knows best: people may plug by hand.
+//! So a node that loses a lender finds the VM that uses the function by the socket it serves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::io;
+use crate::{Qmp, Result, VmError};
+
+/// What is kept of a VM in `vm.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name.
+    pub name: String,
+    /// The host it runs on.
+    pub host: String,
+    /// QEMU's process id.
+    pub pid: u32,
+    /// When it started, seconds since 1970.
+    pub started: u64,
+    /// Guest memory, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// What executes it: `kvm` or `tcg`.
+    pub accel: String,
+    /// What it started from, for people.
+    pub boot: String,
+    /// Its hot-plug ports.
+    pub ports: usize,
+    /// Its folder.
+    #[serde(skip)]
+    pub dir: PathBuf,
+}
+
+/// A function that is plugged into a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plugged {
+    /// QEMU's id of the device.
+    pub id: String,
+    /// The vfio-user socket it uses.
+    pub socket: PathBuf,
+}
+
+impl Record {
+    /// Writes the record into its folder, whole or not at all.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn write(&self) -> Result<()> {
+        let (path, new) = (self.dir.join("vm.json"), self.dir.join("vm.json.new"));
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|e| VmError::Invalid(format!("cannot write down the VM: {e}")))?;
+        fs::write(&new, text).map_err(io("write", &new))?;
+        fs::rename(&new, &path).map_err(io("write", &path))
+    }
+
+    /// Whether its QEMU runs.
+    #[must_use]
+    pub fn alive(&self) -> bool {
+        // A process id may have been given to another process: look at what it runs.
+        let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let socket = self.dir.join("qmp.sock");
+        let socket = socket.as_os_str().as_encoded_bytes();
+        command.windows(socket.len()).any(|part| part == socket)
+    }
+
+    /// Connects to its QEMU.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn qmp(&self) -> Result<Qmp> {
+        Qmp::connect(&self.dir.join("qmp.sock"))
+    }
+}
+
+/// The folder of the VMs of a host.
+#[must_use]
+pub fn vms_dir(run_dir: &Path, host: &str) -> PathBuf {
+    run_dir.join(host).join("vms")
+}
+
+/// The VMs of a host that run, by name. The folders of those that ended are removed.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn list(run_dir: &Path, host: &str) -> Result<Vec<Record>> {
+    let dir = vms_dir(run_dir, host);
+    let entries = match fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(io("read", &dir)(e)),
+    };
+    let mut found: Vec<Record> = entries
+        .flatten()
+        .filter_map(|e| read(&e.path(), host))
+        .collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// The VM of this name on a host.
+///
+/// # Errors
+/// [`VmError::NoSuchVm`] when none runs.
+pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<Record> {
+    list(run_dir, host)?
+        .into_iter()
+        .find(|r| r.name == name)
+        .ok_or_else(|| VmError::NoSuchVm {
+            name: name.into(),
+            host: host.into(),
+        })
+}
+
+/// The VM of a host into which the function behind `socket` is plugged, and QEMU's id for it.
+///
+/// # Errors
+/// When the folder cannot be read. A VM that does not answer is passed over.
+pub fn find_by_socket(
+    run_dir: &Path,
+    host: &str,
+    socket: &Path,
+) -> Result<Option<(Record, String)>> {
+    for record in list(run_dir, host)? {
+        let plugged = record.qmp().and_then(|mut qmp| plugged(&mut qmp));
+        let device = plugged
+            .unwrap_or_default()
+            .into_iter()
+            .find(|p| p.socket == socket);
+        if let Some(device) = device {
+            return Ok(Some((record, device.id)));
+        }
+    }
+    Ok(None)
+}
+
+/// The vfio-user functions that a QEMU has now.
+///
+/// # Errors
+/// When QEMU does not answer.
+pub fn plugged(qmp: &mut Qmp) -> Result<Vec<Plugged>> {
+    let devices = qmp.command("qom-list", &json!({"path": "/machine/peripheral"}))?;
+    let mut found = Vec::new();
+    for device in devices.as_array().into_iter().flatten() {
+        if device["type"] != "child<vfio-user-pci>" {
+            continue;
+        }
+        let Some(id) = device["name"].as_str() else {
+            continue;
+        };
+        let path = format!("/machine/peripheral/{id}");
+        let socket = qmp.command("qom-get", &json!({"path": path, "property": "socket"}))?;
+        if let Some(socket) = socket["path"].as_str() {
+            found.push(Plugged {
+                id: id.to_owned(),
+                socket: socket.into(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The first of `ports` hot-plug ports with nothing behind it.
+pub(crate) fn free_port(qmp: &mut Qmp, ports: usize) -> Result<Option<String>> {
+    let buses = qmp.command("query-pci", &json!({}))?;
+    let all = buses.as_array().into_iter().flatten();
+    let bridges: Vec<&Value> = all
+        .flat_map(|bus| bus["devices"].as_array().into_iter().flatten())
+        .collect();
+    for port in (0..ports).map(crate::spec::port_id) {
+        let Some(bridge) = bridges.iter().find(|b| b["qdev_id"] == port.as_str()) else {
+            continue;
+        };
+        let behind = bridge["pci_bridge"]["devices"]
+            .as_array()
+            .map_or(0, Vec::len);
+        if behind == 0 {
+            return Ok(Some(port));
+        }
+    }
+    Ok(None)
+}
+
+fn read(dir: &Path, host: &str) -> Option<Record> {
+    let text = fs::read(dir.join("vm.json")).ok()?;
+    let mut record: Record = match serde_json::from_slice(&text) {
+        Ok(record) => record,
+        Err(error) => {
+            tracing::warn!("{}: not a VM's record: {error}", dir.display());
+            return None;
+        }
+    };
+    dir.clone_into(&mut record.dir);
+    record.host = host.to_owned();
+    if record.alive() {
+        return Some(record);
+    }
+    if let Err(error) = fs::remove_dir_all(dir) {
+        tracing::warn!(
+            "{}: cannot remove what an ended VM left: {error}",
+            dir.display()
+        );
+    }
+    None
+}

@@ -1,0 +1,401 @@
+//! What a VM is to be, and the QEMU arguments that make it so.
+//!
+//! Two things matter to a borrower. All guest memory is one shared memfd, so that the lender can
+//! map it and the device's DMA goes straight to it. And every borrowed function sits behind a PCIe
+//! root port of its own, with spare ones left free, so that functions come and go while the guest
+//! runs.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::assets::{Accel, Assets, Guest};
+use crate::{Result, VmError};
+
+/// The guest memory that a VM gets unless told otherwise, MiB.
+pub const DEFAULT_MEMORY_MIB: u32 = 512;
+
+/// Free hot-plug ports that a VM gets unless told otherwise.
+pub const DEFAULT_SPARE_PORTS: u8 = 4;
+
+/// What the VM starts from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Boot {
+    /// One of the guests that set-up prepared.
+    Guest(Guest),
+    /// A kernel of the user's own.
+    Kernel {
+        /// The kernel image.
+        kernel: PathBuf,
+        /// The initial RAM file system, if any.
+        initrd: Option<PathBuf>,
+        /// The kernel's command line.
+        append: String,
+    },
+    /// A raw or qcow2 disk image of the user's own, started by its boot loader.
+    Disk(PathBuf),
+}
+
+/// Where the guest's serial console goes. It is kept in `console.log` in either case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Console {
+    /// This terminal.
+    Terminal,
+    /// The socket `console.sock` in the VM's folder.
+    Socket,
+}
+
+/// A function to be plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionSpec {
+    /// What people call it: `alpha/nvme0`.
+    pub name: String,
+    /// The vfio-user socket that the borrower's node serves.
+    pub socket: PathBuf,
+}
+
+/// A VM to start.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    /// Its name, unique on its host.
+    pub name: String,
+    /// Its folder: sockets, log, record.
+    pub dir: PathBuf,
+    /// What it starts from.
+    pub boot: Boot,
+    /// Guest memory, MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// What executes it; `None`: what works here ([`Assets::accel`]).
+    pub accel: Option<Accel>,
+    /// Functions plugged in from the start.
+    pub functions: Vec<FunctionSpec>,
+    /// Free hot-plug ports.
+    pub spare_ports: u8,
+    /// Where the serial console goes.
+    pub console: Console,
+    /// More QEMU arguments, passed on as they are.
+    pub extra: Vec<String>,
+}
+
+impl VmSpec {
+    /// A VM with the usual sizes and no functions.
+    #[must_use]
+    pub fn new(name: &str, dir: &Path, boot: Boot) -> Self {
+        Self {
+            name: name.to_owned(),
+            dir: dir.to_owned(),
+            boot,
+            memory_mib: DEFAULT_MEMORY_MIB,
+            cpus: 1,
+            accel: None,
+            functions: Vec::new(),
+            spare_ports: DEFAULT_SPARE_PORTS,
+            console: Console::Socket,
+            extra: Vec::new(),
+        }
+    }
+
+    /// The arguments for QEMU, without the program's name.
+    ///
+    /// # Errors
+    /// When a value cannot be given to QEMU, or set-up has not been run.
+    pub fn args(&self, assets: &Assets) -> Result<Vec<String>> {
+        self.check()?;
+        let accel = self.accel.map_or_else(|| assets.accel(), Ok)?;
+        let mut args = Args(Vec::new());
+        args.put("-name", &format!("rackbus-{}", self.name));
+        for flag in ["-nodefaults", "-no-user-config"] {
+            args.0.push(flag.into());
+        }
+        args.put("-display", "none");
+        args.put("-accel", accel.name());
+        args.put("-cpu", "max");
+        args.put("-smp", &self.cpus.to_string());
+        args.put("-machine", "q35,memory-backend=ram");
+        args.put("-m", &format!("{}M", self.memory_mib));
+        let size = u64::from(self.memory_mib) << 20;
+        args.json(
+            "-object",
+            &json!({"qom-type": "memory-backend-memfd", "id": "ram", "size": size, "share": true}),
+        );
+        self.boot_args(assets, &mut args)?;
+        self.control_args(&mut args);
+        self.port_args(&mut args);
+        args.0.extend(self.extra.iter().cloned());
+        Ok(args.0)
+    }
+
+    fn check(&self) -> Result<()> {
+        let invalid = |text: String| Err(VmError::Invalid(text));
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(plain) {
+            return invalid(format!(
+                "VM name '{}': use letters, digits, '-', '_', '.'",
+                self.name
+            ));
+        }
+        if self.memory_mib < 128 || self.memory_mib > 1 << 20 {
+            return invalid(format!(
+                "memory of {} MiB: give 128M to 1T",
+                self.memory_mib
+            ));
+        }
+        if self.cpus == 0 || self.cpus > 255 {
+            return invalid(format!("{} processors: give 1 to 255", self.cpus));
+        }
+        if self.ports() > 28 {
+            return invalid(format!(
+                "{} functions and spare ports: at most 28",
+                self.ports()
+            ));
+        }
+        let longest = self.dir.join("console.sock");
+        let sockets = self.functions.iter().map(|f| &f.socket).chain([&longest]);
+        for socket in sockets {
+            // struct sockaddr_un has 108 bytes with the terminating zero.
+            if socket.as_os_str().len() > 107 {
+                let text = format!(
+                    "{}: over 107 characters, too long for a socket; use a shorter run directory (RACKBUS_RUN_DIR)",
+                    socket.display()
+                );
+                return invalid(text);
+            }
+        }
+        Ok(())
+    }
+
+    fn ports(&self) -> usize {
+        self.functions.len() + usize::from(self.spare_ports)
+    }
+
+    fn boot_args(&self, assets: &Assets, args: &mut Args) -> Result<()> {
+        match &self.boot {
+            Boot::Guest(guest) => {
+                let files = assets.guest(*guest)?;
+                args.put("-kernel", &text(&files.kernel)?);
+                args.put("-initrd", &text(&files.initrd)?);
+                // Mitigations guard a guest against itself and double its time under TCG.
+                args.put("-append", "console=ttyS0 quiet mitigations=off panic=-1");
+                args.json(
+                    "-blockdev",
+                    &json!({"driver": "raw", "node-name": "tools", "read-only": true, "file": {
+                        "driver": "file", "filename": text(&files.tools)?, "locking": "off"}}),
+                );
+                args.json(
+                    "-device",
+                    &json!({"driver": "virtio-blk-pci", "drive": "tools"}),
+                );
+            }
+            Boot::Kernel {
+                kernel,
+                initrd,
+                append,
+            } => {
+                args.put("-kernel", &text(kernel)?);
+                if let Some(initrd) = initrd {
+                    args.put("-initrd", &text(initrd)?);
+                }
+                args.put("-append", append);
+            }
+            Boot::Disk(image) => {
+                let qcow2 = image.extension().is_some_and(|e| e == "qcow2");
+                let driver = if qcow2 { "qcow2" } else { "raw" };
+                args.json(
+                    "-blockdev",
+                    &json!({"driver": driver, "node-name": "disk", "file": {
+                        "driver": "file", "filename": text(image)?}}),
+                );
+                args.json(
+                    "-device",
+                    &json!({"driver": "virtio-blk-pci", "drive": "disk", "bootindex": 0}),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Sockets for rackbus (`qmp.sock`), for people (`monitor.sock`) and for the guest's agent.
+    fn control_args(&self, args: &mut Args) {
+        let socket = |name: &str| {
+            let path = self.dir.join(name);
+            format!(
+                "path={},server=on,wait=off",
+                path.display().to_string().replace(',', ",,")
+            )
+        };
+        args.put("-chardev", &format!("socket,id=qmp,{}", socket("qmp.sock")));
+        args.put("-mon", "chardev=qmp,mode=control");
+        args.put(
+            "-chardev",
+            &format!("socket,id=monitor,{}", socket("monitor.sock")),
+        );
+        args.put("-mon", "chardev=monitor,mode=control,pretty=on");
+        args.put(
+            "-chardev",
+            &format!("socket,id=agent,{}", socket("agent.sock")),
+        );
+        args.put("-device", "virtio-serial-pci");
+        args.put(
+            "-device",
+            "virtserialport,chardev=agent,name=org.rackbus.agent.0",
+        );
+        let log = self
+            .dir
+            .join("console.log")
+            .display()
+            .to_string()
+            .replace(',', ",,");
+        match self.console {
+            Console::Terminal => {
+                args.put(
+                    "-chardev",
+                    &format!("stdio,id=console,mux=on,signal=off,logfile={log}"),
+                );
+            }
+            Console::Socket => {
+                let socket = socket("console.sock");
+                args.put(
+                    "-chardev",
+                    &format!("socket,id=console,{socket},logfile={log}"),
+                );
+            }
+        }
+        args.put("-serial", "chardev:console");
+    }
+
+    fn port_args(&self, args: &mut Args) {
+        for port in 0..self.ports() {
+            let number = port + 1;
+            args.put(
+                "-device",
+                &format!(
+                    "pcie-root-port,id={},chassis={number},slot={number}",
+                    port_id(port)
+                ),
+            );
+        }
+        for (port, function) in self.functions.iter().enumerate() {
+            args.json(
+                "-device",
+                &device(&function.name, &function.socket, &port_id(port)),
+            );
+        }
+    }
+}
+
+/// QEMU's id of the hot-plug port with this index.
+pub(crate) fn port_id(port: usize) -> String {
+    format!("port{port}")
+}
+
+/// QEMU's id for a borrowed function: its name, in the characters that QEMU takes.
+#[must_use]
+pub fn device_id(name: &str) -> String {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || c == '.' {
+            c
+        } else {
+            '-'
+        }
+    };
+    format!("fn-{}", name.chars().map(plain).collect::<String>())
+}
+
+/// A vfio-user function behind a port, for `-device` and for `device_add` alike.
+pub(crate) fn device(name: &str, socket: &Path, port: &str) -> Value {
+    json!({
+        "driver": "vfio-user-pci",
+        "id": device_id(name),
+        "bus": port,
+        "socket": {"type": "unix", "path": socket.display().to_string()},
+    })
+}
+
+fn text(path: &Path) -> Result<String> {
+    path.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| VmError::Invalid(format!("{}: the path is not UTF-8", path.display())))
+}
+
+struct Args(Vec<String>);
+
+impl Args {
+    fn put(&mut self, option: &str, value: &str) {
+        self.0.push(option.to_owned());
+        self.0.push(value.to_owned());
+    }
+
+    fn json(&mut self, option: &str, value: &Value) {
+        self.put(option, &value.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> VmSpec {
+        let boot = Boot::Kernel {
+            kernel: "/k".into(),
+            initrd: None,
+            append: String::new(),
+        };
+        let mut spec = VmSpec::new("one", Path::new("/run/r/beta/vms/one"), boot);
+        spec.accel = Some(Accel::Tcg);
+        spec
+    }
+
+    #[test]
+    fn every_function_has_a_port_of_its_own_and_memory_is_shared() {
+        let mut spec = spec();
+        for name in ["alpha/nvme0", "gamma/nvme1"] {
+            spec.functions.push(FunctionSpec {
+                name: name.into(),
+                socket: "/run/s".into(),
+            });
+        }
+        let args = spec.args(&Assets::of_user()).expect("args");
+        let ports = args
+            .iter()
+            .filter(|a| a.starts_with("pcie-root-port,"))
+            .count();
+        assert_eq!(ports, 2 + usize::from(DEFAULT_SPARE_PORTS));
+        let devices: Vec<Value> = args
+            .iter()
+            .filter_map(|a| serde_json::from_str(a).ok())
+            .filter(|v: &Value| v["driver"] == "vfio-user-pci")
+            .collect();
+        assert_eq!(devices.len(), 2);
+        assert_eq!(devices[0]["bus"], "port0");
+        assert_eq!(devices[1]["bus"], "port1");
+        assert_eq!(devices[1]["id"], "fn-gamma-nvme1");
+        let memory: Value = args
+            .iter()
+            .find_map(|a| serde_json::from_str(a).ok())
+            .expect("object");
+        assert_eq!(
+            (&memory["share"], &memory["size"]),
+            (&json!(true), &json!(512 << 20))
+        );
+    }
+
+    #[test]
+    fn what_qemu_cannot_take_is_refused_with_a_reason() {
+        let refused = |change: fn(&mut VmSpec)| {
+            let mut spec = spec();
+            change(&mut spec);
+            spec.args(&Assets::of_user())
+                .expect_err("refused")
+                .to_string()
+        };
+        assert!(refused(|s| s.name = "a/b".into()).contains("VM name"));
+        assert!(refused(|s| s.memory_mib = 1).contains("128M"));
+        assert!(refused(|s| s.cpus = 0).contains("processors"));
+        assert!(refused(|s| s.spare_ports = 60).contains("at most 28"));
+        assert!(
+            refused(|s| s.dir = format!("/{}", "x".repeat(100)).into()).contains("RACKBUS_RUN_DIR")
+        );
+    }
+}
