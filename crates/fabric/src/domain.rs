@@ -127,9 +127,7 @@ pub struct Domain<T> {
 
 impl<T> Default for Domain<T> {
     fn default() -> Self {
-        Domain {
-            mappings: Vec::new(),
-        }
+        Domain { mappings: Vec::new() }
     }
 }
 
@@ -159,15 +157,7 @@ impl<T> Domain<T> {
         target: T,
     ) -> Result<(), MapError> {
         let (index, last) = self.place(start, length)?;
-        self.mappings.insert(
-            index,
-            Mapping {
-                start,
-                last,
-                access,
-                target,
-            },
-        );
+        self.mappings.insert(index, Mapping { start, last, access, target });
         Ok(())
     }
 
@@ -177,14 +167,8 @@ impl<T> Domain<T> {
     /// [`UnmapError`] when there is none; the domain is unchanged then.
     pub fn unmap(&mut self, start: u64, length: u64) -> Result<T, UnmapError> {
         let missing = UnmapError { start, length };
-        let last = length
-            .checked_sub(1)
-            .and_then(|l| start.checked_add(l))
-            .ok_or(missing)?;
-        let index = self
-            .mappings
-            .binary_search_by_key(&start, |m| m.start)
-            .map_err(|_| missing)?;
+        let last = length.checked_sub(1).and_then(|l| start.checked_add(l)).ok_or(missing)?;
+        let index = self.mappings.binary_search_by_key(&start, |m| m.start).map_err(|_| missing)?;
         if self.mappings[index].last != last {
             return Err(missing);
         }
@@ -203,11 +187,7 @@ impl<T> Domain<T> {
     /// [`Fault`].
     #[inline]
     pub fn resolve(&self, address: u64, length: u64, access: Access) -> Result<Hit<'_, T>, Fault> {
-        let fault = |cause| Fault {
-            address,
-            length,
-            cause,
-        };
+        let fault = |cause| Fault { address, length, cause };
         let Some(more) = length.checked_sub(1) else {
             return Err(fault(FaultCause::Empty));
         };
@@ -223,11 +203,7 @@ impl<T> Domain<T> {
         }
         // At most `length`, so the sum cannot overflow.
         let covered = mapping.last.min(last) - address + 1;
-        Ok(Hit {
-            target: &mapping.target,
-            offset: address - mapping.start,
-            length: covered,
-        })
+        Ok(Hit { target: &mapping.target, offset: address - mapping.start, length: covered })
     }
 
     /// The mappings, by address.
@@ -248,14 +224,9 @@ impl<T> Domain<T> {
     /// Where a new mapping would go, and its last address.
     fn place(&self, start: u64, length: u64) -> Result<(usize, u64), MapError> {
         let more = length.checked_sub(1).ok_or(MapError::Empty { start })?;
-        let last = start
-            .checked_add(more)
-            .ok_or(MapError::Wraps { start, length })?;
+        let last = start.checked_add(more).ok_or(MapError::Wraps { start, length })?;
         let index = self.mappings.partition_point(|m| m.start < start);
-        let before = index
-            .checked_sub(1)
-            .map(|i| &self.mappings[i])
-            .filter(|m| m.last >= start);
+        let before = index.checked_sub(1).map(|i| &self.mappings[i]).filter(|m| m.last >= start);
         let after = self.mappings.get(index).filter(|m| m.start <= last);
         match before.or(after) {
             Some(other) => Err(MapError::Overlaps {

@@ -1,1 +1,34 @@
-//! rackbus lease.
+#![forbid(unsafe_code)]
+//! The lending protocol: who may use which function, decided without I/O, clock or threads.
+//!
+//! Three state machines exchange [`Message`]s:
+//! * [`Authority`], in the control plane: grants leases, each with an epoch that only grows.
+//! * [`Lender`], in the node of the host that has the function: *enforces* them. It lets in only
+//!   the epoch it was last armed for, and answers a revocation when nothing of that epoch is
+//!   reachable any more.
+//! * [`Borrower`], in the node of the host that uses it: opens and closes its end, and renews.
+//!
+//! Messages may be lost, delayed, reordered and duplicated, nodes and control plane may die and
+//! return; what must never happen is that two epochs of one function are live at once (I2), or
+//! that an old one reaches anything after its revocation was answered (I4). The argument is
+//! short: the authority arms an epoch only after the lender answered the older one's revocation,
+//! or after the lender started anew (a new *incarnation*, whose process never had anything
+//! mapped); and the lender never arms an epoch that is not newer than all it has seen.
+//!
+//! The authority repeats what was not answered; nodes answer repeated messages again. Only
+//! registering, renewing and reporting a loss begin at a node, which repeats those.
+//!
+//! Time is a number of milliseconds that the caller passes in; it need only grow.
+
+pub mod authority;
+pub mod borrower;
+pub mod lender;
+pub mod message;
+
+pub use authority::{
+    Authority, BorrowRefused, Config, EndReason, FunctionRecord, FunctionState, HostRecord,
+    LeaseRecord, LeaseState, Outcome, Record, ReturnRefused,
+};
+pub use borrower::{Borrower, BorrowerAction};
+pub use lender::{Lender, LenderAction};
+pub use message::{Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};

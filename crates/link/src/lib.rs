@@ -115,9 +115,7 @@ pub struct Incoming {
 
 impl std::fmt::Debug for Incoming {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Incoming")
-            .field("hello", &self.hello)
-            .finish_non_exhaustive()
+        f.debug_struct("Incoming").field("hello", &self.hello).finish_non_exhaustive()
     }
 }
 

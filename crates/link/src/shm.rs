@@ -23,32 +23,18 @@ pub struct ShmLink;
 
 impl Link for ShmLink {
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
-        let unreachable = |cause| LinkError::Unreachable {
-            address: address.to_owned(),
-            cause,
-        };
-        let broken = |cause| LinkError::Broken {
-            peer: hello.to.clone(),
-            cause,
-        };
+        let unreachable = |cause| LinkError::Unreachable { address: address.to_owned(), cause };
+        let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
         let stream = UnixStream::connect(address).map_err(unreachable)?;
-        stream
-            .set_read_timeout(Some(TIME_LIMIT))
-            .map_err(unreachable)?;
-        stream
-            .set_write_timeout(Some(TIME_LIMIT))
-            .map_err(unreachable)?;
+        stream.set_read_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
+        stream.set_write_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
         send_frame(&stream, hello).map_err(broken)?;
         match receive_frame(&stream).map_err(broken)? {
             Ok(Welcome::Accepted) => Ok(Arc::new(stream)),
-            Ok(Welcome::Refused(reason)) => Err(LinkError::Refused {
-                peer: hello.to.clone(),
-                reason,
-            }),
-            Err(what) => Err(LinkError::Protocol {
-                peer: hello.to.clone(),
-                what,
-            }),
+            Ok(Welcome::Refused(reason)) => {
+                Err(LinkError::Refused { peer: hello.to.clone(), reason })
+            }
+            Err(what) => Err(LinkError::Protocol { peer: hello.to.clone(), what }),
         }
     }
 }
@@ -75,10 +61,7 @@ impl ShmListener {
             _ => {}
         }
         let listener = UnixListener::bind(path)?;
-        Ok(ShmListener {
-            listener,
-            path: path.to_owned(),
-        })
+        Ok(ShmListener { listener, path: path.to_owned() })
     }
 
     /// The address for [`Link::connect`].
@@ -124,10 +107,7 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
         Err(cause) => return refuse(&cause.to_string()),
     };
     if hello.version != VERSION {
-        return refuse(&format!(
-            "link version {}, this node speaks {VERSION}",
-            hello.version
-        ));
+        return refuse(&format!("link version {}, this node speaks {VERSION}", hello.version));
     }
     if hello.rack != rack || hello.to != host {
         return refuse(&format!("this is {host} of rack {rack}"));
@@ -147,11 +127,7 @@ mod tests {
     use crate::Service;
 
     fn hello() -> Hello {
-        let service = Service::Function {
-            device: "nvme0".into(),
-            lease: 3,
-            epoch: 7,
-        };
+        let service = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         Hello {
             version: VERSION,
             rack: "demo".into(),
@@ -187,31 +163,15 @@ mod tests {
             stream.send(&[b"hi"], &[]).unwrap();
         });
         let mut bytes = [0; 2];
-        stream
-            .unwrap()
-            .receive(&mut bytes, &mut Vec::new())
-            .unwrap();
+        stream.unwrap().receive(&mut bytes, &mut Vec::new()).unwrap();
         assert_eq!(&bytes, b"hi");
     }
 
     #[test]
     fn refusals_carry_their_reason() {
         let refused = meet(hello(), |incoming| incoming.refuse("epoch 7 is over")).err();
-        assert_eq!(
-            refused.unwrap().to_string(),
-            "alpha refused: epoch 7 is over"
-        );
-        let lost = meet(
-            Hello {
-                to: "gamma".into(),
-                ..hello()
-            },
-            |_| unreachable!(),
-        )
-        .err();
-        assert_eq!(
-            lost.unwrap().to_string(),
-            "gamma refused: this is alpha of rack demo"
-        );
+        assert_eq!(refused.unwrap().to_string(), "alpha refused: epoch 7 is over");
+        let lost = meet(Hello { to: "gamma".into(), ..hello() }, |_| unreachable!()).err();
+        assert_eq!(lost.unwrap().to_string(), "gamma refused: this is alpha of rack demo");
     }
 }

@@ -14,10 +14,7 @@ impl Event {
     /// # Errors
     /// When the process has no descriptors left.
     pub fn new() -> std::io::Result<Event> {
-        Ok(Event(rustix::event::eventfd(
-            0,
-            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
-        )?))
+        Ok(Event(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// Takes a descriptor that a peer passed. Only an eventfd is accepted: a write to anything else
@@ -28,10 +25,7 @@ impl Event {
     pub fn from_peer(fd: OwnedFd) -> std::io::Result<Event> {
         let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if name.as_os_str() != "anon_inode:[eventfd]" {
-            return Err(std::io::Error::other(format!(
-                "{} is not an eventfd",
-                name.display()
-            )));
+            return Err(std::io::Error::other(format!("{} is not an eventfd", name.display())));
         }
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
@@ -52,10 +46,8 @@ impl Event {
 
     /// Sleeps until one of `fds` is readable or `timeout_ns` has passed; `None` waits for ever.
     pub fn wait_any(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) {
-        let mut polled: Vec<PollFd<'_>> = fds
-            .iter()
-            .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-            .collect();
+        let mut polled: Vec<PollFd<'_>> =
+            fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec {
             tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: (ns % 1_000_000_000).try_into().expect("below a second"),

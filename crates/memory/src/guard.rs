@@ -78,10 +78,7 @@ impl Registration {
     /// dropped.
     pub(crate) fn new(start: usize, length: usize) -> Self {
         INSTALL.call_once(|| {
-            REGISTRY
-                .lock()
-                .expect("no panic under the lock")
-                .extend(FIRST.slots.iter());
+            REGISTRY.lock().expect("no panic under the lock").extend(FIRST.slots.iter());
             install();
         });
         let mut free = REGISTRY.lock().expect("no panic under the lock");
@@ -92,8 +89,7 @@ impl Registration {
             while let Some(next) = unsafe { last.next.load(Ordering::Acquire).as_ref() } {
                 last = next;
             }
-            last.next
-                .store(ptr::from_ref(block).cast_mut(), Ordering::Release);
+            last.next.store(ptr::from_ref(block).cast_mut(), Ordering::Release);
             free.extend(block.slots.iter());
         }
         let slot = free.pop().expect("a block was just added");
@@ -112,10 +108,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.slot.state.store(FREE, Ordering::Release);
-        REGISTRY
-            .lock()
-            .expect("no panic under the lock")
-            .push(self.slot);
+        REGISTRY.lock().expect("no panic under the lock").push(self.slot);
     }
 }
 
@@ -169,10 +162,8 @@ fn replace_page(address: usize) -> bool {
             if slot.state.load(Ordering::Acquire) == FREE {
                 continue;
             }
-            let (start, end) = (
-                slot.start.load(Ordering::Relaxed),
-                slot.end.load(Ordering::Relaxed),
-            );
+            let (start, end) =
+                (slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed));
             if (start..end).contains(&address) {
                 return replace_in(slot, start, end, address);
             }

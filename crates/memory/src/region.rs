@@ -81,34 +81,22 @@ impl Region {
         access: Access,
     ) -> Result<Region, RegionError> {
         let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
-        #[allow(
-            clippy::unnecessary_cast,
-            reason = "f_type differs between architectures"
-        )]
+        #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
         if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as i64)) {
             return Err(RegionError::NotMemory);
         }
         let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
         let file_size = u64::try_from(stat.st_size).unwrap_or(0);
-        let out = RegionError::OutOfFile {
-            offset,
-            length,
-            file_size,
-        };
+        let out = RegionError::OutOfFile { offset, length, file_size };
         match offset.checked_add(length) {
             Some(end) if length > 0 && end <= file_size => {}
             _ => return Err(out),
         }
-        let page = u64::try_from(stat.st_blksize)
-            .unwrap_or(4096)
-            .max(4096)
-            .next_power_of_two();
+        let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096).next_power_of_two();
         let lead = offset % page;
-        let (Ok(mapped), Ok(lead_bytes), Ok(bytes)) = (
-            usize::try_from(lead + length),
-            usize::try_from(lead),
-            usize::try_from(length),
-        ) else {
+        let (Ok(mapped), Ok(lead_bytes), Ok(bytes)) =
+            (usize::try_from(lead + length), usize::try_from(lead), usize::try_from(length))
+        else {
             return Err(out);
         };
         let mut protection = ProtFlags::empty();
@@ -222,10 +210,7 @@ impl SharedMemory {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(system("fcntl(F_ADD_SEALS)"))?;
         let region = Region::map(fd.as_fd(), 0, length, Access::READ | Access::WRITE)?;
-        Ok(SharedMemory {
-            file: Arc::new(File::from(fd)),
-            region: Arc::new(region),
-        })
+        Ok(SharedMemory { file: Arc::new(File::from(fd)), region: Arc::new(region) })
     }
 
     /// The mapped region.

@@ -49,11 +49,7 @@ impl<'a> DmaSlice<'a> {
     /// `[start, start + length)` must stay mapped for `'a`, readable (and writable, for the
     /// stores) or replaced by the guard when it faults.
     pub(crate) unsafe fn new(start: NonNull<u8>, length: usize) -> Self {
-        DmaSlice {
-            start,
-            length,
-            mapping: PhantomData,
-        }
+        DmaSlice { start, length, mapping: PhantomData }
     }
 
     /// Bytes.
@@ -161,9 +157,7 @@ impl<'a> DmaSlice<'a> {
         }
         // SAFETY: inside the slice.
         let at = unsafe { self.start.as_ptr().add(offset) };
-        (at as usize)
-            .is_multiple_of(align_of::<T>())
-            .then_some(at.cast::<T>())
+        (at as usize).is_multiple_of(align_of::<T>()).then_some(at.cast::<T>())
     }
 }
 
@@ -188,11 +182,7 @@ impl PinnedSlice {
     /// `length` bytes from `offset` of `region`; `None` when they are not inside.
     pub fn new(region: Arc<Region>, offset: usize, length: usize) -> Option<PinnedSlice> {
         region.slice(offset, length)?;
-        Some(PinnedSlice {
-            region,
-            offset,
-            length,
-        })
+        Some(PinnedSlice { region, offset, length })
     }
 
     /// The slice itself.

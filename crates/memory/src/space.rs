@@ -168,9 +168,7 @@ impl DmaSpace {
 
     /// Whether the owner of any mapped memory truncated it.
     pub fn torn(&self) -> bool {
-        self.domain
-            .iter()
-            .any(|m| m.target.0.as_ref().is_some_and(|region| region.torn()))
+        self.domain.iter().any(|m| m.target.0.as_ref().is_some_and(|region| region.torn()))
     }
 
     /// The memory at `[iova, iova + length)`, all of it in one window.
@@ -186,9 +184,7 @@ impl DmaSpace {
         access: Access,
     ) -> Result<DmaSlice<'_>, DmaFault> {
         let (region, offset) = self.piece(iova, length as u64, length as u64, access)?;
-        region
-            .slice(offset, length)
-            .ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
+        region.slice(offset, length).ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
     }
 
     /// As [`slice`](DmaSpace::slice), but keeps the mapping alive; see [`PinnedSlice`].
@@ -297,17 +293,12 @@ impl DmaSpace {
         if !self.master {
             return Err(());
         }
-        let hit = self
-            .domain
-            .resolve(iova, length as u64, access)
-            .map_err(|_| ())?;
+        let hit = self.domain.resolve(iova, length as u64, access).map_err(|_| ())?;
         let region = hit.target.0.as_ref().ok_or(())?;
         if hit.length < length as u64 || region.torn() {
             return Err(());
         }
-        region
-            .slice(usize::try_from(hit.offset).map_err(|_| ())?, length)
-            .ok_or(())
+        region.slice(usize::try_from(hit.offset).map_err(|_| ())?, length).ok_or(())
     }
 
     /// The region at `iova` and the offset in it, with at least `least` of `length` bytes there.
@@ -320,10 +311,7 @@ impl DmaSpace {
         access: Access,
     ) -> Result<(&Arc<Region>, usize), DmaFault> {
         if !self.master {
-            return Err(self.refuse(DmaFault::NotMaster {
-                address: iova,
-                length,
-            }));
+            return Err(self.refuse(DmaFault::NotMaster { address: iova, length }));
         }
         let hit = match self.domain.resolve(iova, length, access) {
             Ok(hit) => hit,
@@ -336,10 +324,9 @@ impl DmaSpace {
             return Err(self.refuse(missing));
         }
         match &hit.target.0 {
-            Some(region) if region.torn() => Err(self.refuse(DmaFault::Torn {
-                address: iova,
-                length,
-            })),
+            Some(region) if region.torn() => {
+                Err(self.refuse(DmaFault::Torn { address: iova, length }))
+            }
             Some(region) => {
                 let offset = usize::try_from(hit.offset)
                     .map_err(|_| self.refuse(no_memory(iova, length)))?;
@@ -359,11 +346,7 @@ impl DmaSpace {
 }
 
 fn domain_fault(address: u64, length: u64, cause: FaultCause) -> DmaFault {
-    DmaFault::Domain(Fault {
-        address,
-        length,
-        cause,
-    })
+    DmaFault::Domain(Fault { address, length, cause })
 }
 
 fn no_memory(address: u64, length: u64) -> DmaFault {

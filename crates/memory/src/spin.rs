@@ -17,11 +17,7 @@ impl AdaptiveSpin {
     /// Between `min_ns` and `max_ns`, beginning in between.
     pub fn new(min_ns: u64, max_ns: u64) -> Self {
         let max_ns = max_ns.max(min_ns);
-        AdaptiveSpin {
-            current_ns: (max_ns / 2).max(min_ns),
-            min_ns,
-            max_ns,
-        }
+        AdaptiveSpin { current_ns: (max_ns / 2).max(min_ns), min_ns, max_ns }
     }
 
     /// How long to spin now, in nanoseconds.

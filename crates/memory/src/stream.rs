@@ -79,12 +79,7 @@ impl Stream for UnixStream {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut sent = 0;
         while sent < total {
-            match sendmsg(
-                self,
-                &beyond(parts, sent),
-                &mut control,
-                SendFlags::NOSIGNAL,
-            ) {
+            match sendmsg(self, &beyond(parts, sent), &mut control, SendFlags::NOSIGNAL) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -185,10 +180,7 @@ mod tests {
     fn a_closed_stream_says_so() {
         let (a, b) = UnixStream::pair().unwrap();
         drop(a);
-        assert_eq!(
-            b.receive(&mut [0], &mut Vec::new()),
-            Err(StreamError::Closed)
-        );
+        assert_eq!(b.receive(&mut [0], &mut Vec::new()), Err(StreamError::Closed));
         assert_eq!(b.send(&[b"x"], &[]), Err(StreamError::Closed));
     }
 }

@@ -62,9 +62,7 @@ pub struct Borrower {
 
 impl std::fmt::Debug for Borrower {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Borrower")
-            .field("host", &self.host)
-            .finish_non_exhaustive()
+        f.debug_struct("Borrower").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -91,14 +89,7 @@ impl Borrower {
         losses: Arc<dyn LossListener>,
     ) -> Self {
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        Borrower {
-            rack,
-            host,
-            folder,
-            link,
-            losses,
-            open: Mutex::default(),
-        }
+        Borrower { rack, host, folder, link, losses, open: Mutex::default() }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes
@@ -111,14 +102,8 @@ impl Borrower {
         if let Some(open) = all.get(&grant.lease).filter(|open| open.grant == grant) {
             return Ok(open.path.clone());
         }
-        let path = self
-            .folder
-            .join(format!("{}-{}.sock", grant.lender, grant.device));
-        let open = Arc::new(Open {
-            grant,
-            path: path.clone(),
-            server: Mutex::new(None),
-        });
+        let path = self.folder.join(format!("{}-{}.sock", grant.lender, grant.device));
+        let open = Arc::new(Open { grant, path: path.clone(), server: Mutex::new(None) });
         let opener = AttachOpener {
             hello: Hello {
                 version: VERSION,
@@ -135,10 +120,8 @@ impl Borrower {
             losses: self.losses.clone(),
             open: Arc::downgrade(&open),
         };
-        let server = Server::bind(&path, opener).map_err(|cause| BorrowError::Socket {
-            path: path.clone(),
-            cause,
-        })?;
+        let server = Server::bind(&path, opener)
+            .map_err(|cause| BorrowError::Socket { path: path.clone(), cause })?;
         *open.server() = Some(server);
         all.insert(open.grant.lease, open);
         Ok(path)

@@ -91,9 +91,7 @@ struct Lent {
 
 impl std::fmt::Debug for Lent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lent")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("Lent").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -108,10 +106,7 @@ struct State {
 impl Lender {
     /// A lender without devices.
     pub fn new(host: &str) -> Self {
-        Lender {
-            host: host.to_owned(),
-            lent: BTreeMap::new(),
-        }
+        Lender { host: host.to_owned(), lent: BTreeMap::new() }
     }
 
     /// Adds a device and starts its engine.
@@ -128,12 +123,7 @@ impl Lender {
             name: device.to_owned(),
             factory,
             options,
-            state: Mutex::new(State {
-                armed: None,
-                newest: 0,
-                session: None,
-                running: None,
-            }),
+            state: Mutex::new(State { armed: None, newest: 0, session: None, running: None }),
             idle: Condvar::new(),
         };
         lent.start(&mut lent.lock())?;
@@ -156,28 +146,18 @@ impl Lender {
         match &state.armed {
             Some(current) if *current == armed => return Ok(()),
             Some(current) if current.epoch < armed.epoch => {
-                return Err(LendError::InUse {
-                    device: device.into(),
-                    epoch: current.epoch,
-                });
+                return Err(LendError::InUse { device: device.into(), epoch: current.epoch });
             }
             _ => {}
         }
         if armed.epoch <= state.newest {
             let reason = format!("epoch {} was armed already", state.newest);
-            return Err(LendError::Stale {
-                device: device.into(),
-                epoch: armed.epoch,
-                reason,
-            });
+            return Err(LendError::Stale { device: device.into(), epoch: armed.epoch, reason });
         }
         if let Some(session) = &state.session {
             // Cannot be after a revoke that returned; refuse rather than trust that.
             session.shut_down();
-            return Err(LendError::InUse {
-                device: device.into(),
-                epoch: state.newest,
-            });
+            return Err(LendError::InUse { device: device.into(), epoch: state.newest });
         }
         lent.start(&mut state)?;
         state.newest = armed.epoch;
@@ -194,11 +174,7 @@ impl Lender {
     pub fn revoke(&self, device: &str, epoch: u64) -> Result<(), LendError> {
         let lent = self.find(device)?;
         let mut state = lent.lock();
-        if state
-            .armed
-            .as_ref()
-            .is_some_and(|armed| armed.epoch > epoch)
-        {
+        if state.armed.as_ref().is_some_and(|armed| armed.epoch > epoch) {
             return Ok(());
         }
         state.armed = None;
@@ -217,34 +193,20 @@ impl Lender {
     pub fn holder(&self, device: &str) -> Option<(Armed, bool)> {
         let lent = self.lent.get(device)?;
         let state = lent.lock();
-        state
-            .armed
-            .clone()
-            .map(|armed| (armed, state.session.is_some()))
+        state.armed.clone().map(|armed| (armed, state.session.is_some()))
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
     /// conversation on this thread until it ends.
     pub fn attend(&self, incoming: Incoming) {
-        let Service::Function {
-            device,
-            lease,
-            epoch,
-        } = incoming.hello.service.clone();
+        let Service::Function { device, lease, epoch } = incoming.hello.service.clone();
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
             Ok(lent) => lent.clone(),
             Err(error) => return incoming.refuse(&error.to_string()),
         };
         let stream = incoming.stream.clone();
-        let session = match lent.attach(
-            &Armed {
-                lease,
-                epoch,
-                borrower: from.clone(),
-            },
-            &stream,
-        ) {
+        let session = match lent.attach(&Armed { lease, epoch, borrower: from.clone() }, &stream) {
             Ok(session) => session,
             Err(error) => {
                 tracing::warn!(device, from, epoch, %error, "attach refused");
@@ -285,18 +247,12 @@ impl Lent {
 
     /// Starts the engine, if it is not running: at first, and after its device model failed.
     fn start(&self, state: &mut State) -> Result<(), LendError> {
-        let device = |cause| LendError::Device {
-            device: self.name.clone(),
-            cause,
-        };
+        let device = |cause| LendError::Device { device: self.name.clone(), cause };
         if let Some((engine, _)) = &state.running {
             if engine.handle().call(|_| ()).is_ok() {
                 return Ok(());
             }
-            tracing::error!(
-                device = self.name,
-                "the device model failed and is started anew"
-            );
+            tracing::error!(device = self.name, "the device model failed and is started anew");
             state.running = None;
         }
         let model = (self.factory)().map_err(device)?;
@@ -308,11 +264,8 @@ impl Lent {
     }
 
     fn attach(&self, wanted: &Armed, stream: &Arc<dyn Stream>) -> Result<EngineDevice, LendError> {
-        let stale = |reason| LendError::Stale {
-            device: self.name.clone(),
-            epoch: wanted.epoch,
-            reason,
-        };
+        let stale =
+            |reason| LendError::Stale { device: self.name.clone(), epoch: wanted.epoch, reason };
         let check = |state: &State| match &state.armed {
             Some(armed) if armed == wanted => Ok(()),
             Some(armed) => Err(stale(format!(
@@ -327,10 +280,7 @@ impl Lent {
         while state.session.is_some() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(LendError::InUse {
-                    device: self.name.clone(),
-                    epoch: wanted.epoch,
-                });
+                return Err(LendError::InUse { device: self.name.clone(), epoch: wanted.epoch });
             }
             let waited = self.idle.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

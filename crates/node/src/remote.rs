@@ -39,26 +39,20 @@ impl RemoteDevice {
         let client = Arc::new(Client::over(stream)?);
         let shape = learn(&client)?;
         let gone = Arc::new(AtomicBool::new(false));
-        let watcher = std::thread::Builder::new()
-            .name("lender watch".into())
-            .spawn({
-                let (client, gone) = (client.clone(), gone.clone());
-                move || {
-                    client.wait_closed();
-                    if !gone.swap(true, Ordering::AcqRel) {
-                        client.shut_down();
-                        on_lost("its node closed the link, or does not answer".to_owned());
-                    }
+        let watcher = std::thread::Builder::new().name("lender watch".into()).spawn({
+            let (client, gone) = (client.clone(), gone.clone());
+            move || {
+                client.wait_closed();
+                if !gone.swap(true, Ordering::AcqRel) {
+                    client.shut_down();
+                    on_lost("its node closed the link, or does not answer".to_owned());
                 }
-            });
+            }
+        });
         if let Err(cause) = watcher {
             tracing::error!(%cause, "no thread to watch the lender; its loss shows at the next access");
         }
-        Ok(RemoteDevice {
-            client,
-            shape,
-            gone,
-        })
+        Ok(RemoteDevice { client, shape, gone })
     }
 
     /// Sorts an outcome: refusals go back to the user, a lost lender answers like no device.
@@ -91,10 +85,7 @@ impl Device for RemoteDevice {
 
     fn read(&self, target: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
         let mut data = vec![0; count];
-        let read = self
-            .client
-            .read(number(target), offset, &mut data)
-            .map(|()| data);
+        let read = self.client.read(number(target), offset, &mut data).map(|()| data);
         self.or_absent(read, vec![0xff; count])
     }
 
@@ -184,18 +175,12 @@ fn learn(client: &Client) -> Result<DeviceShape, ClientError> {
             offset,
             areas,
         });
-        regions.push(RegionShape {
-            size: info.size,
-            mappable,
-        });
+        regions.push(RegionShape { size: info.size, mappable });
     }
     let mut irqs = Vec::new();
     for index in 0..irq::COUNT {
         irqs.push(
-            client
-                .irq_info(index)?
-                .count
-                .min(u32::from(rackbus_spec::pcie::msix::MAX_VECTORS)),
+            client.irq_info(index)?.count.min(u32::from(rackbus_spec::pcie::msix::MAX_VECTORS)),
         );
     }
     Ok(DeviceShape { regions, irqs })

@@ -32,21 +32,11 @@ struct Field {
 }
 
 const fn ro(offset: u16, bytes: u8, reset: u32) -> Field {
-    Field {
-        offset,
-        bytes,
-        reset,
-        writable: 0,
-    }
+    Field { offset, bytes, reset, writable: 0 }
 }
 
 const fn rw(offset: u16, bytes: u8, reset: u32, writable: u32) -> Field {
-    Field {
-        offset,
-        bytes,
-        reset,
-        writable,
-    }
+    Field { offset, bytes, reset, writable }
 }
 
 /// What a write means beyond the bits it changed.
@@ -76,11 +66,7 @@ impl ConfigSpace {
         for field in &fields {
             put(&mut writable[..], field, field.writable);
         }
-        let mut space = ConfigSpace {
-            fields,
-            bytes: Box::new([0; CONFIG_SPACE_SIZE]),
-            writable,
-        };
+        let mut space = ConfigSpace { fields, bytes: Box::new([0; CONFIG_SPACE_SIZE]), writable };
         space.reset();
         space
     }
@@ -154,11 +140,7 @@ impl ConfigSpace {
     pub fn bar_address(&self, bar: &Bar) -> u64 {
         let at = header::BAR0 + 4 * u16::from(bar.index);
         let low = u64::from(self.u32(at) & !bar::FLAGS_MASK);
-        let high = if bar.is_64bit {
-            u64::from(self.u32(at + 4))
-        } else {
-            0
-        };
+        let high = if bar.is_64bit { u64::from(self.u32(at + 4)) } else { 0 };
         (high << 32) | low
     }
 
@@ -207,18 +189,10 @@ fn fields(info: &FunctionInfo) -> Vec<Field> {
         rw(header::COMMAND, 2, 0, command.bits().into()),
         ro(header::STATUS, 2, Status::CAPABILITIES_LIST.bits().into()),
         ro(header::REVISION_ID, 1, info.revision.into()),
-        ro(
-            header::CLASS_CODE,
-            3,
-            u32::from_le_bytes([interface, sub, base, 0]),
-        ),
+        ro(header::CLASS_CODE, 3, u32::from_le_bytes([interface, sub, base, 0])),
         rw(header::CACHE_LINE_SIZE, 1, 0, 0xff),
         ro(header::HEADER_TYPE, 1, 0),
-        ro(
-            header::SUBSYSTEM_VENDOR_ID,
-            2,
-            info.subsystem_vendor_id.into(),
-        ),
+        ro(header::SUBSYSTEM_VENDOR_ID, 2, info.subsystem_vendor_id.into()),
         ro(header::SUBSYSTEM_ID, 2, info.subsystem_id.into()),
         ro(header::CAPABILITIES_POINTER, 1, PM_AT.into()),
         rw(header::INTERRUPT_LINE, 1, 0, 0xff),
@@ -261,11 +235,7 @@ fn capabilities(table: &mut Vec<Field>, vectors: u16) {
         rw(PM_AT + pm::PMCSR, 2, 0, pm::PMCSR_STATE.into()),
         ro(EXPRESS_AT, 1, capability::PCI_EXPRESS.into()),
         ro(EXPRESS_AT + 1, 1, MSIX_AT.into()),
-        ro(
-            EXPRESS_AT + express::CAPABILITIES,
-            2,
-            express::VERSION_2.into(),
-        ),
+        ro(EXPRESS_AT + express::CAPABILITIES, 2, express::VERSION_2.into()),
         ro(EXPRESS_AT + express::DEVICE_CAPABILITIES, 4, device),
         rw(
             EXPRESS_AT + express::DEVICE_CONTROL,
@@ -277,22 +247,12 @@ fn capabilities(table: &mut Vec<Field>, vectors: u16) {
         rw(EXPRESS_AT + express::LINK_CONTROL, 2, 0, 0x01c3),
         ro(EXPRESS_AT + express::LINK_STATUS, 2, SPEED | WIDTH),
         ro(EXPRESS_AT + express::DEVICE_CAPABILITIES_2, 4, 0),
-        rw(
-            EXPRESS_AT + express::DEVICE_CONTROL_2,
-            2,
-            0,
-            express::DEVCTL2_WRITABLE.into(),
-        ),
+        rw(EXPRESS_AT + express::DEVICE_CONTROL_2, 2, 0, express::DEVCTL2_WRITABLE.into()),
         ro(EXPRESS_AT + express::LINK_CAPABILITIES_2, 4, 0b1110),
         ro(EXPRESS_AT + express::LINK_CONTROL_2, 2, SPEED),
         ro(MSIX_AT, 1, capability::MSIX.into()),
         ro(MSIX_AT + 1, 1, 0),
-        rw(
-            MSIX_AT + msix::CONTROL,
-            2,
-            u32::from(vectors) - 1,
-            msix_writable.into(),
-        ),
+        rw(MSIX_AT + msix::CONTROL, 2, u32::from(vectors) - 1, msix_writable.into()),
         ro(MSIX_AT + msix::TABLE, 4, bir),
         ro(MSIX_AT + msix::PBA, 4, halves(pba)[0] | bir),
     ]);
@@ -302,11 +262,7 @@ fn serial_number(table: &mut Vec<Field>, serial: u64) {
     const VERSION_1: u32 = 1 << 16;
     let [low, high] = halves(serial);
     table.extend([
-        ro(
-            SERIAL_AT,
-            4,
-            u32::from(capability::EXT_SERIAL_NUMBER) | VERSION_1,
-        ),
+        ro(SERIAL_AT, 4, u32::from(capability::EXT_SERIAL_NUMBER) | VERSION_1),
         ro(SERIAL_AT + 4, 4, low),
         ro(SERIAL_AT + 8, 4, high),
     ]);
@@ -315,10 +271,7 @@ fn serial_number(table: &mut Vec<Field>, serial: u64) {
 /// The low and the high 32 bits.
 fn halves(value: u64) -> [u32; 2] {
     let b = value.to_le_bytes();
-    [
-        u32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        u32::from_le_bytes([b[4], b[5], b[6], b[7]]),
-    ]
+    [u32::from_le_bytes([b[0], b[1], b[2], b[3]]), u32::from_le_bytes([b[4], b[5], b[6], b[7]])]
 }
 
 #[cfg(test)]
@@ -327,13 +280,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn info() -> FunctionInfo {
-        let bar = |index, size| Bar {
-            index,
-            size,
-            is_64bit: true,
-            prefetchable: false,
-            mappable: None,
-        };
+        let bar =
+            |index, size| Bar { index, size, is_64bit: true, prefetchable: false, mappable: None };
         FunctionInfo {
             vendor_id: 0x1b36,
             device_id: 0x10,
@@ -383,23 +331,14 @@ mod tests {
     #[test]
     fn writes_with_effects_are_reported() {
         let mut space = ConfigSpace::new(&info());
-        assert_eq!(
-            space.write(4, &[6, 0]),
-            Effects {
-                command: true,
-                ..Effects::default()
-            }
-        );
+        assert_eq!(space.write(4, &[6, 0]), Effects { command: true, ..Effects::default() });
         assert!(space.masters_bus() && space.answers_memory());
         assert_eq!(space.write(4, &[6, 0]), Effects::default());
         assert!(space.write(u64::from(MSIX_AT) + 2, &[0, 0x80]).msix);
         assert!(space.msix_enabled());
         let control = u64::from(EXPRESS_AT + express::DEVICE_CONTROL);
         assert!(space.write(control, &[0, 0x80]).reset);
-        assert_eq!(
-            read32(&space, EXPRESS_AT + express::DEVICE_CONTROL) & 0x8000,
-            0
-        );
+        assert_eq!(read32(&space, EXPRESS_AT + express::DEVICE_CONTROL) & 0x8000, 0);
         let pmcsr = u64::from(PM_AT + pm::PMCSR);
         assert!(space.write(pmcsr, &[3]).command);
         assert!(!space.masters_bus());

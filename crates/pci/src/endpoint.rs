@@ -66,9 +66,7 @@ pub struct Endpoint {
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("info", self.info())
-            .finish_non_exhaustive()
+        f.debug_struct("Endpoint").field("info", self.info()).finish_non_exhaustive()
     }
 }
 
@@ -132,11 +130,7 @@ impl Endpoint {
             Region::Bar(MSIX_BAR) => self.read_msix(offset, data),
             Region::Bar(bar) => {
                 data.fill(0);
-                let bus = Bus {
-                    dma: &self.dma,
-                    irq: &self.irq,
-                    now_ns: self.now_ns,
-                };
+                let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
                 self.function.bar_read(&bus, bar, offset, data);
             }
         }
@@ -155,20 +149,15 @@ impl Endpoint {
             Region::Bar(_) if !self.config.answers_memory() => {}
             Region::Bar(MSIX_BAR) => {
                 for (at, byte) in (offset..).zip(data) {
-                    if let Some(slot) = usize::try_from(at)
-                        .ok()
-                        .and_then(|at| self.msix_table.get_mut(at))
+                    if let Some(slot) =
+                        usize::try_from(at).ok().and_then(|at| self.msix_table.get_mut(at))
                     {
                         *slot = *byte;
                     }
                 }
             }
             Region::Bar(bar) => {
-                let bus = Bus {
-                    dma: &self.dma,
-                    irq: &self.irq,
-                    now_ns: self.now_ns,
-                };
+                let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
                 self.function.bar_write(&bus, bar, offset, data);
             }
         }
@@ -247,22 +236,14 @@ impl Endpoint {
     #[inline]
     pub fn poll(&mut self, now_ns: u64) -> Work {
         self.now_ns = now_ns;
-        let bus = Bus {
-            dma: &self.dma,
-            irq: &self.irq,
-            now_ns,
-        };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns };
         self.function.poll(&bus)
     }
 
     /// Asks the model to make what comes next ring; false when there is work already.
     pub fn park(&mut self) -> bool {
         self.tick();
-        let bus = Bus {
-            dma: &self.dma,
-            irq: &self.irq,
-            now_ns: self.now_ns,
-        };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
         self.function.park(&bus)
     }
 
@@ -282,20 +263,12 @@ impl Endpoint {
 
     fn quiesce(&mut self) {
         self.tick();
-        let bus = Bus {
-            dma: &self.dma,
-            irq: &self.irq,
-            now_ns: self.now_ns,
-        };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
         self.function.quiesce(&bus);
     }
 
     fn reset_function(&mut self, kind: ResetKind) {
-        let bus = Bus {
-            dma: &self.dma,
-            irq: &self.irq,
-            now_ns: self.now_ns,
-        };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
         self.function.reset(&bus, kind);
     }
 
@@ -318,8 +291,7 @@ impl Endpoint {
         use rackbus_spec::pcie::Command;
         self.dma.set_master(self.config.masters_bus());
         self.irq.set_msix_enabled(self.config.msix_enabled());
-        self.irq
-            .set_intx_disabled(self.config.command().contains(Command::INTERRUPT_DISABLE));
+        self.irq.set_intx_disabled(self.config.command().contains(Command::INTERRUPT_DISABLE));
     }
 
     fn read_msix(&self, offset: u64, data: &mut [u8]) {
@@ -341,20 +313,13 @@ impl Endpoint {
         let size = match region {
             Region::Config => rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64,
             Region::Bar(MSIX_BAR) => msix_layout(self.info().msix_vectors).0,
-            Region::Bar(index) => self
-                .info()
-                .bars
-                .iter()
-                .find(|b| b.index == index)
-                .map_or(0, |b| b.size),
+            Region::Bar(index) => {
+                self.info().bars.iter().find(|b| b.index == index).map_or(0, |b| b.size)
+            }
         };
         match offset.checked_add(length as u64) {
             Some(end) if end <= size => Ok(()),
-            _ => Err(OutOfRegion {
-                region,
-                offset,
-                length,
-            }),
+            _ => Err(OutOfRegion { region, offset, length }),
         }
     }
 }

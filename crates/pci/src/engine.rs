@@ -64,9 +64,7 @@ pub struct EngineHandle(Arc<Mailbox>);
 
 impl std::fmt::Debug for EngineHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("EngineHandle")
-            .field(&self.0.counters)
-            .finish()
+        f.debug_tuple("EngineHandle").field(&self.0.counters).finish()
     }
 }
 
@@ -99,10 +97,7 @@ impl EngineHandle {
         let mailbox = &*self.0;
         let mut jobs = mailbox.lock();
         while jobs.len() >= MAILBOX_LIMIT && !mailbox.stopped.load(Ordering::Acquire) {
-            jobs = mailbox
-                .room
-                .wait(jobs)
-                .unwrap_or_else(PoisonError::into_inner);
+            jobs = mailbox.room.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }
         if mailbox.stopped.load(Ordering::Acquire) {
             return Err(EngineStopped);
@@ -167,19 +162,14 @@ impl Engine {
             counters: EngineCounters::default(),
         });
         let handle = EngineHandle(mailbox.clone());
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                if let Some(cpu) = options.cpu {
-                    pin(cpu);
-                }
-                let _end = StopOnDrop(&mailbox);
-                Runner::new(&mailbox, Endpoint::new(model), options.spin).run();
-            })?;
-        Ok(Engine {
-            handle,
-            thread: Some(thread),
-        })
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            if let Some(cpu) = options.cpu {
+                pin(cpu);
+            }
+            let _end = StopOnDrop(&mailbox);
+            Runner::new(&mailbox, Endpoint::new(model), options.spin).run();
+        })?;
+        Ok(Engine { handle, thread: Some(thread) })
     }
 
     /// How to talk to it.
@@ -225,15 +215,7 @@ impl<'a> Runner<'a> {
     fn new(mailbox: &'a Mailbox, endpoint: Endpoint, spin: AdaptiveSpin) -> Self {
         let torn = guard::torn_count();
         let now_ns = endpoint.clock();
-        Runner {
-            mailbox,
-            endpoint,
-            spin,
-            now_ns,
-            idle_since: None,
-            polls: 0,
-            torn,
-        }
+        Runner { mailbox, endpoint, spin, now_ns, idle_since: None, polls: 0, torn }
     }
 
     fn run(&mut self) {
@@ -273,9 +255,7 @@ impl<'a> Runner<'a> {
         let counters = &self.mailbox.counters;
         // Only this thread writes it: a load and a store need no locked instruction.
         let busy = counters.busy_polls.load(Ordering::Relaxed);
-        counters
-            .busy_polls
-            .store(busy.wrapping_add(1), Ordering::Relaxed);
+        counters.busy_polls.store(busy.wrapping_add(1), Ordering::Relaxed);
         if self.idle_since.take().is_some() {
             self.spin.found();
         }

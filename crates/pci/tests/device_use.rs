@@ -56,9 +56,7 @@ fn dma_crosses_adjoining_mappings_and_respects_rights() {
     let mut out = [0; 4];
     low.region().slice(0x100, 4).unwrap().copy_to(&mut out);
     assert_eq!(&out, b"abcd");
-    client
-        .dma_map(0x9000, 0x1000, Access::READ, Some((low.as_fd(), 0)))
-        .unwrap();
+    client.dma_map(0x9000, 0x1000, Access::READ, Some((low.as_fd(), 0))).unwrap();
     assert_eq!(copy(&client, 0x9000, 0x2000, 8), 1, "readable");
     assert_eq!(copy(&client, 0x2000, 0x9000, 8), 2, "not writable");
 }
@@ -84,34 +82,17 @@ fn mappings_are_exact() {
     let memory = map(&client, 0x1000, 0x2000);
     let fd = || Some((memory.as_fd(), 0));
     let rw = Access::READ | Access::WRITE;
-    assert_eq!(
-        refused(client.dma_map(0x2000, 0x1000, rw, fd())),
-        Errno::EXIST
-    );
-    assert_eq!(
-        refused(client.dma_map(u64::MAX - 0xfff, 0x2000, rw, fd())),
-        Errno::INVAL
-    );
+    assert_eq!(refused(client.dma_map(0x2000, 0x1000, rw, fd())), Errno::EXIST);
+    assert_eq!(refused(client.dma_map(u64::MAX - 0xfff, 0x2000, rw, fd())), Errno::INVAL);
     assert_eq!(refused(client.dma_map(0x8000, 0, rw, fd())), Errno::INVAL);
-    assert_eq!(
-        refused(client.dma_map(0x8000, 0x2001, rw, fd())),
-        Errno::INVAL,
-        "beyond the file"
-    );
+    assert_eq!(refused(client.dma_map(0x8000, 0x2001, rw, fd())), Errno::INVAL, "beyond the file");
     assert_eq!(refused(client.dma_unmap(0x1000, 0x1000)), Errno::NOENT);
     assert_eq!(refused(client.dma_unmap(0x3000, 0x1000)), Errno::NOENT);
     client.dma_unmap(0x1000, 0x2000).unwrap();
     let null = std::fs::File::open("/dev/zero").unwrap();
-    assert_eq!(
-        refused(client.dma_map(0, 0x1000, rw, Some((null.as_fd(), 0)))),
-        Errno::INVAL
-    );
+    assert_eq!(refused(client.dma_map(0, 0x1000, rw, Some((null.as_fd(), 0)))), Errno::INVAL);
     client.dma_map(0xc_0000, 0x1000, rw, None).unwrap();
-    assert_eq!(
-        copy(&client, 0xc_0000, 0xc_0800, 8),
-        2,
-        "mapped without memory"
-    );
+    assert_eq!(copy(&client, 0xc_0000, 0xc_0800, 8), 2, "mapped without memory");
     client.dma_unmap_all().unwrap();
     assert_eq!(refused(client.dma_unmap(0xc_0000, 0x1000)), Errno::NOENT);
 }
@@ -122,10 +103,8 @@ fn interrupts_reach_their_vectors() {
     let client = connect(&function);
     let _memory = map(&client, 0, 0x1000);
     let events: Vec<Event> = (0..20).map(|_| Event::new().unwrap()).collect();
-    let fds: Vec<Option<OwnedFd>> = events
-        .iter()
-        .map(|e| Some(e.as_fd().try_clone_to_owned().unwrap()))
-        .collect();
+    let fds: Vec<Option<OwnedFd>> =
+        events.iter().map(|e| Some(e.as_fd().try_clone_to_owned().unwrap())).collect();
     client.wire_irqs(irq::MSIX, 0, &fds).unwrap();
     client.write(7, 0x92, &0x8000u16.to_le_bytes()).unwrap();
     copy(&client, 0, 0x100, 8);
@@ -180,10 +159,7 @@ fn the_shared_page_is_the_devices_own() {
     page.whole().store_u32(8, 77, Ordering::Release).unwrap();
     let again = client.map_region(0, SHARED_PAGE, 0x1000).unwrap();
     assert_eq!(again.whole().load_u32(8, Ordering::Acquire), Some(77));
-    assert!(
-        client.map_region(0, 0, 0x1000).is_err(),
-        "the registers are not mappable"
-    );
+    assert!(client.map_region(0, 0, 0x1000).is_err(), "the registers are not mappable");
     assert!(client.map_region(7, 0, 0x1000).is_err());
 }
 
@@ -210,11 +186,7 @@ fn a_new_user_finds_nothing_of_the_old_one() {
     let mut source = [0xff; 8];
     client.read(0, SOURCE, &mut source).unwrap();
     assert_eq!(source, [0; 8]);
-    assert_eq!(
-        copy(&client, 0, 0x100, 8),
-        2,
-        "the old user's memory is not reachable"
-    );
+    assert_eq!(copy(&client, 0, 0x100, 8), 2, "the old user's memory is not reachable");
 }
 
 #[test]
@@ -223,25 +195,14 @@ fn a_user_that_truncates_its_memory_harms_only_itself() {
     let client = connect(&function);
     let fd = rustix::fs::memfd_create("torn", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 0x2000).unwrap();
-    client
-        .dma_map(
-            0,
-            0x2000,
-            Access::READ | Access::WRITE,
-            Some((fd.as_fd(), 0)),
-        )
-        .unwrap();
+    client.dma_map(0, 0x2000, Access::READ | Access::WRITE, Some((fd.as_fd(), 0))).unwrap();
     assert_eq!(copy(&client, 0, 0x1000, 8), 1);
     rustix::fs::ftruncate(&fd, 0).unwrap();
     // The access itself survives; the function then drops everything of this user's.
-    client
-        .write(0, common::SOURCE, &0u64.to_le_bytes())
-        .unwrap();
+    client.write(0, common::SOURCE, &0u64.to_le_bytes()).unwrap();
     client.write(0, common::GO, &1u64.to_le_bytes()).unwrap();
     let mut length = [0; 8];
-    client
-        .write(0, common::LENGTH, &8u64.to_le_bytes())
-        .unwrap();
+    client.write(0, common::LENGTH, &8u64.to_le_bytes()).unwrap();
     client.write(0, common::GO, &1u64.to_le_bytes()).unwrap();
     while client.read(7, 4, &mut length[..2]).is_ok() && length[0] != 0 {}
     client.write(7, 4, &6u16.to_le_bytes()).unwrap();

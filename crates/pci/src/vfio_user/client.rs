@@ -68,9 +68,7 @@ pub struct Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client")
-            .field("broken", &self.broken)
-            .finish_non_exhaustive()
+        f.debug_struct("Client").field("broken", &self.broken).finish_non_exhaustive()
     }
 }
 
@@ -101,19 +99,12 @@ impl Client {
             next_id: AtomicU16::new(0),
             broken: AtomicBool::new(false),
         };
-        let version = Version {
-            major: VERSION.0,
-            minor: VERSION.1,
-        };
+        let version = Version { major: VERSION.0, minor: VERSION.1 };
         let mut capabilities =
             serde_json::json!({ "capabilities": { "max_msg_fds": MAX_FDS } }).to_string();
         capabilities.push('\0');
-        let reply = client.request(
-            command::VERSION,
-            version.as_bytes(),
-            capabilities.as_bytes(),
-            &[],
-        )?;
+        let reply =
+            client.request(command::VERSION, version.as_bytes(), capabilities.as_bytes(), &[])?;
         let theirs: Version = head(&reply)?;
         if theirs.major != VERSION.0 {
             return Err(bad(command::VERSION, "another major version"));
@@ -160,17 +151,8 @@ impl Client {
             }
             let flags = RegionInfoFlags::from_bits_truncate(info.flags);
             let areas = areas(&reply.body, &info);
-            let memory = reply
-                .fds
-                .into_iter()
-                .next()
-                .map(|fd| (File::from(fd), info.offset));
-            return Ok(RegionDescription {
-                size: info.size,
-                flags,
-                areas,
-                memory,
-            });
+            let memory = reply.fds.into_iter().next().map(|fd| (File::from(fd), info.offset));
+            return Ok(RegionDescription { size: info.size, flags, areas, memory });
         }
     }
 
@@ -179,12 +161,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn irq_info(&self, index: u32) -> Result<IrqInfo, ClientError> {
-        let ask = IrqInfo {
-            argsz: size_u32::<IrqInfo>(),
-            flags: 0,
-            index,
-            count: 0,
-        };
+        let ask = IrqInfo { argsz: size_u32::<IrqInfo>(), flags: 0, index, count: 0 };
         head(&self.request(command::DEVICE_GET_IRQ_INFO, ask.as_bytes(), &[], &[])?)
     }
 
@@ -193,11 +170,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), ClientError> {
-        let access = RegionAccess {
-            offset,
-            region,
-            count: count(data.len()),
-        };
+        let access = RegionAccess { offset, region, count: count(data.len()) };
         let reply = self.request(command::REGION_READ, access.as_bytes(), &[], &[])?;
         let got = reply.tail::<RegionAccess>();
         if got.len() != data.len() {
@@ -212,13 +185,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
-        let access = RegionAccess {
-            offset,
-            region,
-            count: count(data.len()),
-        };
-        self.request(command::REGION_WRITE, access.as_bytes(), data, &[])
-            .map(drop)
+        let access = RegionAccess { offset, region, count: count(data.len()) };
+        self.request(command::REGION_WRITE, access.as_bytes(), data, &[]).map(drop)
     }
 
     /// Writes without waiting: the device takes it in order, and says nothing.
@@ -226,22 +194,13 @@ impl Client {
     /// # Errors
     /// [`ClientError`] when it cannot be sent.
     pub fn post(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
-        let access = RegionAccess {
-            offset,
-            region,
-            count: count(data.len()),
-        };
+        let access = RegionAccess { offset, region, count: count(data.len()) };
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_open()?;
         let body = size_of::<RegionAccess>() + data.len();
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let header = header(id, command::REGION_WRITE, Flags::NO_REPLY.bits(), 0, body);
-        self.note(send_message(
-            &*self.stream,
-            header,
-            [access.as_bytes(), data],
-            &[],
-        ))
+        self.note(send_message(&*self.stream, header, [access.as_bytes(), data], &[]))
     }
 
     /// Lets the device reach `[iova, iova + length)`: `memory` from `offset`, or nothing.
@@ -266,8 +225,7 @@ impl Client {
             size: length,
         };
         let fds: Vec<_> = memory.map(|(fd, _)| fd).into_iter().collect();
-        self.request(command::DMA_MAP, map.as_bytes(), &[], &fds)
-            .map(drop)
+        self.request(command::DMA_MAP, map.as_bytes(), &[], &fds).map(drop)
     }
 
     /// Takes the mapping of `[iova, iova + length)` away; on return the device does not reach it.
@@ -276,14 +234,8 @@ impl Client {
     /// [`ClientError`].
     pub fn dma_unmap(&self, iova: u64, length: u64) -> Result<(), ClientError> {
         let argsz = size_u32::<DmaUnmap>();
-        let unmap = DmaUnmap {
-            argsz,
-            flags: 0,
-            address: iova,
-            size: length,
-        };
-        self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[])
-            .map(drop)
+        let unmap = DmaUnmap { argsz, flags: 0, address: iova, size: length };
+        self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[]).map(drop)
     }
 
     /// Takes every mapping away.
@@ -292,14 +244,8 @@ impl Client {
     /// [`ClientError`].
     pub fn dma_unmap_all(&self) -> Result<(), ClientError> {
         let (argsz, flags) = (size_u32::<DmaUnmap>(), DmaUnmapFlags::ALL.bits());
-        let unmap = DmaUnmap {
-            argsz,
-            flags,
-            address: 0,
-            size: 0,
-        };
-        self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[])
-            .map(drop)
+        let unmap = DmaUnmap { argsz, flags, address: 0, size: 0 };
+        self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[]).map(drop)
     }
 
     /// Wires vectors of interrupt index `index` from `start` on, in messages as large as the
@@ -318,16 +264,8 @@ impl Client {
         while at < fds.len() {
             // A message's vectors have descriptors all, or none.
             let wired = fds[at].is_some();
-            let run = fds[at..]
-                .iter()
-                .take(MAX_FDS)
-                .take_while(|fd| fd.is_some() == wired)
-                .count();
-            let borrowed: Vec<_> = fds[at..at + run]
-                .iter()
-                .flatten()
-                .map(AsFd::as_fd)
-                .collect();
+            let run = fds[at..].iter().take(MAX_FDS).take_while(|fd| fd.is_some() == wired).count();
+            let borrowed: Vec<_> = fds[at..at + run].iter().flatten().map(AsFd::as_fd).collect();
             self.set_irqs(
                 index,
                 start.saturating_add(count(at)),
@@ -355,15 +293,8 @@ impl Client {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), ClientError> {
         let argsz = size_u32::<IrqSet>() + u32::try_from(bools.len()).unwrap_or(0);
-        let set = IrqSet {
-            argsz,
-            flags: flags.bits(),
-            index,
-            start,
-            count,
-        };
-        self.request(command::DEVICE_SET_IRQS, set.as_bytes(), bools, fds)
-            .map(drop)
+        let set = IrqSet { argsz, flags: flags.bits(), index, start, count };
+        self.request(command::DEVICE_SET_IRQS, set.as_bytes(), bools, fds).map(drop)
     }
 
     /// Resets the function.
@@ -387,23 +318,13 @@ impl Client {
         let info = self.region_info(region)?;
         let inside = |(start, size): &(u64, u64)| {
             offset >= *start
-                && offset
-                    .checked_add(length)
-                    .is_some_and(|end| end <= start.saturating_add(*size))
+                && offset.checked_add(length).is_some_and(|end| end <= start.saturating_add(*size))
         };
         let Some((file, at)) = info.memory.filter(|_| info.areas.iter().any(inside)) else {
-            return Err(bad(
-                command::DEVICE_GET_REGION_INFO,
-                "that part cannot be mapped",
-            ));
+            return Err(bad(command::DEVICE_GET_REGION_INFO, "that part cannot be mapped"));
         };
         let from = at.saturating_add(offset);
-        Ok(Mapping::map(
-            file.as_fd(),
-            from,
-            length,
-            Access::READ | Access::WRITE,
-        )?)
+        Ok(Mapping::map(file.as_fd(), from, length, Access::READ | Access::WRITE)?)
     }
 
     fn request(
@@ -419,12 +340,7 @@ impl Client {
         let header = header(id, command, 0, 0, head.len() + data.len());
         self.note(send_message(&*self.stream, header, [head, data], fds))?;
         let reply = self.note(Message::receive(&*self.stream))?;
-        let Header {
-            message_id,
-            command: answered,
-            error,
-            ..
-        } = reply.header;
+        let Header { message_id, command: answered, error, .. } = reply.header;
         if reply.is_command() || message_id != id || answered != command {
             // The conversation is out of step and cannot be trusted any more.
             self.shut_down();
@@ -458,9 +374,7 @@ fn bad(command: u16, what: &'static str) -> ClientError {
 }
 
 fn head<T: FromBytes>(reply: &Message) -> Result<T, ClientError> {
-    reply
-        .head()
-        .ok_or_else(|| bad(reply.header.command, "it is too short"))
+    reply.head().ok_or_else(|| bad(reply.header.command, "it is too short"))
 }
 
 fn count(length: usize) -> u32 {
@@ -477,16 +391,10 @@ fn areas(body: &[u8], info: &RegionInfo) -> Vec<(u64, u64)> {
     if !flags.contains(RegionInfoFlags::MMAP) {
         return Vec::new();
     }
-    let mut at = if flags.contains(RegionInfoFlags::CAPS) {
-        info.cap_offset as usize
-    } else {
-        0
-    };
+    let mut at = if flags.contains(RegionInfoFlags::CAPS) { info.cap_offset as usize } else { 0 };
     // Each capability lies behind the one before, so a chain ends.
     while at >= size_of::<RegionInfo>() {
-        let Some((cap, _)) = body
-            .get(at..)
-            .and_then(|b| CapHeader::read_from_prefix(b).ok())
+        let Some((cap, _)) = body.get(at..).and_then(|b| CapHeader::read_from_prefix(b).ok())
         else {
             break;
         };

@@ -24,10 +24,7 @@ pub struct DeviceError {
 impl DeviceError {
     /// An error with its number and text.
     pub fn new(errno: Errno, message: impl Into<String>) -> Self {
-        DeviceError {
-            errno,
-            message: message.into(),
-        }
+        DeviceError { errno, message: message.into() }
     }
 }
 
@@ -189,18 +186,11 @@ impl EngineDevice {
         for bar in bars {
             let share = |part: Mappable| -> std::io::Result<SharedPart> {
                 let memory = Arc::new(part.memory.descriptor()?);
-                Ok(SharedPart {
-                    memory,
-                    offset: 0,
-                    areas: part.areas,
-                })
+                Ok(SharedPart { memory, offset: 0, areas: part.areas })
             };
             let mappable = bar.mappable.map(share).transpose();
             let mappable = mappable.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?;
-            regions[usize::from(bar.index)] = RegionShape {
-                size: bar.size,
-                mappable,
-            };
+            regions[usize::from(bar.index)] = RegionShape { size: bar.size, mappable };
         }
         regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
         let mut irqs = vec![0; irq::COUNT as usize];
@@ -209,20 +199,13 @@ impl EngineDevice {
         // The lender asks for the function back through this one.
         irqs[irq::REQ as usize] = 1;
         let shape = Arc::new(DeviceShape { regions, irqs });
-        Ok(EngineDevice {
-            engine,
-            shape,
-            _scrub: None,
-        })
+        Ok(EngineDevice { engine, shape, _scrub: None })
     }
 
     /// The device for one user: when the last clone of it is dropped, the function is scrubbed.
     pub fn session(&self) -> EngineDevice {
         let _scrub = Some(Arc::new(ScrubOnDrop(self.engine.clone())));
-        EngineDevice {
-            _scrub,
-            ..self.clone()
-        }
+        EngineDevice { _scrub, ..self.clone() }
     }
 
     /// The engine behind it.
@@ -258,9 +241,7 @@ impl Device for EngineDevice {
                 }
             })?);
         }
-        Ok(self
-            .engine
-            .call(move |endpoint| endpoint.write(region, offset, &data))??)
+        Ok(self.engine.call(move |endpoint| endpoint.write(region, offset, &data))??)
     }
 
     fn map(
@@ -277,9 +258,7 @@ impl Device for EngineDevice {
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
-        Ok(self
-            .engine
-            .call(move |endpoint| endpoint.unmap(iova, length))??)
+        Ok(self.engine.call(move |endpoint| endpoint.unmap(iova, length))??)
     }
 
     fn unmap_all(&self) -> Result<(), DeviceError> {
@@ -288,9 +267,7 @@ impl Device for EngineDevice {
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
-        Ok(self
-            .engine
-            .call(move |endpoint| endpoint.set_irqs(change))??)
+        Ok(self.engine.call(move |endpoint| endpoint.set_irqs(change))??)
     }
 
     fn reset(&self) -> Result<(), DeviceError> {

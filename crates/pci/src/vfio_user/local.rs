@@ -27,9 +27,7 @@ pub fn serve_function(
 ) -> std::io::Result<LocalFunction> {
     let engine = Engine::start("engine", model, options)?;
     let device = EngineDevice::new(engine.handle().clone()).map_err(std::io::Error::other)?;
-    let server = Server::bind(path, move || {
-        Ok(Box::new(device.session()) as Box<dyn Device>)
-    })?;
+    let server = Server::bind(path, move || Ok(Box::new(device.session()) as Box<dyn Device>))?;
     Ok(LocalFunction { server, engine })
 }
 

@@ -35,10 +35,7 @@ struct Reply {
 
 impl Reply {
     fn head(value: &(impl IntoBytes + zerocopy::Immutable)) -> Self {
-        Reply {
-            head: value.as_bytes().to_vec(),
-            ..Reply::default()
-        }
+        Reply { head: value.as_bytes().to_vec(), ..Reply::default() }
     }
 }
 
@@ -51,21 +48,13 @@ fn invalid(message: impl Into<String>) -> DeviceError {
 /// # Errors
 /// How the conversation ended, when not by the client's closing it.
 pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> {
-    let mut session = Session {
-        device,
-        negotiated: false,
-    };
+    let mut session = Session { device, negotiated: false };
     loop {
         let message = match Message::receive(stream) {
             Ok(message) => message,
             Err(WireError::Stream(StreamError::Closed)) => return Ok(()),
             Err(error) => {
-                if let WireError::BadLength {
-                    command,
-                    message_id,
-                    ..
-                } = error
-                {
+                if let WireError::BadLength { command, message_id, .. } = error {
                     let flags = (Flags::REPLY | Flags::ERROR).bits();
                     let errno = u32::try_from(Errno::MSGSIZE.raw_os_error()).unwrap_or(0);
                     let reply = header(message_id, command, flags, errno, 0);
@@ -75,11 +64,7 @@ pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> 
                 return Err(error);
             }
         };
-        let Header {
-            message_id,
-            command,
-            ..
-        } = message.header;
+        let Header { message_id, command, .. } = message.header;
         if !message.is_command() {
             // Nothing was asked of the client, so a reply from it answers nothing.
             tracing::debug!(command, "unexpected reply ignored");
@@ -131,28 +116,20 @@ impl Session<'_> {
             command::REGION_READ => self.region_read(&message),
             command::REGION_WRITE => self.region_write(message),
             command::DEVICE_RESET => self.device.reset().map(|()| Reply::default()),
-            other => Err(DeviceError::new(
-                Errno::NOTSUP,
-                format!("command {other} is not known"),
-            )),
+            other => Err(DeviceError::new(Errno::NOTSUP, format!("command {other} is not known"))),
         }
     }
 
     /// QEMU's buffer for the reply is as large as its own request, so this stays short.
     fn version(&mut self, message: &Message) -> Result<Reply, DeviceError> {
-        let version: Version = message
-            .head()
-            .ok_or_else(|| invalid("VERSION is too short"))?;
+        let version: Version = message.head().ok_or_else(|| invalid("VERSION is too short"))?;
         if self.negotiated {
             return Err(invalid("VERSION was negotiated already"));
         }
         if version.major != VERSION.0 {
             return Err(DeviceError::new(
                 Errno::NOTSUP,
-                format!(
-                    "version {}.{} is not spoken here",
-                    version.major, version.minor
-                ),
+                format!("version {}.{} is not spoken here", version.major, version.minor),
             ));
         }
         check_capabilities(message.tail::<Version>())?;
@@ -163,10 +140,7 @@ impl Session<'_> {
             "max_dma_maps": rackbus_memory::space::MAX_MAPPINGS,
             "pgsizes": 4096,
         }});
-        let mut reply = Reply::head(&Version {
-            major: VERSION.0,
-            minor: VERSION.1,
-        });
+        let mut reply = Reply::head(&Version { major: VERSION.0, minor: VERSION.1 });
         reply.data = ours.to_string().into_bytes();
         reply.data.push(0);
         Ok(reply)
@@ -195,18 +169,13 @@ impl Session<'_> {
             .ok_or_else(|| invalid(format!("DMA_UNMAP flags {:#x}", unmap.flags)))?;
         if flags.contains(DmaUnmapFlags::ALL) {
             if unmap.address != 0 || unmap.size != 0 {
-                return Err(invalid(
-                    "DMA_UNMAP of everything takes neither address nor size",
-                ));
+                return Err(invalid("DMA_UNMAP of everything takes neither address nor size"));
             }
             self.device.unmap_all()?;
         } else {
             self.device.unmap(unmap.address, unmap.size)?;
         }
-        Ok(Reply::head(&DmaUnmap {
-            argsz: size_u32::<DmaUnmap>(),
-            ..unmap
-        }))
+        Ok(Reply::head(&DmaUnmap { argsz: size_u32::<DmaUnmap>(), ..unmap }))
     }
 
     fn device_info(&self, message: &Message) -> Result<Reply, DeviceError> {
@@ -221,9 +190,8 @@ impl Session<'_> {
 
     fn region_info(&self, message: &Message) -> Result<Reply, DeviceError> {
         let asked: RegionInfo = sized(message, |info: &RegionInfo| info.argsz)?;
-        let shape = usize::try_from(asked.index)
-            .ok()
-            .and_then(|i| self.device.shape().regions.get(i));
+        let shape =
+            usize::try_from(asked.index).ok().and_then(|i| self.device.shape().regions.get(i));
         let shape = shape.ok_or_else(|| invalid(format!("there is no region {}", asked.index)))?;
         let (flags, capability) = describe(shape);
         let full = size_u32::<RegionInfo>() + u32::try_from(capability.len()).unwrap_or(0);
@@ -243,9 +211,7 @@ impl Session<'_> {
         }
         if fits && let Some(mappable) = &shape.mappable {
             let fd = mappable.memory.try_clone();
-            reply
-                .fds
-                .push(fd.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?);
+            reply.fds.push(fd.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?);
             info.offset = mappable.offset;
         }
         reply.head = info.as_bytes().to_vec();
@@ -255,9 +221,7 @@ impl Session<'_> {
     fn irq_info(&self, message: &Message) -> Result<Reply, DeviceError> {
         let asked: IrqInfo = sized(message, |info: &IrqInfo| info.argsz)?;
         let counts = &self.device.shape().irqs;
-        let count = usize::try_from(asked.index)
-            .ok()
-            .and_then(|i| counts.get(i));
+        let count = usize::try_from(asked.index).ok().and_then(|i| counts.get(i));
         let count =
             *count.ok_or_else(|| invalid(format!("there is no irq index {}", asked.index)))?;
         let mut flags = IrqInfoFlags::EVENTFD;
@@ -265,27 +229,15 @@ impl Session<'_> {
             flags |= IrqInfoFlags::MASKABLE | IrqInfoFlags::AUTOMASKED;
         }
         let flags = flags.bits();
-        Ok(Reply::head(&IrqInfo {
-            argsz: size_u32::<IrqInfo>(),
-            flags,
-            index: asked.index,
-            count,
-        }))
+        Ok(Reply::head(&IrqInfo { argsz: size_u32::<IrqInfo>(), flags, index: asked.index, count }))
     }
 
     fn set_irqs(&self, message: Message) -> Result<Reply, DeviceError> {
         let set: IrqSet = sized(&message, |set: &IrqSet| set.argsz)?;
         let counts = &self.device.shape().irqs;
-        let have = usize::try_from(set.index)
-            .ok()
-            .and_then(|i| counts.get(i))
-            .copied();
+        let have = usize::try_from(set.index).ok().and_then(|i| counts.get(i)).copied();
         let have = have.ok_or_else(|| invalid(format!("there is no irq index {}", set.index)))?;
-        if set
-            .start
-            .checked_add(set.count)
-            .is_none_or(|end| end > have)
-        {
+        if set.start.checked_add(set.count).is_none_or(|end| end > have) {
             return Err(invalid(format!(
                 "vectors {}+{} of irq index {}, which has {have}",
                 set.start, set.count, set.index
@@ -309,15 +261,12 @@ impl Session<'_> {
     }
 
     fn region_write(&self, message: Message) -> Result<Reply, DeviceError> {
-        let access: RegionAccess = message
-            .head()
-            .ok_or_else(|| invalid("the message is too short"))?;
+        let access: RegionAccess =
+            message.head().ok_or_else(|| invalid("the message is too short"))?;
         let count = transfer_size(&access)?;
         let posted = message.flags().contains(Flags::NO_REPLY);
         if message.tail::<RegionAccess>().len() != count {
-            return Err(invalid(
-                "REGION_WRITE's count is not the length of its data",
-            ));
+            return Err(invalid("REGION_WRITE's count is not the length of its data"));
         }
         let Some(target) = target(access.region)? else {
             return Err(invalid(format!("region {} is empty", access.region)));
@@ -339,20 +288,13 @@ fn describe(shape: &RegionShape) -> (RegionInfoFlags, Vec<u8>) {
     if let Some(mappable) = &shape.mappable {
         flags |= RegionInfoFlags::MMAP | RegionInfoFlags::CAPS;
         let sparse = SparseMmap {
-            header: CapHeader {
-                id: CAP_SPARSE_MMAP,
-                version: 1,
-                next: 0,
-            },
+            header: CapHeader { id: CAP_SPARSE_MMAP, version: 1, next: 0 },
             nr_areas: u32::try_from(mappable.areas.len()).unwrap_or(0),
             reserved: 0,
         };
         capability.extend_from_slice(sparse.as_bytes());
         for (offset, size) in &mappable.areas {
-            let area = SparseArea {
-                offset: *offset,
-                size: *size,
-            };
+            let area = SparseArea { offset: *offset, size: *size };
             capability.extend_from_slice(area.as_bytes());
         }
     }
@@ -371,11 +313,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
     }
     let selected: Vec<u32> = match data {
         IrqSetFlags::DATA_NONE => (0..set.count).collect(),
-        _ => (0..set.count)
-            .zip(bools)
-            .filter(|(_, b)| **b != 0)
-            .map(|(i, _)| i)
-            .collect(),
+        _ => (0..set.count).zip(bools).filter(|(_, b)| **b != 0).map(|(i, _)| i).collect(),
     };
     let fds = message.fds.len();
     if data != IrqSetFlags::DATA_EVENTFD && fds > 0 {
@@ -386,9 +324,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
         (IrqSetFlags::DATA_EVENTFD, IrqSetFlags::ACTION_TRIGGER) => {
             // All vectors of a message get a wire, or none does.
             if fds != 0 && fds != set.count as usize {
-                return Err(invalid(
-                    "SET_IRQS needs one descriptor a vector, or none at all",
-                ));
+                return Err(invalid("SET_IRQS needs one descriptor a vector, or none at all"));
             }
             let mut given = message.fds.into_iter();
             let wires: Vec<_> = (0..set.count).map(|_| given.next()).collect();
@@ -408,9 +344,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
             }
         }
         (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL, IrqSetFlags::ACTION_TRIGGER) if wired => {
-            let vectors = selected
-                .iter()
-                .filter_map(|i| u16::try_from(set.start + i).ok());
+            let vectors = selected.iter().filter_map(|i| u16::try_from(set.start + i).ok());
             match (set.index, selected.is_empty()) {
                 (irq::MSIX, _) => Some(IrqChange::FireMsix(vectors.collect())),
                 (_, false) => Some(IrqChange::FireIntx),
@@ -456,9 +390,7 @@ fn exact<T: zerocopy::FromBytes>(message: &Message) -> Result<T, DeviceError> {
             size_of::<T>()
         )));
     }
-    message
-        .head()
-        .ok_or_else(|| invalid("the message is too short"))
+    message.head().ok_or_else(|| invalid("the message is too short"))
 }
 
 /// The structure at the body's start, whose `argsz` says that the sender has room for it.
@@ -466,9 +398,7 @@ fn sized<T: zerocopy::FromBytes>(
     message: &Message,
     argsz: impl Fn(&T) -> u32,
 ) -> Result<T, DeviceError> {
-    let value: T = message
-        .head()
-        .ok_or_else(|| invalid("the message is too short"))?;
+    let value: T = message.head().ok_or_else(|| invalid("the message is too short"))?;
     if argsz(&value) < size_u32::<T>() {
         return Err(invalid(format!("argsz {} is too small", argsz(&value))));
     }
@@ -554,17 +484,11 @@ impl Server {
         let listener = UnixListener::bind(path)?;
         let shared = Arc::new(Shared::default());
         let opener: Arc<dyn Opener> = Arc::new(opener);
-        let thread = std::thread::Builder::new()
-            .name("vfio-user".into())
-            .spawn({
-                let shared = shared.clone();
-                move || accept(&listener, &opener, &shared)
-            })?;
-        Ok(Server {
-            path: path.to_owned(),
-            shared,
-            thread: Some(thread),
-        })
+        let thread = std::thread::Builder::new().name("vfio-user".into()).spawn({
+            let shared = shared.clone();
+            move || accept(&listener, &opener, &shared)
+        })?;
+        Ok(Server { path: path.to_owned(), shared, thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -658,11 +582,7 @@ fn refuse(stream: &UnixStream, error: &DeviceError) {
     if let Ok(message) = Message::receive(stream) {
         let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
         let flags = (Flags::REPLY | Flags::ERROR).bits();
-        let Header {
-            message_id,
-            command,
-            ..
-        } = message.header;
+        let Header { message_id, command, .. } = message.header;
         let reply = header(message_id, command, flags, errno, 0);
         let _ = send_message(stream, reply, [&[], &[]], &[]);
     }

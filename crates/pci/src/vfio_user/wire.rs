@@ -56,19 +56,10 @@ impl Message {
         let mut head = [0; size_of::<Header>()];
         stream.receive(&mut head, &mut fds)?;
         let header = Header::read_from_bytes(&head).expect("the buffer has the header's size");
-        let Header {
-            message_id,
-            command,
-            message_size: size,
-            ..
-        } = header;
+        let Header { message_id, command, message_size: size, .. } = header;
         let length = usize::try_from(size).unwrap_or(usize::MAX);
         if !(head.len()..=MAX_MESSAGE).contains(&length) {
-            return Err(WireError::BadLength {
-                command,
-                size,
-                message_id,
-            });
+            return Err(WireError::BadLength { command, size, message_id });
         }
         let mut body = vec![0; length - head.len()];
         stream.receive(&mut body, &mut fds)?;
@@ -99,13 +90,7 @@ impl Message {
 /// A header for a message of `body` bytes after it.
 pub(crate) fn header(message_id: u16, command: u16, flags: u32, error: u32, body: usize) -> Header {
     let message_size = u32::try_from(size_of::<Header>() + body).unwrap_or(u32::MAX);
-    Header {
-        message_id,
-        command,
-        message_size,
-        flags,
-        error,
-    }
+    Header { message_id, command, message_size, flags, error }
 }
 
 /// Sends a message whose body is `parts`.

@@ -30,17 +30,8 @@ pub struct Copier {
 impl Copier {
     pub fn new() -> Box<Self> {
         let memory = SharedMemory::create("copier", 0x2000).unwrap();
-        let mappable = Some(Mappable {
-            memory,
-            areas: vec![(SHARED_PAGE, 0x1000)],
-        });
-        let bar = Bar {
-            index: 0,
-            size: 0x2000,
-            is_64bit: true,
-            prefetchable: false,
-            mappable,
-        };
+        let mappable = Some(Mappable { memory, areas: vec![(SHARED_PAGE, 0x1000)] });
+        let bar = Bar { index: 0, size: 0x2000, is_64bit: true, prefetchable: false, mappable };
         let info = FunctionInfo {
             vendor_id: 0x1234,
             device_id: 0x5678,
@@ -52,11 +43,7 @@ impl Copier {
             msix_vectors: 20,
             serial: 1,
         };
-        Box::new(Copier {
-            info,
-            registers: [0; 0x28],
-            pending: false,
-        })
+        Box::new(Copier { info, registers: [0; 0x28], pending: false })
     }
 
     fn register(&self, at: u64) -> u64 {
@@ -140,12 +127,8 @@ pub fn connect(function: &LocalFunction) -> Client {
 /// Copies by the device and returns its status.
 #[allow(dead_code, reason = "not every test file drives the device")]
 pub fn copy(client: &Client, source: u64, destination: u64, length: u64) -> u8 {
-    for (at, value) in [
-        (STATUS, 0),
-        (SOURCE, source),
-        (DESTINATION, destination),
-        (LENGTH, length),
-    ] {
+    for (at, value) in [(STATUS, 0), (SOURCE, source), (DESTINATION, destination), (LENGTH, length)]
+    {
         client.post(0, at, &value.to_le_bytes()).unwrap();
     }
     client.write(0, GO, &1u64.to_le_bytes()).unwrap();
@@ -162,8 +145,6 @@ pub fn map(client: &Client, iova: u64, length: u64) -> SharedMemory {
     use std::os::fd::AsFd;
     let memory = SharedMemory::create("dma", length).unwrap();
     let access = Access::READ | Access::WRITE;
-    client
-        .dma_map(iova, length, access, Some((memory.as_fd(), 0)))
-        .unwrap();
+    client.dma_map(iova, length, access, Some((memory.as_fd(), 0))).unwrap();
     memory
 }

@@ -1,0 +1,177 @@
+//! The borrower's side: opens its end of a lease, renews it, closes it.
+//!
+//! Losing the control plane changes nothing here: a lease is renewed as often as it takes, and
+//! what is open stays open until the authority says that it ended.
+
+use std::collections::BTreeMap;
+
+use crate::message::{Grant, Incarnation, LeaseId, Message, Millis};
+
+/// What the node must do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BorrowerAction {
+    /// Serve the function; then call [`Borrower::open_done`].
+    Open(Grant),
+    /// Stop serving it (unplug it from its user first, if possible); then call
+    /// [`Borrower::close_done`].
+    Close {
+        /// The lease.
+        lease: LeaseId,
+        /// Why.
+        reason: String,
+    },
+    /// Send this to the authority.
+    Send(Message),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    Opening,
+    /// Served there, or not for that reason.
+    Open(Result<String, String>),
+    Closing,
+}
+
+#[derive(Debug)]
+struct Lease {
+    state: State,
+    ttl: Millis,
+    renew_at: Millis,
+    /// The lender is gone; said until the authority ends the lease.
+    lost: Option<String>,
+}
+
+/// The state machine of one borrowing host, for one life of its node.
+#[derive(Debug)]
+pub struct Borrower {
+    incarnation: Incarnation,
+    leases: BTreeMap<LeaseId, Lease>,
+    /// The newest lease this life has seen end: grants are not repeated out of order beyond it.
+    ended: BTreeMap<LeaseId, ()>,
+}
+
+/// Ended leases remembered, so that a late grant of one is not opened again.
+const REMEMBERED: usize = 64;
+
+impl Borrower {
+    /// Nothing borrowed.
+    pub fn new(incarnation: Incarnation) -> Self {
+        Borrower { incarnation, leases: BTreeMap::new(), ended: BTreeMap::new() }
+    }
+
+    /// The node took a later number for this life, before anything was borrowed in it.
+    pub fn set_incarnation(&mut self, incarnation: Incarnation) {
+        self.incarnation = incarnation;
+    }
+
+    /// A message from the authority.
+    pub fn receive(&mut self, now: Millis, message: Message) -> Vec<BorrowerAction> {
+        match message {
+            Message::Granted(grant) => self.granted(now, grant),
+            Message::Ended { lease, reason } => self.over(lease, reason),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The node serves the function at the path, or cannot.
+    pub fn open_done(
+        &mut self,
+        lease: LeaseId,
+        outcome: Result<String, String>,
+    ) -> Vec<BorrowerAction> {
+        match self.leases.get_mut(&lease) {
+            Some(entry) if entry.state == State::Opening => {
+                entry.state = State::Open(outcome.clone());
+                vec![BorrowerAction::Send(Message::Opened { lease, outcome })]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The node no longer serves the lease.
+    pub fn close_done(&mut self, lease: LeaseId) -> Vec<BorrowerAction> {
+        match self.leases.get(&lease) {
+            Some(entry) if entry.state == State::Closing => {
+                self.leases.remove(&lease);
+                self.remember(lease);
+                vec![BorrowerAction::Send(Message::Closed { lease })]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The lender of a lease is gone.
+    pub fn lender_lost(&mut self, lease: LeaseId, reason: String) -> Vec<BorrowerAction> {
+        match self.leases.get_mut(&lease) {
+            Some(entry) if entry.lost.is_none() => {
+                entry.lost = Some(reason.clone());
+                vec![BorrowerAction::Send(Message::Lost { lease, reason })]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Time has passed: says again what needs saying. Call it at [`next_tick`](Borrower::next_tick).
+    pub fn tick(&mut self, now: Millis) -> Vec<BorrowerAction> {
+        let incarnation = self.incarnation;
+        let mut actions = Vec::new();
+        for (lease, entry) in &mut self.leases {
+            if now < entry.renew_at || entry.state == State::Closing {
+                continue;
+            }
+            entry.renew_at = now.saturating_add((entry.ttl / 3).max(1));
+            let message = match &entry.lost {
+                Some(reason) => Message::Lost { lease: *lease, reason: reason.clone() },
+                None => Message::Renew { lease: *lease, incarnation },
+            };
+            actions.push(BorrowerAction::Send(message));
+        }
+        actions
+    }
+
+    /// When something is to be said next.
+    pub fn next_tick(&self) -> Option<Millis> {
+        self.leases.values().filter(|l| l.state != State::Closing).map(|l| l.renew_at).min()
+    }
+
+    fn granted(&mut self, now: Millis, grant: Grant) -> Vec<BorrowerAction> {
+        let lease = grant.lease;
+        if self.ended.contains_key(&lease) {
+            return vec![BorrowerAction::Send(Message::Closed { lease })];
+        }
+        match self.leases.get(&lease).map(|entry| &entry.state) {
+            None => {
+                let renew_at = now.saturating_add((grant.ttl / 3).max(1));
+                let entry = Lease { state: State::Opening, ttl: grant.ttl, renew_at, lost: None };
+                self.leases.insert(lease, entry);
+                vec![BorrowerAction::Open(grant)]
+            }
+            Some(State::Open(outcome)) => {
+                let outcome = outcome.clone();
+                vec![BorrowerAction::Send(Message::Opened { lease, outcome })]
+            }
+            Some(State::Opening | State::Closing) => Vec::new(),
+        }
+    }
+
+    fn over(&mut self, lease: LeaseId, reason: String) -> Vec<BorrowerAction> {
+        match self.leases.get_mut(&lease) {
+            None => {
+                self.remember(lease);
+                vec![BorrowerAction::Send(Message::Closed { lease })]
+            }
+            Some(entry) if entry.state == State::Closing => Vec::new(),
+            Some(entry) => {
+                entry.state = State::Closing;
+                vec![BorrowerAction::Close { lease, reason }]
+            }
+        }
+    }
+
+    fn remember(&mut self, lease: LeaseId) {
+        self.ended.insert(lease, ());
+        if self.ended.len() > REMEMBERED {
+            self.ended.pop_first();
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The lender's side: which epoch of each function may attach. This is where a lease is enforced.
+
+use std::collections::BTreeMap;
+
+use crate::message::{Epoch, Incarnation, LeaseId, Message};
+
+/// What the node must do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LenderAction {
+    /// Let the borrower of this epoch attach from now on; then call [`Lender::arm_done`].
+    Arm {
+        /// The device.
+        device: String,
+        /// The lease.
+        lease: LeaseId,
+        /// The epoch.
+        epoch: Epoch,
+        /// The borrowing host.
+        borrower: String,
+    },
+    /// Let nobody of this epoch or an older one attach any more, take away what they have mapped,
+    /// reset and scrub the function; then call [`Lender::revoke_done`].
+    Revoke {
+        /// The device.
+        device: String,
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Send this to the authority.
+    Send(Message),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nobody may attach.
+    Free,
+    /// The node is being told to let this epoch in.
+    Arming(Epoch),
+    /// This epoch may attach.
+    Armed(Epoch),
+    /// The node is taking this epoch's accesses away.
+    Revoking(Epoch),
+}
+
+#[derive(Debug)]
+struct Device {
+    state: State,
+    /// The newest epoch ever named to this lender: nothing older or equal is armed any more.
+    newest: Epoch,
+}
+
+/// The state machine of one lender, for one life of its node.
+#[derive(Debug)]
+pub struct Lender {
+    incarnation: Incarnation,
+    devices: BTreeMap<String, Device>,
+}
+
+impl Lender {
+    /// A lender of `devices`, just started: nothing is armed.
+    pub fn new(incarnation: Incarnation, devices: impl IntoIterator<Item = String>) -> Self {
+        let device = |name| (name, Device { state: State::Free, newest: 0 });
+        Lender { incarnation, devices: devices.into_iter().map(device).collect() }
+    }
+
+    /// The node took a later number for this life, before anything was armed in it.
+    pub fn set_incarnation(&mut self, incarnation: Incarnation) {
+        self.incarnation = incarnation;
+    }
+
+    /// A message from the authority.
+    pub fn receive(&mut self, message: Message) -> Vec<LenderAction> {
+        match message {
+            Message::Arm { incarnation, device, lease, epoch, borrower }
+                if incarnation == self.incarnation =>
+            {
+                self.arm(device, lease, epoch, borrower)
+            }
+            Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
+                self.revoke(device, epoch)
+            }
+            // Meant for another life of this node, or not for a lender.
+            _ => Vec::new(),
+        }
+    }
+
+    /// The node lets the epoch in now, or cannot.
+    pub fn arm_done(
+        &mut self,
+        device: &str,
+        epoch: Epoch,
+        outcome: Result<(), String>,
+    ) -> Vec<LenderAction> {
+        let incarnation = self.incarnation;
+        let Some(entry) = self.devices.get_mut(device).filter(|d| d.state == State::Arming(epoch))
+        else {
+            return Vec::new();
+        };
+        let device = device.to_owned();
+        let message = match outcome {
+            Ok(()) => {
+                entry.state = State::Armed(epoch);
+                Message::Armed { incarnation, device, epoch }
+            }
+            Err(reason) => {
+                entry.state = State::Free;
+                Message::ArmFailed { incarnation, device, epoch, reason }
+            }
+        };
+        vec![LenderAction::Send(message)]
+    }
+
+    /// Nothing of the epoch is reachable any more.
+    pub fn revoke_done(&mut self, device: &str, epoch: Epoch) -> Vec<LenderAction> {
+        match self.devices.get_mut(device) {
+            Some(entry) if entry.state == State::Revoking(epoch) => {
+                entry.state = State::Free;
+                vec![self.revoked(device.to_owned(), epoch)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the borrower of `epoch` may attach to `device` now.
+    pub fn admits(&self, device: &str, epoch: Epoch) -> bool {
+        self.devices.get(device).is_some_and(|d| d.state == State::Armed(epoch))
+    }
+
+    fn arm(
+        &mut self,
+        device: String,
+        lease: LeaseId,
+        epoch: Epoch,
+        borrower: String,
+    ) -> Vec<LenderAction> {
+        let incarnation = self.incarnation;
+        let Some(entry) = self.devices.get_mut(&device) else {
+            let reason = format!("there is no device {device}");
+            let failed = Message::ArmFailed { incarnation, device, epoch, reason };
+            return vec![LenderAction::Send(failed)];
+        };
+        match entry.state {
+            State::Armed(current) if current == epoch => {
+                vec![LenderAction::Send(Message::Armed { incarnation, device, epoch })]
+            }
+            State::Free if epoch > entry.newest => {
+                entry.newest = epoch;
+                entry.state = State::Arming(epoch);
+                vec![LenderAction::Arm { device, lease, epoch, borrower }]
+            }
+            // It failed, or was revoked: if the authority still waits for it, it must not.
+            State::Free => {
+                let reason = format!("{device} gave up epoch {epoch} already");
+                let failed = Message::ArmFailed { incarnation, device, epoch, reason };
+                vec![LenderAction::Send(failed)]
+            }
+            // Late or too early; the authority says it again if it still means it.
+            _ => Vec::new(),
+        }
+    }
+
+    fn revoke(&mut self, device: String, epoch: Epoch) -> Vec<LenderAction> {
+        let Some(entry) = self.devices.get_mut(&device) else {
+            return vec![self.revoked(device, epoch)];
+        };
+        entry.newest = entry.newest.max(epoch);
+        match entry.state {
+            State::Armed(current) | State::Arming(current) if current <= epoch => {
+                entry.state = State::Revoking(epoch);
+                vec![LenderAction::Revoke { device, epoch }]
+            }
+            State::Revoking(current) if current >= epoch => Vec::new(),
+            State::Revoking(_) => {
+                entry.state = State::Revoking(epoch);
+                vec![LenderAction::Revoke { device, epoch }]
+            }
+            // A newer epoch has it, or nobody: this one is over either way.
+            State::Free | State::Armed(_) | State::Arming(_) => vec![self.revoked(device, epoch)],
+        }
+    }
+
+    fn revoked(&self, device: String, epoch: Epoch) -> LenderAction {
+        LenderAction::Send(Message::Revoked { incarnation: self.incarnation, device, epoch })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arm(epoch: Epoch) -> Message {
+        let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
+        Message::Arm { incarnation: 1, device, lease: epoch, epoch, borrower }
+    }
+
+    fn revoke(epoch: Epoch) -> Message {
+        Message::Revoke { incarnation: 1, device: "nvme0".into(), epoch }
+    }
+
+    fn lender() -> Lender {
+        Lender::new(1, ["nvme0".to_owned()])
+    }
+
+    #[test]
+    fn arms_once_and_answers_again() {
+        let mut lender = lender();
+        assert!(matches!(lender.receive(arm(1))[..], [LenderAction::Arm { epoch: 1, .. }]));
+        assert!(!lender.admits("nvme0", 1), "not before the node did it");
+        assert_eq!(lender.arm_done("nvme0", 1, Ok(())).len(), 1);
+        assert!(lender.admits("nvme0", 1));
+        assert!(matches!(lender.receive(arm(1))[..], [LenderAction::Send(Message::Armed { .. })]));
+    }
+
+    #[test]
+    fn a_late_arm_after_its_revocation_fails() {
+        let mut lender = lender();
+        assert!(matches!(
+            lender.receive(revoke(1))[..],
+            [LenderAction::Send(Message::Revoked { epoch: 1, .. })]
+        ));
+        assert!(matches!(
+            lender.receive(arm(1))[..],
+            [LenderAction::Send(Message::ArmFailed { epoch: 1, .. })]
+        ));
+        assert!(!lender.admits("nvme0", 1));
+    }
+
+    #[test]
+    fn nothing_is_armed_while_a_revocation_is_under_way() {
+        let mut lender = lender();
+        lender.receive(arm(1));
+        lender.arm_done("nvme0", 1, Ok(()));
+        assert!(matches!(lender.receive(revoke(1))[..], [LenderAction::Revoke { epoch: 1, .. }]));
+        assert!(!lender.admits("nvme0", 1));
+        assert!(lender.receive(arm(2)).is_empty());
+        assert_eq!(lender.revoke_done("nvme0", 1).len(), 1);
+        assert_eq!(lender.receive(arm(2)).len(), 1);
+    }
+
+    #[test]
+    fn other_lives_messages_are_not_its_own() {
+        let mut lender = Lender::new(2, ["nvme0".to_owned()]);
+        assert!(lender.receive(arm(1)).is_empty() && lender.receive(revoke(1)).is_empty());
+    }
+}

@@ -1,0 +1,193 @@
+//! What authority and nodes say to each other.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds since any fixed moment.
+pub type Millis = u64;
+/// A lease's number, never used twice in a rack.
+pub type LeaseId = u64;
+/// A function's fencing epoch: each lease of the function has a greater one.
+pub type Epoch = u64;
+/// Which life of a node: each start of its process has a greater one.
+pub type Incarnation = u64;
+
+/// A function by its lender and its name there: `alpha/nvme0`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct FunctionId {
+    /// The lending host.
+    pub host: String,
+    /// The device's name on it.
+    pub device: String,
+}
+
+impl fmt::Display for FunctionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.host, self.device)
+    }
+}
+
+/// Not a function's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no function; write HOST/DEVICE, for example alpha/nvme0")]
+pub struct BadFunctionId(pub String);
+
+impl FromStr for FunctionId {
+    type Err = BadFunctionId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((host, device))
+                if !host.is_empty() && !device.is_empty() && !device.contains('/') =>
+            {
+                Ok(FunctionId { host: host.to_owned(), device: device.to_owned() })
+            }
+            _ => Err(BadFunctionId(text.to_owned())),
+        }
+    }
+}
+
+impl From<FunctionId> for String {
+    fn from(id: FunctionId) -> String {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for FunctionId {
+    type Error = BadFunctionId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+/// A lease as its borrower learns it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Its number.
+    pub lease: LeaseId,
+    /// The function.
+    pub function: FunctionId,
+    /// Its fencing epoch.
+    pub epoch: Epoch,
+    /// Where the lender's link listens.
+    pub address: String,
+    /// How long the lease lives without being renewed, in milliseconds.
+    pub ttl: Millis,
+}
+
+/// A message between the authority and a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Message {
+    /// Node: this host is up. Also says that it is still there.
+    Register {
+        /// Which life of the node.
+        incarnation: Incarnation,
+        /// The devices it lends.
+        devices: Vec<String>,
+        /// Where its link listens.
+        address: String,
+    },
+    /// Authority: the registration holds.
+    Registered {
+        /// The life it holds for.
+        incarnation: Incarnation,
+    },
+    /// Authority: a later life of this host was seen already (a clock went back); start from it.
+    Outlived {
+        /// The life that registered.
+        incarnation: Incarnation,
+        /// The latest life seen.
+        latest: Incarnation,
+    },
+    /// Authority to lender: let this lease's borrower in.
+    Arm {
+        /// The lender's life that is meant.
+        incarnation: Incarnation,
+        /// The device.
+        device: String,
+        /// The lease.
+        lease: LeaseId,
+        /// Its epoch.
+        epoch: Epoch,
+        /// The borrowing host.
+        borrower: String,
+    },
+    /// Lender: the epoch is armed.
+    Armed {
+        /// The lender's life.
+        incarnation: Incarnation,
+        /// The device.
+        device: String,
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Lender: the epoch cannot be armed, the device is broken.
+    ArmFailed {
+        /// The lender's life.
+        incarnation: Incarnation,
+        /// The device.
+        device: String,
+        /// The epoch.
+        epoch: Epoch,
+        /// Why.
+        reason: String,
+    },
+    /// Authority to lender: take the function back from this epoch and all older ones.
+    Revoke {
+        /// The lender's life that is meant.
+        incarnation: Incarnation,
+        /// The device.
+        device: String,
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Lender: nothing of this epoch is reachable any more; the function is reset and scrubbed.
+    Revoked {
+        /// The lender's life.
+        incarnation: Incarnation,
+        /// The device.
+        device: String,
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Authority to borrower: the function is yours.
+    Granted(Grant),
+    /// Borrower: its end is open, or cannot be opened.
+    Opened {
+        /// The lease.
+        lease: LeaseId,
+        /// Where the function is served, or why it is not.
+        outcome: Result<String, String>,
+    },
+    /// Borrower: the lease is still wanted.
+    Renew {
+        /// The lease.
+        lease: LeaseId,
+        /// The borrower's life.
+        incarnation: Incarnation,
+    },
+    /// Borrower: the lender is gone.
+    Lost {
+        /// The lease.
+        lease: LeaseId,
+        /// How that was noticed.
+        reason: String,
+    },
+    /// Authority to borrower: the lease is over; let go.
+    Ended {
+        /// The lease.
+        lease: LeaseId,
+        /// Why.
+        reason: String,
+    },
+    /// Borrower: its end is closed.
+    Closed {
+        /// The lease.
+        lease: LeaseId,
+    },
+}
