@@ -1,0 +1,49 @@
+#![forbid(unsafe_code)]
+//! An NVMe driver in user space: for programs that want a borrowed drive without a VM, for tests
+//! and for measuring.
+//!
+//! [`Drive`] opens a drive at a vfio-user socket and reads and writes it; each of its [`Queue`]s
+//! keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
+//! neither side makes a system call while both are busy; when the drive sleeps, a doorbell write
+//! through the socket wakes it. It lives in one thread and takes no interrupts.
+
+pub mod device;
+mod drive;
+mod queue;
+
+pub use device::{Device, Local};
+pub use drive::{Drive, DriveInfo, Options};
+pub use queue::{Buffer, Completed, Queue};
+
+use rackbus_spec::nvme::Status;
+
+/// Why the drive did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DriveError {
+    /// The connection to the drive failed, or the drive turned us away.
+    #[error("drive: {0}")]
+    Client(#[from] rackbus_pci::vfio_user::ClientError),
+    /// Memory to share with the drive could not be had.
+    #[error("drive: memory to share with it: {0}")]
+    Memory(#[from] rackbus_memory::RegionError),
+    /// A command completed with an error.
+    #[error("drive: {command} failed: {status}")]
+    Command {
+        /// What was asked.
+        command: &'static str,
+        /// What the drive answered.
+        status: Status,
+    },
+    /// The drive did not answer in time.
+    #[error("drive: no answer to {0} in time; its lender may be gone")]
+    TimedOut(&'static str),
+    /// The controller reports that it can go on no more, or is not there any more.
+    #[error("drive: the controller failed (CSTS {0:#x}); open it again")]
+    Failed(u32),
+    /// The controller is not one that this driver can use.
+    #[error("drive: {0}")]
+    Unsupported(&'static str),
+    /// A request is not within what the drive or the queue can do.
+    #[error("drive: {0}")]
+    Request(&'static str),
+}
