@@ -1,1 +1,18 @@
-//! rackbus control.
+#![forbid(unsafe_code)]
+//! The control plane: who may use what, said over HTTP.
+//!
+//! * [`api`]: the bodies of requests and answers.
+//! * [`service`]: the lending protocol's authority with its store: decides, stores, then tells.
+//! * [`http`]: the routes, and the OpenAPI document that describes them.
+//! * [`store`]: the SQLite file.
+//! * [`client`]: the other side, for the command line and the nodes.
+
+pub mod api;
+pub mod client;
+pub mod http;
+pub mod service;
+pub mod store;
+
+pub use client::{Client, ClientError};
+pub use http::{openapi, serve};
+pub use service::{Inventory, Options, Service};

@@ -54,18 +54,8 @@ impl Device for Client {
     fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
         self.reset()?;
         let length = memory.len() as u64;
-        self.dma_map(
-            iova,
-            length,
-            Access::READ | Access::WRITE,
-            Some((memory.as_fd(), 0)),
-        )?;
-        Ok(Client::write(
-            self,
-            region::CONFIG,
-            COMMAND,
-            &ENABLE.to_le_bytes(),
-        )?)
+        self.dma_map(iova, length, Access::READ | Access::WRITE, Some((memory.as_fd(), 0)))?;
+        Ok(Client::write(self, region::CONFIG, COMMAND, &ENABLE.to_le_bytes())?)
     }
 }
 
@@ -91,11 +81,7 @@ const POLLS_PER_CLOCK: u32 = 16;
 impl Local {
     /// Runs `model`.
     pub fn new(model: Box<dyn Function>) -> Self {
-        Local {
-            endpoint: Endpoint::new(model),
-            polls: 0,
-            now_ns: 0,
-        }
+        Local { endpoint: Endpoint::new(model), polls: 0, now_ns: 0 }
     }
 }
 

@@ -49,10 +49,7 @@ pub struct Options {
 impl Default for Options {
     /// 32 commands, 4 MiB.
     fn default() -> Self {
-        Options {
-            depth: 32,
-            data: 4 << 20,
-        }
+        Options { depth: 32, data: 4 << 20 }
     }
 }
 
@@ -84,9 +81,7 @@ pub struct Drive {
 
 impl std::fmt::Debug for Drive {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Drive")
-            .field("info", &self.info)
-            .finish_non_exhaustive()
+        f.debug_struct("Drive").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -115,40 +110,17 @@ impl Drive {
         let memory = SharedMemory::create("nvme-driver", length as u64)?;
         device.start(IOVA, &memory)?;
         let dstrd = enable(&mut *device)?;
-        let mut admin = Admin {
-            device: &mut *device,
-            queue: admin_queue(&memory, dstrd),
-        };
+        let mut admin = Admin { device: &mut *device, queue: admin_queue(&memory, dstrd) };
         let (mut info, sgl, shadowed) = admin.identify(&memory)?;
         if !sgl {
             info.max_transfer = info.max_transfer.min(PAGE);
         }
-        let shadow = if shadowed {
-            Some(admin.shadow_doorbells()?)
-        } else {
-            None
-        };
-        let place = Place {
-            id: 1,
-            sq: IO_SQ,
-            cq: io_cq,
-            entries,
-            dstrd,
-            shadow,
-        };
+        let shadow = if shadowed { Some(admin.shadow_doorbells()?) } else { None };
+        let place = Place { id: 1, sq: IO_SQ, cq: io_cq, entries, dstrd, shadow };
         admin.create_queues(place)?;
         let queue = Queue::new(&memory, IOVA, place, sgl);
-        let data = Buffer {
-            offset: data,
-            length: length - data,
-        };
-        Ok(Drive {
-            device,
-            memory,
-            queue,
-            info,
-            data,
-        })
+        let data = Buffer { offset: data, length: length - data };
+        Ok(Drive { device, memory, queue, info, data })
     }
 
     /// What the drive says of itself.
@@ -164,10 +136,7 @@ impl Drive {
     /// `length` bytes of the memory for data from `offset` on.
     pub fn buffer(&self, offset: usize, length: usize) -> Option<Buffer> {
         let end = offset.checked_add(length)?;
-        (end <= self.data.length).then(|| Buffer {
-            offset: self.data.offset + offset,
-            length,
-        })
+        (end <= self.data.length).then(|| Buffer { offset: self.data.offset + offset, length })
     }
 
     /// Reads `out.len()` bytes, whole blocks, from block `lba` on.
@@ -249,15 +218,8 @@ impl Drive {
     /// # Errors
     /// [`DriveError`].
     pub fn deallocate(&mut self, lba: u64, blocks: u32) -> Result<(), DriveError> {
-        let range = DsmRange {
-            attributes: 0,
-            nlb: blocks,
-            slba: lba,
-        };
-        let buffer = Buffer {
-            offset: self.data.offset,
-            length: size_of::<DsmRange>(),
-        };
+        let range = DsmRange { attributes: 0, nlb: blocks, slba: lba };
+        let buffer = Buffer { offset: self.data.offset, length: size_of::<DsmRange>() };
         self.slice(buffer)?.copy_from(range.as_bytes());
         let mut sqe = io(IoOpcode::DatasetManagement);
         sqe.cdw11 = DsmCdw11::new().with_ad(true).into();
@@ -275,17 +237,12 @@ impl Drive {
     fn pieces(&self, lba: u64, length: usize) -> Result<Vec<(u64, u32, Buffer)>, DriveError> {
         let block = self.info.block_size as usize;
         if !length.is_multiple_of(block) {
-            return Err(DriveError::Request(
-                "the length is not a multiple of the block size",
-            ));
+            return Err(DriveError::Request("the length is not a multiple of the block size"));
         }
         let piece = self.piece();
         let cut = |start: usize| {
             let length = piece.min(length - start);
-            let buffer = Buffer {
-                offset: self.data.offset,
-                length,
-            };
+            let buffer = Buffer { offset: self.data.offset, length };
             let lba = lba.checked_add((start / block) as u64);
             let lba = lba.ok_or(DriveError::Request("the blocks are beyond the drive's end"))?;
             Ok((lba, (length / block) as u32, buffer))
@@ -295,9 +252,7 @@ impl Drive {
 
     fn slice(&self, buffer: Buffer) -> Result<DmaSlice<'_>, DriveError> {
         let part = self.memory.whole().part(buffer.offset, buffer.length);
-        part.ok_or(DriveError::Request(
-            "the buffer is no part of the drive's memory",
-        ))
+        part.ok_or(DriveError::Request("the buffer is no part of the drive's memory"))
     }
 
     fn transfer(
@@ -330,10 +285,7 @@ impl Drive {
 
 /// An I/O command on the namespace without arguments.
 fn io(opcode: IoOpcode) -> Sqe {
-    let mut sqe = Sqe {
-        nsid: 1,
-        ..Sqe::default()
-    };
+    let mut sqe = Sqe { nsid: 1, ..Sqe::default() };
     sqe.cdw0 = Cdw0::new().with_opcode(opcode as u8);
     sqe
 }
@@ -351,10 +303,7 @@ fn wait(
                 if completed.status.is_success() {
                     return Ok(completed);
                 }
-                return Err(DriveError::Command {
-                    command: name,
-                    status: completed.status,
-                });
+                return Err(DriveError::Command { command: name, status: completed.status });
             }
             device.progress();
             std::hint::spin_loop();
@@ -363,11 +312,7 @@ fn wait(
         if waited > TIME_LIMIT {
             let csts = read4(device, reg::CSTS)?;
             let failed = Csts::from(csts).cfs();
-            return Err(if failed {
-                DriveError::Failed(csts)
-            } else {
-                DriveError::TimedOut(name)
-            });
+            return Err(if failed { DriveError::Failed(csts) } else { DriveError::TimedOut(name) });
         }
         if waited > PATIENCE {
             std::thread::yield_now();
@@ -397,9 +342,7 @@ fn enable(device: &mut dyn Device) -> Result<u8, DriveError> {
     }
     write4(device, reg::CC, 0)?;
     wait_ready(device, false)?;
-    let aqa = Aqa::new()
-        .with_asqs(ADMIN_ENTRIES - 1)
-        .with_acqs(ADMIN_ENTRIES * CQ_FACTOR - 1);
+    let aqa = Aqa::new().with_asqs(ADMIN_ENTRIES - 1).with_acqs(ADMIN_ENTRIES * CQ_FACTOR - 1);
     write4(device, reg::AQA, aqa.into())?;
     device.write(reg::ASQ, &(IOVA + ADMIN_SQ as u64).to_le_bytes())?;
     device.write(reg::ACQ, &(IOVA + ADMIN_CQ as u64).to_le_bytes())?;
@@ -426,14 +369,8 @@ fn wait_ready(device: &mut dyn Device, ready: bool) -> Result<(), DriveError> {
 }
 
 fn admin_queue(memory: &SharedMemory, dstrd: u8) -> Queue {
-    let place = Place {
-        id: 0,
-        sq: ADMIN_SQ,
-        cq: ADMIN_CQ,
-        entries: ADMIN_ENTRIES,
-        dstrd,
-        shadow: None,
-    };
+    let place =
+        Place { id: 0, sq: ADMIN_SQ, cq: ADMIN_CQ, entries: ADMIN_ENTRIES, dstrd, shadow: None };
     Queue::new(memory, IOVA, place, false)
 }
 
@@ -464,9 +401,7 @@ impl Admin<'_> {
         self.identify_into(memory, id::CNS_NAMESPACE, 1, namespace.as_mut_bytes())?;
         let format = namespace.lbaf[usize::from(namespace.flbas & 0xf)];
         if format.ms != 0 || !(9..=12).contains(&format.lbads) {
-            return Err(DriveError::Unsupported(
-                "its blocks have metadata or an unusual size",
-            ));
+            return Err(DriveError::Unsupported("its blocks have metadata or an unusual size"));
         }
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
         let max_transfer = match controller.mdts {
@@ -493,12 +428,7 @@ impl Admin<'_> {
         out: &mut [u8],
     ) -> Result<(), DriveError> {
         let dptr = [IOVA + IDENTIFY as u64, 0];
-        let sqe = Sqe {
-            nsid,
-            dptr,
-            cdw10: u32::from(cns),
-            ..Sqe::default()
-        };
+        let sqe = Sqe { nsid, dptr, cdw10: u32::from(cns), ..Sqe::default() };
         self.run("identify", sqe, AdminOpcode::Identify)?;
         if let Some(page) = memory.whole().part(IDENTIFY, PAGE) {
             page.copy_to(out);
@@ -509,15 +439,8 @@ impl Admin<'_> {
     /// Offers the shadow pages; returns where they are.
     fn shadow_doorbells(&mut self) -> Result<(usize, usize), DriveError> {
         let dptr = [IOVA + SHADOW_VALUES as u64, IOVA + SHADOW_EVENTS as u64];
-        let sqe = Sqe {
-            dptr,
-            ..Sqe::default()
-        };
-        self.run(
-            "doorbell buffer config",
-            sqe,
-            AdminOpcode::DoorbellBufferConfig,
-        )?;
+        let sqe = Sqe { dptr, ..Sqe::default() };
+        self.run("doorbell buffer config", sqe, AdminOpcode::DoorbellBufferConfig)?;
         Ok((SHADOW_VALUES, SHADOW_EVENTS))
     }
 
@@ -535,10 +458,7 @@ impl Admin<'_> {
         self.run("create completion queue", cq, AdminOpcode::CreateCq)?;
         let sq = Sqe {
             cdw10: size(place.entries),
-            cdw11: CreateSqCdw11::new()
-                .with_pc(true)
-                .with_cqid(place.id)
-                .into(),
+            cdw11: CreateSqCdw11::new().with_pc(true).with_cqid(place.id).into(),
             dptr: [IOVA + place.sq as u64, 0],
             ..Sqe::default()
         };

@@ -117,10 +117,7 @@ impl Queue {
         buffer: Buffer,
         fua: bool,
     ) -> Result<u16, DriveError> {
-        let mut sqe = Sqe {
-            nsid: 1,
-            ..Sqe::default()
-        };
+        let mut sqe = Sqe { nsid: 1, ..Sqe::default() };
         sqe.cdw0 = Cdw0::new().with_opcode(opcode as u8);
         sqe.cdw10 = lba as u32;
         sqe.cdw11 = (lba >> 32) as u32;
@@ -153,10 +150,7 @@ impl Queue {
     /// [`DriveError::Request`] when the queue is full.
     #[inline]
     pub fn push(&mut self, mut sqe: Sqe) -> Result<u16, DriveError> {
-        let cid = self
-            .free
-            .pop()
-            .ok_or(DriveError::Request("the queue is full"))?;
+        let cid = self.free.pop().ok_or(DriveError::Request("the queue is full"))?;
         sqe.cdw0.set_cid(cid);
         let at = self.place.sq + usize::from(self.sq_tail) * SQE_SIZE;
         self.memory.whole().write_obj(at, &sqe);
@@ -197,9 +191,7 @@ impl Queue {
             let memory = self.memory.whole();
             memory.store_u32(values + slot, u32::from(new), Ordering::Release);
             fence(Ordering::SeqCst);
-            let event = memory
-                .load_u32(events + slot, Ordering::Relaxed)
-                .unwrap_or(0) as u16;
+            let event = memory.load_u32(events + slot, Ordering::Relaxed).unwrap_or(0) as u16;
             // Whether the step from `old` to `new` crosses the event index, modulo 2^16.
             if new.wrapping_sub(event).wrapping_sub(1) >= new.wrapping_sub(old) {
                 return Ok(());
@@ -224,9 +216,7 @@ impl Queue {
         let dw0 = memory.load_u32(at, Ordering::Relaxed).unwrap_or(0);
         let id = (high >> 32) as u16;
         if usize::from(id) >= self.depth() || self.free.len() >= self.depth() {
-            return Err(DriveError::Unsupported(
-                "it completed a command that nobody sent",
-            ));
+            return Err(DriveError::Unsupported("it completed a command that nobody sent"));
         }
         self.free.push(id);
         self.cq_head += 1;
@@ -242,11 +232,7 @@ impl Queue {
             let register = cq_head_doorbell(self.place.id, self.place.dstrd);
             self.doorbell(device, register, old, new)?;
         }
-        Ok(Some(Completed {
-            id,
-            status: Status((high >> 49) as u16),
-            dw0,
-        }))
+        Ok(Some(Completed { id, status: Status((high >> 49) as u16), dw0 }))
     }
 
     fn cq_entries(&self) -> u16 {

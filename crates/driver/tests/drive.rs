@@ -15,10 +15,7 @@ const SIZE: u64 = 16 << 20;
 fn config(dir: &TempDir, kind: &str) -> NvmeConfig {
     let path = dir.path().join("image");
     match kind {
-        "file" => NvmeConfig {
-            block_size: 4096,
-            ..NvmeConfig::file(path, SIZE, "F1")
-        },
+        "file" => NvmeConfig { block_size: 4096, ..NvmeConfig::file(path, SIZE, "F1") },
         _ => NvmeConfig::memory(SIZE, "M1"),
     }
 }
@@ -26,10 +23,7 @@ fn config(dir: &TempDir, kind: &str) -> NvmeConfig {
 fn lend(dir: &TempDir, config: &NvmeConfig) -> (LocalFunction, PathBuf) {
     let path = dir.path().join("drive.sock");
     let nvme = Box::new(Nvme::new(config).unwrap());
-    (
-        serve_function(nvme, &path, EngineOptions::default()).unwrap(),
-        path,
-    )
+    (serve_function(nvme, &path, EngineOptions::default()).unwrap(), path)
 }
 
 /// Opens the drive, which may take a moment to be taken from the borrower before.
@@ -113,26 +107,16 @@ fn the_queue_stays_full_round_after_round() {
     let dir = TempDir::new().unwrap();
     let (lent, path) = lend(&dir, &config(&dir, "memory"));
     let depth = 7;
-    let mut drive = Drive::open(
-        &path,
-        Options {
-            depth,
-            data: 64 << 10,
-        },
-    )
-    .unwrap();
-    let buffers: Vec<_> = (0..depth)
-        .map(|i| drive.buffer(usize::from(i) * 4096, 4096).unwrap())
-        .collect();
+    let mut drive = Drive::open(&path, Options { depth, data: 64 << 10 }).unwrap();
+    let buffers: Vec<_> =
+        (0..depth).map(|i| drive.buffer(usize::from(i) * 4096, 4096).unwrap()).collect();
     let (queue, device, _) = drive.parts();
     let (mut sent, mut done) = (0u64, 0u64);
     let start = Instant::now();
     while done < 20_000 {
         while queue.in_flight() < queue.depth() {
             let buffer = buffers[(sent % u64::from(depth)) as usize];
-            queue
-                .submit(IoOpcode::Read, sent % 1000, 8, buffer, false)
-                .unwrap();
+            queue.submit(IoOpcode::Read, sent % 1000, 8, buffer, false).unwrap();
             sent += 1;
         }
         queue.ring(device).unwrap();
@@ -140,18 +124,10 @@ fn the_queue_stays_full_round_after_round() {
             assert!(completed.status.is_success());
             done += 1;
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "stuck after {done} of {sent}"
-        );
+        assert!(start.elapsed() < Duration::from_secs(60), "stuck after {done} of {sent}");
         std::thread::yield_now();
     }
-    let parks = lent
-        .engine()
-        .handle()
-        .counters()
-        .parks
-        .load(std::sync::atomic::Ordering::Relaxed);
+    let parks = lent.engine().handle().counters().parks.load(std::sync::atomic::Ordering::Relaxed);
     assert!(parks < 20_000, "the engine slept between commands");
 }
 
@@ -164,10 +140,7 @@ fn a_hundred_borrowers_one_after_the_other_find_what_the_last_one_left() {
         let mut drive = open(&path);
         let mut found = vec![1; expected.len()];
         drive.read(round, &mut found).unwrap();
-        assert!(
-            found == expected,
-            "round {round}: the data is not what was left"
-        );
+        assert!(found == expected, "round {round}: the data is not what was left");
         expected = pattern(round + 1, expected.len());
         drive.write(round + 1, &expected, false).unwrap();
         drive.flush().unwrap();
@@ -180,10 +153,7 @@ fn a_second_borrower_is_turned_away_while_the_first_one_stays() {
     let (_lent, path) = lend(&dir, &config(&dir, "memory"));
     let first = Drive::open(&path, Options::default()).unwrap();
     let second = Drive::open(&path, Options::default());
-    assert!(
-        matches!(second, Err(DriveError::Client(ClientError::Refused(_)))),
-        "{second:?}"
-    );
+    assert!(matches!(second, Err(DriveError::Client(ClientError::Refused(_)))), "{second:?}");
     drop(first);
     open(&path);
 }
@@ -196,12 +166,7 @@ fn engine_time() -> Duration {
         let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
         if name.trim() == "engine-idle" {
             let schedstat = std::fs::read_to_string(task.join("schedstat")).unwrap();
-            let ns = schedstat
-                .split_whitespace()
-                .next()
-                .unwrap()
-                .parse()
-                .unwrap();
+            let ns = schedstat.split_whitespace().next().unwrap().parse().unwrap();
             total += Duration::from_nanos(ns);
         }
     }
@@ -233,10 +198,7 @@ fn an_idle_drive_uses_no_processor_and_a_doorbell_wakes_it() {
     assert!(before > Duration::ZERO, "the engine's thread was not found");
     std::thread::sleep(Duration::from_millis(500));
     let used = engine_time() - before;
-    assert!(
-        used < Duration::from_micros(500),
-        "an idle drive used {used:?} of 500 ms"
-    );
+    assert!(used < Duration::from_micros(500), "an idle drive used {used:?} of 500 ms");
     for lba in 0..50 {
         std::thread::sleep(Duration::from_millis(2));
         drive.read(lba, &mut block).unwrap();
@@ -251,21 +213,10 @@ fn what_is_in_use_or_of_another_size_is_refused() {
     let text = Nvme::new(&config).unwrap_err().to_string();
     assert!(text.contains("used by another process"), "{text}");
     drop(first);
-    let text = Nvme::new(&NvmeConfig {
-        size: 2 * SIZE,
-        ..config.clone()
-    })
-    .unwrap_err()
-    .to_string();
+    let text = Nvme::new(&NvmeConfig { size: 2 * SIZE, ..config.clone() }).unwrap_err().to_string();
     assert!(text.contains("give size ="), "{text}");
     let there = NvmeConfig { size: 0, ..config };
     Nvme::new(&there).unwrap();
     let missing = BackingConfig::File(dir.path().join("no/such"));
-    assert!(
-        Nvme::new(&NvmeConfig {
-            backing: missing,
-            ..there
-        })
-        .is_err()
-    );
+    assert!(Nvme::new(&NvmeConfig { backing: missing, ..there }).is_err());
 }

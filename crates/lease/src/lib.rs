@@ -31,4 +31,4 @@ pub use authority::{
 };
 pub use borrower::{Borrower, BorrowerAction};
 pub use lender::{Lender, LenderAction};
-pub use message::{Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};
+pub use message::{BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};

@@ -83,17 +83,10 @@ impl Agent {
             .spawn(move || read_replies(reader, &dispatch))
             .map_err(io("start a reader of", socket))?;
         // Replies to an earlier connection's requests may still come: never reuse their ids.
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let first = u64::try_from(now.as_micros()).unwrap_or(1);
         let writer = Mutex::new(stream);
-        Ok(Self {
-            path: socket.to_owned(),
-            writer,
-            waiting,
-            next: AtomicU64::new(first),
-        })
+        Ok(Self { path: socket.to_owned(), writer, waiting, next: AtomicU64::new(first) })
     }
 
     /// Runs `command` (a bash script) in the guest and waits for it, up to `limit`.
@@ -112,30 +105,18 @@ impl Agent {
     pub fn start(&self, command: &str, limit: Duration) -> Result<Running> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = channel();
-        self.waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id, sender);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
         let seconds = limit.as_secs().max(1);
         let line = format!("{id} {seconds} {}\n", BASE64.encode(command));
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        writer
-            .write_all(line.as_bytes())
-            .map_err(io("send a command to", &self.path))?;
-        Ok(Running {
-            command: command.to_owned(),
-            limit,
-            reply,
-        })
+        writer.write_all(line.as_bytes()).map_err(io("send a command to", &self.path))?;
+        Ok(Running { command: command.to_owned(), limit, reply })
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        let writer = self
-            .writer
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Ends the reader; an error means that the peer has gone, which ends it as well.
         let _ = writer.shutdown(Shutdown::Both);
     }
@@ -177,11 +158,7 @@ fn read_replies(stream: UnixStream, waiting: &Waiting) {
     let mut line = Vec::new();
     loop {
         line.clear();
-        match reader
-            .by_ref()
-            .take(LONGEST_REPLY)
-            .read_until(b'\n', &mut line)
-        {
+        match reader.by_ref().take(LONGEST_REPLY).read_until(b'\n', &mut line) {
             Ok(0) => break,
             Ok(_) => {}
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
@@ -191,19 +168,13 @@ fn read_replies(stream: UnixStream, waiting: &Waiting) {
             tracing::debug!(bytes = line.len(), "a guest's reply is not understood");
             continue;
         };
-        let sender = waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&id);
+        let sender = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         if let Some(sender) = sender {
             // Who asked may have given up waiting.
             let _ = sender.send(output);
         }
     }
-    waiting
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clear();
+    waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 fn parse_reply(line: &[u8]) -> Option<(u64, Output)> {
@@ -215,14 +186,7 @@ fn parse_reply(line: &[u8]) -> Option<(u64, Output)> {
         text => BASE64.decode(text).ok(),
     };
     let (stdout, stderr) = (bytes()?, bytes()?);
-    fields.next().is_none().then_some((
-        id,
-        Output {
-            status,
-            stdout,
-            stderr,
-        },
-    ))
+    fields.next().is_none().then_some((id, Output { status, stdout, stderr }))
 }
 
 #[cfg(test)]
@@ -234,16 +198,7 @@ mod tests {
         let (id, output) = parse_reply(b"7 1 aGkK -\n").expect("a reply");
         assert_eq!((id, output.status, output.text().as_str()), (7, 1, "hi"));
         assert!(output.stderr.is_empty());
-        for bad in [
-            "",
-            "7",
-            "7 0",
-            "7 0 -",
-            "x 0 - -",
-            "7 0 ! -",
-            "7 0 - - -",
-            "\u{0}7 0 - -",
-        ] {
+        for bad in ["", "7", "7 0", "7 0 -", "x 0 - -", "7 0 ! -", "7 0 - - -", "\u{0}7 0 - -"] {
             assert_eq!(parse_reply(bad.as_bytes()), None, "{bad:?}");
         }
     }

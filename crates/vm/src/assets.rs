@@ -48,9 +48,7 @@ impl FromStr for Accel {
         match text.trim() {
             "kvm" => Ok(Self::Kvm),
             "tcg" => Ok(Self::Tcg),
-            other => Err(VmError::Invalid(format!(
-                "accelerator '{other}': use kvm or tcg"
-            ))),
+            other => Err(VmError::Invalid(format!("accelerator '{other}': use kvm or tcg"))),
         }
     }
 }
@@ -83,9 +81,7 @@ impl FromStr for Guest {
         match text {
             "bookworm" => Ok(Self::Bookworm),
             "trixie" => Ok(Self::Trixie),
-            other => Err(VmError::Invalid(format!(
-                "guest '{other}': use bookworm or trixie"
-            ))),
+            other => Err(VmError::Invalid(format!("guest '{other}': use bookworm or trixie"))),
         }
     }
 }
@@ -111,11 +107,7 @@ impl Assets {
     /// The cache of this user: `RACKBUS_CACHE`, or `~/.cache/rackbus`.
     #[must_use]
     pub fn of_user() -> Self {
-        let set = |name| {
-            std::env::var_os(name)
-                .filter(|v| !v.is_empty())
-                .map(PathBuf::from)
-        };
+        let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let cache = set("RACKBUS_CACHE")
             .or_else(|| set("XDG_CACHE_HOME").map(|c| c.join("rackbus")))
             .or_else(|| set("HOME").map(|h| h.join(".cache/rackbus")))
@@ -142,10 +134,7 @@ impl Assets {
     /// # Errors
     /// When set-up has not been run.
     pub fn bench(&self, program: &str) -> Result<PathBuf> {
-        self.file(
-            "a program to measure against",
-            &format!("bench/run/{program}"),
-        )
+        self.file("a program to measure against", &format!("bench/run/{program}"))
     }
 
     /// A prepared guest.
@@ -171,29 +160,18 @@ impl Assets {
         if let Ok(choice) = std::env::var("RACKBUS_ACCEL") {
             return choice.parse();
         }
-        let usable = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/kvm")
-            .is_ok();
+        let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
         if !usable {
             return Ok(Accel::Tcg);
         }
         let host = rustix::system::uname();
         let kernel = host.release().to_string_lossy();
         let answer = self.cache.join(format!("accel-{kernel}"));
-        if let Some(known) = fs::read_to_string(&answer)
-            .ok()
-            .and_then(|t| t.parse().ok())
-        {
+        if let Some(known) = fs::read_to_string(&answer).ok().and_then(|t| t.parse().ok()) {
             return Ok(known);
         }
         tracing::info!("finding out whether KVM runs guests on this host (once)");
-        let accel = if self.probe_kvm()? {
-            Accel::Kvm
-        } else {
-            Accel::Tcg
-        };
+        let accel = if self.probe_kvm()? { Accel::Kvm } else { Accel::Tcg };
         tracing::info!("guests run under {accel} here; set RACKBUS_ACCEL=kvm or tcg to change it");
         fs::write(&answer, accel.name()).map_err(io("write", &answer))?;
         Ok(accel)
@@ -213,10 +191,6 @@ impl Assets {
 
     fn file(&self, what: &'static str, name: &str) -> Result<PathBuf> {
         let path = self.cache.join(name);
-        if path.exists() {
-            Ok(path)
-        } else {
-            Err(VmError::NotSetUp { what, path })
-        }
+        if path.exists() { Ok(path) } else { Err(VmError::NotSetUp { what, path }) }
     }
 }

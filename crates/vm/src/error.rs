@@ -85,9 +85,5 @@ pub(crate) fn io<'a>(
     action: &'static str,
     path: &'a std::path::Path,
 ) -> impl Fn(std::io::Error) -> VmError + 'a {
-    move |source| VmError::Io {
-        action,
-        path: path.to_owned(),
-        source,
-    }
+    move |source| VmError::Io { action, path: path.to_owned(), source }
 }

@@ -37,18 +37,12 @@ impl Qmp {
     /// When nobody serves the socket, or what serves it is not QEMU.
     pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(io("connect to QEMU at", socket))?;
-        let mut qmp = Self {
-            stream: BufReader::new(stream),
-            partial: Vec::new(),
-            events: VecDeque::new(),
-        };
+        let mut qmp =
+            Self { stream: BufReader::new(stream), partial: Vec::new(), events: VecDeque::new() };
         let deadline = Instant::now() + ANSWER;
         let greeting = qmp.line("QEMU's greeting", deadline, ANSWER)?;
         if greeting.get("QMP").is_none() {
-            return Err(VmError::Protocol {
-                peer: "QEMU",
-                detail: greeting.to_string(),
-            });
+            return Err(VmError::Protocol { peer: "QEMU", detail: greeting.to_string() });
         }
         qmp.command("qmp_capabilities", &json!({}))?;
         Ok(qmp)
@@ -62,22 +56,13 @@ impl Qmp {
         let mut request = json!({ "execute": command, "arguments": arguments }).to_string();
         request.push('\n');
         let path = Path::new(command);
-        self.stream
-            .get_mut()
-            .write_all(request.as_bytes())
-            .map_err(io("send QEMU", path))?;
+        self.stream.get_mut().write_all(request.as_bytes()).map_err(io("send QEMU", path))?;
         let deadline = Instant::now() + ANSWER;
         loop {
             let mut answer = self.line(command, deadline, ANSWER)?;
             if let Some(error) = answer.get("error") {
-                let message = error
-                    .get("desc")
-                    .and_then(Value::as_str)
-                    .unwrap_or("no reason");
-                return Err(VmError::Refused {
-                    command: command.into(),
-                    message: message.into(),
-                });
+                let message = error.get("desc").and_then(Value::as_str).unwrap_or("no reason");
+                return Err(VmError::Refused { command: command.into(), message: message.into() });
             }
             if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
@@ -102,10 +87,7 @@ impl Qmp {
                 Some(event) => event,
                 None => self.line(what, deadline, limit)?,
             };
-            let name = event
-                .get("event")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
+            let name = event.get("event").and_then(Value::as_str).unwrap_or_default();
             if wanted(name, event.get("data").unwrap_or(&Value::Null)) {
                 return Ok(event);
             }
@@ -116,27 +98,16 @@ impl Qmp {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(VmError::TimedOut {
-                    what: what.into(),
-                    limit,
-                });
+                return Err(VmError::TimedOut { what: what.into(), limit });
             }
-            let lost = |source| VmError::Io {
-                action: "hear QEMU about",
-                path: what.into(),
-                source,
-            };
-            self.stream
-                .get_ref()
-                .set_read_timeout(Some(left))
-                .map_err(lost)?;
+            let lost =
+                |source| VmError::Io { action: "hear QEMU about", path: what.into(), source };
+            self.stream.get_ref().set_read_timeout(Some(left)).map_err(lost)?;
             match self.stream.read_until(b'\n', &mut self.partial) {
                 Ok(_) if self.partial.last() == Some(&b'\n') => {
                     let line = std::mem::take(&mut self.partial);
-                    return serde_json::from_slice(&line).map_err(|e| VmError::Protocol {
-                        peer: "QEMU",
-                        detail: e.to_string(),
-                    });
+                    return serde_json::from_slice(&line)
+                        .map_err(|e| VmError::Protocol { peer: "QEMU", detail: e.to_string() });
                 }
                 Ok(_) => return Err(lost(ErrorKind::UnexpectedEof.into())),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -145,10 +116,7 @@ impl Qmp {
             }
             if self.partial.len() > LONGEST_LINE {
                 let detail = format!("a line over {LONGEST_LINE} bytes");
-                return Err(VmError::Protocol {
-                    peer: "QEMU",
-                    detail,
-                });
+                return Err(VmError::Protocol { peer: "QEMU", detail });
             }
         }
     }
@@ -189,14 +157,9 @@ mod tests {
             ],
         );
         let mut qmp = Qmp::connect(&path).expect("connect");
-        assert_eq!(
-            qmp.command("device_del", &json!({"id": "a"}))
-                .expect("return")["x"],
-            1
-        );
+        assert_eq!(qmp.command("device_del", &json!({"id": "a"})).expect("return")["x"], 1);
         let gone = |name: &str, data: &Value| name == "DEVICE_DELETED" && data["device"] == "a";
-        qmp.event("removal", Duration::from_secs(1), gone)
-            .expect("event");
+        qmp.event("removal", Duration::from_secs(1), gone).expect("event");
         let late = qmp.event("removal", Duration::from_millis(20), gone);
         assert!(matches!(late, Err(VmError::TimedOut { .. })), "{late:?}");
     }
@@ -211,14 +174,8 @@ mod tests {
             ],
         );
         let mut qmp = Qmp::connect(&path).expect("connect");
-        let error = qmp
-            .command("device_add", &json!({}))
-            .expect_err("refused")
-            .to_string();
+        let error = qmp.command("device_add", &json!({})).expect_err("refused").to_string();
         assert_eq!(error, "QEMU refused device_add: no bus");
-        assert!(
-            qmp.command("quit", &json!({})).is_err(),
-            "the peer has gone"
-        );
+        assert!(qmp.command("quit", &json!({})).is_err(), "the peer has gone");
     }
 }

@@ -97,10 +97,7 @@ pub fn list(run_dir: &Path, host: &str) -> Result<Vec<Record>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(io("read", &dir)(e)),
     };
-    let mut found: Vec<Record> = entries
-        .flatten()
-        .filter_map(|e| read(&e.path(), host))
-        .collect();
+    let mut found: Vec<Record> = entries.flatten().filter_map(|e| read(&e.path(), host)).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
@@ -113,10 +110,7 @@ pub fn find(run_dir: &Path, host: &str, name: &str) -> Result<Record> {
     list(run_dir, host)?
         .into_iter()
         .find(|r| r.name == name)
-        .ok_or_else(|| VmError::NoSuchVm {
-            name: name.into(),
-            host: host.into(),
-        })
+        .ok_or_else(|| VmError::NoSuchVm { name: name.into(), host: host.into() })
 }
 
 /// The VM of a host into which the function behind `socket` is plugged, and QEMU's id for it.
@@ -130,10 +124,7 @@ pub fn find_by_socket(
 ) -> Result<Option<(Record, String)>> {
     for record in list(run_dir, host)? {
         let plugged = record.qmp().and_then(|mut qmp| plugged(&mut qmp));
-        let device = plugged
-            .unwrap_or_default()
-            .into_iter()
-            .find(|p| p.socket == socket);
+        let device = plugged.unwrap_or_default().into_iter().find(|p| p.socket == socket);
         if let Some(device) = device {
             return Ok(Some((record, device.id)));
         }
@@ -158,10 +149,7 @@ pub fn plugged(qmp: &mut Qmp) -> Result<Vec<Plugged>> {
         let path = format!("/machine/peripheral/{id}");
         let socket = qmp.command("qom-get", &json!({"path": path, "property": "socket"}))?;
         if let Some(socket) = socket["path"].as_str() {
-            found.push(Plugged {
-                id: id.to_owned(),
-                socket: socket.into(),
-            });
+            found.push(Plugged { id: id.to_owned(), socket: socket.into() });
         }
     }
     Ok(found)
@@ -171,16 +159,13 @@ pub fn plugged(qmp: &mut Qmp) -> Result<Vec<Plugged>> {
 pub(crate) fn free_port(qmp: &mut Qmp, ports: usize) -> Result<Option<String>> {
     let buses = qmp.command("query-pci", &json!({}))?;
     let all = buses.as_array().into_iter().flatten();
-    let bridges: Vec<&Value> = all
-        .flat_map(|bus| bus["devices"].as_array().into_iter().flatten())
-        .collect();
+    let bridges: Vec<&Value> =
+        all.flat_map(|bus| bus["devices"].as_array().into_iter().flatten()).collect();
     for port in (0..ports).map(crate::spec::port_id) {
         let Some(bridge) = bridges.iter().find(|b| b["qdev_id"] == port.as_str()) else {
             continue;
         };
-        let behind = bridge["pci_bridge"]["devices"]
-            .as_array()
-            .map_or(0, Vec::len);
+        let behind = bridge["pci_bridge"]["devices"].as_array().map_or(0, Vec::len);
         if behind == 0 {
             return Ok(Some(port));
         }
@@ -203,10 +188,7 @@ fn read(dir: &Path, host: &str) -> Option<Record> {
         return Some(record);
     }
     if let Err(error) = fs::remove_dir_all(dir) {
-        tracing::warn!(
-            "{}: cannot remove what an ended VM left: {error}",
-            dir.display()
-        );
+        tracing::warn!("{}: cannot remove what an ended VM left: {error}", dir.display());
     }
     None
 }

@@ -57,8 +57,7 @@ impl Nvme {
     /// Copies `data` to the host.
     fn send(&mut self, bus: &Bus<'_>, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
         let page = self.state.registers.page_size();
-        self.transfer
-            .parse(bus.dma, sqe, data.len(), page, false, Direction::ToHost)?;
+        self.transfer.parse(bus.dma, sqe, data.len(), page, false, Direction::ToHost)?;
         let mut at = 0;
         for slice in self.transfer.resolve(bus.dma)?.as_slice() {
             at += slice.copy_from(&data[at..]);
@@ -69,8 +68,7 @@ impl Nvme {
     /// Copies `data.len()` bytes from the host.
     fn receive(&mut self, bus: &Bus<'_>, sqe: &Sqe, data: &mut [u8]) -> Result<(), Status> {
         let page = self.state.registers.page_size();
-        self.transfer
-            .parse(bus.dma, sqe, data.len(), page, false, Direction::FromHost)?;
+        self.transfer.parse(bus.dma, sqe, data.len(), page, false, Direction::FromHost)?;
         let mut at = 0;
         for slice in self.transfer.resolve(bus.dma)?.as_slice() {
             at += slice.copy_to(&mut data[at..]);
@@ -273,15 +271,9 @@ impl Nvme {
             log::ERROR_INFORMATION => self.state.logs.error_information(),
             log::SMART_HEALTH => {
                 let warning = self.critical_warning();
-                self.state
-                    .logs
-                    .smart_health(bus.now_ns, warning)
-                    .as_bytes()
-                    .to_vec()
+                self.state.logs.smart_health(bus.now_ns, warning).as_bytes().to_vec()
             }
-            log::FIRMWARE_SLOT => logs::firmware_slot(self.identity.firmware())
-                .as_bytes()
-                .to_vec(),
+            log::FIRMWARE_SLOT => logs::firmware_slot(self.identity.firmware()).as_bytes().to_vec(),
             log::COMMANDS_SUPPORTED => logs::commands_supported().as_bytes().to_vec(),
             _ => return Err(Status::INVALID_LOG_PAGE.do_not_retry()),
         };
@@ -325,22 +317,10 @@ impl Nvme {
             return Err(Status::DATA_TRANSFER_ERROR.do_not_retry());
         }
         // The admin queue's doorbells are not shadowed.
-        for queue in self
-            .state
-            .sqs
-            .iter_mut()
-            .flatten()
-            .filter(|queue| queue.id > 0)
-        {
+        for queue in self.state.sqs.iter_mut().flatten().filter(|queue| queue.id > 0) {
             queue.doorbell.attach(sq_slot(queue.id), &pages);
         }
-        for queue in self
-            .state
-            .cqs
-            .iter_mut()
-            .flatten()
-            .filter(|queue| queue.id > 0)
-        {
+        for queue in self.state.cqs.iter_mut().flatten().filter(|queue| queue.id > 0) {
             queue.doorbell.attach(cq_slot(queue.id), &pages);
         }
         self.state.shadow = Some(pages);
@@ -359,9 +339,7 @@ impl Nvme {
     /// Raises an event for a critical warning that the host wants to hear of.
     fn check_health(&mut self) {
         if self.critical_warning() & self.state.features.smart_events() != 0 {
-            self.state
-                .events
-                .raise(fid::EVENT_SMART, fid::SMART_TEMPERATURE);
+            self.state.events.raise(fid::EVENT_SMART, fid::SMART_TEMPERATURE);
         }
     }
 }

@@ -47,10 +47,7 @@ impl NvmeConfig {
 
     /// A drive in the file or block device at `path`, created when it is missing.
     pub fn file(path: impl Into<PathBuf>, size: u64, serial: &str) -> Self {
-        NvmeConfig {
-            backing: BackingConfig::File(path.into()),
-            ..NvmeConfig::memory(size, serial)
-        }
+        NvmeConfig { backing: BackingConfig::File(path.into()), ..NvmeConfig::memory(size, serial) }
     }
 
     /// Checks what can be checked without opening anything.
@@ -60,10 +57,7 @@ impl NvmeConfig {
     pub(super) fn check(&self) -> Result<(), NvmeError> {
         let wrong = |what: String| Err(NvmeError::Config(what));
         if !BLOCK_SIZES.contains(&self.block_size) {
-            return wrong(format!(
-                "block_size is {}; it must be 512 or 4096",
-                self.block_size
-            ));
+            return wrong(format!("block_size is {}; it must be 512 or 4096", self.block_size));
         }
         if !self.size.is_multiple_of(u64::from(self.block_size)) {
             return wrong(format!(
@@ -72,10 +66,7 @@ impl NvmeConfig {
             ));
         }
         if self.size > MAX_SIZE {
-            return wrong(format!(
-                "size is {}; at most {MAX_SIZE} is possible",
-                self.size
-            ));
+            return wrong(format!("size is {}; at most {MAX_SIZE} is possible", self.size));
         }
         if self.size == 0 && !matches!(self.backing, BackingConfig::File(_)) {
             return wrong("size is 0; give the drive a size".to_owned());
@@ -134,48 +125,12 @@ mod tests {
         let good = NvmeConfig::memory(1 << 20, "S1");
         assert!(good.check().is_ok());
         let cases = [
-            (
-                NvmeConfig {
-                    block_size: 1024,
-                    ..good.clone()
-                },
-                "512 or 4096",
-            ),
-            (
-                NvmeConfig {
-                    size: 1000,
-                    ..good.clone()
-                },
-                "multiple",
-            ),
-            (
-                NvmeConfig {
-                    size: 0,
-                    ..good.clone()
-                },
-                "give the drive a size",
-            ),
-            (
-                NvmeConfig {
-                    size: 1 << 63,
-                    ..good.clone()
-                },
-                "at most",
-            ),
-            (
-                NvmeConfig {
-                    serial: "x".repeat(21),
-                    ..good.clone()
-                },
-                "1 to 20",
-            ),
-            (
-                NvmeConfig {
-                    model: "ü".to_owned(),
-                    ..good
-                },
-                "printable ASCII",
-            ),
+            (NvmeConfig { block_size: 1024, ..good.clone() }, "512 or 4096"),
+            (NvmeConfig { size: 1000, ..good.clone() }, "multiple"),
+            (NvmeConfig { size: 0, ..good.clone() }, "give the drive a size"),
+            (NvmeConfig { size: 1 << 63, ..good.clone() }, "at most"),
+            (NvmeConfig { serial: "x".repeat(21), ..good.clone() }, "1 to 20"),
+            (NvmeConfig { model: "ü".to_owned(), ..good }, "printable ASCII"),
         ];
         for (config, words) in cases {
             let text = config.check().unwrap_err().to_string();

@@ -68,9 +68,7 @@ pub struct Nvme {
 
 impl std::fmt::Debug for Nvme {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Nvme")
-            .field("identity", &self.identity)
-            .finish_non_exhaustive()
+        f.debug_struct("Nvme").field("identity", &self.identity).finish_non_exhaustive()
     }
 }
 
@@ -92,24 +90,15 @@ impl Nvme {
     pub fn with_backing(config: &NvmeConfig, backing: Box<dyn Backing>) -> Result<Nvme, NvmeError> {
         config.check()?;
         let identity = Identity::new(config, backing.capacity(), backing.volatile_cache());
-        let bar = Bar {
-            index: 0,
-            size: BAR_SIZE,
-            is_64bit: true,
-            prefetchable: false,
-            mappable: None,
-        };
+        let bar =
+            Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
         let info = FunctionInfo {
             vendor_id: VENDOR_ID,
             device_id: DEVICE_ID,
             subsystem_vendor_id: VENDOR_ID,
             subsystem_id: DEVICE_ID,
             revision: 1,
-            class: [
-                (CLASS_CODE >> 16) as u8,
-                (CLASS_CODE >> 8) as u8,
-                CLASS_CODE as u8,
-            ],
+            class: [(CLASS_CODE >> 16) as u8, (CLASS_CODE >> 8) as u8, CLASS_CODE as u8],
             bars: vec![bar],
             msix_vectors: VECTORS,
             serial: identity.pci_serial(),
@@ -158,15 +147,8 @@ impl Nvme {
         }
         let (aqa, asq, acq) = (registers.aqa, registers.asq, registers.acq);
         self.state.generation = bus.dma.generation();
-        self.state.cqs[0] = Some(CompletionQueue::new(
-            bus.dma,
-            0,
-            acq,
-            aqa.acqs() + 1,
-            Some(0),
-        ));
-        self.state
-            .add_sq(SubmissionQueue::new(bus.dma, 0, 0, asq, aqa.asqs() + 1));
+        self.state.cqs[0] = Some(CompletionQueue::new(bus.dma, 0, acq, aqa.acqs() + 1, Some(0)));
+        self.state.add_sq(SubmissionQueue::new(bus.dma, 0, 0, asq, aqa.asqs() + 1));
         self.state.registers.csts.set_shst(SHST_NORMAL);
         self.state.registers.csts.set_rdy(true);
     }
@@ -201,11 +183,7 @@ impl Nvme {
         let stride = 4u64 << DOORBELL_STRIDE;
         let index = offset / stride;
         let qid = usize::try_from(index / 2).unwrap_or(usize::MAX);
-        let shadow = self
-            .state
-            .shadow
-            .as_ref()
-            .and_then(|pages| pages.values.as_ref());
+        let shadow = self.state.shadow.as_ref().and_then(|pages| pages.values.as_ref());
         let bad = match (offset.is_multiple_of(stride), index.is_multiple_of(2)) {
             (false, _) => Some(fid::ERROR_INVALID_DOORBELL),
             (true, true) => match self.state.sqs.get_mut(qid).and_then(Option::as_mut) {
@@ -236,11 +214,7 @@ impl Nvme {
     /// Looks at a submission queue's shadow doorbell.
     #[inline]
     fn refresh_tail(&mut self, qid: u16) {
-        let values = self
-            .state
-            .shadow
-            .as_ref()
-            .and_then(|pages| pages.values.as_ref());
+        let values = self.state.shadow.as_ref().and_then(|pages| pages.values.as_ref());
         let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() else {
             return;
         };
@@ -248,9 +222,7 @@ impl Nvme {
             Seen::Same => {}
             Seen::Moved(tail) => queue.doorbell.set(tail),
             Seen::Invalid => {
-                self.state
-                    .events
-                    .raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+                self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
             }
         }
     }
@@ -261,16 +233,11 @@ impl Nvme {
         let Some(queue) = self.state.cqs[usize::from(qid)].as_mut() else {
             return;
         };
-        match queue
-            .doorbell
-            .look(pages.and_then(|pages| pages.values.as_ref()))
-        {
+        match queue.doorbell.look(pages.and_then(|pages| pages.values.as_ref())) {
             Seen::Same => {}
             Seen::Moved(head) if queue.accepts_head(u32::from(head)) => queue.doorbell.set(head),
             Seen::Moved(_) | Seen::Invalid => {
-                self.state
-                    .events
-                    .raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+                self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
             }
         }
         if queue.wants_refresh() {
@@ -297,11 +264,7 @@ impl Nvme {
         let jobs = (JOB_LIMIT - self.state.jobs.len().min(JOB_LIMIT)) as u16;
         let count = pending.min(room).min(jobs).min(BURST);
         self.take(bus, qid, cqid, count);
-        let events = self
-            .state
-            .shadow
-            .as_ref()
-            .and_then(|pages| pages.events.as_ref());
+        let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
         if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
             queue.keep_away(events);
         }
@@ -336,11 +299,7 @@ impl Nvme {
                 return;
             };
             let Some(sqe) = queue.fetch() else { return };
-            let outcome = if qid == 0 {
-                self.admin(bus, &sqe)
-            } else {
-                self.io(bus, qid, &sqe)
-            };
+            let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
             match outcome {
                 Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
                 // An outstanding event request may wait for ever: it keeps no entry.
@@ -380,9 +339,7 @@ impl Nvme {
     ) {
         let mut status = status;
         if !status.is_success() {
-            self.state
-                .logs
-                .record(qid, sqe.cdw0.cid(), status, Some(sqe));
+            self.state.logs.record(qid, sqe.cdw0.cid(), status, Some(sqe));
             status = status.more();
         }
         self.post(bus, qid, sqe.cdw0.cid(), status, dw0);
@@ -393,22 +350,14 @@ impl Nvme {
         let Some(sq) = self.state.sqs[usize::from(qid)].as_ref() else {
             return;
         };
-        let cqe = Cqe {
-            dw0,
-            dw1: 0,
-            sq_head: sq.head(),
-            sq_id: qid,
-            cid,
-            status_phase: status.0 << 1,
-        };
+        let cqe =
+            Cqe { dw0, dw1: 0, sq_head: sq.head(), sq_id: qid, cid, status_phase: status.0 << 1 };
         let Some(queue) = self.state.cqs[usize::from(sq.cqid)].as_mut() else {
             return;
         };
         let posted = queue.post(cqe);
         if posted && queue.interrupts {
-            self.state
-                .vectors
-                .posted(queue.vector, bus.now_ns, queue.id == 0);
+            self.state.vectors.posted(queue.vector, bus.now_ns, queue.id == 0);
         }
         if !posted {
             self.fail();
@@ -427,10 +376,7 @@ impl Nvme {
     fn tell_events(&mut self, bus: &Bus<'_>) -> u32 {
         let mut told = 0;
         while self.state.events.has_next()
-            && self
-                .state
-                .cq(0)
-                .is_some_and(|queue| queue.reachable() && queue.room() > 0)
+            && self.state.cq(0).is_some_and(|queue| queue.reachable() && queue.room() > 0)
         {
             if let Some(cid) = self.state.events.next_aborted() {
                 self.post(bus, 0, cid, Status::ABORT_REQUESTED, 0);
@@ -474,14 +420,11 @@ impl Nvme {
         exempt: u32,
     ) -> Option<u64> {
         let msix = bus.irq.msix_enabled();
-        let next = self
-            .state
-            .vectors
-            .deliver(bus.now_ns, coalescing, exempt, |vector| {
-                if msix {
-                    bus.irq.trigger(vector);
-                }
-            });
+        let next = self.state.vectors.deliver(bus.now_ns, coalescing, exempt, |vector| {
+            if msix {
+                bus.irq.trigger(vector);
+            }
+        });
         self.update_pin(bus);
         next
     }
@@ -514,10 +457,7 @@ impl Nvme {
         let unreachable = |qid: &SubmissionQueue| {
             qid.pending() > 0
                 && !(qid.reachable()
-                    && self
-                        .state
-                        .cq(qid.cqid)
-                        .is_some_and(CompletionQueue::reachable))
+                    && self.state.cq(qid.cqid).is_some_and(CompletionQueue::reachable))
         };
         if !self.state.sqs.iter().flatten().any(unreachable) {
             self.state.unreachable_since = None;
@@ -553,9 +493,7 @@ impl Function for Nvme {
             return;
         }
         let mut changes = Vec::new();
-        self.state
-            .registers
-            .write(offset, data, |_, change| changes.push(change));
+        self.state.registers.write(offset, data, |_, change| changes.push(change));
         for change in changes {
             match change {
                 Change::Configuration(old) => self.configure(bus, old.en(), old.shn()),
@@ -652,12 +590,7 @@ impl Function for Nvme {
         // Pairs with the barrier that the host has between its store and its look at the event
         // index: one of the two sees the other's store.
         fence(Ordering::SeqCst);
-        let news = self
-            .state
-            .sqs
-            .iter()
-            .flatten()
-            .any(|queue| queue.doorbell.has_news(values))
+        let news = self.state.sqs.iter().flatten().any(|queue| queue.doorbell.has_news(values))
             || self
                 .state
                 .cqs

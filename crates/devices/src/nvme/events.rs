@@ -59,10 +59,8 @@ impl Events {
             EVENT_SMART => log::SMART_HEALTH,
             _ => log::ERROR_INFORMATION,
         };
-        let event = AsyncEvent::new()
-            .with_event_type(event_type)
-            .with_info(info)
-            .with_log_page(log_page);
+        let event =
+            AsyncEvent::new().with_event_type(event_type).with_info(info).with_log_page(log_page);
         if !self.waiting.contains(&event) && self.waiting.len() < EVENT_LIMIT {
             self.waiting.push_back(event);
         }
@@ -72,10 +70,7 @@ impl Events {
     /// wait until the host has read the log page.
     pub fn next(&mut self) -> Option<(u16, AsyncEvent)> {
         let masked = self.masked;
-        let at = self
-            .waiting
-            .iter()
-            .position(|event| masked & 1 << event.event_type() == 0)?;
+        let at = self.waiting.iter().position(|event| masked & 1 << event.event_type() == 0)?;
         let cid = self.requests.pop_front()?;
         let event = self.waiting.remove(at)?;
         self.masked |= 1 << event.event_type();
@@ -87,10 +82,7 @@ impl Events {
     pub fn has_next(&self) -> bool {
         !self.aborted.is_empty()
             || !self.requests.is_empty()
-                && self
-                    .waiting
-                    .iter()
-                    .any(|event| self.masked & 1 << event.event_type() == 0)
+                && self.waiting.iter().any(|event| self.masked & 1 << event.event_type() == 0)
     }
 
     /// The host read `log_page` and did not ask to retain the event.
@@ -117,18 +109,12 @@ mod tests {
         events.request(7).unwrap();
         events.request(8).unwrap();
         let (cid, event) = events.next().unwrap();
-        assert_eq!(
-            (cid, event.info(), event.log_page()),
-            (7, 0, log::ERROR_INFORMATION)
-        );
+        assert_eq!((cid, event.info(), event.log_page()), (7, 0, log::ERROR_INFORMATION));
         assert_eq!(events.next(), None, "masked until the log is read");
         events.log_was_read(log::SMART_HEALTH);
         assert!(!events.has_next());
         events.log_was_read(log::ERROR_INFORMATION);
-        assert_eq!(
-            events.next().map(|(cid, event)| (cid, event.info())),
-            Some((8, 1))
-        );
+        assert_eq!(events.next().map(|(cid, event)| (cid, event.info())), Some((8, 1)));
     }
 
     #[test]

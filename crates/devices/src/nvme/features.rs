@@ -44,9 +44,7 @@ impl Default for Features {
             under_temperature: 0,
             error_recovery: 0,
             write_cache: true,
-            queues: NumberOfQueues::new()
-                .with_nsq(IO_QUEUES - 1)
-                .with_ncq(IO_QUEUES - 1),
+            queues: NumberOfQueues::new().with_nsq(IO_QUEUES - 1).with_ncq(IO_QUEUES - 1),
             coalescing: InterruptCoalescing::new(),
             // The admin queue's vector.
             uncoalesced: 1,
@@ -107,10 +105,7 @@ impl Features {
                     return Err(INVALID);
                 }
                 let exempt = self.uncoalesced & 1 << vector != 0;
-                InterruptVectorConfig::new()
-                    .with_iv(vector)
-                    .with_cd(exempt)
-                    .into()
+                InterruptVectorConfig::new().with_iv(vector).with_cd(exempt).into()
             }
             fid::WRITE_ATOMICITY => self.atomicity,
             fid::ASYNC_EVENT_CONFIG => self.events.into(),
@@ -147,11 +142,8 @@ impl Features {
                     return Err(INVALID);
                 }
                 let bit = 1 << config.iv();
-                self.uncoalesced = if config.cd() {
-                    self.uncoalesced | bit
-                } else {
-                    self.uncoalesced & !bit
-                };
+                self.uncoalesced =
+                    if config.cd() { self.uncoalesced | bit } else { self.uncoalesced & !bit };
             }
             fid::WRITE_ATOMICITY => self.atomicity = cdw11 & 1,
             fid::ASYNC_EVENT_CONFIG => {
@@ -192,11 +184,7 @@ impl Features {
 
     /// Whether an I/O submission queue (or completion queue) identifier is one of those granted.
     pub fn grants(&self, qid: u16, completion: bool) -> bool {
-        let last = if completion {
-            self.queues.ncq()
-        } else {
-            self.queues.nsq()
-        };
+        let last = if completion { self.queues.ncq() } else { self.queues.nsq() };
         (1..=last + 1).contains(&qid)
     }
 
@@ -236,10 +224,7 @@ mod tests {
         for (feature, value) in cases {
             assert_eq!(features.set(feature, value), Ok(0), "{feature:#x}");
             assert_eq!(features.get(feature, value), Ok(value), "{feature:#x}");
-            assert!(
-                supported(feature, true).unwrap().changeable(),
-                "{feature:#x}"
-            );
+            assert!(supported(feature, true).unwrap().changeable(), "{feature:#x}");
         }
     }
 
@@ -256,11 +241,7 @@ mod tests {
             (0x03, 0),
             (0xff, 0),
         ] {
-            assert_eq!(
-                features.set(feature, value),
-                Err(INVALID),
-                "{feature:#x} {value:#x}"
-            );
+            assert_eq!(features.set(feature, value), Err(INVALID), "{feature:#x} {value:#x}");
         }
         assert_eq!(features, Features::default());
     }
@@ -268,17 +249,11 @@ mod tests {
     #[test]
     fn the_number_of_queues_is_what_was_asked_at_most_what_there_is() {
         let mut features = Features::default();
-        assert_eq!(
-            features.set(fid::NUMBER_OF_QUEUES, 3 | 1 << 16),
-            Ok(3 | 1 << 16)
-        );
+        assert_eq!(features.set(fid::NUMBER_OF_QUEUES, 3 | 1 << 16), Ok(3 | 1 << 16));
         assert!(features.grants(4, false) && !features.grants(5, false));
         assert!(features.grants(2, true) && !features.grants(3, true) && !features.grants(0, true));
         let most = u32::from(IO_QUEUES - 1);
-        assert_eq!(
-            features.set(fid::NUMBER_OF_QUEUES, 0xfffe_fffe),
-            Ok(most | most << 16)
-        );
+        assert_eq!(features.set(fid::NUMBER_OF_QUEUES, 0xfffe_fffe), Ok(most | most << 16));
     }
 
     #[test]
@@ -289,9 +264,7 @@ mod tests {
         assert!(features.is_temperature_beyond(300));
         features.set(fid::TEMPERATURE_THRESHOLD, 400).unwrap();
         let under = TemperatureThreshold::new().with_tmpth(310).with_thsel(1);
-        features
-            .set(fid::TEMPERATURE_THRESHOLD, under.into())
-            .unwrap();
+        features.set(fid::TEMPERATURE_THRESHOLD, under.into()).unwrap();
         assert!(features.is_temperature_beyond(300));
     }
 }

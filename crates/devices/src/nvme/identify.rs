@@ -66,9 +66,8 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 
 /// FNV-1a with 64 bits: a name for a text, not a secret.
 fn fnv(seed: u64, text: &str) -> u64 {
-    text.bytes().fold(seed, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    text.bytes()
+        .fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// A version 8 UUID (RFC 9562, section 5.8) that depends on `text` alone.
@@ -91,10 +90,7 @@ impl Identity {
             serial: padded(&config.serial),
             model: padded(&config.model),
             uuid: uuid(&format!("{}/{}", config.model, config.serial)),
-            geometry: Geometry {
-                block_shift,
-                blocks: capacity >> block_shift,
-            },
+            geometry: Geometry { block_shift, blocks: capacity >> block_shift },
             volatile_cache,
         }
     }
@@ -140,12 +136,7 @@ impl Identity {
             | id::ONCS_WRITE_ZEROES
             | id::ONCS_SAVE_SELECT
             | id::ONCS_VERIFY;
-        data.vwc = id::VWC_FLUSH_ALL
-            | if self.volatile_cache {
-                id::VWC_PRESENT
-            } else {
-                0
-            };
+        data.vwc = id::VWC_FLUSH_ALL | if self.volatile_cache { id::VWC_PRESENT } else { 0 };
         data.sgls = id::SGLS_SUPPORTED | id::SGLS_BIT_BUCKET | id::SGLS_EXCESS_LENGTH;
         let nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.uuid_text());
         data.subnqn[..nqn.len()].copy_from_slice(nqn.as_bytes());
@@ -169,10 +160,7 @@ impl Identity {
     /// CNS 00h.
     pub fn namespace(&self) -> IdentifyNamespace {
         let mut data = IdentifyNamespace::new_zeroed();
-        let Geometry {
-            block_shift,
-            blocks,
-        } = self.geometry;
+        let Geometry { block_shift, blocks } = self.geometry;
         data.nsze = blocks;
         data.ncap = blocks;
         data.nuse = blocks;
@@ -184,11 +172,7 @@ impl Identity {
         data.npdg = preferred;
         data.npda = preferred;
         data.nows = ((MAX_TRANSFER >> block_shift) - 1) as u16;
-        data.lbaf[0] = LbaFormat {
-            ms: 0,
-            lbads: block_shift,
-            rp: 0,
-        };
+        data.lbaf[0] = LbaFormat { ms: 0, lbads: block_shift, rp: 0 };
         data
     }
 

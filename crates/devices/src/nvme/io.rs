@@ -69,8 +69,7 @@ impl Nvme {
         direction: Direction,
     ) -> Result<(), Status> {
         let page = self.state.registers.page_size();
-        self.transfer
-            .parse(bus.dma, sqe, length as usize, page, true, direction)
+        self.transfer.parse(bus.dma, sqe, length as usize, page, true, direction)
     }
 
     /// Read (section 6.9). With FUA, what the cache has of the range is written back first or,
@@ -80,21 +79,14 @@ impl Nvme {
         let Extent { offset, length } = self.data_extent(sqe)?;
         self.parse(bus, sqe, length, Direction::ToHost)?;
         let slices = self.transfer.resolve(bus.dma)?;
-        let attempt = self.backing.attempt(&Request::Read {
-            offset,
-            into: slices.as_slice(),
-        });
+        let attempt = self.backing.attempt(&Request::Read { offset, into: slices.as_slice() });
         drop(slices);
         let fua = RwCdw12::from(sqe.cdw12).fua();
         match attempt {
             Attempt::Done(Err(error)) => Err(error.into()),
             Attempt::Done(Ok(())) => {
                 self.state.logs.count_read(length);
-                if fua {
-                    self.flush(sq, sqe)
-                } else {
-                    Ok(Outcome::DONE)
-                }
+                if fua { self.flush(sq, sqe) } else { Ok(Outcome::DONE) }
             }
             Attempt::WouldBlock => {
                 let into = self.transfer.pin(bus.dma)?;
@@ -116,11 +108,7 @@ impl Nvme {
         let durable = self.must_be_durable(sqe);
         let slices = self.transfer.resolve(bus.dma)?;
         let from = slices.as_slice();
-        let attempt = self.backing.attempt(&Request::Write {
-            offset,
-            from,
-            durable,
-        });
+        let attempt = self.backing.attempt(&Request::Write { offset, from, durable });
         drop(slices);
         match attempt {
             Attempt::Done(result) => {
@@ -131,11 +119,7 @@ impl Nvme {
             Attempt::WouldBlock => {
                 let from = self.transfer.pin(bus.dma)?;
                 self.state.logs.count_write(length);
-                let steps = Steps::from([Request::Write {
-                    offset,
-                    from,
-                    durable,
-                }]);
+                let steps = Steps::from([Request::Write { offset, from, durable }]);
                 Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
             }
         }
@@ -161,10 +145,7 @@ impl Nvme {
         self.state.logs.count_read(length);
         let comparison = Comparison { host, drive };
         let into = comparison.drive.whole();
-        match self.backing.attempt(&Request::Read {
-            offset,
-            into: &[into],
-        }) {
+        match self.backing.attempt(&Request::Read { offset, into: &[into] }) {
             Attempt::Done(result) => {
                 result?;
                 comparison.check()?;
@@ -180,19 +161,13 @@ impl Nvme {
     /// Verify (section 6.14): reads and moves nothing. Its length is not bound by MDTS, so it is
     /// read in pieces.
     fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
-        let Extent {
-            mut offset,
-            mut length,
-        } = self.extent(sqe)?;
+        let Extent { mut offset, mut length } = self.extent(sqe)?;
         let mut steps = Steps::new();
         while length > 0 {
             let piece = length.min(MAX_TRANSFER);
             let (memory, read) = scratch(offset, piece)?;
             let into = memory.whole();
-            match self.backing.attempt(&Request::Read {
-                offset,
-                into: &[into],
-            }) {
+            match self.backing.attempt(&Request::Read { offset, into: &[into] }) {
                 Attempt::Done(result) => result?,
                 Attempt::WouldBlock => steps.push_back(read),
             }
@@ -209,11 +184,7 @@ impl Nvme {
     fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
         let Extent { offset, length } = self.extent(sqe)?;
         let deallocate = RwCdw12::from(sqe.cdw12).deac();
-        let mut steps = Steps::from([Request::Zero {
-            offset,
-            length,
-            deallocate,
-        }]);
+        let mut steps = Steps::from([Request::Zero { offset, length, deallocate }]);
         if self.must_be_durable(sqe) {
             steps.push_back(Request::Flush);
         }
@@ -236,17 +207,10 @@ impl Nvme {
         }
         let mut steps = Steps::with_capacity(count);
         for range in &ranges[..count] {
-            let found = self
-                .identity
-                .geometry
-                .range(range.slba, u64::from(range.nlb));
+            let found = self.identity.geometry.range(range.slba, u64::from(range.nlb));
             let (offset, length) = found.ok_or(Status::LBA_OUT_OF_RANGE.do_not_retry())?;
             if length > 0 {
-                steps.push_back(Request::Zero {
-                    offset,
-                    length,
-                    deallocate: true,
-                });
+                steps.push_back(Request::Zero { offset, length, deallocate: true });
             }
         }
         if !self.state.features.write_cache() {
@@ -260,15 +224,13 @@ impl Nvme {
         while let Some(step) = steps.front() {
             let attempt = match step {
                 Request::Flush => self.backing.attempt(&Request::Flush),
-                Request::Zero {
-                    offset,
-                    length,
-                    deallocate,
-                } => self.backing.attempt(&Request::Zero {
-                    offset: *offset,
-                    length: *length,
-                    deallocate: *deallocate,
-                }),
+                Request::Zero { offset, length, deallocate } => {
+                    self.backing.attempt(&Request::Zero {
+                        offset: *offset,
+                        length: *length,
+                        deallocate: *deallocate,
+                    })
+                }
                 Request::Read { .. } | Request::Write { .. } => Attempt::WouldBlock,
             };
             match attempt {
@@ -286,11 +248,7 @@ impl Nvme {
         let (Some(first), Some(background)) = (first, self.backing.background()) else {
             return Outcome::failed(Status::INTERNAL_ERROR);
         };
-        let tag = self.state.jobs.insert(Job {
-            owner,
-            rest: steps,
-            finish,
-        });
+        let tag = self.state.jobs.insert(Job { owner, rest: steps, finish });
         background.start(tag, first);
         Outcome::Background
     }

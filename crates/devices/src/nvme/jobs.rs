@@ -57,11 +57,7 @@ impl Comparison {
         let mut at = 0;
         for host in &self.host {
             let host = host.get();
-            let drive = self
-                .drive
-                .whole()
-                .part(at, host.len())
-                .ok_or(Status::INTERNAL_ERROR)?;
+            let drive = self.drive.whole().part(at, host.len()).ok_or(Status::INTERNAL_ERROR)?;
             if !equal(host, drive) {
                 return Err(Status::COMPARE_FAILURE);
             }

@@ -36,10 +36,7 @@ pub struct Logs {
 impl Logs {
     /// Empty logs; the power-on time counts from `now_ns`.
     pub fn new(now_ns: u64) -> Self {
-        Logs {
-            since_ns: now_ns,
-            ..Logs::default()
-        }
+        Logs { since_ns: now_ns, ..Logs::default() }
     }
 
     /// A read or compare moved `bytes`.
@@ -71,11 +68,7 @@ impl Logs {
             cid,
             status: status.0 << 1,
             parameter_location: NO_LOCATION,
-            lba: if sq_id > 0 {
-                sqe.map_or(0, Sqe::slba)
-            } else {
-                0
-            },
+            lba: if sq_id > 0 { sqe.map_or(0, Sqe::slba) } else { 0 },
             nsid: sqe.map_or(0, |sqe| sqe.nsid),
             ..ErrorEntry::default()
         });
@@ -84,10 +77,7 @@ impl Logs {
     /// The Error Information log: the newest entry first, all entries there can be.
     pub fn error_information(&self) -> Vec<u8> {
         let mut page = vec![0; ERROR_ENTRIES * size_of::<ErrorEntry>()];
-        for (slot, entry) in page
-            .chunks_exact_mut(size_of::<ErrorEntry>())
-            .zip(&self.errors)
-        {
+        for (slot, entry) in page.chunks_exact_mut(size_of::<ErrorEntry>()).zip(&self.errors) {
             slot.copy_from_slice(entry.as_bytes());
         }
         page
@@ -143,19 +133,10 @@ pub fn commands_supported() -> CommandsSupported {
     for opcode in ADMIN_COMMANDS {
         page.admin[usize::from(opcode as u8)] = EFFECT_SUPPORTED;
     }
-    for opcode in [
-        IoOpcode::Flush,
-        IoOpcode::Read,
-        IoOpcode::Compare,
-        IoOpcode::Verify,
-    ] {
+    for opcode in [IoOpcode::Flush, IoOpcode::Read, IoOpcode::Compare, IoOpcode::Verify] {
         page.io[usize::from(opcode as u8)] = EFFECT_SUPPORTED;
     }
-    for opcode in [
-        IoOpcode::Write,
-        IoOpcode::WriteZeroes,
-        IoOpcode::DatasetManagement,
-    ] {
+    for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes, IoOpcode::DatasetManagement] {
         page.io[usize::from(opcode as u8)] = EFFECT_SUPPORTED | EFFECT_LOGICAL_BLOCK_CHANGE;
     }
     page

@@ -25,12 +25,7 @@ struct Ring {
 
 impl Ring {
     fn new(dma: &DmaSpace, base: u64, length: usize, access: Access) -> Ring {
-        let mut ring = Ring {
-            base,
-            length,
-            access,
-            memory: None,
-        };
+        let mut ring = Ring { base, length, access, memory: None };
         ring.resolve(dma);
         ring
     }
@@ -51,11 +46,7 @@ fn advance(index: u16, by: u16, size: u16) -> u16 {
 /// Entries from `from` up to `to` in a ring of `size`.
 #[inline]
 fn distance(from: u16, to: u16, size: u16) -> u16 {
-    if to >= from {
-        to - from
-    } else {
-        size - from + to
-    }
+    if to >= from { to - from } else { size - from + to }
 }
 
 /// A submission queue.
@@ -76,14 +67,7 @@ impl SubmissionQueue {
     /// A queue of `size` entries (at least 2) at `base`.
     pub fn new(dma: &DmaSpace, id: u16, cqid: u16, base: u64, size: u16) -> Self {
         let ring = Ring::new(dma, base, usize::from(size) * SQE_SIZE, Access::READ);
-        SubmissionQueue {
-            id,
-            cqid,
-            size,
-            head: 0,
-            doorbell: Doorbell::new(size),
-            ring,
-        }
+        SubmissionQueue { id, cqid, size, head: 0, doorbell: Doorbell::new(size), ring }
     }
 
     /// Looks up the ring's memory again.
@@ -116,10 +100,7 @@ impl SubmissionQueue {
         };
         let until_end = count.min(self.size - self.head);
         let part = |first: u16, entries: u16| {
-            memory.get().part(
-                usize::from(first) * SQE_SIZE,
-                usize::from(entries) * SQE_SIZE,
-            )
+            memory.get().part(usize::from(first) * SQE_SIZE, usize::from(entries) * SQE_SIZE)
         };
         if let Some(lines) = part(self.head, until_end) {
             lines.prefetch();
@@ -134,11 +115,7 @@ impl SubmissionQueue {
     #[inline]
     pub fn peek(&self, ahead: u16) -> Option<Sqe> {
         let index = advance(self.head, ahead, self.size);
-        self.ring
-            .memory
-            .as_ref()?
-            .get()
-            .read_obj(usize::from(index) * SQE_SIZE)
+        self.ring.memory.as_ref()?.get().read_obj(usize::from(index) * SQE_SIZE)
     }
 
     /// Fetches the next entry. `None` when the ring's memory cannot be reached.
@@ -220,9 +197,7 @@ impl CompletionQueue {
     /// Entries free for commands that have not started yet.
     #[inline]
     pub fn room(&self) -> u16 {
-        (self.size - 1)
-            .saturating_sub(self.used())
-            .saturating_sub(self.reserved)
+        (self.size - 1).saturating_sub(self.used()).saturating_sub(self.reserved)
     }
 
     /// Whether `head` is a value that the host's doorbell may take: it cannot run ahead of the

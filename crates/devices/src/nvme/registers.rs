@@ -59,10 +59,7 @@ const TABLE: [(u64, Dword); 12] = [
 ];
 
 fn find(offset: u64) -> Option<Dword> {
-    TABLE
-        .iter()
-        .find(|(at, _)| *at == offset)
-        .map(|(_, dword)| *dword)
+    TABLE.iter().find(|(at, _)| *at == offset).map(|(_, dword)| *dword)
 }
 
 /// The values of the registers.
@@ -210,9 +207,7 @@ mod tests {
             let mut data = vec![0; length];
             registers.read(offset::VS, &mut data);
             assert!(data.iter().all(|byte| *byte == 0), "{length} bytes");
-            registers.write(offset::AQA, &vec![0xff; length], |_, _| {
-                panic!("no change expected")
-            });
+            registers.write(offset::AQA, &vec![0xff; length], |_, _| panic!("no change expected"));
         }
         let mut unaligned = [0; 4];
         registers.read(offset::VS + 2, &mut unaligned);
@@ -224,11 +219,7 @@ mod tests {
     #[test]
     fn eight_byte_accesses_span_two_dwords() {
         let mut registers = Registers::default();
-        registers.write(
-            offset::ASQ,
-            &0x1234_5678_9abc_d000u64.to_le_bytes(),
-            |_, _| {},
-        );
+        registers.write(offset::ASQ, &0x1234_5678_9abc_d000u64.to_le_bytes(), |_, _| {});
         assert_eq!(registers.asq, 0x1234_5678_9abc_d000);
         registers.write(offset::ACQ + 4, &7u32.to_le_bytes(), |_, _| {});
         assert_eq!(registers.acq, 7 << 32);
@@ -238,26 +229,17 @@ mod tests {
         let mut seen = Vec::new();
         let both = [0xf0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
         registers.write(offset::INTMC, &both, |_, change| seen.push(change));
-        assert_eq!(
-            seen,
-            [Change::InterruptMask, Change::Configuration(Cc::new())]
-        );
+        assert_eq!(seen, [Change::InterruptMask, Change::Configuration(Cc::new())]);
     }
 
     #[test]
     fn admin_queue_registers_hold_still_while_enabled() {
-        let mut registers = Registers {
-            asq: 0x1000,
-            ..Registers::default()
-        };
+        let mut registers = Registers { asq: 0x1000, ..Registers::default() };
         registers.cc.set_en(true);
         registers.write(offset::ASQ, &[0xff; 8], |_, _| {});
         registers.write(offset::AQA, &[0xff; 4], |_, _| {});
         assert_eq!((registers.asq, u32::from(registers.aqa)), (0x1000, 0));
         registers.write(offset::CAP, &[0; 8], |_, _| panic!("read only"));
-        assert_eq!(
-            read4(&registers, offset::CAP + 4),
-            (u64::from(capabilities()) >> 32) as u32
-        );
+        assert_eq!(read4(&registers, offset::CAP + 4), (u64::from(capabilities()) >> 32) as u32);
     }
 }

@@ -35,22 +35,14 @@ impl ShadowPages {
     /// The pages at these addresses, `length` bytes each.
     pub fn new(dma: &DmaSpace, values: u64, events: u64, length: usize) -> Self {
         let addresses = [values, events];
-        let mut pages = ShadowPages {
-            addresses,
-            length,
-            values: None,
-            events: None,
-        };
+        let mut pages = ShadowPages { addresses, length, values: None, events: None };
         pages.resolve(dma);
         pages
     }
 
     /// Looks up the pages' memory again. They are used only when both can be reached.
     pub fn resolve(&mut self, dma: &DmaSpace) {
-        let pin = |address| {
-            dma.pin(address, self.length, Access::READ | Access::WRITE)
-                .ok()
-        };
+        let pin = |address| dma.pin(address, self.length, Access::READ | Access::WRITE).ok();
         let [values, events] = self.addresses.map(pin);
         (self.values, self.events) = match (values, events) {
             (Some(values), Some(events)) => (Some(values), Some(events)),
@@ -168,10 +160,7 @@ impl Doorbell {
         let (Some(slot), Some(values)) = (self.slot, values) else {
             return false;
         };
-        values
-            .get()
-            .load_u32(slot, Ordering::Acquire)
-            .is_some_and(|raw| raw != self.raw)
+        values.get().load_u32(slot, Ordering::Acquire).is_some_and(|raw| raw != self.raw)
     }
 
     /// Publishes the event index so that the next store rings. The caller then issues a full
@@ -189,11 +178,7 @@ impl Doorbell {
         if self.slot.is_some() && (self.armed || self.is_stale(consumed)) {
             self.armed = false;
             self.away_from = consumed;
-            let behind = if consumed == 0 {
-                self.size - 1
-            } else {
-                consumed - 1
-            };
+            let behind = if consumed == 0 { self.size - 1 } else { consumed - 1 };
             self.publish(behind, events);
         }
     }
@@ -218,9 +203,7 @@ impl Doorbell {
         if let (Some(slot), Some(events)) = (self.slot, events)
             && self.event_index != Some(event_index)
         {
-            events
-                .get()
-                .store_u32(slot, u32::from(event_index), Ordering::Release);
+            events.get().store_u32(slot, u32::from(event_index), Ordering::Release);
             self.event_index = Some(event_index);
         }
     }

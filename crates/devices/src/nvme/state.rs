@@ -133,11 +133,7 @@ impl State {
     /// Whether polling sees work that nothing else announces.
     #[inline]
     pub fn is_polled(&self) -> bool {
-        self.active.len() > 1
-            && self
-                .shadow
-                .as_ref()
-                .is_some_and(|pages| pages.values.is_some())
+        self.active.len() > 1 && self.shadow.as_ref().is_some_and(|pages| pages.values.is_some())
     }
 
     /// Looks up the memory of queues and shadow pages again.

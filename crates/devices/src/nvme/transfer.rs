@@ -143,12 +143,7 @@ impl Transfer {
                     .walk(address, run.length, access, push)
                     .map_err(|_| Status::DATA_TRANSFER_ERROR)?,
                 Place::Bucket => {
-                    push(
-                        self.bucket
-                            .whole()
-                            .part(0, run.length)
-                            .ok_or(Status::INTERNAL_ERROR)?,
-                    );
+                    push(self.bucket.whole().part(0, run.length).ok_or(Status::INTERNAL_ERROR)?);
                 }
             }
         }
@@ -174,14 +169,11 @@ impl Transfer {
                 Place::Host(address) => {
                     let mut at = address;
                     let mut lengths = Vec::new();
-                    dma.walk(address, run.length, access, |slice| {
-                        lengths.push(slice.len())
-                    })
-                    .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+                    dma.walk(address, run.length, access, |slice| lengths.push(slice.len()))
+                        .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
                     for length in lengths {
-                        let slice = dma
-                            .pin(at, length, access)
-                            .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+                        let slice =
+                            dma.pin(at, length, access).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
                         pinned.push(slice);
                         at += length as u64;
                     }
@@ -284,18 +276,14 @@ impl Transfer {
 
     /// Reads PRP entries at `list`; returns the address after them.
     fn read_list(&self, dma: &DmaSpace, list: u64, out: &mut [u64]) -> Result<u64, Status> {
-        dma.read(list, out.as_mut_bytes())
-            .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+        dma.read(list, out.as_mut_bytes()).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
         Ok(list.saturating_add((out.len() * PRP_SIZE) as u64))
     }
 
     /// Section 4.4: the command holds one descriptor, of the data or of a segment with more. The
     /// descriptors may describe more than the data, not less.
     fn sgl(&mut self, dma: &DmaSpace, sqe: &Sqe, length: usize) -> Result<(), Status> {
-        let mut parser = SglParser {
-            rest: length,
-            descriptors: 0,
-        };
+        let mut parser = SglParser { rest: length, descriptors: 0 };
         let first: SglDescriptor = zerocopy::transmute!(sqe.dptr);
         let mut segment = match first.kind() {
             Some(SglType::Segment | SglType::LastSegment) => Some(first),

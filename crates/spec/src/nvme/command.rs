@@ -255,43 +255,22 @@ mod tests {
 
     #[test]
     fn a_command_reads_back_from_its_bytes() {
-        let mut sqe = Sqe {
-            nsid: 1,
-            cdw10: 0x5566_7788,
-            cdw11: 0x1122_3344,
-            ..Sqe::default()
-        };
+        let mut sqe = Sqe { nsid: 1, cdw10: 0x5566_7788, cdw11: 0x1122_3344, ..Sqe::default() };
         sqe.cdw0 = Cdw0::new().with_opcode(2).with_psdt(1).with_cid(0xabcd);
         let bytes = sqe.as_bytes();
         assert_eq!(bytes[..8], [2, 0x40, 0xcd, 0xab, 1, 0, 0, 0]);
-        assert_eq!(
-            bytes[40..48],
-            [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]
-        );
+        assert_eq!(bytes[40..48], [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
         assert_eq!(sqe.slba(), 0x1122_3344_5566_7788);
         assert_eq!(Sqe::read_from_bytes(bytes).unwrap(), sqe);
     }
 
     #[test]
     fn dword_fields_lie_where_the_specification_puts_them() {
-        let rw = RwCdw12::new()
-            .with_nlb(7)
-            .with_deac(true)
-            .with_fua(true)
-            .with_lr(true);
+        let rw = RwCdw12::new().with_nlb(7).with_deac(true).with_fua(true).with_lr(true);
         assert_eq!(u32::from(rw), 7 | 1 << 25 | 1 << 30 | 1 << 31);
-        assert_eq!(
-            u32::from(CreateSqCdw11::new().with_pc(true).with_cqid(9)),
-            1 | 9 << 16
-        );
-        assert_eq!(
-            u32::from(FeaturesCdw10::new().with_sel(3).with_sv(true)),
-            3 << 8 | 1 << 31
-        );
-        assert_eq!(
-            u32::from(LogCdw10::new().with_rae(true).with_numdl(2)),
-            1 << 15 | 2 << 16
-        );
+        assert_eq!(u32::from(CreateSqCdw11::new().with_pc(true).with_cqid(9)), 1 | 9 << 16);
+        assert_eq!(u32::from(FeaturesCdw10::new().with_sel(3).with_sv(true)), 3 << 8 | 1 << 31);
+        assert_eq!(u32::from(LogCdw10::new().with_rae(true).with_numdl(2)), 1 << 15 | 2 << 16);
         assert_eq!(u32::from(DsmCdw11::new().with_ad(true)), 4);
     }
 }

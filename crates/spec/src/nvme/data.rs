@@ -59,12 +59,7 @@ impl SglDescriptor {
             SglType::Segment => 0x20,
             SglType::LastSegment => 0x30,
         };
-        SglDescriptor {
-            address,
-            length,
-            reserved: [0; 3],
-            identifier,
-        }
+        SglDescriptor { address, length, reserved: [0; 3], identifier }
     }
 }
 

@@ -161,35 +161,13 @@ mod tests {
 
     #[test]
     fn fields_lie_where_the_specification_puts_them() {
-        let cap = Cap::new()
-            .with_mqes(0x3ff)
-            .with_cqr(true)
-            .with_to(20)
-            .with_dstrd(4)
-            .with_css(1);
-        assert_eq!(
-            u64::from(cap),
-            0x3ff | 1 << 16 | 20 << 24 | 4 << 32 | 1 << 37
-        );
-        assert_eq!(
-            u64::from(Cap::new().with_mpsmin(1).with_mpsmax(4)),
-            1 << 48 | 4 << 52
-        );
-        let cc = Cc::new()
-            .with_en(true)
-            .with_mps(2)
-            .with_shn(1)
-            .with_iosqes(6)
-            .with_iocqes(4);
+        let cap = Cap::new().with_mqes(0x3ff).with_cqr(true).with_to(20).with_dstrd(4).with_css(1);
+        assert_eq!(u64::from(cap), 0x3ff | 1 << 16 | 20 << 24 | 4 << 32 | 1 << 37);
+        assert_eq!(u64::from(Cap::new().with_mpsmin(1).with_mpsmax(4)), 1 << 48 | 4 << 52);
+        let cc = Cc::new().with_en(true).with_mps(2).with_shn(1).with_iosqes(6).with_iocqes(4);
         assert_eq!(u32::from(cc), 1 | 2 << 7 | 1 << 14 | 6 << 16 | 4 << 20);
-        assert_eq!(
-            u32::from(Csts::new().with_cfs(true).with_shst(2)),
-            1 << 1 | 2 << 2
-        );
-        assert_eq!(
-            u32::from(Aqa::new().with_asqs(31).with_acqs(63)),
-            31 | 63 << 16
-        );
+        assert_eq!(u32::from(Csts::new().with_cfs(true).with_shst(2)), 1 << 1 | 2 << 2);
+        assert_eq!(u32::from(Aqa::new().with_asqs(31).with_acqs(63)), 31 | 63 << 16);
     }
 
     #[test]

@@ -147,13 +147,7 @@ impl fmt::Debug for Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} (SCT {}h, SC {:02X}h)",
-            self.name(),
-            self.sct(),
-            self.sc()
-        )
+        write!(f, "{} (SCT {}h, SC {:02X}h)", self.name(), self.sct(), self.sc())
     }
 }
 

@@ -61,12 +61,7 @@ enum Kind {
     Read,
     Write,
     Flush,
-    Zero {
-        offset: u64,
-        length: u64,
-        deallocate: bool,
-        by: ZeroBy,
-    },
+    Zero { offset: u64, length: u64, deallocate: bool, by: ZeroBy },
 }
 
 impl FileBacking {
@@ -89,9 +84,7 @@ impl FileBacking {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                return Err(NvmeError::InUse {
-                    path: path.to_owned(),
-                });
+                return Err(NvmeError::InUse { path: path.to_owned() });
             }
             Err(cause) => return Err(fail("cannot lock")(cause.into())),
         }
@@ -149,28 +142,13 @@ impl FileBacking {
     }
 
     fn start_zero(&mut self, tag: u32, offset: u64, length: u64, deallocate: bool, by: ZeroBy) {
-        self.started.push((
-            tag,
-            Kind::Zero {
-                offset,
-                length,
-                deallocate,
-                by,
-            },
-        ));
+        self.started.push((tag, Kind::Zero { offset, length, deallocate, by }));
         let mode = match by {
             ZeroBy::Range => libc::FALLOC_FL_ZERO_RANGE,
             ZeroBy::Hole | ZeroBy::Writing => libc::FALLOC_FL_PUNCH_HOLE,
         };
         let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-        self.ring.start(
-            tag,
-            Operation::Allocate {
-                mode,
-                offset,
-                length,
-            },
-        );
+        self.ring.start(tag, Operation::Allocate { mode, offset, length });
     }
 
     /// Sorts out what io_uring reported; a way of zeroing that is not supported leads to the next.
@@ -185,15 +163,7 @@ impl FileBacking {
                 Failure::Short => Errno::IO,
             });
             match (kind, result) {
-                (
-                    Kind::Zero {
-                        offset,
-                        length,
-                        deallocate,
-                        by,
-                    },
-                    Err(Errno::OPNOTSUPP),
-                ) => {
+                (Kind::Zero { offset, length, deallocate, by }, Err(Errno::OPNOTSUPP)) => {
                     self.zero_otherwise(tag, offset, length, deallocate, by, finished);
                     continue;
                 }
@@ -245,18 +215,12 @@ impl Backing for FileBacking {
     fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt {
         match request {
             Request::Read { offset, into } => self.read(*offset, into),
-            Request::Write {
-                offset,
-                from,
-                durable,
-            } => self.write(*offset, from, *durable),
+            Request::Write { offset, from, durable } => self.write(*offset, from, *durable),
             Request::Flush if !self.dirty => Attempt::Done(Ok(())),
             Request::Flush => Attempt::WouldBlock,
-            Request::Zero {
-                offset,
-                length,
-                deallocate: false,
-            } if self.zero_by == ZeroBy::Writing => {
+            Request::Zero { offset, length, deallocate: false }
+                if self.zero_by == ZeroBy::Writing =>
+            {
                 self.dirty = true;
                 Attempt::Done(write_zeroes(self.ring.file(), *offset, *length))
             }
@@ -278,26 +242,13 @@ impl Background for FileBacking {
         let (kind, operation) = match request {
             Request::Read { offset, into } => (
                 Kind::Read,
-                Operation::Transfer {
-                    way: Way::Read,
-                    offset,
-                    buffers: into,
-                    flags: 0,
-                },
+                Operation::Transfer { way: Way::Read, offset, buffers: into, flags: 0 },
             ),
-            Request::Write {
-                offset,
-                from,
-                durable,
-            } => {
+            Request::Write { offset, from, durable } => {
                 self.dirty = true;
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                let operation = Operation::Transfer {
-                    way: Way::Write,
-                    offset,
-                    buffers: from,
-                    flags,
-                };
+                let operation =
+                    Operation::Transfer { way: Way::Write, offset, buffers: from, flags };
                 (Kind::Write, operation)
             }
             Request::Flush => {
@@ -305,17 +256,9 @@ impl Background for FileBacking {
                 self.dirty = false;
                 (Kind::Flush, Operation::DataSync)
             }
-            Request::Zero {
-                offset,
-                length,
-                deallocate,
-            } => {
+            Request::Zero { offset, length, deallocate } => {
                 self.dirty = true;
-                let by = if deallocate {
-                    ZeroBy::Hole
-                } else {
-                    self.zero_by
-                };
+                let by = if deallocate { ZeroBy::Hole } else { self.zero_by };
                 return self.start_zero(tag, offset, length, deallocate, by);
             }
         };
@@ -361,21 +304,13 @@ fn size_up(file: &mut File, size: u64, block_size: u32) -> io::Result<u64> {
         file.set_len(size)?;
         return Ok(size);
     }
-    let fits = if kind.is_file() {
-        size == there
-    } else {
-        size <= there
-    };
+    let fits = if kind.is_file() { size == there } else { size <= there };
     if size > 0 && !fits {
         let text =
             format!("it has {there} bytes, the drive is to have {size}; give size = {there}");
         return Err(io::Error::other(text));
     }
-    let capacity = if size > 0 {
-        size
-    } else {
-        there - there % u64::from(block_size)
-    };
+    let capacity = if size > 0 { size } else { there - there % u64::from(block_size) };
     if capacity == 0 {
         return Err(io::Error::other("it is empty; give the drive a size"));
     }
@@ -386,10 +321,7 @@ fn size_up(file: &mut File, size: u64, block_size: u32) -> io::Result<u64> {
 /// knows them.
 fn probe(file: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let kind = rustix::fs::fstatfs(file)?;
-    #[allow(
-        clippy::unnecessary_cast,
-        reason = "f_type differs between architectures"
-    )]
+    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
     if MEMORY_FILE_SYSTEMS.contains(&(kind.f_type as i64)) {
         return Ok(Some(0));
     }

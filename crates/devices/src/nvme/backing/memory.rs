@@ -26,16 +26,11 @@ impl MemoryBacking {
     /// # Errors
     /// When the system has no memory or descriptors left.
     pub fn new(capacity: u64) -> Result<Self, RegionError> {
-        Ok(MemoryBacking {
-            memory: SharedMemory::create("nvme", capacity)?,
-            capacity,
-        })
+        Ok(MemoryBacking { memory: SharedMemory::create("nvme", capacity)?, capacity })
     }
 
     fn data(&self, offset: u64, length: usize) -> Option<DmaSlice<'_>> {
-        self.memory
-            .whole()
-            .part(usize::try_from(offset).ok()?, length)
+        self.memory.whole().part(usize::try_from(offset).ok()?, length)
     }
 
     fn zero(&self, offset: u64, length: u64) -> Result<(), MediaError> {

@@ -138,10 +138,8 @@ pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
     Ok(match &config.backing {
         BackingConfig::Memory => Box::new(memory::MemoryBacking::new(config.size)?),
         BackingConfig::Null => Box::new(null::NullBacking::new(config.size)),
-        BackingConfig::File(path) => Box::new(file::FileBacking::open(
-            path,
-            config.size,
-            config.block_size,
-        )?),
+        BackingConfig::File(path) => {
+            Box::new(file::FileBacking::open(path, config.size, config.block_size)?)
+        }
     })
 }

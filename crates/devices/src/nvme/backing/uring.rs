@@ -76,9 +76,7 @@ pub struct Uring {
 
 impl std::fmt::Debug for Uring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Uring")
-            .field("in_flight", &self.in_flight)
-            .finish_non_exhaustive()
+        f.debug_struct("Uring").field("in_flight", &self.in_flight).finish_non_exhaustive()
     }
 }
 
@@ -90,16 +88,8 @@ impl Uring {
     pub fn new(file: OwnedFd) -> std::io::Result<Uring> {
         let ring = IoUring::new(ENTRIES)?;
         let event = Event::new()?;
-        ring.submitter()
-            .register_eventfd(event.as_fd().as_raw_fd())?;
-        Ok(Uring {
-            ring,
-            file,
-            event,
-            slots: Vec::new(),
-            free: Vec::new(),
-            in_flight: 0,
-        })
+        ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
+        Ok(Uring { ring, file, event, slots: Vec::new(), free: Vec::new(), in_flight: 0 })
     }
 
     /// The file.
@@ -120,12 +110,7 @@ impl Uring {
             }
             _ => Vec::new(),
         };
-        let slot = Slot {
-            tag,
-            operation,
-            rest,
-            first: 0,
-        };
+        let slot = Slot { tag, operation, rest, first: 0 };
         let index = self.free.pop().unwrap_or(self.slots.len());
         if index == self.slots.len() {
             self.slots.push(None);
@@ -139,9 +124,7 @@ impl Uring {
         let Some(slot) = &self.slots[index] else {
             return;
         };
-        let entry = slot
-            .entry(types::Fd(self.file.as_raw_fd()))
-            .user_data(index as u64);
+        let entry = slot.entry(types::Fd(self.file.as_raw_fd())).user_data(index as u64);
         loop {
             // SAFETY: the buffers that `entry` names are mapped and its iovec list is unchanged
             // until the slot is taken out, which happens after its completion.
@@ -224,9 +207,7 @@ impl Drop for Uring {
 impl Slot {
     fn entry(&self, file: types::Fd) -> squeue::Entry {
         match &self.operation {
-            Operation::Transfer {
-                way, offset, flags, ..
-            } => {
+            Operation::Transfer { way, offset, flags, .. } => {
                 let moved: u64 = self.moved();
                 let list = &self.rest[self.first..];
                 let count = list.len().min(MAX_BUFFERS) as u32;
@@ -241,17 +222,12 @@ impl Slot {
                         .build(),
                 }
             }
-            Operation::DataSync => opcode::Fsync::new(file)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
-            Operation::Allocate {
-                mode,
-                offset,
-                length,
-            } => opcode::Fallocate::new(file, *length)
-                .offset(*offset)
-                .mode(*mode)
-                .build(),
+            Operation::DataSync => {
+                opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build()
+            }
+            Operation::Allocate { mode, offset, length } => {
+                opcode::Fallocate::new(file, *length).offset(*offset).mode(*mode).build()
+            }
         }
     }
 
@@ -261,10 +237,7 @@ impl Slot {
             return 0;
         };
         let all: usize = buffers.iter().map(|buffer| buffer.get().len()).sum();
-        let left: usize = self.rest[self.first..]
-            .iter()
-            .map(|part| part.iov_len)
-            .sum();
+        let left: usize = self.rest[self.first..].iter().map(|part| part.iov_len).sum();
         (all - left) as u64
     }
 

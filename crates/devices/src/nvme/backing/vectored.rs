@@ -11,10 +11,7 @@ pub const MAX_BUFFERS: usize = 1024;
 
 /// The buffer that `slice` is, as system calls take it.
 pub fn iovec(slice: DmaSlice<'_>) -> libc::iovec {
-    libc::iovec {
-        iov_base: slice.as_ptr().cast(),
-        iov_len: slice.len(),
-    }
+    libc::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() }
 }
 
 /// Which way the bytes go.

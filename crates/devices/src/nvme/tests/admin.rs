@@ -20,11 +20,7 @@ use super::*;
 fn identify(host: &mut Host, cns: u32, nsid: u32) -> Result<Vec<u8>, Status> {
     let buffer = host.scratch();
     let status = host.status(0, admin_data(AdminOpcode::Identify, nsid, cns, buffer));
-    if status.is_success() {
-        Ok(host.peek(buffer, 4096))
-    } else {
-        Err(status)
-    }
+    if status.is_success() { Ok(host.peek(buffer, 4096)) } else { Err(status) }
 }
 
 fn get_log(host: &mut Host, lid: u8, dwords: u16, offset: u64) -> Result<Vec<u8>, Status> {
@@ -34,11 +30,7 @@ fn get_log(host: &mut Host, lid: u8, dwords: u16, offset: u64) -> Result<Vec<u8>
     sqe.cdw12 = offset as u32;
     sqe.cdw13 = (offset >> 32) as u32;
     let status = host.status(0, sqe);
-    if status.is_success() {
-        Ok(host.peek(buffer, usize::from(dwords) * 4))
-    } else {
-        Err(status)
-    }
+    if status.is_success() { Ok(host.peek(buffer, usize::from(dwords) * 4)) } else { Err(status) }
 }
 
 fn feature(opcode: AdminOpcode, fid: u8, sel: u8, value: u32) -> Sqe {
@@ -69,10 +61,7 @@ fn create_sq(qid: u16, entries: u32, cqid: u16, base: u64) -> Sqe {
 }
 
 fn delete(opcode: AdminOpcode, qid: u16) -> Sqe {
-    Sqe {
-        cdw10: u32::from(qid),
-        ..admin(opcode)
-    }
+    Sqe { cdw10: u32::from(qid), ..admin(opcode) }
 }
 
 #[test]
@@ -82,29 +71,17 @@ fn identify_describes_the_drive() {
     let controller = IdentifyController::ref_from_bytes(&controller).unwrap();
     assert_eq!({ controller.ver }, VERSION_1_4);
     assert_eq!(&controller.sn, b"TEST                ");
-    assert_eq!(
-        (controller.sqes, controller.cqes, { controller.nn }),
-        (0x66, 0x44, 1)
-    );
+    assert_eq!((controller.sqes, controller.cqes, { controller.nn }), (0x66, 0x44, 1));
     let namespace = identify(&mut host, 0, 1).unwrap();
     let namespace = IdentifyNamespace::ref_from_bytes(&namespace).unwrap();
     assert_eq!(({ namespace.nsze }, namespace.lbaf[0].lbads), (2048, 9));
-    assert_eq!(
-        identify(&mut host, 2, 0).unwrap()[..8],
-        [1, 0, 0, 0, 0, 0, 0, 0]
-    );
+    assert_eq!(identify(&mut host, 2, 0).unwrap()[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(identify(&mut host, 2, 1).unwrap()[..4], [0; 4]);
     assert_eq!(identify(&mut host, 3, 1).unwrap()[..2], [3, 16]);
     assert_eq!(identify(&mut host, 0, 2), Err(Status::INVALID_NAMESPACE));
-    assert_eq!(
-        identify(&mut host, 0, NSID_ALL),
-        Err(Status::INVALID_NAMESPACE)
-    );
+    assert_eq!(identify(&mut host, 0, NSID_ALL), Err(Status::INVALID_NAMESPACE));
     assert_eq!(identify(&mut host, 3, 0), Err(Status::INVALID_NAMESPACE));
-    assert_eq!(
-        identify(&mut host, 2, NSID_ALL),
-        Err(Status::INVALID_NAMESPACE)
-    );
+    assert_eq!(identify(&mut host, 2, NSID_ALL), Err(Status::INVALID_NAMESPACE));
     assert_eq!(identify(&mut host, 0x13, 0), Err(Status::INVALID_FIELD));
 }
 
@@ -120,14 +97,8 @@ fn queues_are_created_and_deleted_by_the_rules() {
         (create_cq(IO_QUEUES + 1, 8, 2, a), Status::INVALID_QUEUE_ID),
         (create_cq(1, 8, 2, a), Status::INVALID_QUEUE_ID),
         (create_cq(2, 1, 2, a), Status::INVALID_QUEUE_SIZE),
-        (
-            create_cq(2, u32::from(MAX_QUEUE_ENTRIES) + 1, 2, a),
-            Status::INVALID_QUEUE_SIZE,
-        ),
-        (
-            create_cq(2, 8, VECTORS, a),
-            Status::INVALID_INTERRUPT_VECTOR,
-        ),
+        (create_cq(2, u32::from(MAX_QUEUE_ENTRIES) + 1, 2, a), Status::INVALID_QUEUE_SIZE),
+        (create_cq(2, 8, VECTORS, a), Status::INVALID_INTERRUPT_VECTOR),
         (create_cq(2, 8, 2, 0x7000), Status::DATA_TRANSFER_ERROR),
         (create_cq(2, 8, 2, !4095), Status::DATA_TRANSFER_ERROR),
         (unaligned, Status::PRP_OFFSET_INVALID),
@@ -136,10 +107,7 @@ fn queues_are_created_and_deleted_by_the_rules() {
         (create_sq(2, 8, 0, b), Status::INVALID_QUEUE_ID),
         (create_sq(2, 8, 99, b), Status::INVALID_QUEUE_ID),
         (create_sq(1, 8, 1, b), Status::INVALID_QUEUE_ID),
-        (
-            delete(AdminOpcode::DeleteCq, 1),
-            Status::INVALID_QUEUE_DELETION,
-        ),
+        (delete(AdminOpcode::DeleteCq, 1), Status::INVALID_QUEUE_DELETION),
         (delete(AdminOpcode::DeleteCq, 0), Status::INVALID_QUEUE_ID),
         (delete(AdminOpcode::DeleteSq, 0), Status::INVALID_QUEUE_ID),
         (delete(AdminOpcode::DeleteSq, 5), Status::INVALID_QUEUE_ID),
@@ -154,10 +122,7 @@ fn queues_are_created_and_deleted_by_the_rules() {
     assert_eq!(host.status(0, create_sq(3, 8, 2, b)), Status::SUCCESS);
     for (sqe, status) in [
         (delete(AdminOpcode::DeleteSq, 2), Status::SUCCESS),
-        (
-            delete(AdminOpcode::DeleteCq, 2),
-            Status::INVALID_QUEUE_DELETION,
-        ),
+        (delete(AdminOpcode::DeleteCq, 2), Status::INVALID_QUEUE_DELETION),
         (delete(AdminOpcode::DeleteSq, 3), Status::SUCCESS),
         (delete(AdminOpcode::DeleteCq, 2), Status::SUCCESS),
     ] {
@@ -185,34 +150,21 @@ fn features_have_current_default_saved_and_supported_values() {
     assert_eq!(set(&mut host, coalescing, 0x0203), Status::SUCCESS);
     for (sel, value) in [(0, 0x0203), (1, 0), (2, 0), (3, 0b100)] {
         let cqe = host.run(0, feature(AdminOpcode::GetFeatures, coalescing, sel, 0));
-        assert_eq!(
-            (cqe.status(), cqe.dw0),
-            (Status::SUCCESS, value),
-            "select {sel}"
-        );
+        assert_eq!((cqe.status(), cqe.dw0), (Status::SUCCESS, value), "select {sel}");
     }
     let mut save = feature(AdminOpcode::SetFeatures, coalescing, 0, 0);
     save.cdw10 |= 1 << 31;
     assert_eq!(host.status(0, save), Status::FEATURE_NOT_SAVEABLE);
     let mut of_namespace = feature(AdminOpcode::SetFeatures, coalescing, 0, 0);
     of_namespace.nsid = 1;
-    assert_eq!(
-        host.status(0, of_namespace),
-        Status::FEATURE_NOT_NAMESPACE_SPECIFIC
-    );
+    assert_eq!(host.status(0, of_namespace), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     let get = |fid, sel| feature(AdminOpcode::GetFeatures, fid, sel, 0);
     assert_eq!(host.status(0, get(0x7f, 0)), Status::INVALID_FIELD);
     assert_eq!(host.status(0, get(coalescing, 5)), Status::INVALID_FIELD);
     // Memory has no volatile cache, so there is none to turn off.
-    assert_eq!(
-        set(&mut host, fid::VOLATILE_WRITE_CACHE, 0),
-        Status::INVALID_FIELD
-    );
+    assert_eq!(set(&mut host, fid::VOLATILE_WRITE_CACHE, 0), Status::INVALID_FIELD);
     // Queues exist already.
-    assert_eq!(
-        set(&mut host, fid::NUMBER_OF_QUEUES, 0),
-        Status::COMMAND_SEQUENCE_ERROR
-    );
+    assert_eq!(set(&mut host, fid::NUMBER_OF_QUEUES, 0), Status::COMMAND_SEQUENCE_ERROR);
 }
 
 #[test]
@@ -225,15 +177,9 @@ fn the_host_identifier_is_kept_until_the_drive_is_scrubbed() {
         sqe
     };
     host.poke(buffer, b"0123456789abcdef");
-    assert_eq!(
-        host.status(0, sqe(AdminOpcode::SetFeatures)),
-        Status::SUCCESS
-    );
+    assert_eq!(host.status(0, sqe(AdminOpcode::SetFeatures)), Status::SUCCESS);
     host.poke(buffer, &[0; 16]);
-    assert_eq!(
-        host.status(0, sqe(AdminOpcode::GetFeatures)),
-        Status::SUCCESS
-    );
+    assert_eq!(host.status(0, sqe(AdminOpcode::GetFeatures)), Status::SUCCESS);
     assert_eq!(host.peek(buffer, 16), b"0123456789abcdef");
 }
 
@@ -247,37 +193,19 @@ fn logs_tell_what_happened() {
     assert_eq!(cqe.status(), Status::LBA_OUT_OF_RANGE.do_not_retry().more());
     let errors = get_log(&mut host, log::ERROR_INFORMATION, 32, 0).unwrap();
     let entry = ErrorEntry::read_from_prefix(&errors).unwrap().0;
-    assert_eq!(
-        ({ entry.error_count }, { entry.sq_id }, { entry.lba }),
-        (1, 1, 5000)
-    );
+    assert_eq!(({ entry.error_count }, { entry.sq_id }, { entry.lba }), (1, 1, 5000));
     assert_eq!({ entry.cid }, cqe.cid);
     let smart = get_log(&mut host, log::SMART_HEALTH, 128, 0).unwrap();
     let smart = SmartHealth::read_from_bytes(&smart).unwrap();
-    assert_eq!(
-        ({ smart.host_writes }, { smart.error_entries }),
-        ([1, 0], [1, 0])
-    );
+    assert_eq!(({ smart.host_writes }, { smart.error_entries }), ([1, 0], [1, 0]));
     assert_eq!({ smart.data_units_written }, [1, 0]);
     // From an offset, and beyond the end.
     let tail = get_log(&mut host, log::SMART_HEALTH, 4, 500).unwrap();
     assert_eq!(tail, [0; 16]);
-    assert_eq!(
-        get_log(&mut host, log::SMART_HEALTH, 4, 516),
-        Err(Status::INVALID_FIELD)
-    );
-    assert_eq!(
-        get_log(&mut host, log::SMART_HEALTH, 4, 2),
-        Err(Status::INVALID_FIELD)
-    );
-    assert_eq!(
-        get_log(&mut host, log::SMART_HEALTH, 4, u64::MAX),
-        Err(Status::INVALID_FIELD)
-    );
-    assert_eq!(
-        get_log(&mut host, 0x7f, 4, 0),
-        Err(Status::INVALID_LOG_PAGE)
-    );
+    assert_eq!(get_log(&mut host, log::SMART_HEALTH, 4, 516), Err(Status::INVALID_FIELD));
+    assert_eq!(get_log(&mut host, log::SMART_HEALTH, 4, 2), Err(Status::INVALID_FIELD));
+    assert_eq!(get_log(&mut host, log::SMART_HEALTH, 4, u64::MAX), Err(Status::INVALID_FIELD));
+    assert_eq!(get_log(&mut host, 0x7f, 4, 0), Err(Status::INVALID_LOG_PAGE));
     assert_eq!(get_log(&mut host, log::FIRMWARE_SLOT, 4, 0).unwrap()[0], 1);
 }
 
@@ -287,28 +215,17 @@ fn exactly_the_commands_in_the_effects_log_are_known() {
     let page = get_log(&mut host, log::COMMANDS_SUPPORTED, 1024, 0).unwrap();
     let effects = CommandsSupported::ref_from_bytes(&page).unwrap();
     for opcode in 0..=255u8 {
-        let mut sqe = Sqe {
-            nsid: 1,
-            ..Sqe::default()
-        };
+        let mut sqe = Sqe { nsid: 1, ..Sqe::default() };
         sqe.cdw0.set_opcode(opcode);
         // The data pointer leads nowhere, so that nothing succeeds by accident.
         sqe.dptr = [3, 3];
         sqe.cdw10 = 0xfff0;
         if opcode != AdminOpcode::AsyncEventRequest as u8 {
             let known = host.status(0, sqe) != Status::INVALID_OPCODE;
-            assert_eq!(
-                known,
-                effects.admin[usize::from(opcode)] & 1 != 0,
-                "admin {opcode:#x}"
-            );
+            assert_eq!(known, effects.admin[usize::from(opcode)] & 1 != 0, "admin {opcode:#x}");
         }
         let known = host.status(1, sqe) != Status::INVALID_OPCODE;
-        assert_eq!(
-            known,
-            effects.io[usize::from(opcode)] & 1 != 0,
-            "io {opcode:#x}"
-        );
+        assert_eq!(known, effects.io[usize::from(opcode)] & 1 != 0, "io {opcode:#x}");
     }
 }
 
@@ -324,16 +241,10 @@ fn bad_doorbells_are_reported_by_events() {
     // A queue that does not exist.
     host.write4(reg::sq_tail_doorbell(9, DOORBELL_STRIDE), 1);
     let event = AsyncEvent::from(host.wait(0, cids[0]).dw0);
-    assert_eq!(
-        (event.event_type(), event.info()),
-        (fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL)
-    );
+    assert_eq!((event.event_type(), event.info()), (fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL));
     assert_eq!(event.log_page(), log::ERROR_INFORMATION);
     // A value outside of the queue waits until the log was read.
-    host.write4(
-        reg::sq_tail_doorbell(1, DOORBELL_STRIDE),
-        u32::from(ENTRIES),
-    );
+    host.write4(reg::sq_tail_doorbell(1, DOORBELL_STRIDE), u32::from(ENTRIES));
     while host.poll() == Work::Done {}
     assert_eq!(host.completion(0), None);
     get_log(&mut host, log::ERROR_INFORMATION, 16, 0).unwrap();
@@ -349,10 +260,7 @@ fn bad_doorbells_are_reported_by_events() {
     abort.cdw10 = AbortCdw10::new().with_cid(cids[3]).into();
     let cid = host.submit(0, abort);
     assert_eq!(host.wait(0, cid).dw0, 0);
-    assert_eq!(
-        host.wait(0, cids[3]).status().code(),
-        Status::ABORT_REQUESTED
-    );
+    assert_eq!(host.wait(0, cids[3]).status().code(), Status::ABORT_REQUESTED);
     assert_eq!(host.run(0, abort).dw0, 1);
     abort.cdw10 = AbortCdw10::new().with_sqid(7).into();
     assert_eq!(host.status(0, abort), Status::INVALID_FIELD);
@@ -363,21 +271,12 @@ fn a_temperature_beyond_its_threshold_is_an_event_for_who_asked() {
     let mut host = Host::with_memory(1 << 20);
     let cid = host.submit(0, admin(AdminOpcode::AsyncEventRequest));
     let cold = TemperatureThreshold::new().with_tmpth(200);
-    assert_eq!(
-        set(&mut host, fid::TEMPERATURE_THRESHOLD, cold.into()),
-        Status::SUCCESS
-    );
+    assert_eq!(set(&mut host, fid::TEMPERATURE_THRESHOLD, cold.into()), Status::SUCCESS);
     assert_eq!(host.completion(0), None);
     let wanted = AsyncEventConfig::new().with_smart(log::WARNING_TEMPERATURE);
-    assert_eq!(
-        set(&mut host, fid::ASYNC_EVENT_CONFIG, wanted.into()),
-        Status::SUCCESS
-    );
+    assert_eq!(set(&mut host, fid::ASYNC_EVENT_CONFIG, wanted.into()), Status::SUCCESS);
     let event = AsyncEvent::from(host.wait(0, cid).dw0);
-    assert_eq!(
-        (event.event_type(), event.info()),
-        (fid::EVENT_SMART, fid::SMART_TEMPERATURE)
-    );
+    assert_eq!((event.event_type(), event.info()), (fid::EVENT_SMART, fid::SMART_TEMPERATURE));
     let smart = get_log(&mut host, log::SMART_HEALTH, 128, 0).unwrap();
     assert_eq!(smart[0], log::WARNING_TEMPERATURE);
 }
@@ -390,11 +289,7 @@ fn shutdown_completes_and_a_reset_starts_again() {
     host.write4(reg::CC, cc.with_shn(SHN_NORMAL).into());
     assert_eq!(host.csts().shst(), SHST_COMPLETE);
     host.submit(1, transfer(IoOpcode::Read, 0, 512, RAM));
-    assert_eq!(
-        host.poll(),
-        Work::Asleep(None),
-        "no command is taken after a shutdown"
-    );
+    assert_eq!(host.poll(), Work::Asleep(None), "no command is taken after a shutdown");
     host.write4(reg::CC, 0);
     assert!(!host.csts().rdy() && host.csts().shst() == SHST_NORMAL);
     host.enable();
@@ -410,40 +305,16 @@ fn a_controller_reset_keeps_logs_and_a_scrub_keeps_nothing_but_data() {
     host.write4(reg::CC, 0);
     host.enable();
     let get = feature(AdminOpcode::GetFeatures, fid::INTERRUPT_COALESCING, 0, 0);
-    assert_eq!(
-        host.run(0, get).dw0,
-        0,
-        "features go back to their defaults"
-    );
-    assert_eq!(
-        get_log(&mut host, log::SMART_HEALTH, 128, 0).unwrap()[80],
-        1,
-        "one write counted"
-    );
+    assert_eq!(host.run(0, get).dw0, 0, "features go back to their defaults");
+    assert_eq!(get_log(&mut host, log::SMART_HEALTH, 128, 0).unwrap()[80], 1, "one write counted");
     host.endpoint.scrub();
-    assert_eq!(
-        (host.read4(reg::ASQ), host.read4(reg::CC)),
-        (u32::MAX, u32::MAX),
-        "memory is off"
-    );
+    assert_eq!((host.read4(reg::ASQ), host.read4(reg::CC)), (u32::MAX, u32::MAX), "memory is off");
     let both = Access::READ | Access::WRITE;
-    host.endpoint
-        .map(RAM, RAM_SIZE, both, Some((host.ram.as_fd(), 0)))
-        .unwrap();
+    host.endpoint.map(RAM, RAM_SIZE, both, Some((host.ram.as_fd(), 0))).unwrap();
     host.command_register(0b110);
-    assert_eq!(
-        (
-            host.read4(reg::ASQ),
-            host.read4(reg::AQA),
-            host.read4(reg::CC)
-        ),
-        (0, 0, 0)
-    );
+    assert_eq!((host.read4(reg::ASQ), host.read4(reg::AQA), host.read4(reg::CC)), (0, 0, 0));
     host.enable();
-    assert_eq!(
-        get_log(&mut host, log::SMART_HEALTH, 128, 0).unwrap()[80],
-        0
-    );
+    assert_eq!(get_log(&mut host, log::SMART_HEALTH, 128, 0).unwrap()[80], 0);
     host.create_pair(1, ENTRIES);
     assert_eq!(host.read_blocks(3, 512), vec![9; 512]);
 }
@@ -451,12 +322,7 @@ fn a_controller_reset_keeps_logs_and_a_scrub_keeps_nothing_but_data() {
 #[test]
 fn an_impossible_configuration_is_fatal_until_reset() {
     let mut host = Host::plain(&NvmeConfig::memory(1 << 20, "T"));
-    for cc in [
-        Cc::new().with_mps(9),
-        Cc::new().with_css(7),
-        Cc::new().with_ams(1),
-        Cc::new(),
-    ] {
+    for cc in [Cc::new().with_mps(9), Cc::new().with_css(7), Cc::new().with_ams(1), Cc::new()] {
         // With the last one the admin queues have no size.
         host.write4(reg::CC, cc.with_en(true).into());
         assert!(host.csts().cfs() && !host.csts().rdy(), "{cc:?}");

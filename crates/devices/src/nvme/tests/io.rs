@@ -13,10 +13,7 @@ fn what_is_written_is_read() {
     assert_eq!(host.read_blocks(0, 4096), vec![0; 4096]);
     let buffer = host.scratch();
     host.poke(buffer, &data);
-    assert_eq!(
-        host.status(1, transfer(IoOpcode::Compare, 8, 4096, buffer)),
-        Status::SUCCESS
-    );
+    assert_eq!(host.status(1, transfer(IoOpcode::Compare, 8, 4096, buffer)), Status::SUCCESS);
     host.poke(buffer, &[0xff]);
     assert_eq!(
         host.status(1, transfer(IoOpcode::Compare, 8, 4096, buffer)),

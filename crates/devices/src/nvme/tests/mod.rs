@@ -64,9 +64,7 @@ impl Host {
         let mut endpoint = Endpoint::new(Box::new(nvme));
         let ram = SharedMemory::create("host", RAM_SIZE).unwrap();
         let both = Access::READ | Access::WRITE;
-        endpoint
-            .map(RAM, RAM_SIZE, both, Some((ram.as_fd(), 0)))
-            .unwrap();
+        endpoint.map(RAM, RAM_SIZE, both, Some((ram.as_fd(), 0))).unwrap();
         let mut host = Host {
             endpoint,
             ram,
@@ -82,23 +80,17 @@ impl Host {
 
     /// Writes the PCI command register: bit 1 memory space, bit 2 bus master.
     pub fn command_register(&mut self, value: u16) {
-        self.endpoint
-            .write(Region::Config, 4, &value.to_le_bytes())
-            .unwrap();
+        self.endpoint.write(Region::Config, 4, &value.to_le_bytes()).unwrap();
     }
 
     pub fn read4(&mut self, offset: u64) -> u32 {
         let mut data = [0; 4];
-        self.endpoint
-            .read(Region::Bar(0), offset, &mut data)
-            .unwrap();
+        self.endpoint.read(Region::Bar(0), offset, &mut data).unwrap();
         u32::from_le_bytes(data)
     }
 
     pub fn write4(&mut self, offset: u64, value: u32) {
-        self.endpoint
-            .write(Region::Bar(0), offset, &value.to_le_bytes())
-            .unwrap();
+        self.endpoint.write(Region::Bar(0), offset, &value.to_le_bytes()).unwrap();
     }
 
     pub fn csts(&mut self) -> Csts {
@@ -109,29 +101,18 @@ impl Host {
     pub fn pages(&mut self, pages: u64) -> u64 {
         let at = self.next_page;
         self.next_page += pages * 4096;
-        assert!(
-            self.next_page <= RAM + RAM_SIZE,
-            "the test's host has no memory left"
-        );
+        assert!(self.next_page <= RAM + RAM_SIZE, "the test's host has no memory left");
         at
     }
 
     pub fn poke(&self, address: u64, data: &[u8]) {
-        let part = self
-            .ram
-            .whole()
-            .part((address - RAM) as usize, data.len())
-            .unwrap();
+        let part = self.ram.whole().part((address - RAM) as usize, data.len()).unwrap();
         part.copy_from(data);
     }
 
     pub fn peek(&self, address: u64, length: usize) -> Vec<u8> {
         let mut out = vec![0; length];
-        self.ram
-            .whole()
-            .part((address - RAM) as usize, length)
-            .unwrap()
-            .copy_to(&mut out);
+        self.ram.whole().part((address - RAM) as usize, length).unwrap().copy_to(&mut out);
         out
     }
 
@@ -142,23 +123,11 @@ impl Host {
         let size = ENTRIES - 1;
         self.write4(reg::AQA, Aqa::new().with_asqs(size).with_acqs(size).into());
         for (register, value) in [(reg::ASQ, sq), (reg::ACQ, cq)] {
-            self.endpoint
-                .write(Region::Bar(0), register, &value.to_le_bytes())
-                .unwrap();
+            self.endpoint.write(Region::Bar(0), register, &value.to_le_bytes()).unwrap();
         }
         self.pairs.clear();
         self.early.clear();
-        self.pairs.insert(
-            0,
-            Pair {
-                sq,
-                cq,
-                entries: ENTRIES,
-                tail: 0,
-                head: 0,
-                phase: true,
-            },
-        );
+        self.pairs.insert(0, Pair { sq, cq, entries: ENTRIES, tail: 0, head: 0, phase: true });
         let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         self.write4(reg::CC, cc.into());
         assert!(self.csts().rdy() && !self.csts().cfs());
@@ -178,17 +147,7 @@ impl Host {
         create.cdw11 = u32::from(qid) << 16 | 1;
         create.dptr[0] = sq;
         assert_eq!(self.run(0, create).status(), Status::SUCCESS);
-        self.pairs.insert(
-            qid,
-            Pair {
-                sq,
-                cq,
-                entries,
-                tail: 0,
-                head: 0,
-                phase: true,
-            },
-        );
+        self.pairs.insert(qid, Pair { sq, cq, entries, tail: 0, head: 0, phase: true });
     }
 
     /// Puts `sqe` into queue `qid` and rings; returns its command identifier.
@@ -220,11 +179,7 @@ impl Host {
     pub fn completion(&mut self, qid: u16) -> Option<Cqe> {
         let pair = self.pairs.get_mut(&qid).unwrap();
         let at = (pair.cq - RAM) as usize + usize::from(pair.head) * 16;
-        let last = self
-            .ram
-            .whole()
-            .load_u16(at + 14, Ordering::Acquire)
-            .unwrap();
+        let last = self.ram.whole().load_u16(at + 14, Ordering::Acquire).unwrap();
         if (last & 1 != 0) != pair.phase {
             return None;
         }
@@ -241,11 +196,7 @@ impl Host {
     /// Waits for the completion of command `cid` of queue `qid`.
     pub fn wait(&mut self, qid: u16, cid: u16) -> Cqe {
         for _ in 0..1_000_000 {
-            if let Some(at) = self
-                .early
-                .iter()
-                .position(|cqe| (cqe.sq_id, cqe.cid) == (qid, cid))
-            {
+            if let Some(at) = self.early.iter().position(|cqe| (cqe.sq_id, cqe.cid) == (qid, cid)) {
                 return self.early.remove(at);
             }
             self.poll();
@@ -298,10 +249,7 @@ pub fn admin(opcode: AdminOpcode) -> Sqe {
 
 /// An I/O command on `length` bytes (512-byte blocks) at `slba`, data at two PRPs from `buffer`.
 pub fn transfer(opcode: IoOpcode, slba: u64, length: usize, buffer: u64) -> Sqe {
-    let mut sqe = Sqe {
-        nsid: 1,
-        ..Sqe::default()
-    };
+    let mut sqe = Sqe { nsid: 1, ..Sqe::default() };
     sqe.cdw0.set_opcode(opcode as u8);
     sqe.cdw10 = slba as u32;
     sqe.cdw11 = (slba >> 32) as u32;

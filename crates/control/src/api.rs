@@ -1,0 +1,203 @@
+//! What the API says: the bodies of requests and answers, as programs and the command line see them.
+
+use rackbus_lease::Message;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The rack as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RackStatus {
+    /// The rack's name.
+    pub rack: String,
+    /// Version of the control plane.
+    pub version: String,
+    /// How long this control plane has been running, in milliseconds.
+    pub uptime_ms: u64,
+    /// Its process.
+    pub pid: u32,
+    /// Its hosts.
+    pub hosts: Vec<HostStatus>,
+    /// Leases that are not over.
+    pub live_leases: usize,
+    /// Requests refused since the control plane started.
+    pub refused: u64,
+    /// What went wrong lately, newest first: leases that ended without being returned.
+    pub incidents: Vec<Lease>,
+}
+
+/// How a host's node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HostState {
+    /// Connected.
+    Up,
+    /// Was there, and is not connected now.
+    Down,
+    /// Named in the rack file, never seen.
+    NeverSeen,
+}
+
+/// One host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostStatus {
+    /// Its name.
+    pub host: String,
+    /// How its node is.
+    pub state: HostState,
+    /// When it was last heard from, milliseconds ago.
+    pub heard_ms_ago: Option<u64>,
+    /// Where its link listens.
+    pub address: Option<String>,
+    /// How many functions it offers.
+    pub offers: usize,
+    /// How many leases it holds as borrower.
+    pub borrows: usize,
+}
+
+/// Where a function stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceState {
+    /// To be had.
+    Offered,
+    /// Lent.
+    Lent,
+    /// On its way back: revoked, reset, scrubbed.
+    Returning,
+    /// Its host's node is down.
+    Unreachable,
+    /// Its host's node never offered it, or no longer does.
+    Absent,
+}
+
+/// One function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Device {
+    /// Its name, `alpha/nvme0`.
+    pub function: String,
+    /// What it is: `nvme`.
+    pub kind: String,
+    /// Its size and where its data lives, for people.
+    pub detail: String,
+    /// Where it stands.
+    pub state: DeviceState,
+    /// The host that has it.
+    pub holder: Option<String>,
+    /// Under which lease.
+    pub lease: Option<u64>,
+    /// The newest epoch given out.
+    pub epoch: u64,
+}
+
+/// Where a lease stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseStage {
+    /// The lender is being told.
+    Arming,
+    /// The borrower is being told.
+    Opening,
+    /// It can be used.
+    Active,
+    /// The borrower is letting go.
+    Closing,
+    /// It is over.
+    Ended,
+}
+
+/// One lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lease {
+    /// Its number.
+    pub lease: u64,
+    /// The function.
+    pub function: String,
+    /// The lending host.
+    pub lender: String,
+    /// The borrowing host.
+    pub borrower: String,
+    /// Its fencing epoch.
+    pub epoch: u64,
+    /// Where it stands.
+    pub stage: LeaseStage,
+    /// Where the borrower serves the function (a vfio-user socket), while it is active.
+    pub socket: Option<String>,
+    /// Why it is closing or ended.
+    pub reason: Option<String>,
+    /// Whether it was returned in order.
+    pub returned: bool,
+    /// When it was asked for, milliseconds since 1970.
+    pub since_ms: u64,
+    /// When it ended, milliseconds since 1970.
+    pub until_ms: Option<u64>,
+}
+
+/// Asks for a function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BorrowRequest {
+    /// The function, `alpha/nvme0`.
+    pub function: String,
+    /// The host that shall have it.
+    pub borrower: String,
+}
+
+/// Something went wrong, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
+#[error("{error}; {remedy}")]
+pub struct ApiError {
+    /// A word for programs: `held`, `unknown_function`, …
+    pub code: String,
+    /// The cause.
+    pub error: String,
+    /// What to do.
+    pub remedy: String,
+    /// Who has the function, when that is the cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
+    /// Under which lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<u64>,
+}
+
+/// Messages of the lending protocol from a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NodeMessages {
+    /// In the order they were said.
+    #[schema(value_type = Vec<Object>)]
+    pub messages: Vec<Message>,
+}
+
+/// What changed, as `/v1/events` streams it: a line of JSON each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A lease is new or moved on.
+    Lease(Lease),
+    /// A function's state changed.
+    Device(Device),
+    /// A host's node came or went.
+    Host(HostStatus),
+}
+
+/// One hop of a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Hop {
+    /// What it is: `root complex`, `link`, `switch`, `ntb`, …
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What is known of it: generation, lanes.
+    pub detail: String,
+}
+
+/// The way from one place to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Path {
+    /// Where it begins.
+    pub from: String,
+    /// Where it ends.
+    pub to: String,
+    /// The hops in order.
+    pub hops: Vec<Hop>,
+}

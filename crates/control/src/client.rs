@@ -1,0 +1,231 @@
+//! The API's client: what the command line and the nodes use.
+
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use rackbus_lease::Message;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::net::UnixStream;
+
+use crate::api::{ApiError, BorrowRequest, Device, Lease, NodeMessages, RackStatus};
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers.
+    #[error("the control plane does not answer at {socket}: {cause}")]
+    Unreachable {
+        /// Where it should be.
+        socket: PathBuf,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The control plane refused.
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+    /// The conversation broke off.
+    #[error("the conversation with the control plane broke off: {0}")]
+    Broken(#[from] hyper::Error),
+    /// The answer makes no sense.
+    #[error("the control plane's answer makes no sense: {0}")]
+    Answer(String),
+}
+
+/// A way to the control plane. Each request makes its own connection, so that a control plane
+/// which was restarted is found again.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the control plane that listens at `socket`.
+    pub fn new(socket: &Path) -> Self {
+        Client { socket: socket.to_owned() }
+    }
+
+    /// The rack as a whole.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn status(&self) -> Result<RackStatus, ClientError> {
+        self.get("/v1/status").await
+    }
+
+    /// The functions.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn devices(&self) -> Result<Vec<Device>, ClientError> {
+        self.get("/v1/devices").await
+    }
+
+    /// The leases that are not over; with `all`, those that are, too.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn leases(&self, all: bool) -> Result<Vec<Lease>, ClientError> {
+        self.get(if all { "/v1/leases?all=true" } else { "/v1/leases" }).await
+    }
+
+    /// One lease.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn lease(&self, lease: u64) -> Result<Lease, ClientError> {
+        self.get(&format!("/v1/leases/{lease}")).await
+    }
+
+    /// Borrows a function; answers when it can be used.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] names the holder.
+    pub async fn borrow(&self, function: &str, borrower: &str) -> Result<Lease, ClientError> {
+        let (function, borrower) = (function.to_owned(), borrower.to_owned());
+        self.call(Method::POST, "/v1/leases", &BorrowRequest { function, borrower }).await
+    }
+
+    /// Returns a lease; answers when the function is offered again.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn give_back(&self, lease: u64) -> Result<Lease, ClientError> {
+        self.call(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
+    }
+
+    /// The OpenAPI document.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn openapi(&self) -> Result<serde_json::Value, ClientError> {
+        self.get("/openapi.json").await
+    }
+
+    /// A `GET` of any path whose answer is JSON.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.call(Method::GET, path, &()).await
+    }
+
+    /// A node says something.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn say(&self, host: &str, messages: Vec<Message>) -> Result<(), ClientError> {
+        let path = format!("/v1/hosts/{host}/messages");
+        self.call(Method::POST, &path, &NodeMessages { messages }).await
+    }
+
+    /// What the control plane says to a node, from now on.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn listen(&self, host: &str) -> Result<Lines<Message>, ClientError> {
+        let path = format!("/v1/hosts/{host}/messages");
+        let response = self.request(Method::GET, &path, &()).await?;
+        Ok(Lines::new(checked(response).await?))
+    }
+
+    /// What changes in the rack, from now on.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn events(&self) -> Result<Lines<crate::api::Event>, ClientError> {
+        let response = self.request(Method::GET, "/v1/events", &()).await?;
+        Ok(Lines::new(checked(response).await?))
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let response = checked(self.request(method, path, body).await?).await?;
+        let bytes = response.into_body().collect().await?.to_bytes();
+        serde_json::from_slice(&bytes).map_err(|cause| ClientError::Answer(cause.to_string()))
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|cause| ClientError::Unreachable { socket: self.socket.clone(), cause })?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        let text =
+            serde_json::to_vec(body).map_err(|cause| ClientError::Answer(cause.to_string()))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "rackbus")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(text)))
+            .map_err(|cause| ClientError::Answer(cause.to_string()))?;
+        Ok(sender.send_request(request).await?)
+    }
+}
+
+/// The response, unless it is an error.
+async fn checked(response: Response<Incoming>) -> Result<Response<Incoming>, ClientError> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let bytes = response.into_body().collect().await?.to_bytes();
+    match serde_json::from_slice::<ApiError>(&bytes) {
+        Ok(error) => Err(ClientError::Refused(error)),
+        Err(_) if status == StatusCode::NOT_FOUND => {
+            Err(ClientError::Answer("it does not know this request".to_owned()))
+        }
+        Err(_) => {
+            Err(ClientError::Answer(format!("{status}: {}", String::from_utf8_lossy(&bytes))))
+        }
+    }
+}
+
+/// A stream of JSON values, one a line.
+#[derive(Debug)]
+pub struct Lines<T> {
+    body: Incoming,
+    buffer: Vec<u8>,
+    kind: std::marker::PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    fn new(response: Response<Incoming>) -> Self {
+        Lines { body: response.into_body(), buffer: Vec::new(), kind: std::marker::PhantomData }
+    }
+
+    /// The next value; `None` when the stream has ended. A line that makes no sense is passed
+    /// over (a newer control plane may say more than is known here).
+    pub async fn next(&mut self) -> Option<T> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                match serde_json::from_slice(&line) {
+                    Ok(value) => return Some(value),
+                    Err(_) if line.len() <= 1 => continue,
+                    Err(cause) => {
+                        tracing::debug!(%cause, "a line of the stream makes no sense");
+                        continue;
+                    }
+                }
+            }
+            let frame = self.body.frame().await?.ok()?;
+            if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The routes of the API, and the OpenAPI document that describes them.
+//!
+//! The API listens on a UNIX socket in the rack's run directory. Only processes of the same user,
+//! or root's, are heard: the kernel says who connects.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures_util::{Stream, StreamExt};
+use rustix::process::{Uid, getuid};
+use serde::{Deserialize, Serialize};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::wrappers::{BroadcastStream, UnboundedReceiverStream};
+use utoipa::{IntoParams, OpenApi};
+
+use crate::api::{
+    ApiError, BorrowRequest, Device, DeviceState, Event, Hop, HostState, HostStatus, Lease,
+    LeaseStage, NodeMessages, RackStatus,
+};
+use crate::service::{Service, problem};
+
+type Shared = State<Arc<Service>>;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "rackbus control plane",
+        description = "Who may use which function of the rack. Served on the UNIX socket \
+                       `control.sock` of the rack's run directory.",
+        license(name = "Apache-2.0 OR MIT")
+    ),
+    paths(status, devices, leases, lease, borrow, give_back, events, listen, say),
+    components(schemas(
+        ApiError,
+        BorrowRequest,
+        Device,
+        DeviceState,
+        Event,
+        Hop,
+        HostState,
+        HostStatus,
+        Lease,
+        LeaseStage,
+        NodeMessages,
+        RackStatus
+    ))
+)]
+struct Document;
+
+/// The OpenAPI document, as `/openapi.json` serves it.
+pub fn openapi() -> String {
+    let mut text = Document::openapi().to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = match self.code.as_str() {
+            "bad_name" | "bad_request" => StatusCode::BAD_REQUEST,
+            "unknown_function" | "unknown_host" | "unknown_lease" => StatusCode::NOT_FOUND,
+            "held" | "returning" | "withdrawn" | "over" => StatusCode::CONFLICT,
+            "silent" | "not_stored" => StatusCode::SERVICE_UNAVAILABLE,
+            "timeout" => StatusCode::GATEWAY_TIMEOUT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, Json(self)).into_response()
+    }
+}
+
+/// The rack as a whole: its hosts, and what went wrong lately.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = RackStatus)))]
+async fn status(State(service): Shared) -> Json<RackStatus> {
+    Json(service.status())
+}
+
+/// The functions of the rack.
+#[utoipa::path(get, path = "/v1/devices", responses((status = 200, body = Vec<Device>)))]
+async fn devices(State(service): Shared) -> Json<Vec<Device>> {
+    Json(service.devices())
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct LeasesQuery {
+    /// Also those that are over.
+    #[serde(default)]
+    all: bool,
+}
+
+/// The leases.
+#[utoipa::path(get, path = "/v1/leases", params(LeasesQuery), responses((status = 200, body = Vec<Lease>)))]
+async fn leases(State(service): Shared, Query(query): Query<LeasesQuery>) -> Json<Vec<Lease>> {
+    Json(service.leases(query.all))
+}
+
+/// One lease.
+#[utoipa::path(get, path = "/v1/leases/{lease}", params(("lease" = u64, Path, description = "Its number")),
+    responses((status = 200, body = Lease), (status = 404, body = ApiError)))]
+async fn lease(State(service): Shared, Path(lease): Path<u64>) -> Result<Json<Lease>, ApiError> {
+    service.lease(lease).map(Json).ok_or_else(|| {
+        problem(
+            "unknown_lease",
+            format!("there is no lease {lease}"),
+            "`rackbus leases --all` lists them",
+        )
+    })
+}
+
+/// Borrows a function; answers when it can be used.
+#[utoipa::path(post, path = "/v1/leases", request_body = BorrowRequest, responses(
+    (status = 200, body = Lease),
+    (status = 404, body = ApiError, description = "No such function or host"),
+    (status = 409, body = ApiError, description = "Somebody has it; `holder` and `lease` tell who"),
+    (status = 503, body = ApiError, description = "A node that is needed is silent")))]
+async fn borrow(
+    State(service): Shared,
+    Json(request): Json<BorrowRequest>,
+) -> Result<Json<Lease>, ApiError> {
+    service.borrow(&request.function, &request.borrower).await.map(Json)
+}
+
+/// Returns a lease; answers when the function is reset, scrubbed and offered again.
+#[utoipa::path(delete, path = "/v1/leases/{lease}", params(("lease" = u64, Path, description = "Its number")),
+    responses((status = 200, body = Lease), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+async fn give_back(
+    State(service): Shared,
+    Path(lease): Path<u64>,
+) -> Result<Json<Lease>, ApiError> {
+    service.give_back(lease).await.map(Json)
+}
+
+/// What changes, from now on: one JSON object a line.
+#[utoipa::path(get, path = "/v1/events", responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+async fn events(State(service): Shared) -> Response {
+    // A listener that is too slow misses events; it sees the next.
+    lines(BroadcastStream::new(service.subscribe()).filter_map(|e| async { e.ok() }))
+}
+
+/// What the control plane says to a host's node, from now on: one message a line. For nodes.
+#[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
+    responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError)))]
+async fn listen(State(service): Shared, Path(host): Path<String>) -> Result<Response, ApiError> {
+    Ok(lines(UnboundedReceiverStream::new(service.listen(&host)?)))
+}
+
+/// A host's node says something. For nodes.
+#[utoipa::path(post, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
+    request_body = NodeMessages, responses((status = 200), (status = 404, body = ApiError)))]
+async fn say(
+    State(service): Shared,
+    Path(host): Path<String>,
+    Json(said): Json<NodeMessages>,
+) -> Result<Json<()>, ApiError> {
+    service.receive(&host, said.messages).map(Json)
+}
+
+fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {
+    let text = values.map(|value| {
+        let mut line = serde_json::to_vec(&value).map_err(std::io::Error::other)?;
+        line.push(b'\n');
+        Ok::<_, std::io::Error>(line)
+    });
+    // The first, empty line tells the client at once that it is heard.
+    let hello = futures_util::stream::once(async { Ok(b"\n".to_vec()) });
+    let body = Body::from_stream(hello.chain(text));
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
+}
+
+/// All routes.
+pub fn routes(service: Arc<Service>) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/devices", get(devices))
+        .route("/v1/leases", get(leases).post(borrow))
+        .route("/v1/leases/{lease}", get(lease).delete(give_back))
+        .route("/v1/events", get(events))
+        .route("/v1/hosts/{host}/messages", get(listen).post(say))
+        .route(
+            "/openapi.json",
+            get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
+        )
+        .with_state(service)
+}
+
+/// Serves the API at `socket` until the process ends.
+///
+/// # Errors
+/// When the socket cannot be made, or fails.
+pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<()> {
+    if UnixStream::connect(socket).await.is_ok() {
+        let text = format!("another control plane listens at {}", socket.display());
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
+    }
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = OwnUsers(UnixListener::bind(socket)?);
+    tokio::spawn(service.clone().run_clock());
+    axum::serve(listener, routes(service)).await
+}
+
+/// Accepts connections of the same user's processes, and root's.
+struct OwnUsers(UnixListener);
+
+impl axum::serve::Listener for OwnUsers {
+    type Io = UnixStream;
+    type Addr = tokio::net::unix::SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let (stream, address) = match self.0.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::error!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            match stream.peer_cred() {
+                Ok(peer) if peer.uid() == getuid().as_raw() || peer.uid() == Uid::ROOT.as_raw() => {
+                    return (stream, address);
+                }
+                Ok(peer) => tracing::warn!(uid = peer.uid(), "a stranger's connection was refused"),
+                Err(error) => tracing::warn!(%error, "who connects is unknown; refused"),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.0.local_addr()
+    }
+}
