@@ -45,9 +45,8 @@ pub struct Grant {
 
 /// Told when a lender was lost while its function was in use.
 pub trait LossListener: Send + Sync {
-    /// The lender of `grant` is gone; `socket` is the function's socket here, and `client` the
-    /// process that uses it.
-    fn lender_lost(&self, grant: &Grant, socket: &Path, client: Option<u32>, reason: &str);
+    /// The lender of `grant` is gone, for `reason`.
+    fn lender_lost(&self, grant: &Grant, reason: &str);
 }
 
 /// All functions this host has borrowed.
@@ -169,8 +168,7 @@ impl Opener for AttachOpener {
             stream,
             Box::new(move |reason| {
                 if let Some(open) = lost.upgrade() {
-                    let client = open.server().as_ref().and_then(Server::client_pid);
-                    losses.lender_lost(&open.grant, &open.path, client, &reason);
+                    losses.lender_lost(&open.grant, &reason);
                 }
             }),
         );

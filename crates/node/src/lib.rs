@@ -5,11 +5,18 @@
 //!   borrower whose epoch was armed.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
+//! * [`unplug`]: takes a function out of the VM that uses it.
+//! * [`agent`]: the node's side of the lending protocol.
+//! * [`host`]: all of it together, as a process.
 
+pub mod agent;
 pub mod borrower;
+pub mod host;
 pub mod lender;
 pub mod remote;
+pub mod unplug;
 
 pub use borrower::{BorrowError, Borrower};
+pub use host::{DeviceKind, NodeError, NodeOptions, control_socket, run};
 pub use lender::{Armed, LendError, Lender};
 pub use remote::RemoteDevice;

@@ -1,0 +1,344 @@
+//! The node's side of the lending protocol: runs the lender's and the borrower's state machines,
+//! does what they say, and tells the control plane.
+//!
+//! Everything comes in through one channel and is decided in order. What takes time (revoking
+//! waits for I/O in flight, closing waits for a guest to let go) runs beside, but in order for
+//! each device and each lease. Losing the control plane stops nothing here: the agent goes on
+//! trying to reach it, and what is lent and borrowed stays so.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rackbus_control::Client;
+use rackbus_lease::{BorrowerAction, Epoch, LeaseId, LenderAction, Message, Millis};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::borrower::{Borrower, Grant};
+use crate::lender::{Armed, Lender};
+use crate::unplug::Unplugger;
+
+/// How often a node says that it is there.
+const HEARTBEAT: Millis = 3_000;
+/// How often it says so until it is answered.
+const REGISTER_AGAIN: Millis = 250;
+/// How long it waits before it looks for a lost control plane again.
+const RECONNECT: Duration = Duration::from_millis(100);
+
+/// What the agent hears.
+#[derive(Debug)]
+pub enum Heard {
+    /// The control plane listens (again): say who we are.
+    Connected,
+    /// A message of the control plane's.
+    Said(Message),
+    /// A device was armed, or cannot be.
+    ArmDone(String, Epoch, Result<(), String>),
+    /// Nothing of the epoch is reachable any more.
+    RevokeDone(String, Epoch),
+    /// A lease's socket is served, or cannot be.
+    OpenDone(LeaseId, Result<String, String>),
+    /// A lease's socket is gone.
+    CloseDone(LeaseId),
+    /// The lender of a lease is gone.
+    LenderLost(LeaseId, String),
+}
+
+/// Who the agent speaks for.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// This host.
+    pub host: String,
+    /// Where its link listens.
+    pub address: String,
+    /// The control plane's socket.
+    pub control: PathBuf,
+}
+
+/// The agent of one node.
+pub struct Agent {
+    identity: Identity,
+    lender: Arc<Lender>,
+    borrower: Arc<Borrower>,
+    unplugger: Unplugger,
+    devices: Vec<String>,
+    lending: rackbus_lease::Lender,
+    borrowing: rackbus_lease::Borrower,
+    incarnation: u64,
+    registered: bool,
+    register_at: Millis,
+    begun: Instant,
+    heard: mpsc::UnboundedSender<Heard>,
+    said: mpsc::UnboundedSender<Message>,
+    by_device: Sequencer<String>,
+    by_lease: Sequencer<LeaseId>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// An agent that hears what is sent to `heard`.
+    pub fn new(
+        identity: Identity,
+        lender: Arc<Lender>,
+        borrower: Arc<Borrower>,
+        unplugger: Unplugger,
+        heard: mpsc::UnboundedSender<Heard>,
+    ) -> Self {
+        // Lives are numbered by the clock; where it went back, the authority names a later one.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let incarnation = u64::try_from(since.as_nanos()).unwrap_or(0);
+        let devices: Vec<String> = lender.devices().map(str::to_owned).collect();
+        let (said, outbox) = mpsc::unbounded_channel();
+        let client = Client::new(&identity.control);
+        tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
+        tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
+        Agent {
+            lending: rackbus_lease::Lender::new(incarnation, devices.iter().cloned()),
+            borrowing: rackbus_lease::Borrower::new(incarnation),
+            identity,
+            lender,
+            borrower,
+            unplugger,
+            devices,
+            incarnation,
+            registered: false,
+            register_at: 0,
+            begun: Instant::now(),
+            heard,
+            said,
+            by_device: Sequencer::default(),
+            by_lease: Sequencer::default(),
+        }
+    }
+
+    /// Hears and acts until the channel closes.
+    pub async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Heard>) {
+        loop {
+            let now = self.now();
+            if self.register_at <= now {
+                self.register(now);
+            }
+            let actions = self.borrowing.tick(now);
+            self.do_borrower(actions);
+            let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(self.register_at);
+            let wait = Duration::from_millis(due.saturating_sub(self.now()));
+            tokio::select! {
+                heard = inbox.recv() => match heard {
+                    Some(heard) => self.hear(heard),
+                    None => return,
+                },
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    fn now(&self) -> Millis {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn register(&mut self, now: Millis) {
+        let again = if self.registered { HEARTBEAT } else { REGISTER_AGAIN };
+        self.register_at = now.saturating_add(again);
+        self.say(Message::Register {
+            incarnation: self.incarnation,
+            devices: self.devices.clone(),
+            address: self.identity.address.clone(),
+        });
+    }
+
+    fn say(&self, message: Message) {
+        // The outbox lives as long as the process.
+        let _ = self.said.send(message);
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        let now = self.now();
+        match heard {
+            Heard::Connected => self.register_at = now,
+            Heard::Said(message) => self.receive(now, message),
+            Heard::ArmDone(device, epoch, outcome) => {
+                let actions = self.lending.arm_done(&device, epoch, outcome);
+                self.do_lender(actions);
+            }
+            Heard::RevokeDone(device, epoch) => {
+                let actions = self.lending.revoke_done(&device, epoch);
+                self.do_lender(actions);
+            }
+            Heard::OpenDone(lease, outcome) => {
+                let actions = self.borrowing.open_done(lease, outcome);
+                self.do_borrower(actions);
+            }
+            Heard::CloseDone(lease) => {
+                let actions = self.borrowing.close_done(lease);
+                self.do_borrower(actions);
+            }
+            Heard::LenderLost(lease, reason) => {
+                let actions = self.borrowing.lender_lost(lease, reason);
+                self.do_borrower(actions);
+                // The guest loses the device now, control plane or not.
+                let (borrower, unplugger) = (self.borrower.clone(), self.unplugger.clone());
+                self.by_lease.run(lease, move || unplug(&borrower, &unplugger, lease));
+            }
+        }
+    }
+
+    fn receive(&mut self, now: Millis, message: Message) {
+        match message {
+            Message::Registered { incarnation } => {
+                self.registered |= incarnation == self.incarnation;
+            }
+            Message::Outlived { incarnation, latest } if incarnation == self.incarnation => {
+                self.incarnation = latest.saturating_add(1);
+                self.lending.set_incarnation(self.incarnation);
+                self.borrowing.set_incarnation(self.incarnation);
+                self.register_at = now;
+            }
+            Message::Arm { .. } | Message::Revoke { .. } => {
+                let actions = self.lending.receive(message);
+                self.do_lender(actions);
+            }
+            other => {
+                let actions = self.borrowing.receive(now, other);
+                self.do_borrower(actions);
+            }
+        }
+    }
+
+    fn do_lender(&mut self, actions: Vec<LenderAction>) {
+        for action in actions {
+            let (lender, heard) = (self.lender.clone(), self.heard.clone());
+            match action {
+                LenderAction::Send(message) => self.say(message),
+                LenderAction::Arm { device, lease, epoch, borrower } => {
+                    self.by_device.run(device.clone(), move || {
+                        let armed = Armed { lease, epoch, borrower };
+                        let outcome = lender.arm(&device, armed).map_err(|e| e.to_string());
+                        let _ = heard.send(Heard::ArmDone(device, epoch, outcome));
+                    });
+                }
+                LenderAction::Revoke { device, epoch } => {
+                    self.by_device.run(device.clone(), move || {
+                        // A device that cannot be run again is reported when it is next armed.
+                        if let Err(error) = lender.revoke(&device, epoch) {
+                            tracing::error!(device, %error, "the function is back, but broken");
+                        }
+                        let _ = heard.send(Heard::RevokeDone(device, epoch));
+                    });
+                }
+            }
+        }
+    }
+
+    fn do_borrower(&mut self, actions: Vec<BorrowerAction>) {
+        for action in actions {
+            let (borrower, heard) = (self.borrower.clone(), self.heard.clone());
+            match action {
+                BorrowerAction::Send(message) => self.say(message),
+                BorrowerAction::Open(grant) => {
+                    let lease = grant.lease;
+                    self.by_lease.run(lease, move || {
+                        let outcome = borrower.open(Grant {
+                            lease,
+                            epoch: grant.epoch,
+                            lender: grant.function.host,
+                            device: grant.function.device,
+                            address: grant.address,
+                        });
+                        let outcome = outcome
+                            .map(|path| path.display().to_string())
+                            .map_err(|error| error.to_string());
+                        let _ = heard.send(Heard::OpenDone(lease, outcome));
+                    });
+                }
+                BorrowerAction::Close { lease, reason } => {
+                    let unplugger = self.unplugger.clone();
+                    self.by_lease.run(lease, move || {
+                        tracing::info!(lease, reason, "letting go");
+                        unplug(&borrower, &unplugger, lease);
+                        borrower.close(lease);
+                        let _ = heard.send(Heard::CloseDone(lease));
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Takes a lease's function out of the VM that uses it, if one does.
+fn unplug(borrower: &Borrower, unplugger: &Unplugger, lease: LeaseId) {
+    if let Some((socket, Some(_user))) = borrower.user(lease) {
+        unplugger.unplug(&socket);
+    }
+}
+
+/// Runs jobs beside, one after the other for each key.
+#[derive(Debug)]
+struct Sequencer<K> {
+    last: HashMap<K, JoinHandle<()>>,
+}
+
+impl<K> Default for Sequencer<K> {
+    fn default() -> Self {
+        Sequencer { last: HashMap::new() }
+    }
+}
+
+impl<K: Hash + Eq> Sequencer<K> {
+    fn run(&mut self, key: K, job: impl FnOnce() + Send + 'static) {
+        self.last.retain(|_, job| !job.is_finished());
+        let before = self.last.remove(&key);
+        let task = tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            if let Err(error) = tokio::task::spawn_blocking(job).await {
+                tracing::error!(%error, "a job of the node failed");
+            }
+        });
+        self.last.insert(key, task);
+    }
+}
+
+/// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
+/// the protocol says it again.
+async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<Message>) {
+    while let Some(first) = outbox.recv().await {
+        let mut messages = vec![first];
+        while let Ok(next) = outbox.try_recv() {
+            messages.push(next);
+        }
+        if let Err(error) = client.say(&host, messages).await {
+            tracing::debug!(%error, "the control plane did not hear");
+        }
+    }
+}
+
+/// Hears what the control plane says, and finds it again whenever it is lost.
+async fn listen(client: Client, host: String, heard: mpsc::UnboundedSender<Heard>) {
+    let mut lost = false;
+    while !heard.is_closed() {
+        match client.listen(&host).await {
+            Ok(mut messages) => {
+                tracing::info!(host, "connected to the control plane");
+                lost = false;
+                let _ = heard.send(Heard::Connected);
+                while let Some(message) = messages.next().await {
+                    let _ = heard.send(Heard::Said(message));
+                }
+            }
+            Err(error) => tracing::debug!(%error, "no control plane"),
+        }
+        if !std::mem::replace(&mut lost, true) {
+            tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
+        }
+        tokio::time::sleep(RECONNECT).await;
+    }
+}

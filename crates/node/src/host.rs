@@ -1,0 +1,150 @@
+//! A whole node: one host's lender, borrower, link and agent, put together and run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_pci::Function;
+use rackbus_pci::engine::EngineOptions;
+use tokio::sync::mpsc;
+
+use crate::agent::{Agent, Heard, Identity};
+use crate::borrower::{Borrower, Grant, LossListener};
+use crate::lender::{LendError, Lender};
+use crate::unplug::Unplugger;
+
+/// What a device is.
+#[derive(Debug, Clone)]
+pub enum DeviceKind {
+    /// An NVMe drive.
+    Nvme(NvmeConfig),
+}
+
+/// A node's description.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// The rack's name.
+    pub rack: String,
+    /// This host.
+    pub host: String,
+    /// The rack's run directory: the node works in the folder `host` of it.
+    pub run_dir: PathBuf,
+    /// The devices that this host lends.
+    pub devices: Vec<(String, DeviceKind)>,
+    /// How the engines poll.
+    pub engine: EngineOptions,
+}
+
+/// The control plane's socket in a run directory.
+pub fn control_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("control.sock")
+}
+
+/// Why a node cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A folder or socket cannot be made.
+    #[error("{path}: {cause}")]
+    Path {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A device cannot be run.
+    #[error(transparent)]
+    Device(#[from] LendError),
+    /// A thread cannot be started.
+    #[error("a thread cannot be started: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Runs the node until the process ends.
+///
+/// # Errors
+/// [`NodeError`], before anything is offered.
+pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
+    let folder = options.run_dir.join(&options.host);
+    let functions = folder.join("functions");
+    let path_error = |path: &Path| {
+        let path = path.to_owned();
+        move |cause| NodeError::Path { path, cause }
+    };
+    std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
+
+    let mut lender = Lender::new(&options.host);
+    for (name, kind) in &options.devices {
+        lender.add(name, factory(kind.clone()), options.engine.clone())?;
+    }
+    let lender = Arc::new(lender);
+
+    let link = folder.join("link.sock");
+    let listener = ShmListener::bind(&link).map_err(path_error(&link))?;
+    attend(listener, &options, lender.clone()).map_err(NodeError::Thread)?;
+
+    let (heard, inbox) = mpsc::unbounded_channel();
+    let unplugger = Unplugger::new(&options.run_dir, &options.host);
+    let losses = Arc::new(Losses(heard.clone()));
+    let borrower =
+        Borrower::new(&options.rack, &options.host, &functions, Arc::new(ShmLink), losses);
+    let identity = Identity {
+        host: options.host.clone(),
+        address: link.display().to_string(),
+        control: control_socket(&options.run_dir),
+    };
+    tracing::info!(host = options.host, devices = options.devices.len(), "node up");
+    Agent::new(identity, lender, Arc::new(borrower), unplugger, heard).run(inbox).await;
+    Ok(())
+}
+
+/// A thread that hears who connects to the link; each conversation gets its own.
+fn attend(
+    listener: ShmListener,
+    options: &NodeOptions,
+    lender: Arc<Lender>,
+) -> std::io::Result<()> {
+    let (rack, host) = (options.rack.clone(), options.host.clone());
+    let accept = move || {
+        loop {
+            let stream = match listener.accept() {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::error!(%error, "the link cannot accept");
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    continue;
+                }
+            };
+            let (lender, rack, host) = (lender.clone(), rack.clone(), host.clone());
+            let talk = move || {
+                if let Some(incoming) = hear(stream, &rack, &host) {
+                    lender.attend(incoming);
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
+                tracing::error!(%error, "a connection to the link was dropped: no thread for it");
+            }
+        }
+    };
+    std::thread::Builder::new().name("link".into()).spawn(accept).map(drop)
+}
+
+fn factory(kind: DeviceKind) -> crate::lender::Factory {
+    Box::new(move || match &kind {
+        DeviceKind::Nvme(config) => {
+            let model = Nvme::new(config).map_err(std::io::Error::other)?;
+            Ok(Box::new(model) as Box<dyn Function>)
+        }
+    })
+}
+
+/// Hands losses to the agent.
+#[derive(Debug)]
+struct Losses(mpsc::UnboundedSender<Heard>);
+
+impl LossListener for Losses {
+    fn lender_lost(&self, grant: &Grant, reason: &str) {
+        tracing::warn!(lease = grant.lease, lender = grant.lender, reason, "the lender is lost");
+        let _ = self.0.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+    }
+}
