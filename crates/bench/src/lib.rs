@@ -1,0 +1,52 @@
+//! Measures rackbus against the machine's own limits and against other systems.
+//!
+//! Whatever is compared runs in turns in one program on the same two processors, under the same
+//! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
+//! the machine's mood than about the program. Each case is a row of [`Row`]s.
+
+#[cfg(feature = "peers")]
+mod blkio_peer;
+mod lent;
+mod machine;
+pub mod nvme;
+mod peers;
+mod raw;
+mod report;
+
+pub use lent::lend;
+pub use machine::Regime;
+pub use raw::serve as serve_raw;
+pub use report::{Report, Row};
+
+/// Why something could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The drive failed.
+    #[error(transparent)]
+    Drive(#[from] rackbus_driver::DriveError),
+    /// The drive could not be made.
+    #[error(transparent)]
+    Nvme(#[from] rackbus_devices::nvme::NvmeError),
+    /// Memory could not be shared.
+    #[error(transparent)]
+    Memory(#[from] rackbus_memory::RegionError),
+    /// A file or a program could not be used.
+    #[error("{what}: {cause}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// The system's reason.
+        cause: std::io::Error,
+    },
+    /// Another system did not work as expected.
+    #[error("{0}")]
+    Peer(String),
+}
+
+impl BenchError {
+    /// Makes an I/O error of `what`.
+    pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+        let what = what.into();
+        move |cause| BenchError::Io { what, cause }
+    }
+}

@@ -1,0 +1,389 @@
+//! The NVMe drive: lent, against the bound, against the same drive without lending, against fio
+//! on the same file, against other systems that serve block devices.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rackbus_devices::nvme::BackingConfig;
+
+use crate::lent::{self, Lender};
+use crate::machine::{Regime, processor_time, wait_quiet};
+use crate::peers::{self, PeerServer};
+use crate::raw::{self, STORE};
+use crate::report::median;
+use crate::{BenchError, Report, Row};
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Bytes of each operation.
+    pub bytes: usize,
+    /// Operations in flight.
+    pub depth: u16,
+    /// Writes instead of reads.
+    pub write: bool,
+    /// At random places, or one after the other.
+    pub random: bool,
+}
+
+impl Load {
+    const fn new(bytes: usize, depth: u16, write: bool, random: bool) -> Load {
+        Load { bytes, depth, write, random }
+    }
+
+    /// The places of a store of `size` bytes, one after the other or by xorshift.
+    pub fn offsets(&self, size: u64) -> impl FnMut() -> u64 + use<> {
+        let (slots, bytes, random) = (size / self.bytes as u64, self.bytes as u64, self.random);
+        let (mut state, mut sequence) = (88_172_645_463_325_252u64, 0u64);
+        move || {
+            let slot = if random {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state
+            } else {
+                sequence += 1;
+                sequence
+            };
+            slot % slots * bytes
+        }
+    }
+}
+
+const READ_1: Load = Load::new(4096, 1, false, true);
+const READ_32: Load = Load::new(4096, 32, false, true);
+const WRITE_1: Load = Load::new(4096, 1, true, true);
+const WRITE_32: Load = Load::new(4096, 32, true, true);
+const SEQUENTIAL: Load = Load::new(128 << 10, 1, false, false);
+const SEQUENTIAL_8: Load = Load::new(128 << 10, 8, false, false);
+/// Memory for data that serves every load.
+const DATA: usize = 8 * (128 << 10);
+
+/// How to measure.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Pairs of runs for each case.
+    pub runs: usize,
+    /// How long each run takes.
+    pub time: Duration,
+    /// Where sockets and images go; the images' file system is part of what is measured.
+    pub dir: PathBuf,
+    /// Only cases whose name contains this.
+    pub only: String,
+}
+
+struct Bench<'a> {
+    settings: &'a Settings,
+    report: &'a mut Report,
+}
+
+/// How a figure is compared.
+#[derive(Clone, Copy)]
+enum As {
+    /// Microseconds for each operation.
+    Latency,
+    /// Thousands of operations per second.
+    Rate,
+    /// Gigabytes per second.
+    Bandwidth(usize),
+}
+
+impl As {
+    fn figure(self, rate: f64) -> f64 {
+        match self {
+            As::Latency => 1e6 / rate,
+            As::Rate => rate / 1e3,
+            As::Bandwidth(bytes) => rate * bytes as f64 / 1e9,
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            As::Latency => "us",
+            As::Rate => "kIOPS",
+            As::Bandwidth(_) => "GB/s",
+        }
+    }
+}
+
+/// Runs all cases and adds their rows to `report`.
+///
+/// # Errors
+/// When rackbus itself fails; a peer that is missing is only left out.
+pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
+    std::fs::create_dir_all(&settings.dir).map_err(BenchError::io("making the work directory"))?;
+    let load = wait_quiet(0.5, Duration::from_secs(20));
+    println!("regime: {}; load before: {load:.2}; {} runs each", regime.name(), settings.runs);
+    let mut bench = Bench { settings, report };
+    bench.against_the_bound()?;
+    bench.against_local()?;
+    bench.against_fio()?;
+    bench.against_servers()?;
+    bench.idle_and_busy()?;
+    bench.borrowing()
+}
+
+impl Bench<'_> {
+    fn wanted(&self, case: &str) -> bool {
+        case.contains(&self.settings.only)
+    }
+
+    /// Measures both in turns and adds the row.
+    fn pairs(
+        &mut self,
+        case: &str,
+        peer_name: &str,
+        unit: &'static str,
+        mut ours: impl FnMut() -> Result<f64, BenchError>,
+        mut peer: impl FnMut() -> Result<f64, BenchError>,
+        relate: fn(f64, f64) -> f64,
+    ) -> Result<(), BenchError> {
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let (mut a, mut b, mut related) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.settings.runs {
+            let (x, y) = (ours()?, peer()?);
+            a.push(x);
+            b.push(y);
+            related.push(relate(x, y));
+        }
+        self.report.add(Row {
+            area: "nvme",
+            case: case.to_owned(),
+            ours: median(&a),
+            peer: median(&b),
+            peer_name: peer_name.to_owned(),
+            unit,
+            ratio: median(&related),
+            runs: self.settings.runs,
+        })
+    }
+
+    fn against_the_bound(&mut self) -> Result<(), BenchError> {
+        let (time, dir) = (self.settings.time, self.settings.dir.clone());
+        let memory = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+        let null = Lender::start(&BackingConfig::Null, &dir, "null")?;
+        let cases = [
+            ("4k read qd1 memory", &memory, READ_1, As::Latency, false),
+            ("4k read qd32 memory", &memory, READ_32, As::Rate, false),
+            ("4k write qd1 memory", &memory, WRITE_1, As::Latency, false),
+            ("4k write qd32 memory", &memory, WRITE_32, As::Rate, false),
+            ("4k read qd1 null", &null, READ_1, As::Latency, true),
+            ("4k read qd32 null", &null, READ_32, As::Rate, true),
+            ("128k sequential qd1 memory", &memory, SEQUENTIAL, As::Bandwidth(128 << 10), false),
+            ("128k sequential qd8 memory", &memory, SEQUENTIAL_8, As::Bandwidth(128 << 10), false),
+        ];
+        for (case, lender, load, kind, is_null) in cases {
+            if !self.wanted(case) {
+                continue;
+            }
+            let mut drive = lender.borrow_drive(DATA)?;
+            fill(&mut drive, time)?;
+            self.pairs(
+                case,
+                "raw bound",
+                kind.unit(),
+                || Ok(kind.figure(lent::run(&mut drive, &load, time)?)),
+                || Ok(kind.figure(raw::run(&load, is_null, time)?)),
+                |ours, raw| ours / raw,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What lending adds to the same drive in the client's own thread.
+    fn against_local(&mut self) -> Result<(), BenchError> {
+        let (time, dir) = (self.settings.time, self.settings.dir.clone());
+        let cases = [
+            ("lending adds, 4k read qd1 memory", BackingConfig::Memory),
+            ("lending adds, 4k read qd1 null", BackingConfig::Null),
+        ];
+        for (case, backing) in cases {
+            if !self.wanted(case) {
+                continue;
+            }
+            let lender = Lender::start(&backing, &dir, "local")?;
+            let mut lent = lender.borrow_drive(DATA)?;
+            let mut local = lent::local_drive(backing, DATA)?;
+            fill(&mut lent, time)?;
+            fill(&mut local, time)?;
+            self.pairs(
+                case,
+                "same drive, not lent",
+                "us added",
+                || Ok(1e6 / lent::run(&mut lent, &READ_1, time)?),
+                || Ok(1e6 / lent::run(&mut local, &READ_1, time)?),
+                |lent, local| lent - local,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// A lent file against fio on the same file, whose pages are in the page cache.
+    fn against_fio(&mut self) -> Result<(), BenchError> {
+        if !peers::installed("fio") {
+            println!("fio is not installed: left out");
+            return Ok(());
+        }
+        let (time, dir) = (self.settings.time, self.settings.dir.clone());
+        let image = dir.join("image");
+        make_image(&image)?;
+        let lender = Lender::start(&BackingConfig::File(image.clone()), &dir, "file")?;
+        let mut drive = lender.borrow_drive(DATA)?;
+        let target = format!("--filename={}", image.display());
+        let fio = |load: &Load, engine| peers::fio(load, engine, &target, STORE as u64, time);
+        for (case, load) in [("4k read qd1 file", READ_1), ("4k write qd1 file", WRITE_1)] {
+            for engine in ["psync", "io_uring"] {
+                self.pairs(
+                    case,
+                    &format!("fio {engine}, mean latency"),
+                    "us added",
+                    || Ok(1e6 / lent::run(&mut drive, &load, time)?),
+                    || Ok(fio(&load, engine)?.mean_us),
+                    |lent, fio| lent - fio,
+                )?;
+            }
+        }
+        for (case, load) in [("4k read qd32 file", READ_32), ("4k write qd32 file", WRITE_32)] {
+            self.pairs(
+                case,
+                "fio io_uring",
+                "kIOPS",
+                || Ok(lent::run(&mut drive, &load, time)? / 1e3),
+                || Ok(fio(&load, "io_uring")?.iops / 1e3),
+                |lent, fio| lent / fio,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Other systems that serve a block device to another process.
+    fn against_servers(&mut self) -> Result<(), BenchError> {
+        let dir = self.settings.dir.clone();
+        if peers::installed("nbdkit") && peers::installed("fio") && self.wanted("nbdkit") {
+            let socket = dir.join("nbdkit.sock");
+            let _ = std::fs::remove_file(&socket);
+            let _server = PeerServer::nbdkit(&socket, STORE as u64)?;
+            let target = format!("--uri=nbd+unix:///?socket={}", socket.display());
+            let lender = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+            let mut drive = lender.borrow_drive(DATA)?;
+            let time = self.settings.time;
+            fill(&mut drive, time)?;
+            for (case, load) in
+                [("4k read qd1 memory, nbdkit", READ_1), ("4k read qd32 memory, nbdkit", READ_32)]
+            {
+                self.pairs(
+                    case,
+                    "nbdkit memory plugin, fio nbd",
+                    "kIOPS",
+                    || Ok(lent::run(&mut drive, &load, time)? / 1e3),
+                    || Ok(peers::fio(&load, "nbd", &target, STORE as u64, time)?.iops / 1e3),
+                    |lent, nbd| lent / nbd,
+                )?;
+            }
+        }
+        self.against_qemu(&dir)
+    }
+
+    #[cfg(not(feature = "peers"))]
+    fn against_qemu(&mut self, _dir: &Path) -> Result<(), BenchError> {
+        println!("built without the peers feature: qemu-storage-daemon left out");
+        Ok(())
+    }
+
+    #[cfg(feature = "peers")]
+    fn against_qemu(&mut self, dir: &Path) -> Result<(), BenchError> {
+        let case = |name: &str| format!("{name} file, qemu-storage-daemon");
+        if !peers::installed("qemu-storage-daemon") || !self.wanted(&case("4k read qd1")) {
+            println!("qemu-storage-daemon left out");
+            return Ok(());
+        }
+        let (socket, theirs, ours) =
+            (dir.join("qsd.sock"), dir.join("image-qsd"), dir.join("image"));
+        let _ = std::fs::remove_file(&socket);
+        make_image(&theirs)?;
+        make_image(&ours)?;
+        let _server = PeerServer::qemu_storage_daemon(&socket, &theirs)?;
+        let lender = Lender::start(&BackingConfig::File(ours), dir, "file")?;
+        let mut drive = lender.borrow_drive(DATA)?;
+        let time = self.settings.time;
+        for (name, load) in [("4k read qd1", READ_1), ("4k read qd32", READ_32)] {
+            self.pairs(
+                &case(name),
+                "qemu-storage-daemon vhost-user-blk, blkio",
+                "kIOPS",
+                || Ok(lent::run(&mut drive, &load, time)? / 1e3),
+                || Ok(crate::blkio_peer::run(&socket, &load, STORE as u64, time)? / 1e3),
+                |lent, qemu| lent / qemu,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The processor time of a lender whose drive is open: idle, and under load.
+    fn idle_and_busy(&mut self) -> Result<(), BenchError> {
+        let dir = self.settings.dir.clone();
+        let lender = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+        let mut drive = lender.borrow_drive(DATA)?;
+        let share = |work: &mut dyn FnMut() -> Result<(), BenchError>| {
+            let (before, start) = (processor_time(lender.pid()), Instant::now());
+            work()?;
+            let used = processor_time(lender.pid()).saturating_sub(before);
+            Ok::<f64, BenchError>(100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64())
+        };
+        let second = Duration::from_secs(1);
+        self.pairs(
+            "lender's processor, idle",
+            "the same, busy",
+            "% of a cpu",
+            || {
+                share(&mut || {
+                    std::thread::sleep(second);
+                    Ok(())
+                })
+            },
+            || share(&mut || lent::run(&mut drive, &READ_1, second).map(drop)),
+            |idle, busy| idle / busy,
+        )
+    }
+
+    /// From asking for the drive to its first block, and from giving it back to the next one who
+    /// has it, both straight at the lender.
+    fn borrowing(&mut self) -> Result<(), BenchError> {
+        let dir = self.settings.dir.clone();
+        let lender = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+        let mut block = vec![0; 4096];
+        let mut first_read = || {
+            let start = Instant::now();
+            lender.borrow_drive(DATA)?.read(0, &mut block)?;
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        let limit = || Ok(50.0);
+        self.pairs("borrow to first read", "limit", "ms", &mut first_read, limit, |a, b| a / b)?;
+        let again = || {
+            let drive = lender.borrow_drive(DATA)?;
+            let start = Instant::now();
+            drop(drive);
+            drop(lender.borrow_drive(DATA)?);
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        self.pairs("return to next borrower", "limit", "ms", again, limit, |a, b| a / b)
+    }
+}
+
+/// Writes the whole drive, so that reads find memory and not untouched pages.
+fn fill(drive: &mut rackbus_driver::Drive, time: Duration) -> Result<(), BenchError> {
+    let chunk = vec![0x5a; 1 << 20];
+    let block = drive.info().block_size as usize;
+    for at in (0..STORE).step_by(chunk.len()) {
+        drive.write((at / block) as u64, &chunk, false)?;
+    }
+    lent::run(drive, &READ_1, time / 10).map(drop)
+}
+
+/// Makes an image and brings it into the page cache.
+fn make_image(path: &Path) -> Result<(), BenchError> {
+    std::fs::write(path, vec![0x5a; STORE]).map_err(BenchError::io("writing the image"))?;
+    std::fs::read(path).map(drop).map_err(BenchError::io("reading the image"))
+}

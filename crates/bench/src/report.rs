@@ -1,0 +1,107 @@
+//! Rows of results: printed for people, appended as JSON for programs.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::BenchError;
+
+/// One comparison.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// What part of rackbus it is about.
+    pub area: &'static str,
+    /// What was done.
+    pub case: String,
+    /// Our figure, median.
+    pub ours: f64,
+    /// The other one's, median.
+    pub peer: f64,
+    /// Who the other one is.
+    pub peer_name: String,
+    /// The unit of both.
+    pub unit: &'static str,
+    /// Median of the ratios of neighbouring runs, ours to the other one's; for unit "us added"
+    /// the median of the differences.
+    pub ratio: f64,
+    /// How many pairs of runs.
+    pub runs: usize,
+}
+
+/// The value in the middle.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+/// Collects rows.
+#[derive(Debug)]
+pub struct Report {
+    file: Option<File>,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    /// Appends rows to the file at `path`, or only prints them.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn new(path: Option<&Path>) -> Result<Report, BenchError> {
+        let open = |path: &Path| {
+            if let Some(dir) = path.parent() {
+                std::fs::create_dir_all(dir)?;
+            }
+            OpenOptions::new().create(true).append(true).open(path)
+        };
+        let file = path
+            .map(|path| open(path).map_err(BenchError::io(format!("writing {}", path.display()))))
+            .transpose()?;
+        println!(
+            "{:<38} {:>12} {:>12} {:<10} {:>8}  against",
+            "case", "ours", "peer", "unit", "ratio"
+        );
+        Ok(Report { file, rows: Vec::new() })
+    }
+
+    /// Takes one row.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add(&mut self, row: Row) -> Result<(), BenchError> {
+        println!(
+            "{:<38} {:>12.3} {:>12.3} {:<10} {:>8.3}  {}",
+            row.case, row.ours, row.peer, row.unit, row.ratio, row.peer_name
+        );
+        if let Some(file) = &mut self.file {
+            let line =
+                serde_json::to_string(&row).map_err(|error| BenchError::Peer(error.to_string()))?;
+            writeln!(file, "{line}").map_err(BenchError::io("writing results"))?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// The rows so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+}
