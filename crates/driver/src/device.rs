@@ -18,7 +18,7 @@ const COMMAND: u64 = 4;
 const ENABLE: u16 = 0b110;
 
 /// A PCI function with a controller behind BAR 0.
-pub trait Device {
+pub trait Device: Send {
     /// Reads at `offset` of BAR 0.
     ///
     /// # Errors
