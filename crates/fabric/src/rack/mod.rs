@@ -1,0 +1,204 @@
+//! The rack file: the one description of a rack, its hosts, devices and, where wanted, the
+//! physical fabric between them.
+//!
+//! ```toml
+//! name = "demo"
+//!
+//! [hosts.alpha.devices.nvme0]
+//! kind = "nvme"
+//! size = "1 GiB"
+//!
+//! [hosts.beta]
+//! ```
+//!
+//! Reading is pure: text in, [`Rack`] or [`RackError`] out. A wrong file is refused with line,
+//! column, what is wrong and what is allowed; nothing is guessed and no key is passed over.
+
+mod file;
+mod names;
+mod values;
+
+use std::path::PathBuf;
+
+pub use names::{BadFunctionName, FunctionName};
+pub use values::format_size;
+
+/// A rack, as its file describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rack {
+    /// Its name.
+    pub name: String,
+    /// Its hosts, in the file's order; at least one.
+    pub hosts: Vec<Host>,
+    /// The control plane.
+    pub control: Control,
+    /// The physical fabric, where the file tells one.
+    pub fabric: Option<Fabric>,
+}
+
+/// One host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its memory in bytes.
+    pub memory: u64,
+    /// Whether its IOMMU checks what its devices reach (then their traffic crosses the root).
+    pub iommu: bool,
+    /// Its devices, in the file's order.
+    pub devices: Vec<Device>,
+}
+
+/// One device of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name on the host.
+    pub name: String,
+    /// What it is.
+    pub kind: DeviceKind,
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// An NVMe drive.
+    Nvme(Nvme),
+}
+
+impl DeviceKind {
+    /// The word in the file: `nvme`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            DeviceKind::Nvme(_) => "nvme",
+        }
+    }
+}
+
+/// An NVMe drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nvme {
+    /// Its capacity in bytes, a multiple of the block size.
+    pub size: u64,
+    /// Bytes of a logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Where its data is.
+    pub backing: Backing,
+    /// Its serial number: at most 20 printable ASCII characters.
+    pub serial: String,
+}
+
+/// Where a drive's data is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backing {
+    /// In a file that rackbus keeps in its state directory.
+    State,
+    /// In this file or block device; a relative path counts from the rack file's folder.
+    Path(PathBuf),
+    /// In the node's memory, and lost with it.
+    Memory,
+    /// Nowhere: writes are forgotten, reads give zeroes. For measuring.
+    Null,
+}
+
+impl std::fmt::Display for Backing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Backing::State => f.write_str("file"),
+            Backing::Path(path) => write!(f, "{}", path.display()),
+            Backing::Memory => f.write_str("memory"),
+            Backing::Null => f.write_str("null"),
+        }
+    }
+}
+
+/// How the control plane runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Control {
+    /// How long a lease lives without being renewed, in milliseconds.
+    pub lease_ttl_ms: u64,
+    /// How long a guest may take to let go of a device that is returned, in milliseconds.
+    pub return_grace_ms: u64,
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Control { lease_ttl_ms: 15_000, return_grace_ms: 20_000 }
+    }
+}
+
+/// The physical fabric: adapters in hosts, switches between them, links.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Fabric {
+    /// NTB adapters.
+    pub adapters: Vec<Adapter>,
+    /// Switches outside of hosts.
+    pub switches: Vec<String>,
+    /// Cables.
+    pub links: Vec<Cable>,
+}
+
+/// An NTB adapter in a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name.
+    pub name: String,
+    /// The host it is in.
+    pub host: String,
+}
+
+/// A cable between two adapters or switches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cable {
+    /// Its ends.
+    pub ends: [String; 2],
+    /// PCIe generation, 1 to 6.
+    pub generation: u8,
+    /// Lanes: 1, 2, 4, 8 or 16.
+    pub lanes: u8,
+}
+
+/// What is wrong with a rack file, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}:{column}: {what}; {allowed}")]
+pub struct RackError {
+    /// The file, as it was named.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The column in characters, from 1.
+    pub column: usize,
+    /// What is wrong.
+    pub what: String,
+    /// What is allowed there.
+    pub allowed: String,
+}
+
+impl Rack {
+    /// Reads a rack file's `text`; `file` is its name, for messages.
+    ///
+    /// # Errors
+    /// [`RackError`] for the first thing that is wrong.
+    pub fn parse(file: &str, text: &str) -> Result<Rack, RackError> {
+        file::parse(text).map_err(|problem| problem.locate(file, text))
+    }
+
+    /// The host of that name.
+    pub fn host(&self, name: &str) -> Option<&Host> {
+        self.hosts.iter().find(|host| host.name == name)
+    }
+
+    /// All functions, by name.
+    pub fn functions(&self) -> impl Iterator<Item = (FunctionName, &Device)> {
+        self.hosts.iter().flat_map(|host| {
+            host.devices.iter().map(|device| {
+                (
+                    FunctionName { host: host.name.clone(), device: device.name.clone(), vf: None },
+                    device,
+                )
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
