@@ -47,14 +47,9 @@ impl Vm {
         let host = spec.dir.ancestors().nth(2).and_then(Path::file_name);
         let record = Record {
             name: spec.name.clone(),
-            host: host
-                .map(|h| h.to_string_lossy().into_owned())
-                .unwrap_or_default(),
+            host: host.map(|h| h.to_string_lossy().into_owned()).unwrap_or_default(),
             pid: 0,
-            started: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs(),
+            started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             memory_mib: spec.memory_mib,
             cpus: spec.cpus,
             accel: accel.name().to_owned(),
@@ -67,11 +62,7 @@ impl Vm {
             dir: spec.dir.clone(),
         };
         let child = start_qemu(&assets.qemu()?, &args, spec)?;
-        let mut vm = Self {
-            record,
-            child: Some(child),
-            agent: None,
-        };
+        let mut vm = Self { record, child: Some(child), agent: None };
         match vm.wait_controllable() {
             Ok(()) => Ok(vm),
             Err(error) => {
@@ -84,11 +75,7 @@ impl Vm {
     /// A VM that another process started.
     #[must_use]
     pub fn attach(record: Record) -> Self {
-        Self {
-            record,
-            child: None,
-            agent: None,
-        }
+        Self { record, child: None, agent: None }
     }
 
     /// What is known of it.
@@ -133,9 +120,7 @@ impl Vm {
         if self.agent.is_none() {
             self.agent = Some(Agent::connect(&self.record.dir.join("agent.sock"))?);
         }
-        self.agent
-            .as_ref()
-            .ok_or_else(|| VmError::Invalid("no agent".into()))
+        self.agent.as_ref().ok_or_else(|| VmError::Invalid("no agent".into()))
     }
 
     /// Runs a command in the guest; see [`Agent::exec`].
@@ -183,10 +168,7 @@ impl Vm {
             ) {
                 Ok(_) => return Ok(()),
                 Err(VmError::TimedOut { what, .. }) if asked.elapsed() >= UNPLUG => {
-                    return Err(VmError::TimedOut {
-                        what,
-                        limit: UNPLUG,
-                    });
+                    return Err(VmError::TimedOut { what, limit: UNPLUG });
                 }
                 Err(VmError::TimedOut { .. }) => {}
                 Err(error) => return Err(error),
@@ -209,13 +191,10 @@ impl Vm {
     pub fn shutdown(mut self) -> Result<()> {
         let off = if self.record.boot.starts_with("guest ") {
             // The prepared guests have nobody who listens for the power button.
-            self.agent()
-                .and_then(|a| a.start("sync; poweroff -f", SHUTDOWN))
-                .is_ok()
+            self.agent().and_then(|a| a.start("sync; poweroff -f", SHUTDOWN)).is_ok()
         } else {
             let qmp = self.record.qmp();
-            qmp.and_then(|mut q| q.command("system_powerdown", &json!({})))
-                .is_ok()
+            qmp.and_then(|mut q| q.command("system_powerdown", &json!({}))).is_ok()
         };
         let deadline = Instant::now() + SHUTDOWN;
         while off && self.alive() && Instant::now() < deadline {
@@ -235,9 +214,8 @@ impl Vm {
                 let _ = child.wait();
             }
             None => {
-                let pid = i32::try_from(self.record.pid)
-                    .ok()
-                    .and_then(rustix::process::Pid::from_raw);
+                let pid =
+                    i32::try_from(self.record.pid).ok().and_then(rustix::process::Pid::from_raw);
                 if let Some(pid) = pid.filter(|_| self.record.alive()) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                     while self.record.alive() {
@@ -275,10 +253,7 @@ impl Vm {
         while !self.record.dir.join("agent.sock").exists() || self.record.qmp().is_err() {
             self.check_running()?;
             if Instant::now() >= deadline {
-                return Err(VmError::TimedOut {
-                    what: "the start of QEMU".into(),
-                    limit: START,
-                });
+                return Err(VmError::TimedOut { what: "the start of QEMU".into(), limit: START });
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -300,11 +275,7 @@ impl Vm {
         let log = fs::read_to_string(self.record.dir.join("qemu.log")).unwrap_or_default();
         let last: Vec<&str> = log.lines().filter(|l| !l.is_empty()).collect();
         let tail = last[last.len().saturating_sub(3)..].join("; ");
-        VmError::Ended {
-            name: self.record.name.clone(),
-            status,
-            tail,
-        }
+        VmError::Ended { name: self.record.name.clone(), status, tail }
     }
 }
 
@@ -321,20 +292,14 @@ fn prepare_dir(dir: &Path, name: &str) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io("clear", dir)(e)),
         _ => {}
     }
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(io("make", dir))
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))
 }
 
 fn start_qemu(qemu: &PathBuf, args: &[String], spec: &VmSpec) -> Result<Child> {
     let log = spec.dir.join("qemu.log");
     let file = File::create(&log).map_err(io("write", &log))?;
     let mut command = Command::new(qemu);
-    command
-        .args(args)
-        .stderr(file.try_clone().map_err(io("write", &log))?);
+    command.args(args).stderr(file.try_clone().map_err(io("write", &log))?);
     match spec.console {
         Console::Terminal => {}
         Console::Socket => {

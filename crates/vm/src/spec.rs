@@ -131,25 +131,16 @@ impl VmSpec {
         let invalid = |text: String| Err(VmError::Invalid(text));
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(plain) {
-            return invalid(format!(
-                "VM name '{}': use letters, digits, '-', '_', '.'",
-                self.name
-            ));
+            return invalid(format!("VM name '{}': use letters, digits, '-', '_', '.'", self.name));
         }
         if self.memory_mib < 128 || self.memory_mib > 1 << 20 {
-            return invalid(format!(
-                "memory of {} MiB: give 128M to 1T",
-                self.memory_mib
-            ));
+            return invalid(format!("memory of {} MiB: give 128M to 1T", self.memory_mib));
         }
         if self.cpus == 0 || self.cpus > 255 {
             return invalid(format!("{} processors: give 1 to 255", self.cpus));
         }
         if self.ports() > 28 {
-            return invalid(format!(
-                "{} functions and spare ports: at most 28",
-                self.ports()
-            ));
+            return invalid(format!("{} functions and spare ports: at most 28", self.ports()));
         }
         let longest = self.dir.join("console.sock");
         let sockets = self.functions.iter().map(|f| &f.socket).chain([&longest]);
@@ -183,16 +174,9 @@ impl VmSpec {
                     &json!({"driver": "raw", "node-name": "tools", "read-only": true, "file": {
                         "driver": "file", "filename": text(&files.tools)?, "locking": "off"}}),
                 );
-                args.json(
-                    "-device",
-                    &json!({"driver": "virtio-blk-pci", "drive": "tools"}),
-                );
+                args.json("-device", &json!({"driver": "virtio-blk-pci", "drive": "tools"}));
             }
-            Boot::Kernel {
-                kernel,
-                initrd,
-                append,
-            } => {
+            Boot::Kernel { kernel, initrd, append } => {
                 args.put("-kernel", &text(kernel)?);
                 if let Some(initrd) = initrd {
                     args.put("-initrd", &text(initrd)?);
@@ -220,46 +204,23 @@ impl VmSpec {
     fn control_args(&self, args: &mut Args) {
         let socket = |name: &str| {
             let path = self.dir.join(name);
-            format!(
-                "path={},server=on,wait=off",
-                path.display().to_string().replace(',', ",,")
-            )
+            format!("path={},server=on,wait=off", path.display().to_string().replace(',', ",,"))
         };
         args.put("-chardev", &format!("socket,id=qmp,{}", socket("qmp.sock")));
         args.put("-mon", "chardev=qmp,mode=control");
-        args.put(
-            "-chardev",
-            &format!("socket,id=monitor,{}", socket("monitor.sock")),
-        );
+        args.put("-chardev", &format!("socket,id=monitor,{}", socket("monitor.sock")));
         args.put("-mon", "chardev=monitor,mode=control,pretty=on");
-        args.put(
-            "-chardev",
-            &format!("socket,id=agent,{}", socket("agent.sock")),
-        );
+        args.put("-chardev", &format!("socket,id=agent,{}", socket("agent.sock")));
         args.put("-device", "virtio-serial-pci");
-        args.put(
-            "-device",
-            "virtserialport,chardev=agent,name=org.rackbus.agent.0",
-        );
-        let log = self
-            .dir
-            .join("console.log")
-            .display()
-            .to_string()
-            .replace(',', ",,");
+        args.put("-device", "virtserialport,chardev=agent,name=org.rackbus.agent.0");
+        let log = self.dir.join("console.log").display().to_string().replace(',', ",,");
         match self.console {
             Console::Terminal => {
-                args.put(
-                    "-chardev",
-                    &format!("stdio,id=console,mux=on,signal=off,logfile={log}"),
-                );
+                args.put("-chardev", &format!("stdio,id=console,mux=on,signal=off,logfile={log}"));
             }
             Console::Socket => {
                 let socket = socket("console.sock");
-                args.put(
-                    "-chardev",
-                    &format!("socket,id=console,{socket},logfile={log}"),
-                );
+                args.put("-chardev", &format!("socket,id=console,{socket},logfile={log}"));
             }
         }
         args.put("-serial", "chardev:console");
@@ -270,17 +231,11 @@ impl VmSpec {
             let number = port + 1;
             args.put(
                 "-device",
-                &format!(
-                    "pcie-root-port,id={},chassis={number},slot={number}",
-                    port_id(port)
-                ),
+                &format!("pcie-root-port,id={},chassis={number},slot={number}", port_id(port)),
             );
         }
         for (port, function) in self.functions.iter().enumerate() {
-            args.json(
-                "-device",
-                &device(&function.name, &function.socket, &port_id(port)),
-            );
+            args.json("-device", &device(&function.name, &function.socket, &port_id(port)));
         }
     }
 }
@@ -294,11 +249,7 @@ pub(crate) fn port_id(port: usize) -> String {
 #[must_use]
 pub fn device_id(name: &str) -> String {
     let plain = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '.' {
-            c
-        } else {
-            '-'
-        }
+        if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }
     };
     format!("fn-{}", name.chars().map(plain).collect::<String>())
 }
@@ -337,11 +288,7 @@ mod tests {
     use super::*;
 
     fn spec() -> VmSpec {
-        let boot = Boot::Kernel {
-            kernel: "/k".into(),
-            initrd: None,
-            append: String::new(),
-        };
+        let boot = Boot::Kernel { kernel: "/k".into(), initrd: None, append: String::new() };
         let mut spec = VmSpec::new("one", Path::new("/run/r/beta/vms/one"), boot);
         spec.accel = Some(Accel::Tcg);
         spec
@@ -351,16 +298,10 @@ mod tests {
     fn every_function_has_a_port_of_its_own_and_memory_is_shared() {
         let mut spec = spec();
         for name in ["alpha/nvme0", "gamma/nvme1"] {
-            spec.functions.push(FunctionSpec {
-                name: name.into(),
-                socket: "/run/s".into(),
-            });
+            spec.functions.push(FunctionSpec { name: name.into(), socket: "/run/s".into() });
         }
         let args = spec.args(&Assets::of_user()).expect("args");
-        let ports = args
-            .iter()
-            .filter(|a| a.starts_with("pcie-root-port,"))
-            .count();
+        let ports = args.iter().filter(|a| a.starts_with("pcie-root-port,")).count();
         assert_eq!(ports, 2 + usize::from(DEFAULT_SPARE_PORTS));
         let devices: Vec<Value> = args
             .iter()
@@ -376,10 +317,7 @@ mod tests {
             .filter_map(|a| serde_json::from_str(a).ok())
             .find(|v: &Value| v["id"] == "ram")
             .expect("the memory object");
-        assert_eq!(
-            (&memory["share"], &memory["size"]),
-            (&json!(true), &json!(512 << 20))
-        );
+        assert_eq!((&memory["share"], &memory["size"]), (&json!(true), &json!(512 << 20)));
     }
 
     #[test]
@@ -387,9 +325,7 @@ mod tests {
         let refused = |change: fn(&mut VmSpec)| {
             let mut spec = spec();
             change(&mut spec);
-            spec.args(&Assets::of_user())
-                .expect_err("refused")
-                .to_string()
+            spec.args(&Assets::of_user()).expect_err("refused").to_string()
         };
         assert!(refused(|s| s.name = "a/b".into()).contains("VM name"));
         assert!(refused(|s| s.memory_mib = 1).contains("128M"));
