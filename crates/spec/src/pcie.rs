@@ -84,6 +84,8 @@ pub mod bar {
 pub mod capability {
     /// PCI power management.
     pub const POWER_MANAGEMENT: u8 = 0x01;
+    /// MSI.
+    pub const MSI: u8 = 0x05;
     /// PCI Express.
     pub const PCI_EXPRESS: u8 = 0x10;
     /// MSI-X.
@@ -148,6 +150,23 @@ pub mod express {
     pub const LINK_WIDTH_SHIFT: u32 = 4;
     /// Device control 2: the completion time-out value's bits.
     pub const DEVCTL2_WRITABLE: u16 = 0x1f;
+}
+
+/// The MSI capability with a 64-bit address and without masks (section 7.7.1), offsets from its
+/// start.
+pub mod msi {
+    /// Message control, 16 bits.
+    pub const CONTROL: u16 = 0x2;
+    /// Message address, 64 bits; the data follow it.
+    pub const ADDRESS: u16 = 0x4;
+    /// Message data, 16 bits.
+    pub const DATA: u16 = 0xc;
+    /// Bytes of the capability.
+    pub const SIZE: u16 = 0xe;
+    /// Message control: the function may use MSI.
+    pub const CONTROL_ENABLE: u16 = 1 << 0;
+    /// Message control: the address has 64 bits.
+    pub const CONTROL_64BIT: u16 = 1 << 7;
 }
 
 /// The MSI-X capability and table (section 7.7.2), offsets from its start.

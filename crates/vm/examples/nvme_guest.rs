@@ -6,7 +6,8 @@
 use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
-use rackbus_pci::vfio_user::serve_function;
+use rackbus_pci::Engine;
+use rackbus_pci::vfio_user::{Device, EngineDevice, MsiView, Server};
 use rackbus_vm::{Assets, Boot, Guest, Vm, VmSpec};
 
 const USUAL: [&str; 2] = [
@@ -25,7 +26,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::env::temp_dir().join(format!("rackbus-nvme-guest-{}", std::process::id()));
     let socket = dir.with_extension("sock");
     let drive = Nvme::new(&NvmeConfig::memory(64 << 20, "EXAMPLE"))?;
-    let served = serve_function(Box::new(drive), &socket, Default::default())?;
+    let engine = Engine::start("example", Box::new(drive), Default::default())?;
+    let device = EngineDevice::new(engine.handle().clone())?;
+    let server = Server::bind(&socket, move || {
+        Ok(Box::new(MsiView::new(device.session())?) as Box<dyn Device>)
+    })?;
 
     let start = Instant::now();
     let spec = VmSpec::new("example", &dir, Boot::Guest(guest.unwrap_or_default()));
@@ -49,6 +54,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("unplugged in {:?}", start.elapsed());
     vm.shutdown()?;
     println!("switched off after {:?}", start.elapsed());
-    drop(served);
+    drop(server);
     Ok(())
 }

@@ -319,7 +319,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
     if data != IrqSetFlags::DATA_EVENTFD && fds > 0 {
         return Err(invalid("SET_IRQS got descriptors it did not announce"));
     }
-    let wired = matches!(set.index, irq::INTX | irq::MSIX);
+    let wired = matches!(set.index, irq::INTX | irq::MSI | irq::MSIX);
     Ok(match (data, action) {
         (IrqSetFlags::DATA_EVENTFD, IrqSetFlags::ACTION_TRIGGER) => {
             // All vectors of a message get a wire, or none does.
@@ -329,7 +329,8 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
             let mut given = message.fds.into_iter();
             let wires: Vec<_> = (0..set.count).map(|_| given.next()).collect();
             match set.index {
-                irq::MSIX => Some(IrqChange::WireMsix(set.start, wires)),
+                // A device has one of the two kinds of message.
+                irq::MSI | irq::MSIX => Some(IrqChange::WireMsix(set.start, wires)),
                 irq::INTX if set.count == 1 => {
                     Some(IrqChange::WireIntx(wires.into_iter().next().flatten()))
                 }
@@ -338,7 +339,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
         }
         (IrqSetFlags::DATA_NONE, IrqSetFlags::ACTION_TRIGGER) if set.count == 0 => {
             match set.index {
-                irq::MSIX => Some(IrqChange::UnwireMsix),
+                irq::MSI | irq::MSIX => Some(IrqChange::UnwireMsix),
                 irq::INTX => Some(IrqChange::WireIntx(None)),
                 _ => None,
             }
@@ -346,7 +347,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
         (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL, IrqSetFlags::ACTION_TRIGGER) if wired => {
             let vectors = selected.iter().filter_map(|i| u16::try_from(set.start + i).ok());
             match (set.index, selected.is_empty()) {
-                (irq::MSIX, _) => Some(IrqChange::FireMsix(vectors.collect())),
+                (irq::MSI | irq::MSIX, _) => Some(IrqChange::FireMsix(vectors.collect())),
                 (_, false) => Some(IrqChange::FireIntx),
                 (_, true) => None,
             }
