@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_link::{Hello, Link, Service, VERSION};
-use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server};
+use rackbus_pci::vfio_user::{Device, DeviceError, MsiView, Opener, Server};
 use rustix::io::Errno;
 
 use crate::remote::RemoteDevice;
@@ -173,6 +173,8 @@ impl Opener for AttachOpener {
             }),
         );
         let device = device.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
-        Ok(Box::new(device))
+        // Without MSI-X a function can be taken out of a running QEMU, which the loss of its
+        // lender needs.
+        Ok(Box::new(MsiView::new(device)?))
     }
 }

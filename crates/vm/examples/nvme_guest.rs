@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         print!("{}", String::from_utf8_lossy(&output.stderr));
     }
     let start = Instant::now();
+    assert_eq!(vm.functions()?.first().map(|f| f.socket.as_path()), Some(socket.as_path()));
     vm.hot_remove(&id)?;
     println!("unplugged in {:?}", start.elapsed());
     vm.shutdown()?;

@@ -61,6 +61,9 @@ impl Vm {
             ports: spec.functions.len() + usize::from(spec.spare_ports),
             dir: spec.dir.clone(),
         };
+        for function in &spec.functions {
+            record.note_plugged(&device_id(&function.name), &function.socket)?;
+        }
         let child = start_qemu(&assets.qemu()?, &args, spec)?;
         let mut vm = Self { record, child: Some(child), agent: None };
         match vm.wait_controllable() {
@@ -140,8 +143,10 @@ impl Vm {
         let mut qmp = self.record.qmp()?;
         let port = free_port(&mut qmp, self.record.ports)?
             .ok_or_else(|| VmError::NoFreePort(self.record.name.clone()))?;
+        let id = device_id(name);
+        self.record.note_plugged(&id, socket)?;
         qmp.command("device_add", &device(name, socket, &port))?;
-        Ok(device_id(name))
+        Ok(id)
     }
 
     /// Unplugs a function: asks the guest and waits until it has let go.
@@ -181,7 +186,7 @@ impl Vm {
     /// # Errors
     /// When QEMU does not answer.
     pub fn functions(&self) -> Result<Vec<Plugged>> {
-        plugged(&mut self.record.qmp()?)
+        plugged(&self.record, &mut self.record.qmp()?)
     }
 
     /// Switches the guest off, and ends it when it does not do so in time. Waits until it is gone.

@@ -1,8 +1,8 @@
 //! Where the VMs of a host are found: a folder each under `<run directory>/<host>/vms`, with the
 //! VM's sockets and a record of it.
 //!
-//! What is plugged into a VM is asked of QEMU itself, which knows best: people may plug by hand.
-//! So a node that loses a lender finds the VM that uses the function by the socket it serves.
+//! What is plugged into a VM is noted there as well, so a node that loses a lender finds the VM
+//! that uses the function by the socket it serves.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,19 @@ impl Record {
         command.windows(socket.len()).any(|part| part == socket)
     }
 
+    /// Where the socket of the function with this id is noted.
+    pub(crate) fn note(&self, id: &str) -> PathBuf {
+        self.dir.join("functions").join(id)
+    }
+
+    /// Notes that the function with this id uses `socket`.
+    pub(crate) fn note_plugged(&self, id: &str, socket: &Path) -> Result<()> {
+        let note = self.note(id);
+        let folder = self.dir.join("functions");
+        fs::create_dir_all(&folder).map_err(io("make", &folder))?;
+        fs::write(&note, socket.as_os_str().as_encoded_bytes()).map_err(io("write", &note))
+    }
+
     /// Connects to its QEMU.
     ///
     /// # Errors
@@ -123,7 +136,7 @@ pub fn find_by_socket(
     socket: &Path,
 ) -> Result<Option<(Record, String)>> {
     for record in list(run_dir, host)? {
-        let plugged = record.qmp().and_then(|mut qmp| plugged(&mut qmp));
+        let plugged = record.qmp().and_then(|mut qmp| plugged(&record, &mut qmp));
         let device = plugged.unwrap_or_default().into_iter().find(|p| p.socket == socket);
         if let Some(device) = device {
             return Ok(Some((record, device.id)));
@@ -132,23 +145,20 @@ pub fn find_by_socket(
     Ok(None)
 }
 
-/// The vfio-user functions that a QEMU has now.
+/// The functions of a VM: those that rackbus plugged in and its QEMU still has.
 ///
 /// # Errors
 /// When QEMU does not answer.
-pub fn plugged(qmp: &mut Qmp) -> Result<Vec<Plugged>> {
+pub fn plugged(record: &Record, qmp: &mut Qmp) -> Result<Vec<Plugged>> {
     let devices = qmp.command("qom-list", &json!({"path": "/machine/peripheral"}))?;
     let mut found = Vec::new();
     for device in devices.as_array().into_iter().flatten() {
         if device["type"] != "child<vfio-user-pci>" {
             continue;
         }
-        let Some(id) = device["name"].as_str() else {
-            continue;
-        };
-        let path = format!("/machine/peripheral/{id}");
-        let socket = qmp.command("qom-get", &json!({"path": path, "property": "socket"}))?;
-        if let Some(socket) = socket["path"].as_str() {
+        // QEMU does not tell the socket of a function, so it is noted when it is plugged in.
+        let Some(id) = device["name"].as_str() else { continue };
+        if let Ok(socket) = fs::read_to_string(record.note(id)) {
             found.push(Plugged { id: id.to_owned(), socket: socket.into() });
         }
     }
