@@ -1,8 +1,13 @@
-//! I/O commands against a model of the disk.
+//! I/O commands against a model of the disk, on memory and on files.
 
-use rackbus_spec::nvme::{IoOpcode, Status};
+use proptest::prelude::*;
+use rackbus_spec::nvme::data::DsmRange;
+use zerocopy::IntoBytes;
 
 use super::*;
+
+const BLOCKS: u64 = 256;
+const BLOCK: usize = 512;
 
 #[test]
 fn what_is_written_is_read() {
@@ -11,12 +16,217 @@ fn what_is_written_is_read() {
     assert_eq!(host.write_blocks(8, &data), Status::SUCCESS);
     assert_eq!(host.read_blocks(8, 4096), data);
     assert_eq!(host.read_blocks(0, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn wrong_commands_have_their_status_and_change_nothing() {
+    let mut host = Host::with_memory(BLOCKS * BLOCK as u64);
     let buffer = host.scratch();
-    host.poke(buffer, &data);
-    assert_eq!(host.status(1, transfer(IoOpcode::Compare, 8, 4096, buffer)), Status::SUCCESS);
-    host.poke(buffer, &[0xff]);
-    assert_eq!(
-        host.status(1, transfer(IoOpcode::Compare, 8, 4096, buffer)),
-        Status::COMPARE_FAILURE
-    );
+    host.write_blocks(BLOCKS - 1, &[5; BLOCK]);
+    let last = transfer(IoOpcode::Write, BLOCKS - 1, 2 * BLOCK, buffer);
+    let wraps = transfer(IoOpcode::Write, u64::MAX, BLOCK, buffer);
+    let mut fused = transfer(IoOpcode::Write, 0, BLOCK, buffer);
+    fused.cdw0.set_fuse(1);
+    let too_long = Sqe { cdw12: 0xffff, ..transfer(IoOpcode::Verify, 0, BLOCK, buffer) };
+    let mut no_namespace = transfer(IoOpcode::Write, 0, BLOCK, buffer);
+    no_namespace.nsid = 2;
+    let all = Sqe { nsid: 0xffff_ffff, ..no_namespace };
+    let nowhere = transfer(IoOpcode::Write, 0, BLOCK, 0x5000);
+    for (sqe, status) in [
+        (last, Status::LBA_OUT_OF_RANGE),
+        (wraps, Status::LBA_OUT_OF_RANGE),
+        (too_long, Status::LBA_OUT_OF_RANGE),
+        (fused, Status::INVALID_FIELD),
+        (no_namespace, Status::INVALID_NAMESPACE),
+        (all, Status::INVALID_NAMESPACE),
+        (nowhere, Status::DATA_TRANSFER_ERROR),
+    ] {
+        assert_eq!(host.status(1, sqe), status, "{sqe:?}");
+    }
+    assert_eq!(host.read_blocks(BLOCKS - 1, BLOCK), vec![5; BLOCK]);
+    let mut flush = transfer(IoOpcode::Flush, 0, BLOCK, 0);
+    assert_eq!(host.status(1, flush), Status::SUCCESS);
+    flush.nsid = 0xffff_ffff;
+    assert_eq!(host.status(1, flush), Status::SUCCESS);
+}
+
+#[test]
+fn a_transfer_longer_than_announced_is_refused() {
+    let mut host = Host::with_memory(4 << 20);
+    let buffer = host.scratch();
+    let sqe = Sqe { cdw12: 2048, ..transfer(IoOpcode::Read, 0, BLOCK, buffer) };
+    assert_eq!(host.status(1, sqe), Status::INVALID_FIELD);
+}
+
+#[test]
+fn commands_of_many_queues_go_to_one_completion_queue() {
+    let mut host = Host::with_memory(1 << 20);
+    let buffer = host.scratch();
+    host.share_completion_queue(2, 1);
+    host.share_completion_queue(3, 1);
+    for lba in 0..30 {
+        for qid in 1..=3 {
+            let cid = host.submit(qid, transfer(IoOpcode::Read, lba, BLOCK, buffer));
+            host.poll();
+            let cqe = host.completion(1).expect("no completion in the shared queue");
+            assert_eq!((cqe.sq_id, cqe.cid, cqe.status()), (qid, cid, Status::SUCCESS));
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Write { lba: u64, blocks: usize, seed: u8, fua: bool },
+    Read { lba: u64, blocks: usize },
+    Compare { lba: u64, blocks: usize, spoil: bool },
+    Zeroes { lba: u64, blocks: usize, deallocate: bool },
+    Deallocate(Vec<(u64, u32)>),
+    Verify { lba: u64, blocks: usize },
+    Flush,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    // Some ranges reach beyond the end.
+    let range = (0..BLOCKS + 2, 1usize..=16);
+    prop_oneof![
+        4 => (range.clone(), any::<u8>(), any::<bool>()).prop_map(|((lba, blocks), seed, fua)| {
+            Operation::Write { lba, blocks, seed, fua }
+        }),
+        4 => range.clone().prop_map(|(lba, blocks)| Operation::Read { lba, blocks }),
+        2 => (range.clone(), any::<bool>())
+            .prop_map(|((lba, blocks), spoil)| Operation::Compare { lba, blocks, spoil }),
+        2 => (range.clone(), any::<bool>())
+            .prop_map(|((lba, blocks), deallocate)| Operation::Zeroes { lba, blocks, deallocate }),
+        1 => prop::collection::vec((0..BLOCKS + 1, 0u32..40), 1..5)
+            .prop_map(Operation::Deallocate),
+        1 => range.prop_map(|(lba, blocks)| Operation::Verify { lba, blocks }),
+        1 => Just(Operation::Flush),
+    ]
+}
+
+/// A drive and what it should hold.
+struct Checked {
+    host: Host,
+    disk: Vec<u8>,
+}
+
+impl Checked {
+    /// The bytes of a range, or nothing when it is beyond the end.
+    fn range(&self, lba: u64, blocks: usize) -> Option<std::ops::Range<usize>> {
+        let start = lba as usize * BLOCK;
+        let end = start + blocks * BLOCK;
+        (end <= self.disk.len()).then_some(start..end)
+    }
+
+    fn expect(&mut self, sqe: Sqe, range: Option<&std::ops::Range<usize>>) {
+        let status = if range.is_some() { Status::SUCCESS } else { Status::LBA_OUT_OF_RANGE };
+        assert_eq!(self.host.status(1, sqe), status, "{sqe:?}");
+    }
+
+    fn apply(&mut self, operation: Operation) {
+        let buffer = self.host.scratch();
+        match operation {
+            Operation::Write { lba, blocks, seed, fua } => {
+                let data: Vec<u8> =
+                    (0..blocks * BLOCK).map(|i| (i as u8).wrapping_mul(seed | 1)).collect();
+                self.host.poke(buffer, &data);
+                let mut sqe = transfer(IoOpcode::Write, lba, blocks * BLOCK, buffer);
+                sqe.cdw12 |= u32::from(fua) << 30;
+                let range = self.range(lba, blocks);
+                self.expect(sqe, range.as_ref());
+                if let Some(range) = range {
+                    self.disk[range].copy_from_slice(&data);
+                }
+            }
+            Operation::Read { lba, blocks } => {
+                self.host.poke(buffer, &[0xee; 8192]);
+                let range = self.range(lba, blocks);
+                self.expect(transfer(IoOpcode::Read, lba, blocks * BLOCK, buffer), range.as_ref());
+                let found = self.host.peek(buffer, blocks * BLOCK);
+                match range {
+                    Some(range) => assert!(found == self.disk[range], "lba {lba}"),
+                    None => assert!(found.iter().all(|byte| *byte == 0xee)),
+                }
+            }
+            Operation::Compare { lba, blocks, spoil } => {
+                let range = self.range(lba, blocks);
+                let sqe = transfer(IoOpcode::Compare, lba, blocks * BLOCK, buffer);
+                let Some(bytes) = range.clone() else { return self.expect(sqe, None) };
+                let mut data = self.disk[bytes].to_vec();
+                if spoil {
+                    *data.last_mut().unwrap() ^= 0x80;
+                }
+                self.host.poke(buffer, &data);
+                let status = if spoil { Status::COMPARE_FAILURE } else { Status::SUCCESS };
+                assert_eq!(self.host.status(1, sqe), status);
+            }
+            Operation::Zeroes { lba, blocks, deallocate } => {
+                let mut sqe = transfer(IoOpcode::WriteZeroes, lba, blocks * BLOCK, 0);
+                sqe.cdw12 |= u32::from(deallocate) << 25;
+                let range = self.range(lba, blocks);
+                self.expect(sqe, range.as_ref());
+                if let Some(range) = range {
+                    self.disk[range].fill(0);
+                }
+            }
+            Operation::Deallocate(ranges) => self.deallocate(&ranges),
+            Operation::Verify { lba, blocks } => {
+                let range = self.range(lba, blocks);
+                self.expect(transfer(IoOpcode::Verify, lba, blocks * BLOCK, 0), range.as_ref());
+            }
+            Operation::Flush => {
+                self.expect(transfer(IoOpcode::Flush, 0, BLOCK, 0), Some(&(0..0)));
+            }
+        }
+    }
+
+    fn deallocate(&mut self, ranges: &[(u64, u32)]) {
+        let buffer = self.host.scratch();
+        let list: Vec<DsmRange> = ranges
+            .iter()
+            .map(|(slba, nlb)| DsmRange { attributes: 0, nlb: *nlb, slba: *slba })
+            .collect();
+        self.host.poke(buffer, list.as_bytes());
+        let mut sqe = transfer(IoOpcode::DatasetManagement, 0, BLOCK, buffer);
+        (sqe.cdw10, sqe.cdw11, sqe.cdw12) = (list.len() as u32 - 1, 1 << 2, 0);
+        let found: Option<Vec<_>> =
+            ranges.iter().map(|(lba, count)| self.range(*lba, *count as usize)).collect();
+        self.expect(sqe, found.as_ref().map(|_| &(0..0)));
+        for range in found.into_iter().flatten() {
+            self.disk[range].fill(0);
+        }
+    }
+}
+
+fn run(config: &NvmeConfig, operations: Vec<Operation>) {
+    let mut host = Host::plain(config);
+    host.enable();
+    host.create_pair(1, ENTRIES);
+    let mut checked = Checked { host, disk: vec![0; BLOCKS as usize * BLOCK] };
+    for operation in operations {
+        checked.apply(operation);
+    }
+    for lba in (0..BLOCKS).step_by(16) {
+        checked.apply(Operation::Read { lba, blocks: 16 });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_drive_in_memory_is_the_model(operations in prop::collection::vec(operation(), 1..60)) {
+        run(&NvmeConfig::memory(BLOCKS * BLOCK as u64, "M"), operations);
+    }
+
+    #[test]
+    fn a_drive_in_a_file_is_the_model(operations in prop::collection::vec(operation(), 1..40)) {
+        let dir = tempfile::TempDir::new().unwrap();
+        let config = NvmeConfig::file(dir.path().join("image"), BLOCKS * BLOCK as u64, "F");
+        run(&config, operations.clone());
+        // And on a file system without a medium.
+        let dir = tempfile::TempDir::new_in("/dev/shm").unwrap();
+        let config = NvmeConfig::file(dir.path().join("image"), BLOCKS * BLOCK as u64, "F");
+        run(&config, operations);
+    }
 }

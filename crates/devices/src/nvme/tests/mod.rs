@@ -2,7 +2,12 @@
 //! idea of every structure, so that what is tested is the protocol and not a shared helper.
 
 mod admin;
+mod background;
+mod hostile;
+mod interrupts;
 mod io;
+mod transfer;
+mod wakeup;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -116,6 +121,30 @@ impl Host {
         out
     }
 
+    /// Sets up the admin queue from `memory` on, which is used from now on, and enables the
+    /// controller.
+    pub fn restart(&mut self, memory: u64) {
+        self.next_page = memory;
+        self.enable();
+    }
+
+    /// Whether queue pair `qid` was created.
+    pub fn has_pair(&self, qid: u16) -> bool {
+        self.pairs.contains_key(&qid)
+    }
+
+    /// Creates submission queue `qid` that completes into completion queue `cqid`.
+    pub fn share_completion_queue(&mut self, qid: u16, cqid: u16) {
+        let sq = self.pages(1);
+        let mut create = admin(AdminOpcode::CreateSq);
+        create.cdw10 = u32::from(ENTRIES - 1) << 16 | u32::from(qid);
+        create.cdw11 = u32::from(cqid) << 16 | 1;
+        create.dptr[0] = sq;
+        assert_eq!(self.run(0, create).status(), Status::SUCCESS);
+        let pair = Pair { sq, cq: 0, entries: ENTRIES, tail: 0, head: 0, phase: true };
+        self.pairs.insert(qid, pair);
+    }
+
     /// Sets up the admin queue and enables the controller.
     pub fn enable(&mut self) {
         let (sq, cq) = (self.pages(1), self.pages(1));
@@ -136,6 +165,7 @@ impl Host {
     /// Creates completion queue and submission queue `qid`, with interrupts by vector `qid`.
     pub fn create_pair(&mut self, qid: u16, entries: u16) {
         let (sq, cq) = (self.pages(u64::from(entries).div_ceil(64)), self.pages(1));
+        self.poke(cq, &[0; 4096]);
         let size = u32::from(entries - 1) << 16;
         let mut create = admin(AdminOpcode::CreateCq);
         create.cdw10 = size | u32::from(qid);

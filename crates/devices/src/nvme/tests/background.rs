@@ -1,0 +1,276 @@
+//! Commands in flight while their queue, their controller or their memory goes away. The backing
+//! holds requests until it is told, or made, to finish them; it can also fail them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use rackbus_memory::{DmaSlice, PinnedSlice};
+use rackbus_pci::Work;
+
+use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
+use super::*;
+
+type Held = (u32, Request<Vec<PinnedSlice>>);
+
+/// What the test and the backing share.
+#[derive(Default)]
+struct Control {
+    held: VecDeque<Held>,
+    finished: Vec<Finished>,
+    /// How further requests end.
+    fail_with: Option<MediaError>,
+    flushes: u32,
+    data: Vec<u8>,
+}
+
+impl Control {
+    /// Finishes the request that was held first.
+    fn finish_one(&mut self) {
+        let (tag, request) = self.held.pop_front().expect("no request is held");
+        let result = self.fail_with.map_or(Ok(()), Err);
+        if result.is_ok() {
+            self.carry_out(&request);
+        }
+        self.finished.push((tag, result));
+    }
+
+    fn carry_out(&mut self, request: &Request<Vec<PinnedSlice>>) {
+        match request {
+            Request::Read { offset, into } => {
+                let mut at = *offset as usize;
+                for slice in into {
+                    at += slice.get().copy_from(&self.data[at..]);
+                }
+            }
+            Request::Write { offset, from, .. } => {
+                let mut at = *offset as usize;
+                for slice in from {
+                    let end = at + slice.get().len();
+                    slice.get().copy_to(&mut self.data[at..end]);
+                    at = end;
+                }
+            }
+            Request::Flush => self.flushes += 1,
+            Request::Zero { offset, length, .. } => {
+                self.data[*offset as usize..(*offset + *length) as usize].fill(0);
+            }
+        }
+    }
+}
+
+struct Slow(Arc<Mutex<Control>>);
+
+impl Backing for Slow {
+    fn capacity(&self) -> u64 {
+        1 << 20
+    }
+    fn volatile_cache(&self) -> bool {
+        true
+    }
+    fn attempt(&mut self, _request: &Request<&[DmaSlice<'_>]>) -> Attempt {
+        Attempt::WouldBlock
+    }
+    fn background(&mut self) -> Option<&mut dyn Background> {
+        Some(self)
+    }
+}
+
+impl Background for Slow {
+    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+        self.0.lock().unwrap().held.push_back((tag, request));
+    }
+    fn submit(&mut self) {}
+    fn reap(&mut self, finished: &mut Vec<Finished>) {
+        finished.append(&mut self.0.lock().unwrap().finished);
+    }
+    fn drain(&mut self, finished: &mut Vec<Finished>) {
+        let mut control = self.0.lock().unwrap();
+        while !control.held.is_empty() {
+            control.finish_one();
+        }
+        finished.append(&mut control.finished);
+    }
+    fn rearm(&mut self) -> bool {
+        !self.0.lock().unwrap().finished.is_empty()
+    }
+}
+
+fn slow() -> (Host, Arc<Mutex<Control>>) {
+    let control = Control { data: vec![0x11; 1 << 20], ..Control::default() };
+    let control = Arc::new(Mutex::new(control));
+    let config = NvmeConfig::memory(1 << 20, "SLOW");
+    let nvme = Nvme::with_backing(&config, Box::new(Slow(control.clone()))).unwrap();
+    let mut host = Host::around(nvme);
+    host.enable();
+    host.create_pair(1, ENTRIES);
+    (host, control)
+}
+
+#[test]
+fn deleting_a_queue_completes_what_it_had_in_flight() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    let cids: Vec<u16> =
+        (0..5).map(|lba| host.submit(1, transfer(IoOpcode::Write, lba, 512, buffer))).collect();
+    assert_eq!(host.poll(), Work::Done);
+    assert_eq!(host.completion(1), None, "nothing has finished");
+    let delete = Sqe { cdw10: 1, ..admin(AdminOpcode::DeleteSq) };
+    assert_eq!(host.status(0, delete), Status::SUCCESS);
+    for cid in cids {
+        let cqe = host.completion(1).expect("a command was lost with its queue");
+        assert_eq!((cqe.cid, cqe.status()), (cid, Status::SUCCESS));
+    }
+    assert!(control.lock().unwrap().held.is_empty());
+}
+
+#[test]
+fn a_reset_leaves_nothing_in_flight() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    host.submit(1, transfer(IoOpcode::Read, 0, 4096, buffer));
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 1);
+    host.write4(reg::CC, 0);
+    assert!(control.lock().unwrap().held.is_empty() && !host.csts().rdy());
+    host.poke(buffer, &[0; 4096]);
+    host.enable();
+    while host.poll() == Work::Done {}
+    assert_eq!(host.peek(buffer, 4096), vec![0; 4096], "written after the reset");
+}
+
+#[test]
+fn memory_is_not_touched_after_it_was_unmapped() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    host.submit(1, transfer(IoOpcode::Read, 0, 4096, buffer));
+    host.poll();
+    host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
+    assert!(control.lock().unwrap().held.is_empty(), "the read ended before the unmap");
+    assert_eq!(host.peek(buffer, 4096), vec![0x11; 4096]);
+    host.poke(buffer, &[0; 4096]);
+    for _ in 0..10 {
+        host.poll();
+    }
+    assert_eq!(host.peek(buffer, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn queues_out_of_reach_are_fatal_after_a_while_and_not_before() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    let both = Access::READ | Access::WRITE;
+    host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
+    host.submit(1, transfer(IoOpcode::Read, 0, 512, buffer));
+    let Work::Asleep(Some(deadline)) = host.poll() else { panic!("nobody will look again") };
+    assert!(!host.csts().cfs());
+    // Back in time: nothing happened.
+    host.endpoint.map(RAM, RAM_SIZE, both, Some((host.ram.as_fd(), 0))).unwrap();
+    assert_eq!(host.poll(), Work::Done);
+    control.lock().unwrap().finish_one();
+    assert_eq!(host.poll(), Work::Done);
+    assert!(host.completion(1).is_some());
+    // Gone for good.
+    host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
+    host.submit(1, transfer(IoOpcode::Read, 0, 512, buffer));
+    host.now = deadline;
+    host.poll();
+    host.now += 1_000_000_000;
+    host.poll();
+    assert!(host.csts().cfs());
+}
+
+#[test]
+fn a_completion_queue_never_overflows() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    // Fifteen commands are in flight; the queue has fifteen entries for them and no more.
+    for lba in 0..15 {
+        host.submit(1, transfer(IoOpcode::Read, lba, 512, buffer));
+    }
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 15);
+    host.submit(1, transfer(IoOpcode::Read, 15, 512, buffer));
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 15, "no entry is free for its completion");
+    for _ in 0..15 {
+        control.lock().unwrap().finish_one();
+    }
+    host.poll();
+    assert!(host.completion(1).is_some());
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 1, "an entry is free now");
+}
+
+#[test]
+fn media_errors_are_statuses() {
+    let (mut host, control) = slow();
+    for (error, opcode, status) in [
+        (MediaError::Read, IoOpcode::Read, Status::UNRECOVERED_READ),
+        (MediaError::Write, IoOpcode::Write, Status::WRITE_FAULT),
+        (MediaError::NoSpace, IoOpcode::Write, Status::CAPACITY_EXCEEDED),
+        (MediaError::ReadOnly, IoOpcode::Write, Status::WRITE_PROTECTED),
+        (MediaError::Buffer, IoOpcode::Read, Status::DATA_TRANSFER_ERROR),
+        (MediaError::Read, IoOpcode::Compare, Status::UNRECOVERED_READ),
+        (MediaError::Read, IoOpcode::Verify, Status::UNRECOVERED_READ),
+        (MediaError::NoSpace, IoOpcode::WriteZeroes, Status::CAPACITY_EXCEEDED),
+        (MediaError::Write, IoOpcode::Flush, Status::WRITE_FAULT),
+    ] {
+        control.lock().unwrap().fail_with = Some(error);
+        let buffer = host.scratch();
+        let cid = host.submit(1, transfer(opcode, 0, 512, buffer));
+        host.poll();
+        control.lock().unwrap().finish_one();
+        assert_eq!(host.wait(1, cid).status().code(), status, "{opcode:?}");
+    }
+}
+
+#[test]
+fn force_unit_access_flushes_where_the_backing_cannot() {
+    let (mut host, control) = slow();
+    let buffer = host.scratch();
+    for opcode in [IoOpcode::Read, IoOpcode::WriteZeroes] {
+        let flushes = control.lock().unwrap().flushes;
+        let mut sqe = transfer(opcode, 0, 512, buffer);
+        sqe.cdw12 |= 1 << 30;
+        let cid = host.submit(1, sqe);
+        host.poll();
+        control.lock().unwrap().finish_one();
+        host.poll();
+        assert_eq!(host.completion(1), None, "{opcode:?} completed before the flush");
+        control.lock().unwrap().finish_one();
+        assert_eq!(host.wait(1, cid).status(), Status::SUCCESS);
+        assert_eq!(control.lock().unwrap().flushes, flushes + 1);
+    }
+    // A write is made durable by itself, by FUA or with the cache turned off.
+    let mut fua = transfer(IoOpcode::Write, 0, 512, buffer);
+    fua.cdw12 |= 1 << 30;
+    let mut set = admin(AdminOpcode::SetFeatures);
+    set.cdw10 = 6;
+    for (sqe, cache, expected) in [
+        (transfer(IoOpcode::Write, 0, 512, buffer), 1, false),
+        (fua, 1, true),
+        (transfer(IoOpcode::Write, 0, 512, buffer), 0, true),
+    ] {
+        assert_eq!(host.status(0, Sqe { cdw11: cache, ..set }), Status::SUCCESS);
+        let cid = host.submit(1, sqe);
+        host.poll();
+        let durable = match control.lock().unwrap().held.front() {
+            Some((_, Request::Write { durable, .. })) => *durable,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(durable, expected);
+        control.lock().unwrap().finish_one();
+        host.wait(1, cid);
+    }
+}
+
+#[test]
+fn a_shutdown_waits_for_its_flush() {
+    let (mut host, control) = slow();
+    let cc = Cc::from(host.read4(reg::CC));
+    host.write4(reg::CC, cc.with_shn(1).into());
+    assert_eq!(host.csts().shst(), 1, "occurring");
+    control.lock().unwrap().finish_one();
+    host.poll();
+    assert_eq!(host.csts().shst(), 2, "complete");
+}
