@@ -1,0 +1,51 @@
+//! `rackbus control`: the control plane, in the foreground. `up` starts it.
+
+use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::{Options, Service, serve};
+use rackbus_fabric::rack::format_size;
+use rackbus_lease::Config;
+
+use crate::Common;
+use crate::commands::{read_rack, start_log};
+use crate::output::Failure;
+use crate::{paths, process};
+
+/// Run the control plane, in the foreground.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+impl Args {
+    pub async fn run(&self, common: &Common) -> Result<(), Failure> {
+        process::detach();
+        start_log();
+        let run_dir = paths::find_run_dir(common)?;
+        let running = paths::running(&run_dir)?;
+        let rack = read_rack(&running.file)?;
+        let _held = process::hold(&process::pid_file(&run_dir, None))?;
+        let devices = rack.functions().filter_map(|(name, device)| {
+            let function = name.to_string().parse().ok()?;
+            let rackbus_fabric::rack::DeviceKind::Nvme(nvme) = &device.kind;
+            let (size, block) = (format_size(nvme.size), nvme.block_size);
+            let detail = format!("{size}, {block} B blocks, {}", nvme.backing);
+            Some(InventoryDevice { function, kind: device.kind.word().to_owned(), detail })
+        });
+        let (ttl, close_grace) = (rack.control.lease_ttl_ms, rack.control.return_grace_ms);
+        let options = Options {
+            inventory: Inventory {
+                rack: rack.name.clone(),
+                hosts: rack.hosts.iter().map(|h| h.name.clone()).collect(),
+                devices: devices.collect(),
+            },
+            config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
+            database: running.state_dir.join("control.db"),
+        };
+        let failed = |error: String| Failure::new(error, "see to the cause, and start again");
+        let service = Service::open(options).map_err(|error| failed(error.to_string()))?;
+        let socket = rackbus_node::control_socket(&run_dir);
+        tracing::info!(rack = rack.name, "control plane up");
+        tokio::select! {
+            outcome = serve(service, &socket) => outcome.map_err(|error| failed(error.to_string())),
+            () = process::asked_to_end() => Ok(()),
+        }
+    }
+}

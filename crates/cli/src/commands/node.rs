@@ -1,0 +1,88 @@
+//! `rackbus node`: one host's node, in the foreground. `up` starts it.
+
+use std::path::Path;
+
+use rackbus_devices::nvme::{BackingConfig, NvmeConfig};
+use rackbus_fabric::rack::{self, Backing};
+use rackbus_node::{DeviceKind, NodeOptions};
+use rackbus_pci::engine::EngineOptions;
+
+use crate::Common;
+use crate::commands::{read_rack, start_log};
+use crate::output::Failure;
+use crate::{paths, process};
+
+/// Run the node of one host, in the foreground.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The host.
+    #[arg(long)]
+    host: String,
+    /// Hold the processors out of idle states.
+    #[arg(long)]
+    low_latency: bool,
+}
+
+impl Args {
+    pub async fn run(&self, common: &Common) -> Result<(), Failure> {
+        process::detach();
+        start_log();
+        let run_dir = paths::find_run_dir(common)?;
+        let running = paths::running(&run_dir)?;
+        let rack = read_rack(&running.file)?;
+        let host = rack.host(&self.host).ok_or_else(|| {
+            let names: Vec<&str> = rack.hosts.iter().map(|h| h.name.as_str()).collect();
+            let error = format!("rack {} has no host {}", rack.name, self.host);
+            Failure::usage(error, format!("its hosts are {}", names.join(", ")))
+        })?;
+        paths::make_private(&run_dir.join(&self.host))?;
+        let _held = process::hold(&process::pid_file(&run_dir, Some(&self.host)))?;
+        let _awake = self.low_latency.then(stay_awake).transpose()?;
+        let state_dir = running.state_dir.join(&self.host);
+        let rack_dir = running.file.parent().unwrap_or(Path::new("/"));
+        let devices = host.devices.iter().map(|d| (d.name.clone(), kind(d, &state_dir, rack_dir)));
+        let options = NodeOptions {
+            rack: rack.name.clone(),
+            host: self.host.clone(),
+            devices: devices.collect(),
+            run_dir,
+            engine: EngineOptions::default(),
+        };
+        paths::make_private(&state_dir)?;
+        tokio::select! {
+            outcome = rackbus_node::run(options) => outcome.map_err(|error| {
+                Failure::new(error.to_string(), "correct the rack file or the device, and start again")
+            }),
+            () = process::asked_to_end() => Ok(()),
+        }
+    }
+}
+
+fn kind(device: &rack::Device, state_dir: &Path, rack_dir: &Path) -> DeviceKind {
+    let rack::DeviceKind::Nvme(nvme) = &device.kind;
+    DeviceKind::Nvme(NvmeConfig {
+        size: nvme.size,
+        block_size: nvme.block_size,
+        backing: match &nvme.backing {
+            Backing::Memory => BackingConfig::Memory,
+            Backing::Null => BackingConfig::Null,
+            Backing::State => BackingConfig::File(state_dir.join(format!("{}.img", device.name))),
+            // An absolute path stays as it is.
+            Backing::Path(path) => BackingConfig::File(rack_dir.join(path)),
+        },
+        serial: nvme.serial.clone(),
+        model: "rackbus NVMe drive".to_owned(),
+    })
+}
+
+/// While the file is open, processors poll instead of halting (Linux PM QoS).
+fn stay_awake() -> Result<std::fs::File, Failure> {
+    use std::io::Write;
+    const PATH: &str = "/dev/cpu_dma_latency";
+    let failed = |cause: std::io::Error| {
+        Failure::new(format!("{PATH}: {cause}"), "run as root, or without --low-latency")
+    };
+    let mut file = std::fs::File::options().write(true).open(PATH).map_err(failed)?;
+    file.write_all(&0i32.to_ne_bytes()).map_err(failed)?;
+    Ok(file)
+}

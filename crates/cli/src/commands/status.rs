@@ -1,0 +1,65 @@
+//! `rackbus status`: how the rack is, and what went wrong lately.
+
+use rackbus_control::Client;
+use rackbus_control::api::{HostState, RackStatus};
+
+use crate::Common;
+use crate::commands::client;
+use crate::output::{Cell, Failure, Output, Tone, ago};
+
+/// Show how the rack is: its hosts, and leases that ended without being returned.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus status
+  rackbus status --json")]
+pub struct Args {}
+
+impl Args {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        show(&client(common)?, output).await
+    }
+}
+
+/// Asks the control plane and shows what it says.
+pub async fn show(client: &Client, output: &Output) -> Result<(), Failure> {
+    let status = client.status().await?;
+    output.result(&status, |o| people(&status, o));
+    Ok(())
+}
+
+fn people(status: &RackStatus, output: &Output) {
+    output.line(&format!(
+        "rack {}: {} hosts, {} leases, {} requests refused, control plane up {}",
+        status.rack,
+        status.hosts.len(),
+        status.live_leases,
+        status.refused,
+        ago(status.uptime_ms)
+    ));
+    let rows = status.hosts.iter().map(|host| {
+        let (state, tone) = match host.state {
+            HostState::Up => ("up", Tone::Good),
+            HostState::Down => ("down", Tone::Bad),
+            HostState::NeverSeen => ("never seen", Tone::Bad),
+        };
+        let heard = host.heard_ms_ago.map_or("never".to_owned(), |ms| format!("{} ago", ago(ms)));
+        vec![
+            host.host.clone().into(),
+            Cell(state.into(), tone),
+            heard.into(),
+            host.offers.to_string().into(),
+            host.borrows.to_string().into(),
+        ]
+    });
+    output.table(&["host", "node", "heard", "offers", "borrows"], rows.collect());
+    if !status.incidents.is_empty() {
+        output.line("\nlately:");
+    }
+    for lease in &status.incidents {
+        let reason = lease.reason.as_deref().unwrap_or("unknown");
+        output.line(&format!(
+            "  lease {}: {} lent to {}: {reason}",
+            lease.lease, lease.function, lease.borrower
+        ));
+    }
+}

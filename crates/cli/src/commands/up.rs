@@ -1,0 +1,144 @@
+//! `rackbus up`: starts the rack on this machine, one process per host and the control plane.
+
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rackbus_control::Client;
+use rackbus_control::api::HostState;
+use rackbus_fabric::rack::Rack;
+
+use crate::Common;
+use crate::commands::{read_rack, status};
+use crate::output::{Failure, Output};
+use crate::paths::{self, Running};
+use crate::process;
+
+/// How long the rack may take to come up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Start the rack on this machine: the control plane, and a node for each host.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus up                              the rack of ./rack.toml
+  rackbus up examples/demo/rack.toml
+  rackbus up --foreground                 stay until Ctrl-C, then stop the rack
+  rackbus up --low-latency                keep processors awake: interrupts in 2-4 us instead of 30-60")]
+pub struct Args {
+    /// The rack file.
+    #[arg(default_value = "rack.toml")]
+    file: PathBuf,
+    /// Where drives' files and the control plane's database are kept.
+    #[arg(long, value_name = "DIR", env = paths::STATE_DIR)]
+    state_dir: Option<PathBuf>,
+    /// Stay until interrupted, then stop the rack.
+    #[arg(long)]
+    foreground: bool,
+    /// Hold the processors out of idle states: faster wake-ups, more power. Needs root.
+    #[arg(long)]
+    low_latency: bool,
+}
+
+impl Args {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        let rack = read_rack(&self.file)?;
+        let run_dir = paths::run_dir(common, &rack.name);
+        let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name);
+        if process::holder(&process::pid_file(&run_dir, None)).is_some() {
+            let error = format!("rack {} is up already", rack.name);
+            return Err(Failure::new(
+                error,
+                "see `rackbus status`, or stop it with `rackbus down`",
+            ));
+        }
+        paths::make_private(&run_dir)?;
+        paths::make_private(&state_dir)?;
+        self.note(&rack, &run_dir, &state_dir)?;
+        let begun = Instant::now();
+        output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
+        let mut children = self.start(&rack, &run_dir)?;
+        let client = Client::new(&rackbus_node::control_socket(&run_dir));
+        if let Err(failure) = ready(&client, &mut children, output).await {
+            for (_, mut child, _) in children {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            let _ = std::fs::remove_file(run_dir.join("rack.json"));
+            return Err(failure);
+        }
+        output.progress(&format!(
+            "rack {} is up after {} ms",
+            rack.name,
+            begun.elapsed().as_millis()
+        ));
+        status::show(&client, output).await?;
+        if self.foreground {
+            process::asked_to_end().await;
+            crate::commands::down::stop(&run_dir, output);
+        }
+        Ok(())
+    }
+
+    fn note(&self, rack: &Rack, run_dir: &Path, state_dir: &Path) -> Result<(), Failure> {
+        let failed =
+            |cause: std::io::Error| Failure::new(cause.to_string(), "see to the run directory");
+        let file = self.file.canonicalize().map_err(failed)?;
+        let running = Running { rack: rack.name.clone(), file, state_dir: state_dir.to_owned() };
+        let text = serde_json::to_vec_pretty(&running).unwrap_or_default();
+        std::fs::write(run_dir.join("rack.json"), text).map_err(failed)
+    }
+
+    fn start(&self, rack: &Rack, run_dir: &Path) -> Result<Vec<(String, Child, PathBuf)>, Failure> {
+        let folder = run_dir.display().to_string();
+        let mut children = Vec::new();
+        let log = run_dir.join("control.log");
+        let control = process::start(&["control", "--run-dir", &folder], &log)?;
+        children.push(("the control plane".to_owned(), control, log));
+        for host in rack.hosts.iter().map(|h| h.name.as_str()) {
+            paths::make_private(&run_dir.join(host))?;
+            let log = run_dir.join(host).join("node.log");
+            let mut args = vec!["node", "--host", host, "--run-dir", &folder];
+            if self.low_latency {
+                args.push("--low-latency");
+            }
+            let node = process::start(&args, &log)?;
+            children.push((format!("the node of {host}"), node, log));
+        }
+        Ok(children)
+    }
+}
+
+/// Waits until every host is up, or a process ends.
+async fn ready(
+    client: &Client,
+    children: &mut [(String, Child, PathBuf)],
+    output: &Output,
+) -> Result<(), Failure> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut told = Instant::now();
+    loop {
+        if let Ok(status) = client.status().await
+            && status.hosts.iter().all(|host| host.state == HostState::Up)
+        {
+            return Ok(());
+        }
+        for (name, child, log) in children.iter_mut() {
+            if let Ok(Some(code)) = child.try_wait() {
+                let text = std::fs::read_to_string(&*log).unwrap_or_default();
+                let last =
+                    text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it said nothing");
+                let error = format!("{name} ended ({code}): {last}");
+                return Err(Failure::new(error, format!("see {}", log.display())));
+            }
+        }
+        if Instant::now() > deadline {
+            let error = format!("the rack is not up after {PATIENCE:?}");
+            return Err(Failure::new(error, "see the logs in its run directory"));
+        }
+        if told.elapsed() > Duration::from_secs(1) {
+            output.progress("waiting for the nodes");
+            told = Instant::now();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

@@ -1,0 +1,99 @@
+#![forbid(unsafe_code)]
+//! `rackbus`: every command of the rack in one binary.
+//!
+//! Each command is a file in [`commands`]; what they share is where things are ([`paths`]), how
+//! they speak to people and programs ([`output`]), and processes ([`process`]).
+
+mod commands;
+mod output;
+mod paths;
+mod process;
+
+use clap::{Parser, Subcommand};
+use commands::*;
+use output::{Failure, Output};
+
+/// One PCIe bus for the whole rack: any host uses any PCIe device of the rack as if it were local.
+#[derive(Debug, Parser)]
+#[command(name = "rackbus", version, propagate_version = true, after_help = EXAMPLES)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  rackbus up examples/demo/rack.toml        start the rack on this machine
+  rackbus devices                           what there is to borrow
+  rackbus borrow alpha/nvme0 --for beta     borrow a drive; prints its vfio-user socket
+  rackbus return 1                          give it back
+  rackbus down                              stop the rack
+
+Exit codes: 0 done, 1 failed, 2 wrong usage.";
+
+/// What every command takes.
+#[derive(Debug, Clone, clap::Args)]
+struct Common {
+    /// Print JSON for programs instead of tables for people.
+    #[arg(long, global = true)]
+    json: bool,
+    /// The rack's name, when several run on this machine.
+    #[arg(long, global = true, value_name = "NAME")]
+    rack: Option<String>,
+    /// The rack's run directory (sockets, process ids, logs).
+    #[arg(long, global = true, value_name = "DIR", env = paths::RUN_DIR)]
+    run_dir: Option<std::path::PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::Args),
+    Down(down::Args),
+    Status(status::Args),
+    Devices(devices::Args),
+    Borrow(borrow::Args),
+    Return(give_back::Args),
+    Leases(leases::Args),
+    Path(path::Args),
+    Completions(completions::Args),
+    #[command(hide = true)]
+    Node(node::Args),
+    #[command(hide = true)]
+    Control(control::Args),
+}
+
+fn main() -> std::process::ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // clap's own exit codes: 0 for help and version, 2 for wrong usage.
+        Err(error) => error.exit(),
+    };
+    let output = Output::new(cli.common.json);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(run(&cli, &output)),
+        Err(cause) => Err(Failure::new(format!("no threads: {cause}"), "free some resources")),
+    };
+    match outcome {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(failure) => output.failure(&failure),
+    }
+}
+
+async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
+    let common = &cli.common;
+    match &cli.command {
+        Command::Up(args) => args.run(common, output).await,
+        Command::Down(args) => args.run(common, output).await,
+        Command::Status(args) => args.run(common, output).await,
+        Command::Devices(args) => args.run(common, output).await,
+        Command::Borrow(args) => args.run(common, output).await,
+        Command::Return(args) => args.run(common, output).await,
+        Command::Leases(args) => args.run(common, output).await,
+        Command::Path(args) => args.run(common, output).await,
+        Command::Completions(args) => args.run(),
+        Command::Node(args) => args.run(common).await,
+        Command::Control(args) => args.run(common).await,
+    }
+}

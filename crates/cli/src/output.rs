@@ -1,0 +1,161 @@
+//! How commands speak: tables for people, JSON for programs, one line for what went wrong.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use rackbus_control::ClientError;
+use serde::Serialize;
+use serde_json::json;
+
+/// What went wrong, and what to do.
+#[derive(Debug)]
+pub struct Failure {
+    /// A word for programs.
+    pub code: String,
+    /// The cause.
+    pub error: String,
+    /// What to do.
+    pub remedy: String,
+    /// Wrong usage (exit code 2), not a failure (1).
+    pub usage: bool,
+}
+
+impl Failure {
+    /// A failure with its remedy.
+    pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (error, remedy) = (error.into(), remedy.into());
+        Failure { code: "failed".into(), error, remedy, usage: false }
+    }
+
+    /// The user asked for something that cannot be meant.
+    pub fn usage(error: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Failure { code: "usage".into(), usage: true, ..Failure::new(error, remedy) }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Refused(refused) => Failure {
+                code: refused.code,
+                error: refused.error,
+                remedy: refused.remedy,
+                usage: false,
+            },
+            other => Failure::new(other.to_string(), "start the rack with `rackbus up`"),
+        }
+    }
+}
+
+/// Where a command's words go.
+#[derive(Debug)]
+pub struct Output {
+    json: bool,
+    colour: bool,
+}
+
+/// The meaning of a word in a table, for its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    /// As it is.
+    Plain,
+    /// All is well.
+    Good,
+    /// Somebody is at work.
+    Busy,
+    /// Something is wrong.
+    Bad,
+}
+
+/// One cell of a table.
+#[derive(Debug)]
+pub struct Cell(pub String, pub Tone);
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Cell(text.into(), Tone::Plain)
+    }
+}
+
+impl Output {
+    /// Colours only on a terminal, and not when `NO_COLOR` says so.
+    pub fn new(json: bool) -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Output { json, colour: wanted && !json && std::io::stdout().is_terminal() }
+    }
+
+    /// A result: the value as JSON, or `people`'s words.
+    pub fn result(&self, value: &impl Serialize, people: impl FnOnce(&Output)) {
+        if self.json {
+            let text = serde_json::to_string_pretty(value).unwrap_or_default();
+            self.line(&text);
+        } else {
+            people(self);
+        }
+    }
+
+    /// A line for people.
+    pub fn line(&self, text: &str) {
+        // A reader that has gone away needs no words.
+        let _ = writeln!(std::io::stdout(), "{text}");
+    }
+
+    /// A table with aligned columns.
+    pub fn table(&self, head: &[&str], rows: Vec<Vec<Cell>>) {
+        let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
+        for row in &rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.0.chars().count());
+            }
+        }
+        let head: Vec<Cell> = head.iter().map(|h| Cell(h.to_uppercase(), Tone::Plain)).collect();
+        for row in std::iter::once(head).chain(rows) {
+            let mut line = String::new();
+            for (width, cell) in widths.iter().zip(&row) {
+                let gap = " ".repeat(width - cell.0.chars().count() + 2);
+                line.push_str(&self.paint(cell));
+                line.push_str(&gap);
+            }
+            self.line(line.trim_end());
+        }
+    }
+
+    /// What is being done, on stderr.
+    pub fn progress(&self, text: &str) {
+        if !self.json {
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+
+    /// What went wrong: one line with its remedy, or the same as JSON.
+    pub fn failure(&self, failure: &Failure) -> ExitCode {
+        let Failure { code, error, remedy, usage } = failure;
+        if self.json {
+            self.line(&json!({ "code": code, "error": error, "remedy": remedy }).to_string());
+        } else {
+            let _ = writeln!(std::io::stderr(), "rackbus: {error}; {remedy}");
+        }
+        ExitCode::from(if *usage { 2 } else { 1 })
+    }
+
+    fn paint(&self, cell: &Cell) -> String {
+        let colour = match cell.1 {
+            _ if !self.colour => return cell.0.clone(),
+            Tone::Plain => return cell.0.clone(),
+            Tone::Good => 32,
+            Tone::Busy => 33,
+            Tone::Bad => 31,
+        };
+        format!("\x1b[{colour}m{}\x1b[0m", cell.0)
+    }
+}
+
+/// How long ago, for people.
+pub fn ago(ms: u64) -> String {
+    match ms / 1000 {
+        0 => format!("{ms} ms"),
+        s @ 1..120 => format!("{s} s"),
+        s @ 120..7200 => format!("{} min", s / 60),
+        s => format!("{} h", s / 3600),
+    }
+}
