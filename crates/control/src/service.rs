@@ -354,7 +354,7 @@ impl Service {
                 .iter()
                 .find(|d| d.function == function.function)
                 .map(|device| Event::Device(self.device(core, device))),
-            Record::Host(_) => None,
+            Record::Host(_) | Record::Forgotten { .. } => None,
         };
         if let Some(event) = event {
             // Nobody listening is no failure.

@@ -135,6 +135,10 @@ impl Store {
         let transaction = self.connection.transaction().map_err(sqlite)?;
         for record in records {
             let key = key(record);
+            if matches!(record, Record::Forgotten { .. }) {
+                transaction.execute("DELETE FROM record WHERE key = ?1", [key]).map_err(sqlite)?;
+                continue;
+            }
             let value = serde_json::to_string(record).map_err(|cause| StoreError::Record {
                 path: path.clone(),
                 key: key.clone(),
@@ -157,6 +161,7 @@ fn key(record: &Record) -> String {
         Record::Host(host) => format!("host/{}", host.host),
         Record::Function(function) => format!("function/{}", function.function),
         Record::Lease(lease) => format!("lease/{}", lease.lease),
+        Record::Forgotten { lease } => format!("lease/{lease}"),
     }
 }
 

@@ -169,7 +169,12 @@ impl World {
                 Record::Host(h) => format!("h{}", h.host),
                 Record::Function(f) => format!("f{}", f.function),
                 Record::Lease(l) => format!("l{}", l.lease),
+                Record::Forgotten { lease } => format!("l{lease}"),
             };
+            if matches!(record, Record::Forgotten { .. }) {
+                self.stored.remove(&key);
+                continue;
+            }
             self.stored.insert(key, record);
         }
         for (host, message) in outcome.messages {

@@ -28,6 +28,9 @@ const REGISTER_AGAIN: Millis = 250;
 /// How long it waits before it looks for a lost control plane again.
 const RECONNECT: Duration = Duration::from_millis(100);
 
+/// How long the control plane may take to hear a message, before the next is tried.
+const ANSWER: Duration = Duration::from_secs(5);
+
 /// What the agent hears.
 #[derive(Debug)]
 pub enum Heard {
@@ -315,8 +318,10 @@ async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<
         while let Ok(next) = outbox.try_recv() {
             messages.push(next);
         }
-        if let Err(error) = client.say(&host, messages).await {
-            tracing::debug!(%error, "the control plane did not hear");
+        match tokio::time::timeout(ANSWER, client.say(&host, messages)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "the control plane did not hear"),
+            Err(_) => tracing::debug!("the control plane does not answer"),
         }
     }
 }
