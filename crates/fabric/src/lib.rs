@@ -1,10 +1,19 @@
 #![forbid(unsafe_code)]
 //! The fabric: address spaces, windows, IOMMU domains and routes, as pure decisions.
 //!
-//! * [`domain`]: an IOMMU domain, a map from addresses to targets with access rights.
+//! * [`domain`]: a map from addresses to targets with access rights: an IOMMU domain, or a
+//!   host's address space.
 //! * [`rack`]: the rack file.
+//! * [`topology`]: hosts, what they are made of, what joins them; [`derive`] makes it of a rack.
+//! * [`system`]: all of it together, and the two questions: what memory is that
+//!   ([`Fabric::resolve`]), and which way does it go ([`Fabric::route`])?
 
+pub mod derive;
 pub mod domain;
 pub mod rack;
+pub mod system;
+pub mod topology;
 
 pub use domain::{Access, Domain, Fault, FaultCause, Hit, MapError, Mapping, UnmapError};
+pub use system::{AccessError, Fabric, Place, Requester, Resolved, Route, SpaceError, Target};
+pub use topology::{ComponentId, HostId, Kind, Link, Path, Topology, TopologyError};

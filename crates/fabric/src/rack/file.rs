@@ -10,7 +10,8 @@ use toml::de::{DeTable, DeValue};
 use super::names::{self, is_name};
 use super::values::{DURATIONS, SIZES, format_size, parse_duration_ms, parse_size};
 use super::{
-    Adapter, Backing, Cable, Control, Device, DeviceKind, Fabric, Host, Nvme, Rack, RackError,
+    Adapter, Backing, Cable, Control, Device, DeviceKind, Host, Nvme, Physical, Rack, RackError,
+    Switch,
 };
 
 const MIB: u64 = 1 << 20;
@@ -266,7 +267,12 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
         Some(value) => Some(fabric(value, &hosts)?),
         None => None,
     };
-    Ok(Rack { name: name.to_owned(), hosts, control, fabric })
+    let rack = Rack { name: name.to_owned(), hosts, control, fabric };
+    if let Err(error) = crate::derive::topology(&rack) {
+        let span = top.get("fabric").map_or(0..0, Spanned::span);
+        return wrong(span, error.to_string(), "parts of one host are joined freely");
+    }
+    Ok(rack)
 }
 
 fn subsection<'a>(
@@ -386,38 +392,55 @@ fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
     })
 }
 
-fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Fabric> {
+fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
     let section = subsection(value, "fabric", &["adapters", "switches", "links"])?;
-    let mut names = BTreeSet::new();
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    for host in hosts {
+        names.insert(host.name.clone());
+        names.extend(host.devices.iter().map(|d| format!("{}/{}", host.name, d.name)));
+    }
     let mut adapters = Vec::new();
     for entry in section.tables("adapters")? {
         let place = format!("adapter {}", entry.name);
-        let adapter = Section::new(entry.table, entry.span.clone(), place, &["host"])?;
-        let allowed = format!(
-            "`host` is one of {}",
-            list(&hosts.iter().map(|h| h.name.as_str()).collect::<Vec<_>>())
-        );
-        let (host, span) = adapter.require("host", adapter.text("host", &allowed)?, &allowed)?;
-        if !hosts.iter().any(|known| known.name == host) {
-            return wrong(span, format!("there is no host `{host}`"), allowed);
-        }
-        names.insert(entry.name.to_owned());
-        adapters.push(Adapter { name: entry.name.to_owned(), host: host.to_owned() });
+        let part = Section::new(entry.table, entry.span.clone(), place, &["host"])?;
+        let host = part.require("host", placed(&part, hosts)?, "write host = \"…\"")?;
+        take_name(&mut names, &entry)?;
+        adapters.push(Adapter { name: entry.name.to_owned(), host });
     }
     let mut switches = Vec::new();
     for entry in section.tables("switches")? {
-        Section::new(entry.table, entry.span.clone(), format!("switch {}", entry.name), &[])?;
-        if !names.insert(entry.name.to_owned()) {
-            let what = format!("`{}` names an adapter and a switch", entry.name);
-            return wrong(entry.span, what, "each has a name of its own");
-        }
-        switches.push(entry.name.to_owned());
+        let place = format!("switch {}", entry.name);
+        let part = Section::new(entry.table, entry.span.clone(), place, &["host"])?;
+        take_name(&mut names, &entry)?;
+        switches.push(Switch { name: entry.name.to_owned(), host: placed(&part, hosts)? });
     }
     let links = match section.get("links") {
         Some(value) => links(value, &names)?,
         None => Vec::new(),
     };
-    Ok(Fabric { adapters, switches, links })
+    Ok(Physical { adapters, switches, links })
+}
+
+/// The host that a part names as its own.
+fn placed(part: &Section<'_>, hosts: &[Host]) -> Outcome<Option<String>> {
+    let known: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    let allowed = format!("`host` is one of {}", list(&known));
+    match part.text("host", &allowed)? {
+        Some((host, _)) if known.contains(&host) => Ok(Some(host.to_owned())),
+        Some((host, span)) => wrong(span, format!("there is no host `{host}`"), allowed),
+        None => Ok(None),
+    }
+}
+
+fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Outcome<()> {
+    match names.insert(entry.name.to_owned()) {
+        true => Ok(()),
+        false => wrong(
+            entry.span.clone(),
+            format!("`{}` names two parts", entry.name),
+            "hosts, adapters and switches have different names",
+        ),
+    }
 }
 
 fn links(value: &Spanned<DeValue<'_>>, names: &BTreeSet<String>) -> Outcome<Vec<Cable>> {

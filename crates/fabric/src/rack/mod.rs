@@ -33,7 +33,7 @@ pub struct Rack {
     /// The control plane.
     pub control: Control,
     /// The physical fabric, where the file tells one.
-    pub fabric: Option<Fabric>,
+    pub fabric: Option<Physical>,
 }
 
 /// One host.
@@ -126,13 +126,14 @@ impl Default for Control {
     }
 }
 
-/// The physical fabric: adapters in hosts, switches between them, links.
+/// The physical fabric: adapters and switches in hosts, switches between hosts, links. What is in a
+/// host and linked to nothing there sits at its root complex.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Fabric {
+pub struct Physical {
     /// NTB adapters.
     pub adapters: Vec<Adapter>,
-    /// Switches outside of hosts.
-    pub switches: Vec<String>,
+    /// Switches, in hosts and between them.
+    pub switches: Vec<Switch>,
     /// Cables.
     pub links: Vec<Cable>,
 }
@@ -146,10 +147,19 @@ pub struct Adapter {
     pub host: String,
 }
 
-/// A cable between two adapters or switches.
+/// A transparent switch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Switch {
+    /// Its name.
+    pub name: String,
+    /// The host it belongs to; `None` between hosts.
+    pub host: Option<String>,
+}
+
+/// A link between two parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cable {
-    /// Its ends.
+    /// Its ends: adapters, switches, functions (`alpha/gpu0`) or hosts (their root complexes).
     pub ends: [String; 2],
     /// PCIe generation, 1 to 6.
     pub generation: u8,

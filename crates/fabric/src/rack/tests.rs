@@ -100,6 +100,16 @@ fn what_is_wrong_is_named_with_its_place_and_what_is_allowed() {
             "name = \"lab\"\n[hosts.alpha.devices.d]\nkind = \"gpu\"\n".to_owned(),
             "rack.toml:3:8: there is no kind of device `gpu`; `kind` is one of `nvme`",
         ),
+        (
+            format!(
+                "{head}size = \"1 GiB\"\n[hosts.beta]\n[fabric.adapters.x]\nhost = \"beta\"\n[[fabric.links]]\nends = [\"x\", \"alpha/nvme0\"]"
+            ),
+            "x and alpha/nvme0 cannot be joined",
+        ),
+        (
+            format!("{head}size = \"1 GiB\"\n[fabric.adapters.alpha]\nhost = \"alpha\""),
+            "rack.toml:5:18: `alpha` names two parts",
+        ),
         ("name = ".to_owned(), "rack.toml:1:"),
         (
             "name = \"lab\"\nhosts = 3\n".to_owned(),

@@ -47,7 +47,8 @@ fn split(text: &str) -> Option<(u64, &str)> {
 
 /// Bytes as people read them: exact in the largest binary unit that divides them (`1 GiB`).
 pub fn format_size(bytes: u64) -> String {
-    let unit = UNITS[..4].iter().find(|(_, factor)| bytes >= *factor && bytes % factor == 0);
+    let unit =
+        UNITS[..4].iter().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
     match unit {
         Some((name, factor)) => format!("{} {name}", bytes / factor),
         None => format!("{bytes} B"),

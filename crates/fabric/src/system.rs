@@ -1,0 +1,393 @@
+//! The fabric's state: what each host's address space maps, what each requester may reach, and
+//! the two questions asked of it, `resolve` and `route`.
+//!
+//! A requester's address is translated by its IOMMU domain (an address it was never given is
+//! refused, I1), then looked up in its host's address space. That leads to the host's memory, to
+//! a device's BAR, or into a window: an NTB carries the access to a peer NTB in another host,
+//! which is the requester there, with the window's address. Both questions take the same walk, so
+//! they cannot disagree.
+
+use std::collections::BTreeMap;
+
+use crate::domain::{Access, Domain, Fault, MapError, UnmapError};
+use crate::topology::{ComponentId, HostId, Kind, Path, Topology};
+
+/// The most windows one access may pass; more are windows that lead in a circle.
+pub const MOST_WINDOWS: usize = 16;
+
+/// Who accesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Requester {
+    /// A processor of this host.
+    Cpu(HostId),
+    /// This device.
+    Device(ComponentId),
+}
+
+/// What a range of a host's address space leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// The host's memory, from `offset` on.
+    Memory {
+        /// Bytes from the memory's beginning.
+        offset: u64,
+    },
+    /// A BAR of one of the host's devices, from `offset` on.
+    Bar {
+        /// The device.
+        device: ComponentId,
+        /// The BAR, 0 to 5.
+        bar: u8,
+        /// Bytes from the BAR's beginning.
+        offset: u64,
+    },
+    /// Another host's address space, from `address` on.
+    Window {
+        /// The NTB in this host.
+        ntb: ComponentId,
+        /// The NTB in the other host, which is the requester there.
+        peer: ComponentId,
+        /// What the window's beginning is called there.
+        address: u64,
+    },
+}
+
+/// Where an access ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In a host's memory.
+    Memory {
+        /// The host.
+        host: HostId,
+        /// Bytes from the memory's beginning.
+        offset: u64,
+    },
+    /// In a device's BAR.
+    Bar {
+        /// The device.
+        device: ComponentId,
+        /// The BAR.
+        bar: u8,
+        /// Bytes from the BAR's beginning.
+        offset: u64,
+    },
+}
+
+/// What `resolve` found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resolved {
+    /// Where the access begins to take effect.
+    pub place: Place,
+    /// How many of the asked bytes follow each other there.
+    pub length: u64,
+    /// How many windows it passed.
+    pub windows: usize,
+}
+
+/// What `route` found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// Where it ends, as `resolve` says.
+    pub place: Place,
+    /// The way there.
+    pub path: Path,
+}
+
+/// Why an access is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// A host's address space or an IOMMU domain refuses it.
+    #[error("{fault}, after {windows} windows")]
+    Fault {
+        /// The host where it stopped.
+        host: HostId,
+        /// The component that was refused; `None` for a processor.
+        requester: Option<ComponentId>,
+        /// What was refused: the address as it was called there.
+        fault: Fault,
+        /// How many windows it had passed.
+        windows: usize,
+    },
+    /// Windows lead in a circle.
+    #[error("the access passes more than {MOST_WINDOWS} windows: they lead in a circle")]
+    Circle,
+    /// The requester is not one that accesses memory, or is not in a host.
+    #[error("the requester is no device of a host")]
+    Requester,
+    /// The parts are not joined.
+    #[error("there is no way from the requester to what it addresses")]
+    NoWay,
+}
+
+/// Why something cannot be mapped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpaceError {
+    /// The range.
+    #[error(transparent)]
+    Range(#[from] MapError),
+    /// What it would lead to goes past its end.
+    #[error("{start:#x}+{length:#x} would lead past the end of what it leads to")]
+    TooLong {
+        /// Where the mapping would begin.
+        start: u64,
+        /// Its length.
+        length: u64,
+    },
+    /// What it would lead to is not there.
+    #[error("{0} cannot be mapped there")]
+    Misplaced(String),
+}
+
+/// Topology, address spaces and IOMMU domains.
+#[derive(Debug, Clone)]
+pub struct Fabric {
+    topology: Topology,
+    spaces: BTreeMap<HostId, Domain<Target>>,
+    /// By requester: addresses to host addresses.
+    domains: BTreeMap<ComponentId, Domain<u64>>,
+}
+
+/// Where a walk has come to.
+struct Stage {
+    host: HostId,
+    /// `None` for a processor.
+    requester: Option<ComponentId>,
+    address: u64,
+    length: u64,
+    windows: usize,
+}
+
+impl Fabric {
+    /// A fabric in which nothing is mapped.
+    pub fn new(topology: Topology) -> Self {
+        Fabric { topology, spaces: BTreeMap::new(), domains: BTreeMap::new() }
+    }
+
+    /// Its topology.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Maps `[start, start + length)` of a host's address space to `target`.
+    ///
+    /// # Errors
+    /// [`SpaceError`]; nothing changes then.
+    pub fn map(
+        &mut self,
+        host: HostId,
+        start: u64,
+        length: u64,
+        access: Access,
+        target: Target,
+    ) -> Result<(), SpaceError> {
+        self.check(host, start, length, &target)?;
+        Ok(self.spaces.entry(host).or_default().map(start, length, access, target)?)
+    }
+
+    fn check(
+        &self,
+        host: HostId,
+        start: u64,
+        length: u64,
+        target: &Target,
+    ) -> Result<(), SpaceError> {
+        let part = |id: ComponentId, kind: Kind, host: Option<HostId>| {
+            let component = self.topology.component(id);
+            let fits = component.kind == kind && (host.is_none() || component.host == host);
+            if fits { Ok(()) } else { Err(SpaceError::Misplaced(component.name.clone())) }
+        };
+        let (first, end) = match *target {
+            Target::Memory { offset } => (offset, Some(self.topology.host(host).memory_size)),
+            Target::Bar { device, offset, .. } => {
+                part(device, Kind::Device, Some(host))?;
+                (offset, None)
+            }
+            Target::Window { ntb, peer, address } => {
+                part(ntb, Kind::Ntb, Some(host))?;
+                part(peer, Kind::Ntb, None)?;
+                if self.topology.component(peer).host.is_none_or(|other| other == host) {
+                    let name = self.topology.component(peer).name.clone();
+                    return Err(SpaceError::Misplaced(name));
+                }
+                (address, None)
+            }
+        };
+        // The last byte must exist: also when the range ends with the 64-bit address space.
+        let last = length.checked_sub(1).map_or(Some(first), |more| first.checked_add(more));
+        match (last, end) {
+            (Some(last), Some(end)) if last < end => Ok(()),
+            (Some(_), None) => Ok(()),
+            _ => Err(SpaceError::TooLong { start, length }),
+        }
+    }
+
+    /// Takes away exactly `[start, start + length)` of a host's address space.
+    ///
+    /// # Errors
+    /// [`UnmapError`] when it is not mapped as one.
+    pub fn unmap(&mut self, host: HostId, start: u64, length: u64) -> Result<Target, UnmapError> {
+        let missing = UnmapError { start, length };
+        self.spaces.get_mut(&host).ok_or(missing)?.unmap(start, length)
+    }
+
+    /// Lets a device or NTB use `[iova, iova + length)`, which its host calls `address`.
+    ///
+    /// # Errors
+    /// [`SpaceError`]; nothing changes then.
+    pub fn grant(
+        &mut self,
+        requester: ComponentId,
+        iova: u64,
+        length: u64,
+        access: Access,
+        address: u64,
+    ) -> Result<(), SpaceError> {
+        let component = self.topology.component(requester);
+        if !matches!(component.kind, Kind::Device | Kind::Ntb) || component.host.is_none() {
+            return Err(SpaceError::Misplaced(component.name.clone()));
+        }
+        if length.checked_sub(1).is_some_and(|more| address.checked_add(more).is_none()) {
+            return Err(SpaceError::TooLong { start: iova, length });
+        }
+        Ok(self.domains.entry(requester).or_default().map(iova, length, access, address)?)
+    }
+
+    /// Takes exactly `[iova, iova + length)` away from a requester; gives what its host calls it.
+    ///
+    /// # Errors
+    /// [`UnmapError`] when it was not granted as one.
+    pub fn withdraw(
+        &mut self,
+        requester: ComponentId,
+        iova: u64,
+        length: u64,
+    ) -> Result<u64, UnmapError> {
+        let missing = UnmapError { start: iova, length };
+        self.domains.get_mut(&requester).ok_or(missing)?.unmap(iova, length)
+    }
+
+    /// A host's address space.
+    pub fn space(&self, host: HostId) -> Option<&Domain<Target>> {
+        self.spaces.get(&host)
+    }
+
+    /// A requester's IOMMU domain.
+    pub fn domain(&self, requester: ComponentId) -> Option<&Domain<u64>> {
+        self.domains.get(&requester)
+    }
+
+    /// What memory is `[address, address + length)` to `requester`?
+    ///
+    /// # Errors
+    /// [`AccessError`] when it is nothing that the requester may use so.
+    pub fn resolve(
+        &self,
+        requester: Requester,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Resolved, AccessError> {
+        self.walk(requester, address, length, access, |_| {})
+    }
+
+    /// Which way does an access of one byte at `address` go?
+    ///
+    /// # Errors
+    /// [`AccessError`] as [`resolve`](Fabric::resolve) has it, or when the parts are not joined.
+    pub fn route(
+        &self,
+        requester: Requester,
+        address: u64,
+        access: Access,
+    ) -> Result<Route, AccessError> {
+        let mut stops = Vec::new();
+        let resolved = self.walk(requester, address, 1, access, |stop| stops.push(stop))?;
+        let path = self.topology.through(&stops).ok_or(AccessError::NoWay)?;
+        Ok(Route { place: resolved.place, path })
+    }
+
+    /// Follows an access to where it ends, telling each component that it must pass.
+    fn walk(
+        &self,
+        requester: Requester,
+        address: u64,
+        length: u64,
+        access: Access,
+        mut passes: impl FnMut(ComponentId),
+    ) -> Result<Resolved, AccessError> {
+        let mut stage = self.begin(requester, address, length)?;
+        loop {
+            let entry = stage.requester.unwrap_or(self.topology.host(stage.host).root);
+            let mut stops = vec![entry];
+            self.topology.checkpoint(stage.host, entry, &mut stops);
+            stops.into_iter().for_each(&mut passes);
+            let (target, offset, covered) = self.look_up(&stage, access)?;
+            match *target {
+                Target::Memory { offset: base } => {
+                    passes(self.topology.host(stage.host).memory);
+                    let place = Place::Memory { host: stage.host, offset: base + offset };
+                    return Ok(Resolved { place, length: covered, windows: stage.windows });
+                }
+                Target::Bar { device, bar, offset: base } => {
+                    passes(device);
+                    let place = Place::Bar { device, bar, offset: base + offset };
+                    return Ok(Resolved { place, length: covered, windows: stage.windows });
+                }
+                Target::Window { ntb, peer, address } => {
+                    passes(ntb);
+                    if stage.windows == MOST_WINDOWS {
+                        return Err(AccessError::Circle);
+                    }
+                    let host = self.topology.component(peer).host.ok_or(AccessError::Requester)?;
+                    stage = Stage {
+                        host,
+                        requester: Some(peer),
+                        address: address + offset,
+                        length: covered,
+                        windows: stage.windows + 1,
+                    };
+                }
+            }
+        }
+    }
+
+    fn begin(&self, requester: Requester, address: u64, length: u64) -> Result<Stage, AccessError> {
+        let (host, requester) = match requester {
+            Requester::Cpu(host) => (host, None),
+            Requester::Device(id) => {
+                let component = self.topology.component(id);
+                let device = component.kind == Kind::Device;
+                (component.host.filter(|_| device).ok_or(AccessError::Requester)?, Some(id))
+            }
+        };
+        Ok(Stage { host, requester, address, length, windows: 0 })
+    }
+
+    /// What a stage's address leads to: the target, the offset into its mapping, and how many
+    /// bytes lie there. A mapping's offsets stay below 2^64: checked when it was made.
+    fn look_up(&self, stage: &Stage, access: Access) -> Result<(&Target, u64, u64), AccessError> {
+        let refused = |fault| AccessError::Fault {
+            host: stage.host,
+            requester: stage.requester,
+            fault,
+            windows: stage.windows,
+        };
+        let (mut address, mut length) = (stage.address, stage.length);
+        if let Some(requester) = stage.requester.filter(|_| self.topology.host(stage.host).iommu) {
+            let empty = Domain::new();
+            let domain = self.domains.get(&requester).unwrap_or(&empty);
+            let hit = domain.resolve(address, length, access).map_err(refused)?;
+            (address, length) = (hit.target + hit.offset, hit.length);
+        }
+        match self.spaces.get(&stage.host) {
+            Some(space) => {
+                let hit = space.resolve(address, length, access).map_err(refused)?;
+                Ok((hit.target, hit.offset, hit.length))
+            }
+            None => {
+                let fault = Domain::<Target>::new().resolve(address, length, access).err();
+                Err(fault.map_or(AccessError::NoWay, refused))
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Resolve and route: against a naive walk, against each other, and against published maps.
+
+use proptest::prelude::*;
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::{
+    Access, AccessError, ComponentId, Fabric, FaultCause, HostId, Kind, Place, Requester, Target,
+    Topology, derive,
+};
+
+const ALL: Access = Access::READ.union(Access::WRITE);
+const GIB: u64 = 1 << 30;
+
+fn fabric(file: &str) -> Fabric {
+    Fabric::new(derive::topology(&Rack::parse("rack.toml", file).unwrap()).unwrap())
+}
+
+fn named(fabric: &Fabric, name: &str) -> ComponentId {
+    fabric.topology().named(name).unwrap_or_else(|| panic!("{name} is there"))
+}
+
+fn host(fabric: &Fabric, name: &str) -> HostId {
+    fabric.topology().host_named(name).unwrap_or_else(|| panic!("{name} is there"))
+}
+
+/// Roots and hops of the way from `from` to `to`.
+fn counts(fabric: &Fabric, from: &str, to: &str) -> (usize, usize) {
+    let path = fabric.topology().path(named(fabric, from), named(fabric, to)).unwrap();
+    (path.roots(fabric.topology()), path.hops().len())
+}
+
+/// Two lenders, two GPUs in each, on one switch with the NTB adapter, and a borrower: the bare
+/// metal testbed of Device Lending (2019), figure 11.
+fn lenders(iommu: bool) -> Fabric {
+    let mut text = String::from("name = \"lab\"\n");
+    let device = "kind = \"nvme\"\nsize = \"1 GiB\"\n";
+    for host in ["one", "two"] {
+        text += &format!("[hosts.{host}]\niommu = {iommu}\n");
+        for gpu in ["gpu0", "gpu1"] {
+            text += &format!("[hosts.{host}.devices.{gpu}]\n{device}");
+        }
+        text += &format!("[fabric.adapters.{host}-ntb]\nhost = \"{host}\"\n");
+        text += &format!("[fabric.switches.{host}-sw]\nhost = \"{host}\"\n");
+        for part in ["gpu0", "gpu1"] {
+            text += &format!("[[fabric.links]]\nends = [\"{host}-sw\", \"{host}/{part}\"]\n");
+        }
+        text += &format!("[[fabric.links]]\nends = [\"{host}-sw\", \"{host}-ntb\"]\n");
+        text += &format!("[[fabric.links]]\nends = [\"{host}-sw\", \"{host}\"]\n");
+    }
+    text += "[[fabric.links]]\nends = [\"one-ntb\", \"two-ntb\"]\n";
+    fabric(&text)
+}
+
+#[test]
+fn hops_and_roots_are_counted_as_in_device_lending() {
+    // Table 1: 1L-P2P-SW 0/1, 1L-P2P-IOMMU 1/3, 2L-P2P-SW 0/4, 2L-P2P-IOMMU 2/8.
+    let (switched, checked) = (lenders(false), lenders(true));
+    assert_eq!(counts(&switched, "one/gpu0", "one/gpu1"), (0, 1));
+    assert_eq!(counts(&checked, "one/gpu0", "one/gpu1"), (1, 3));
+    assert_eq!(counts(&switched, "one/gpu0", "two/gpu0"), (0, 4));
+    assert_eq!(counts(&checked, "one/gpu0", "two/gpu0"), (2, 8));
+    // Local memory is behind the switch and the root.
+    assert_eq!(counts(&switched, "one/gpu0", "one/memory"), (1, 2));
+}
+
+/// Marlin (2014), figure 2: the management host maps each machine's memory above its own; each
+/// machine maps the management host's whole address space above its own memory.
+#[test]
+fn every_machine_of_marlin_sees_the_whole_pool() {
+    let machines = 49;
+    let mut text =
+        String::from("name = \"marlin\"\n[hosts.mh]\nmemory = \"32 GiB\"\niommu = false\n");
+    for i in 1..=machines {
+        text += &format!("[hosts.ch{i}]\nmemory = \"32 GiB\"\niommu = false\n");
+    }
+    let mut fabric = fabric(&text);
+    let size = 32 * GIB;
+    let manager = host(&fabric, "mh");
+    let own = Target::Memory { offset: 0 };
+    fabric.map(manager, 0, size, ALL, own.clone()).unwrap();
+    for i in 1..=machines {
+        let machine = host(&fabric, &format!("ch{i}"));
+        let (ntb, peer) = (named(&fabric, "mh/ntb"), named(&fabric, &format!("ch{i}/ntb")));
+        let down = Target::Window { ntb, peer, address: 0 };
+        fabric.map(manager, size + (i - 1) * size, size, ALL, down).unwrap();
+        fabric.map(machine, 0, size, ALL, own.clone()).unwrap();
+        let up = Target::Window { ntb: peer, peer: ntb, address: 0 };
+        fabric.map(machine, size, (machines + 1) * size, ALL, up).unwrap();
+    }
+    let viewer = Requester::Cpu(host(&fabric, "ch7"));
+    for i in 1..=machines {
+        let address = 64 * GIB + (i - 1) * size + 12345;
+        let found = fabric.resolve(viewer, address, 8, ALL).unwrap();
+        let there = Place::Memory { host: host(&fabric, &format!("ch{i}")), offset: 12345 };
+        assert_eq!((found.place, found.windows), (there, 2));
+    }
+    let (own, manager_memory) = (12345, 32 * GIB + 12345);
+    assert_eq!(fabric.resolve(viewer, own, 8, ALL).unwrap().windows, 0);
+    assert_eq!(fabric.resolve(viewer, manager_memory, 8, ALL).unwrap().windows, 1);
+    assert!(fabric.resolve(viewer, 32 * GIB + 1600 * GIB, 1, ALL).is_err());
+}
+
+#[test]
+fn windows_that_lead_in_a_circle_are_found() {
+    let mut fabric = fabric("name = \"lab\"\n[hosts.a]\niommu = false\n[hosts.b]\niommu = false\n");
+    let (a, b) = (host(&fabric, "a"), host(&fabric, "b"));
+    let (ntb_a, ntb_b) = (named(&fabric, "a/ntb"), named(&fabric, "b/ntb"));
+    let there = Target::Window { ntb: ntb_a, peer: ntb_b, address: 0 };
+    let back = Target::Window { ntb: ntb_b, peer: ntb_a, address: 0 };
+    fabric.map(a, 0, 4096, ALL, there).unwrap();
+    fabric.map(b, 0, 4096, ALL, back).unwrap();
+    let cpu = Requester::Cpu(a);
+    assert_eq!(fabric.resolve(cpu, 0, 8, ALL), Err(AccessError::Circle));
+    assert_eq!(fabric.route(cpu, 0, ALL).unwrap_err(), AccessError::Circle);
+}
+
+#[test]
+fn what_leads_nowhere_is_not_mapped() {
+    let mut fabric = fabric(
+        "name = \"lab\"\n[hosts.a]\nmemory = \"1 GiB\"\n[hosts.b.devices.d]\nkind = \"nvme\"\nsize = \"1 GiB\"\n",
+    );
+    let (a, device) = (host(&fabric, "a"), named(&fabric, "b/d"));
+    let (ntb_a, ntb_b) = (named(&fabric, "a/ntb"), named(&fabric, "b/ntb"));
+    let wrong = [
+        (GIB + 1, Target::Memory { offset: 0 }),
+        (1, Target::Memory { offset: GIB }),
+        (1, Target::Memory { offset: u64::MAX }),
+        (1, Target::Bar { device, bar: 0, offset: 0 }),
+        (2, Target::Window { ntb: ntb_a, peer: ntb_b, address: u64::MAX }),
+        (1, Target::Window { ntb: ntb_a, peer: ntb_a, address: 0 }),
+        (1, Target::Window { ntb: ntb_b, peer: ntb_a, address: 0 }),
+        (0, Target::Memory { offset: 0 }),
+    ];
+    for (length, target) in wrong {
+        assert!(fabric.map(a, 0, length, ALL, target.clone()).is_err(), "{target:?}");
+    }
+    assert!(fabric.grant(named(&fabric, "a/root"), 0, 1, ALL, 0).is_err());
+    assert!(fabric.grant(device, 0, 2, ALL, u64::MAX).is_err());
+}
+
+/// A rack of three hosts with a device each, for random mappings.
+fn rack(iommu: [bool; 3]) -> Fabric {
+    let mut text = String::from("name = \"lab\"\n");
+    for (name, iommu) in ["a", "b", "c"].iter().zip(iommu) {
+        text += &format!("[hosts.{name}]\nmemory = \"64 MiB\"\niommu = {iommu}\n");
+        text += &format!("[hosts.{name}.devices.d]\nkind = \"nvme\"\nsize = \"1 GiB\"\n");
+    }
+    fabric(&text)
+}
+
+/// A mapping of a host's space, or of a requester's domain, in small numbers.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    host: usize,
+    start: u64,
+    length: u64,
+    write: bool,
+    /// 0 memory, 1 BAR, 2 window to the next host, 3 to the one after, 4 the device's domain,
+    /// 5 the NTB's domain.
+    what: u8,
+    offset: u64,
+}
+
+fn plans() -> impl Strategy<Value = Plan> {
+    (0usize..3, 0u64..48, 1u64..32, any::<bool>(), 0u8..6, 0u64..48).prop_map(
+        |(host, start, length, write, what, offset)| Plan {
+            host,
+            start,
+            length,
+            write,
+            what,
+            offset,
+        },
+    )
+}
+
+/// The naive answer for one byte: follow it through a list of plans that were accepted.
+fn follow(
+    plans: &[Plan],
+    iommu: [bool; 3],
+    mut host: usize,
+    mut domain: Option<u8>,
+    mut address: u64,
+    access: Access,
+) -> Option<(bool, usize, u64)> {
+    let allowed = |plan: &Plan| plan.write || access == Access::READ;
+    for _ in 0..17 {
+        if let Some(kind) = domain.filter(|_| iommu[host]) {
+            let plan = plans.iter().find(|p| {
+                p.host == host && p.what == kind && (p.start..p.start + p.length).contains(&address)
+            })?;
+            if !allowed(plan) {
+                return None;
+            }
+            address = plan.offset + (address - plan.start);
+        }
+        let plan = plans.iter().find(|p| {
+            p.host == host && p.what < 4 && (p.start..p.start + p.length).contains(&address)
+        })?;
+        if !allowed(plan) {
+            return None;
+        }
+        let there = plan.offset + (address - plan.start);
+        match plan.what {
+            0 => return Some((true, host, there)),
+            1 => return Some((false, host, there)),
+            step => (host, domain, address) = ((host + usize::from(step) - 1) % 3, Some(5), there),
+        }
+    }
+    None
+}
+
+struct Parts {
+    hosts: [HostId; 3],
+    devices: [ComponentId; 3],
+    ntbs: [ComponentId; 3],
+}
+
+fn parts(fabric: &Fabric) -> Parts {
+    let names = ["a", "b", "c"];
+    Parts {
+        hosts: names.map(|n| host(fabric, n)),
+        devices: names.map(|n| named(fabric, &format!("{n}/d"))),
+        ntbs: names.map(|n| named(fabric, &format!("{n}/ntb"))),
+    }
+}
+
+fn apply(fabric: &mut Fabric, parts: &Parts, plan: Plan) -> bool {
+    let access = if plan.write { ALL } else { Access::READ };
+    let Plan { host, start, length, offset, .. } = plan;
+    let target = match plan.what {
+        0 => Target::Memory { offset },
+        1 => Target::Bar { device: parts.devices[host], bar: 0, offset },
+        2 | 3 => {
+            let peer = parts.ntbs[(host + usize::from(plan.what) - 1) % 3];
+            Target::Window { ntb: parts.ntbs[host], peer, address: offset }
+        }
+        4 => return fabric.grant(parts.devices[host], start, length, access, offset).is_ok(),
+        _ => return fabric.grant(parts.ntbs[host], start, length, access, offset).is_ok(),
+    };
+    fabric.map(parts.hosts[host], start, length, access, target).is_ok()
+}
+
+/// Neighbouring components of a path are joined, and nothing on it is only an end.
+fn check_path(topology: &Topology, components: &[ComponentId], place: Place) {
+    for pair in components.windows(2) {
+        assert!(topology.link(pair[0], pair[1]).is_some(), "{pair:?} are not joined");
+    }
+    // A device that addresses itself goes nowhere: its path is one component long.
+    for middle in components.iter().skip(1).take(components.len().saturating_sub(2)) {
+        let kind = topology.component(*middle).kind;
+        assert!(!matches!(kind, Kind::Memory | Kind::Device), "{kind} on the way");
+    }
+    let end = *components.last().unwrap();
+    match place {
+        Place::Memory { host, .. } => assert_eq!(end, topology.host(host).memory),
+        Place::Bar { device, .. } => assert_eq!(end, device),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn resolve_follows_the_mappings_and_route_agrees(
+        plans in prop::collection::vec(plans(), 0..24),
+        iommu in any::<[bool; 3]>(),
+    ) {
+        let mut fabric = rack(iommu);
+        let parts = parts(&fabric);
+        let accepted: Vec<Plan> =
+            plans.into_iter().filter(|plan| apply(&mut fabric, &parts, *plan)).collect();
+        for who in 0..6 {
+            let (index, is_device) = (who % 3, who >= 3);
+            let (requester, domain) = match is_device {
+                true => (Requester::Device(parts.devices[index]), Some(4)),
+                false => (Requester::Cpu(parts.hosts[index]), None),
+            };
+            for address in 0..82 {
+                for access in [Access::READ, ALL] {
+                    let naive = follow(&accepted, iommu, index, domain, address, access);
+                    let found = fabric.resolve(requester, address, 1, access);
+                    let simple = found.ok().map(|found| match found.place {
+                        Place::Memory { host, offset } => {
+                            (true, parts.hosts.iter().position(|h| *h == host).unwrap(), offset)
+                        }
+                        Place::Bar { device, offset, .. } => {
+                            (false, parts.devices.iter().position(|d| *d == device).unwrap(), offset)
+                        }
+                    });
+                    prop_assert_eq!(simple, naive, "{:?} {:#x}", requester, address);
+                    match (found, fabric.route(requester, address, access)) {
+                        (Ok(found), Ok(route)) => {
+                            prop_assert_eq!(found.place, route.place);
+                            check_path(fabric.topology(), route.path.components(), route.place);
+                        }
+                        (Err(one), Err(other)) => prop_assert_eq!(one, other),
+                        (found, route) => prop_assert!(false, "{:?} but {:?}", found, route),
+                    }
+                }
+            }
+        }
+    }
+
+    /// A long access gets the bytes that follow each other, and each of them resolves by itself.
+    #[test]
+    fn the_length_is_what_lies_together(
+        plans in prop::collection::vec(plans(), 0..24),
+        address in 0u64..80,
+        length in 1u64..64,
+    ) {
+        let mut fabric = rack([true, false, true]);
+        let parts = parts(&fabric);
+        plans.into_iter().for_each(|plan| { apply(&mut fabric, &parts, plan); });
+        let requester = Requester::Device(parts.devices[0]);
+        if let Ok(found) = fabric.resolve(requester, address, length, Access::READ) {
+            prop_assert!((1..=length).contains(&found.length));
+            for step in 0..found.length {
+                let one = fabric.resolve(requester, address + step, 1, Access::READ).unwrap();
+                let moved = match found.place {
+                    Place::Memory { host, offset } => Place::Memory { host, offset: offset + step },
+                    Place::Bar { device, bar, offset } => {
+                        Place::Bar { device, bar, offset: offset + step }
+                    }
+                };
+                prop_assert_eq!(one.place, moved);
+            }
+        }
+    }
+
+    #[test]
+    fn unmapping_leaves_nothing(plans in prop::collection::vec(plans(), 0..24)) {
+        let mut fabric = rack([true, false, true]);
+        let parts = parts(&fabric);
+        let accepted: Vec<Plan> =
+            plans.into_iter().filter(|plan| apply(&mut fabric, &parts, *plan)).collect();
+        for plan in accepted {
+            let Plan { host, start, length, .. } = plan;
+            let gone = match plan.what {
+                4 => fabric.withdraw(parts.devices[host], start, length).is_ok(),
+                5 => fabric.withdraw(parts.ntbs[host], start, length).is_ok(),
+                _ => fabric.unmap(parts.hosts[host], start, length).is_ok(),
+            };
+            prop_assert!(gone);
+        }
+        for index in 0..3 {
+            for requester in [Requester::Cpu(parts.hosts[index]), Requester::Device(parts.devices[index])] {
+                for address in 0..82 {
+                    match fabric.resolve(requester, address, 1, Access::READ) {
+                        Err(AccessError::Fault { fault, .. }) => {
+                            prop_assert_eq!(fault.cause, FaultCause::NotMapped);
+                        }
+                        other => prop_assert!(false, "{:?}", other),
+                    }
+                }
+            }
+        }
+    }
+}
