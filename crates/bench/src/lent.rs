@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{BackingConfig, Nvme, NvmeConfig};
@@ -12,7 +12,7 @@ use rackbus_pci::vfio_user::{ClientError, serve_function};
 use rackbus_spec::nvme::IoOpcode;
 
 use crate::BenchError;
-use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
+use crate::machine::{Again, CLIENT_CPU, SERVER_CPU, pin};
 use crate::nvme::Load;
 use crate::raw::STORE;
 
@@ -51,11 +51,15 @@ impl Lender {
     ///
     /// # Errors
     /// When the process does not come up.
-    pub fn start(backing: &BackingConfig, dir: &Path, name: &str) -> Result<Lender, BenchError> {
+    pub fn start(
+        again: &Again,
+        backing: &BackingConfig,
+        dir: &Path,
+        name: &str,
+    ) -> Result<Lender, BenchError> {
         let socket = dir.join(format!("{name}.sock"));
-        let program = std::env::current_exe().map_err(BenchError::io("finding this program"))?;
-        let mut command = Command::new(program);
-        command.arg("lender").arg("--socket").arg(&socket);
+        let mut command = again.command("lender")?;
+        command.arg("--socket").arg(&socket);
         match backing {
             BackingConfig::Memory => command.args(["--backing", "memory"]),
             BackingConfig::Null => command.args(["--backing", "null"]),

@@ -6,6 +6,7 @@
 
 #[cfg(feature = "peers")]
 mod blkio_peer;
+mod command;
 mod lent;
 mod machine;
 pub mod nvme;
@@ -13,9 +14,8 @@ mod peers;
 mod raw;
 mod report;
 
-pub use lent::lend;
-pub use machine::Regime;
-pub use raw::serve as serve_raw;
+pub use command::{Command, Kind, run};
+pub use machine::{Again, Regime};
 pub use report::{Report, Row};
 
 /// Why something could not be measured.

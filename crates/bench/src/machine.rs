@@ -2,9 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
+
+use crate::BenchError;
 
 /// The processor of the program that asks.
 pub const CLIENT_CPU: usize = 0;
@@ -18,6 +21,26 @@ pub fn pin(cpu: usize) {
     set.set(cpu);
     // Without the right to it the scheduler decides; that costs precision, not correctness.
     let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// How to start this program again, as one of the processes that a measurement needs.
+#[derive(Debug, Clone, Default)]
+pub struct Again {
+    /// What comes before the subcommand: nothing, or the command that led here.
+    pub prefix: Vec<String>,
+}
+
+impl Again {
+    /// The command line up to `subcommand`.
+    ///
+    /// # Errors
+    /// When the program's own file is gone.
+    pub fn command(&self, subcommand: &str) -> Result<Command, BenchError> {
+        let program = std::env::current_exe().map_err(BenchError::io("finding this program"))?;
+        let mut command = Command::new(program);
+        command.args(&self.prefix).arg(subcommand);
+        Ok(command)
+    }
 }
 
 /// How deep the processors sleep when they wait, which decides what a wake-up costs.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rackbus_devices::nvme::BackingConfig;
 
 use crate::lent::{self, Lender};
-use crate::machine::{Regime, processor_time, wait_quiet};
+use crate::machine::{Again, Regime, processor_time, wait_quiet};
 use crate::peers::{self, PeerServer};
 use crate::raw::{self, STORE};
 use crate::report::median;
@@ -70,6 +70,8 @@ pub struct Settings {
     pub dir: PathBuf,
     /// Only cases whose name contains this.
     pub only: String,
+    /// How to start the other processes.
+    pub again: Again,
 }
 
 struct Bench<'a> {
@@ -161,9 +163,9 @@ impl Bench<'_> {
     }
 
     fn against_the_bound(&mut self) -> Result<(), BenchError> {
-        let (time, dir) = (self.settings.time, self.settings.dir.clone());
-        let memory = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
-        let null = Lender::start(&BackingConfig::Null, &dir, "null")?;
+        let Settings { time, dir, again, .. } = self.settings.clone();
+        let memory = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let null = Lender::start(&again, &BackingConfig::Null, &dir, "null")?;
         let cases = [
             ("4k read qd1 memory", &memory, READ_1, As::Latency, false),
             ("4k read qd32 memory", &memory, READ_32, As::Rate, false),
@@ -185,7 +187,7 @@ impl Bench<'_> {
                 "raw bound",
                 kind.unit(),
                 || Ok(kind.figure(lent::run(&mut drive, &load, time)?)),
-                || Ok(kind.figure(raw::run(&load, is_null, time)?)),
+                || Ok(kind.figure(raw::run(&again, &load, is_null, time)?)),
                 |ours, raw| ours / raw,
             )?;
         }
@@ -194,7 +196,7 @@ impl Bench<'_> {
 
     /// What lending adds to the same drive in the client's own thread.
     fn against_local(&mut self) -> Result<(), BenchError> {
-        let (time, dir) = (self.settings.time, self.settings.dir.clone());
+        let Settings { time, dir, again, .. } = self.settings.clone();
         let cases = [
             ("lending adds, 4k read qd1 memory", BackingConfig::Memory),
             ("lending adds, 4k read qd1 null", BackingConfig::Null),
@@ -203,7 +205,7 @@ impl Bench<'_> {
             if !self.wanted(case) {
                 continue;
             }
-            let lender = Lender::start(&backing, &dir, "local")?;
+            let lender = Lender::start(&again, &backing, &dir, "local")?;
             let mut lent = lender.borrow_drive(DATA)?;
             let mut local = lent::local_drive(backing, DATA)?;
             fill(&mut lent, time)?;
@@ -226,10 +228,10 @@ impl Bench<'_> {
             println!("fio is not installed: left out");
             return Ok(());
         }
-        let (time, dir) = (self.settings.time, self.settings.dir.clone());
+        let Settings { time, dir, again, .. } = self.settings.clone();
         let image = dir.join("image");
         make_image(&image)?;
-        let lender = Lender::start(&BackingConfig::File(image.clone()), &dir, "file")?;
+        let lender = Lender::start(&again, &BackingConfig::File(image.clone()), &dir, "file")?;
         let mut drive = lender.borrow_drive(DATA)?;
         let target = format!("--filename={}", image.display());
         let fio = |load: &Load, engine| peers::fio(load, engine, &target, STORE as u64, time);
@@ -260,13 +262,13 @@ impl Bench<'_> {
 
     /// Other systems that serve a block device to another process.
     fn against_servers(&mut self) -> Result<(), BenchError> {
-        let dir = self.settings.dir.clone();
+        let Settings { dir, again, .. } = self.settings.clone();
         if peers::installed("nbdkit") && peers::installed("fio") && self.wanted("nbdkit") {
             let socket = dir.join("nbdkit.sock");
             let _ = std::fs::remove_file(&socket);
             let _server = PeerServer::nbdkit(&socket, STORE as u64)?;
             let target = format!("--uri=nbd+unix:///?socket={}", socket.display());
-            let lender = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+            let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
             let mut drive = lender.borrow_drive(DATA)?;
             let time = self.settings.time;
             fill(&mut drive, time)?;
@@ -294,37 +296,50 @@ impl Bench<'_> {
 
     #[cfg(feature = "peers")]
     fn against_qemu(&mut self, dir: &Path) -> Result<(), BenchError> {
-        let case = |name: &str| format!("{name} file, qemu-storage-daemon");
-        if !peers::installed("qemu-storage-daemon") || !self.wanted(&case("4k read qd1")) {
-            println!("qemu-storage-daemon left out");
+        const NAME: &str = "qemu-storage-daemon";
+        if !peers::installed(NAME) {
+            println!("{NAME} is not installed: left out");
             return Ok(());
         }
-        let (socket, theirs, ours) =
-            (dir.join("qsd.sock"), dir.join("image-qsd"), dir.join("image"));
-        let _ = std::fs::remove_file(&socket);
+        let (theirs, ours) = (dir.join("image-qemu"), dir.join("image"));
         make_image(&theirs)?;
         make_image(&ours)?;
-        let _server = PeerServer::qemu_storage_daemon(&socket, &theirs)?;
-        let lender = Lender::start(&BackingConfig::File(ours), dir, "file")?;
-        let mut drive = lender.borrow_drive(DATA)?;
-        let time = self.settings.time;
-        for (name, load) in [("4k read qd1", READ_1), ("4k read qd32", READ_32)] {
-            self.pairs(
-                &case(name),
-                "qemu-storage-daemon vhost-user-blk, blkio",
-                "kIOPS",
-                || Ok(lent::run(&mut drive, &load, time)? / 1e3),
-                || Ok(crate::blkio_peer::run(&socket, &load, STORE as u64, time)? / 1e3),
-                |lent, qemu| lent / qemu,
-            )?;
+        let file = format!("driver=file,filename={},aio=io_uring", theirs.display());
+        let null = format!("driver=null-co,size={STORE}");
+        let kinds =
+            [("null", null, BackingConfig::Null), ("file", file, BackingConfig::File(ours))];
+        for (kind, node, backing) in kinds {
+            let cases = [
+                (format!("4k read qd1 {kind}, {NAME}"), READ_1),
+                (format!("4k read qd32 {kind}, {NAME}"), READ_32),
+            ];
+            if !cases.iter().any(|(case, _)| self.wanted(case)) {
+                continue;
+            }
+            let socket = dir.join("qemu.sock");
+            let _ = std::fs::remove_file(&socket);
+            let _server = PeerServer::qemu_storage_daemon(&socket, &node)?;
+            let lender = Lender::start(&self.settings.again, &backing, dir, "qemu-other")?;
+            let mut drive = lender.borrow_drive(DATA)?;
+            let time = self.settings.time;
+            for (case, load) in cases {
+                self.pairs(
+                    &case,
+                    "qemu-storage-daemon vhost-user-blk, blkio",
+                    "kIOPS",
+                    || Ok(lent::run(&mut drive, &load, time)? / 1e3),
+                    || Ok(crate::blkio_peer::run(&socket, &load, STORE as u64, time)? / 1e3),
+                    |lent, qemu| lent / qemu,
+                )?;
+            }
         }
         Ok(())
     }
 
     /// The processor time of a lender whose drive is open: idle, and under load.
     fn idle_and_busy(&mut self) -> Result<(), BenchError> {
-        let dir = self.settings.dir.clone();
-        let lender = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+        let Settings { dir, again, .. } = self.settings.clone();
+        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
         let mut drive = lender.borrow_drive(DATA)?;
         let share = |work: &mut dyn FnMut() -> Result<(), BenchError>| {
             let (before, start) = (processor_time(lender.pid()), Instant::now());
@@ -351,8 +366,8 @@ impl Bench<'_> {
     /// From asking for the drive to its first block, and from giving it back to the next one who
     /// has it, both straight at the lender.
     fn borrowing(&mut self) -> Result<(), BenchError> {
-        let dir = self.settings.dir.clone();
-        let lender = Lender::start(&BackingConfig::Memory, &dir, "memory")?;
+        let Settings { dir, again, .. } = self.settings.clone();
+        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
         let mut block = vec![0; 4096];
         let mut first_read = || {
             let start = Instant::now();

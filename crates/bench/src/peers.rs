@@ -99,18 +99,18 @@ impl PeerServer {
         PeerServer::start("nbdkit", &arguments.map(str::to_owned), socket)
     }
 
-    /// qemu-storage-daemon with a vhost-user-blk export of the file at `image`.
+    /// qemu-storage-daemon with a vhost-user-blk export of the block node that `node` describes.
     ///
     /// # Errors
     /// When it does not come up.
     #[cfg(feature = "peers")]
-    pub fn qemu_storage_daemon(socket: &Path, image: &Path) -> Result<Self, BenchError> {
-        let file = format!("driver=file,node-name=f,filename={},aio=io_uring", image.display());
+    pub fn qemu_storage_daemon(socket: &Path, node: &str) -> Result<Self, BenchError> {
         let export = format!(
-            "type=vhost-user-blk,id=e,node-name=f,writable=on,addr.type=unix,addr.path={}",
+            "type=vhost-user-blk,id=e,node-name=n,writable=on,addr.type=unix,addr.path={}",
             socket.display()
         );
-        let arguments = ["--blockdev".to_owned(), file, "--export".to_owned(), export];
+        let node = format!("{node},node-name=n");
+        let arguments = ["--blockdev".to_owned(), node, "--export".to_owned(), export];
         PeerServer::start("qemu-storage-daemon", &arguments, socket)
     }
 }

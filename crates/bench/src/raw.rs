@@ -7,14 +7,14 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Region, SharedMemory};
 
 use crate::BenchError;
-use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
+use crate::machine::{Again, CLIENT_CPU, SERVER_CPU, pin};
 use crate::nvme::Load;
 
 /// Bytes of the store.
@@ -124,7 +124,7 @@ impl Drop for Server {
 ///
 /// # Errors
 /// When the server process cannot be started.
-pub fn run(load: &Load, null: bool, time: Duration) -> Result<f64, BenchError> {
+pub fn run(again: &Again, load: &Load, null: bool, time: Duration) -> Result<f64, BenchError> {
     let depth = usize::from(load.depth);
     let length = HEAD + depth * load.bytes;
     let memory = SharedMemory::create("raw-bound", length as u64)?;
@@ -132,9 +132,8 @@ pub fn run(load: &Load, null: bool, time: Duration) -> Result<f64, BenchError> {
     let inherited = memory.descriptor().map_err(BenchError::io("sharing memory"))?;
     rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty())
         .map_err(|errno| BenchError::io("sharing memory")(errno.into()))?;
-    let program = std::env::current_exe().map_err(BenchError::io("finding this program"))?;
-    let mut command = Command::new(program);
-    command.arg("raw-server").args(null.then_some("--null"));
+    let mut command = again.command("raw-server")?;
+    command.args(null.then_some("--null"));
     command.env(FD, inherited.as_raw_fd().to_string()).stdout(Stdio::piped());
     let mut server = Server(command.spawn().map_err(BenchError::io("starting the raw server"))?);
     if let Some(out) = server.0.stdout.take() {

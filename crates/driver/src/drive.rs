@@ -268,13 +268,23 @@ impl Drive {
             IoOpcode::Write => "write",
             _ => "compare",
         };
+        self.check_idle()?;
         self.queue.submit(opcode, lba, blocks, buffer, fua)?;
         self.finish(name)
     }
 
     fn run(&mut self, name: &'static str, sqe: Sqe) -> Result<(), DriveError> {
+        self.check_idle()?;
         self.queue.push(sqe)?;
         self.finish(name)
+    }
+
+    /// A whole request waits for the next completion, which has to be its own.
+    fn check_idle(&self) -> Result<(), DriveError> {
+        match self.queue.in_flight() {
+            0 => Ok(()),
+            _ => Err(DriveError::Request("the queue has other commands in flight")),
+        }
     }
 
     fn finish(&mut self, name: &'static str) -> Result<(), DriveError> {

@@ -339,8 +339,8 @@ impl Nvme {
     ) {
         let mut status = status;
         if !status.is_success() {
-            self.state.logs.record(qid, sqe.cdw0.cid(), status, Some(sqe));
             status = status.more();
+            self.state.logs.record(qid, sqe.cdw0.cid(), status, Some(sqe));
         }
         self.post(bus, qid, sqe.cdw0.cid(), status, dw0);
     }

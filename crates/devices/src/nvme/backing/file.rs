@@ -27,6 +27,8 @@ use super::{Attempt, Background, Backing, Finished, MediaError, Request};
 const PAGE: u64 = 4096;
 /// A write into the page cache that took longer was throttled or waited for the file system.
 const SLOW_WRITE: Duration = Duration::from_millis(2);
+/// How long another process may hold the file before it counts as in use.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// For how long writes then go through io_uring.
 const THROTTLED_FOR: Duration = Duration::from_millis(100);
 /// File systems without a medium, where no read waits for one: tmpfs and hugetlbfs. They do not
@@ -81,7 +83,7 @@ impl FileBacking {
             .truncate(false)
             .open(path)
             .map_err(fail("cannot open"))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match lock(&file) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(NvmeError::InUse { path: path.to_owned() });
@@ -290,6 +292,20 @@ impl Background for FileBacking {
     fn rearm(&mut self) -> bool {
         self.ring.event().drain();
         self.ring.has_finished()
+    }
+}
+
+/// Takes the file for this process alone. A process that was killed may hold its files a moment
+/// longer, until the kernel has finished what it had in flight.
+fn lock(file: &File) -> Result<(), Errno> {
+    let start = Instant::now();
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_PATIENCE / 100);
+            }
+            result => return result,
+        }
     }
 }
 
