@@ -23,6 +23,8 @@ const IOVA: u64 = 1 << 32;
 const ADMIN_ENTRIES: u16 = 16;
 /// How long a drive may take for a command.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// After this long without an answer its status is looked at, and then again and again.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// Looks at the completion queue between two looks at the clock.
 const SPINS: u32 = 1024;
 /// After this long without an answer the processor is offered to others between looks.
@@ -307,6 +309,7 @@ fn wait(
     name: &'static str,
 ) -> Result<Completed, DriveError> {
     let start = Instant::now();
+    let mut next_look = LOOK_AFTER;
     loop {
         for _ in 0..SPINS {
             if let Some(completed) = queue.poll(device)? {
@@ -319,10 +322,16 @@ fn wait(
             std::hint::spin_loop();
         }
         let waited = start.elapsed();
-        if waited > TIME_LIMIT {
+        if waited > next_look {
+            // A drive that was lost answers nothing, and its registers read as ones.
+            next_look = waited + LOOK_AFTER;
             let csts = read4(device, reg::CSTS)?;
-            let failed = Csts::from(csts).cfs();
-            return Err(if failed { DriveError::Failed(csts) } else { DriveError::TimedOut(name) });
+            if Csts::from(csts).cfs() {
+                return Err(DriveError::Failed(csts));
+            }
+        }
+        if waited > TIME_LIMIT {
+            return Err(DriveError::TimedOut(name));
         }
         if waited > PATIENCE {
             std::thread::yield_now();

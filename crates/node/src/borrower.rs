@@ -3,7 +3,8 @@
 //! A lease only makes the socket. Who opens it (QEMU, a userspace driver) attaches to the lender,
 //! and who closes it lets go; the lease stays until it is returned, so that a VM may restart. The
 //! socket outlives the lender: what is attached when the lender is lost goes on being answered,
-//! as by an absent device.
+//! as by an absent device. So does what is attached when the lease ends: a driver sees a card that
+//! was pulled out, and its QEMU no broken connection.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use rackbus_link::{Hello, Link, Service, VERSION};
 use rackbus_pci::vfio_user::{Device, DeviceError, MsiView, Opener, Server};
 use rustix::io::Errno;
 
-use crate::remote::RemoteDevice;
+use crate::remote::{Conversation, RemoteDevice};
 
 /// Why a function could not be opened here.
 #[derive(Debug, thiserror::Error)]
@@ -70,11 +71,17 @@ struct Open {
     grant: Grant,
     path: PathBuf,
     server: Mutex<Option<Server>>,
+    /// With the lender, while a user has the socket open.
+    conversation: Mutex<Option<Conversation>>,
 }
 
 impl Open {
     fn server(&self) -> MutexGuard<'_, Option<Server>> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn conversation(&self) -> MutexGuard<'_, Option<Conversation>> {
+        self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,7 +109,12 @@ impl Borrower {
             return Ok(open.path.clone());
         }
         let path = self.folder.join(format!("{}-{}.sock", grant.lender, grant.device));
-        let open = Arc::new(Open { grant, path: path.clone(), server: Mutex::new(None) });
+        let open = Arc::new(Open {
+            grant,
+            path: path.clone(),
+            server: Mutex::default(),
+            conversation: Mutex::default(),
+        });
         let opener = AttachOpener {
             hello: Hello {
                 version: VERSION,
@@ -126,12 +138,16 @@ impl Borrower {
         Ok(path)
     }
 
-    /// Ends a lease's socket: whoever has it open is cut off, and the lender is let go. On return
-    /// the socket is gone. Closing what is not open changes nothing.
+    /// Ends a lease's socket: on return it is gone, and the lender is let go. Whoever still has it
+    /// open finds an absent device there. Closing what is not open changes nothing.
     pub fn close(&self, lease: u64) {
-        let open = self.all().remove(&lease);
-        if let Some(open) = open {
-            drop(open.server().take());
+        let Some(open) = self.all().remove(&lease) else { return };
+        if let Some(conversation) = &*open.conversation() {
+            conversation.end();
+        }
+        let server = open.server().take();
+        if let Some(server) = server {
+            server.retire();
         }
     }
 
@@ -175,6 +191,7 @@ impl Opener for AttachOpener {
         let device = device.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         // Without MSI-X a function can be taken out of a running QEMU, which the loss of its
         // lender needs.
+        *open.conversation() = Some(device.conversation());
         Ok(Box::new(MsiView::new(device)?))
     }
 }

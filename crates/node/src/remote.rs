@@ -23,10 +23,24 @@ pub type OnLost = Box<dyn FnOnce(String) + Send>;
 /// A function at the other end of a link.
 #[derive(Debug)]
 pub struct RemoteDevice {
-    client: Arc<Client>,
     shape: DeviceShape,
+    conversation: Conversation,
+}
+
+/// The conversation with the lender, which others may end.
+#[derive(Debug, Clone)]
+pub struct Conversation {
+    client: Arc<Client>,
     /// The lender is lost, or the borrower let go.
     gone: Arc<AtomicBool>,
+}
+
+impl Conversation {
+    /// Lets the lender go. The device answers as an absent one from now on.
+    pub fn end(&self) {
+        self.gone.store(true, Ordering::Release);
+        self.client.shut_down();
+    }
 }
 
 impl RemoteDevice {
@@ -52,7 +66,16 @@ impl RemoteDevice {
         if let Err(cause) = watcher {
             tracing::error!(%cause, "no thread to watch the lender; its loss shows at the next access");
         }
-        Ok(RemoteDevice { client, shape, gone })
+        Ok(RemoteDevice { shape, conversation: Conversation { client, gone } })
+    }
+
+    /// The conversation with the lender.
+    pub fn conversation(&self) -> Conversation {
+        self.conversation.clone()
+    }
+
+    fn client(&self) -> &Client {
+        &self.conversation.client
     }
 
     /// Sorts an outcome: refusals go back to the user, a lost lender answers like no device.
@@ -60,11 +83,11 @@ impl RemoteDevice {
         match outcome {
             Ok(value) => Ok(value),
             Err(ClientError::Refused(errno)) => Err(DeviceError::new(errno, "the lender refused")),
-            Err(_) if self.gone.load(Ordering::Acquire) => Ok(absent),
+            Err(_) if self.conversation.gone.load(Ordering::Acquire) => Ok(absent),
             Err(error) => {
                 tracing::warn!(%error, "the lender does not answer; it counts as lost");
                 // Wakes the watcher, which tells the node.
-                self.client.shut_down();
+                self.client().shut_down();
                 Ok(absent)
             }
         }
@@ -73,8 +96,7 @@ impl RemoteDevice {
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
-        self.gone.store(true, Ordering::Release);
-        self.client.shut_down();
+        self.conversation.end();
     }
 }
 
@@ -85,7 +107,7 @@ impl Device for RemoteDevice {
 
     fn read(&self, target: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
         let mut data = vec![0; count];
-        let read = self.client.read(number(target), offset, &mut data).map(|()| data);
+        let read = self.client().read(number(target), offset, &mut data).map(|()| data);
         self.or_absent(read, vec![0xff; count])
     }
 
@@ -97,8 +119,8 @@ impl Device for RemoteDevice {
         posted: bool,
     ) -> Result<(), DeviceError> {
         let written = match posted {
-            true => self.client.post(number(target), offset, &data),
-            false => self.client.write(number(target), offset, &data),
+            true => self.client().post(number(target), offset, &data),
+            false => self.client().write(number(target), offset, &data),
         };
         self.or_absent(written, ())
     }
@@ -111,20 +133,20 @@ impl Device for RemoteDevice {
         memory: Option<(OwnedFd, u64)>,
     ) -> Result<(), DeviceError> {
         let memory = memory.as_ref().map(|(fd, offset)| (fd.as_fd(), *offset));
-        self.or_absent(self.client.dma_map(iova, length, access, memory), ())
+        self.or_absent(self.client().dma_map(iova, length, access, memory), ())
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
-        self.or_absent(self.client.dma_unmap(iova, length), ())
+        self.or_absent(self.client().dma_unmap(iova, length), ())
     }
 
     fn unmap_all(&self) -> Result<(), DeviceError> {
-        self.or_absent(self.client.dma_unmap_all(), ())
+        self.or_absent(self.client().dma_unmap_all(), ())
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
         use IrqSetFlags as F;
-        let client = &self.client;
+        let client = self.client();
         let none = |index, count, action| {
             client.set_irqs(index, 0, count, F::DATA_NONE | action, &[], &[])
         };
@@ -145,7 +167,7 @@ impl Device for RemoteDevice {
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
-        self.or_absent(self.client.reset(), ())
+        self.or_absent(self.client().reset(), ())
     }
 }
 

@@ -510,19 +510,34 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Accepts nobody any more and removes the socket, but goes on with the client that is there:
+    /// its conversation ends when the client ends it.
+    pub fn retire(mut self) {
+        self.close();
+        // Dropping what is left does nothing more.
+        self.thread = None;
+    }
+
+    /// Stops accepting; true when the accepting thread was told so.
+    fn close(&self) -> bool {
         self.shared.closing.store(true, Ordering::Release);
-        if let Some(stream) = &*self.shared.current() {
-            stream.shut_down();
-        }
         // Wakes the thread that accepts. If the path was removed, nobody can connect, and the
         // thread ends with the process.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _ = std::fs::remove_file(&self.path);
-        if let Some(thread) = self.thread.take()
-            && woken
-        {
+        woken
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        let woken = self.close();
+        if let Some(stream) = &*self.shared.current() {
+            stream.shut_down();
+        }
+        if woken {
             let _ = thread.join();
         }
     }

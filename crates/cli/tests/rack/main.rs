@@ -1,0 +1,5 @@
+//! The command line over real processes.
+
+mod commands;
+mod common;
+mod deaths;
