@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::assets::Assets;
 use crate::error::io;
 use crate::registry::{Plugged, Record, free_port, plugged};
-use crate::spec::{Boot, Console, VmSpec, device, device_id};
+use crate::spec::{Boot, Console, VmSpec, device};
 use crate::{Agent, Output, Result, VmError};
 
 /// How long QEMU may take until its sockets are there.
@@ -62,7 +62,7 @@ impl Vm {
             dir: spec.dir.clone(),
         };
         for function in &spec.functions {
-            record.note_plugged(&device_id(&function.name), &function.socket)?;
+            record.note_plugged(&function.name, &function.socket)?;
         }
         let child = start_qemu(&assets.qemu()?, &args, spec)?;
         let mut vm = Self { record, child: Some(child), agent: None };
@@ -143,8 +143,7 @@ impl Vm {
         let mut qmp = self.record.qmp()?;
         let port = free_port(&mut qmp, self.record.ports)?
             .ok_or_else(|| VmError::NoFreePort(self.record.name.clone()))?;
-        let id = device_id(name);
-        self.record.note_plugged(&id, socket)?;
+        let id = self.record.note_plugged(name, socket)?;
         qmp.command("device_add", &device(name, socket, &port))?;
         Ok(id)
     }

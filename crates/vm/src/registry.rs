@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::io;
+use crate::spec::device_id;
 use crate::{Qmp, Result, VmError};
 
 /// What is kept of a VM in `vm.json`.
@@ -44,6 +45,8 @@ pub struct Record {
 pub struct Plugged {
     /// QEMU's id of the device.
     pub id: String,
+    /// What people call it: `alpha/nvme0`.
+    pub function: String,
     /// The vfio-user socket it uses.
     pub socket: PathBuf,
 }
@@ -71,17 +74,20 @@ impl Record {
         command.windows(socket.len()).any(|part| part == socket)
     }
 
-    /// Where the socket of the function with this id is noted.
+    /// Where name and socket of the function with this id are noted.
     pub(crate) fn note(&self, id: &str) -> PathBuf {
         self.dir.join("functions").join(id)
     }
 
-    /// Notes that the function with this id uses `socket`.
-    pub(crate) fn note_plugged(&self, id: &str, socket: &Path) -> Result<()> {
-        let note = self.note(id);
+    /// Notes that `function` uses `socket`; gives QEMU's id for it.
+    pub(crate) fn note_plugged(&self, function: &str, socket: &Path) -> Result<String> {
+        let id = device_id(function);
+        let note = self.note(&id);
         let folder = self.dir.join("functions");
         fs::create_dir_all(&folder).map_err(io("make", &folder))?;
-        fs::write(&note, socket.as_os_str().as_encoded_bytes()).map_err(io("write", &note))
+        let text = format!("{function}\n{}", socket.display());
+        fs::write(&note, text).map_err(io("write", &note))?;
+        Ok(id)
     }
 
     /// Connects to its QEMU.
@@ -158,8 +164,10 @@ pub fn plugged(record: &Record, qmp: &mut Qmp) -> Result<Vec<Plugged>> {
         }
         // QEMU does not tell the socket of a function, so it is noted when it is plugged in.
         let Some(id) = device["name"].as_str() else { continue };
-        if let Ok(socket) = fs::read_to_string(record.note(id)) {
-            found.push(Plugged { id: id.to_owned(), socket: socket.into() });
+        let note = fs::read_to_string(record.note(id)).unwrap_or_default();
+        if let Some((function, socket)) = note.split_once('\n') {
+            let (id, function) = (id.to_owned(), function.to_owned());
+            found.push(Plugged { id, function, socket: socket.into() });
         }
     }
     Ok(found)

@@ -240,6 +240,25 @@ impl VmSpec {
     }
 }
 
+/// What a VM that people start themselves needs of arguments, so that it can use these functions:
+/// shared memory, and a port for each.
+#[must_use]
+pub fn own_vm_args(memory_mib: u32, functions: &[FunctionSpec]) -> Vec<String> {
+    let size = u64::from(memory_mib) << 20;
+    let mut args = Args(Vec::new());
+    args.put("-m", &format!("{memory_mib}M"));
+    args.put("-machine", "q35,memory-backend=rackbus-ram");
+    args.put("-object", &format!("memory-backend-memfd,id=rackbus-ram,size={size},share=on"));
+    for (index, function) in functions.iter().enumerate() {
+        let port = format!("rackbus-port{index}");
+        // Chassis numbers must differ from those of the user's own ports.
+        let chassis = 200 + index;
+        args.put("-device", &format!("pcie-root-port,id={port},chassis={chassis}"));
+        args.json("-device", &device(&function.name, &function.socket, &port));
+    }
+    args.0
+}
+
 /// QEMU's id of the hot-plug port with this index.
 pub(crate) fn port_id(port: usize) -> String {
     format!("port{port}")

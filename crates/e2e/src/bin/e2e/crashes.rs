@@ -1,0 +1,179 @@
+//! Processes are killed, as crashes would, while drives are in use.
+
+use std::time::{Duration, Instant};
+
+use rackbus_driver::{Drive, Options};
+use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_pci::vfio_user::Client;
+use rackbus_vm::agent::Running;
+
+use crate::World;
+use crate::cycles::pattern;
+use crate::guests::{add, remove};
+
+/// fio in the background, verifying, for some seconds.
+fn load(guest: &mut Guest, seconds: u32) -> Result<Running> {
+    let script = format!(
+        "cd /tmp && fio --name=load --filename=$(ls -d /dev/nvme?n1) --rw=randrw --bs=4k \
+         --direct=1 --ioengine=libaio --iodepth=8 --size=16M --verify=crc32c --verify_fatal=1 \
+         --time_based --runtime={seconds} --output-format=terse >fio.out 2>&1; \
+         status=$?; [ $status = 0 ] || cat fio.out; exit $status"
+    );
+    let running = guest.begin(&script, Duration::from_secs(u64::from(seconds) * 6 + 60))?;
+    // Under load means: fio has started its I/O.
+    guest.run(
+        "d=$(basename $(ls -d /dev/nvme?n1)); for i in $(seq 400); do \
+         [ $(awk '{print $1 + $5}' /sys/block/$d/stat) -gt 500 ] && exit 0; sleep 0.05; done; \
+         cat /sys/block/$d/stat; exit 1",
+    )?;
+    Ok(running)
+}
+
+/// The function is to be had again.
+fn offered(rack: &Rack, function: &str, limit: Duration) -> Result<()> {
+    let state = |rack: &Rack| {
+        let device = rack.device(function).ok()?;
+        (device["state"] == "offered").then_some(())
+    };
+    rack.wait(&format!("{function} is offered again"), limit, state)
+}
+
+/// The newest lease that ended without being returned: why.
+fn incident(rack: &Rack, function: &str) -> Result<String> {
+    rack.wait("status says what happened", Duration::from_secs(10), |rack| {
+        let status = rack.json(&["status"]).ok()?;
+        let all = status["incidents"].as_array()?.iter();
+        let of = all.filter(|i| i["function"] == function).find_map(|i| i["reason"].as_str());
+        of.map(str::to_owned)
+    })
+}
+
+/// With the control plane dead and while it restarts, I/O goes on; the lease is the same after.
+pub fn control_plane(world: &mut World) -> Result<()> {
+    let World { rack, old, .. } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    let before = rack.json(&["leases"])?;
+    let running = load(old, 8)?;
+    rack.kill("control")?;
+    rack.revive("control")?;
+    rack.wait_hosts(&["alpha", "beta", "gamma"])?;
+    // Longer than a lease lives: it is renewed.
+    std::thread::sleep(Duration::from_secs(4));
+    let after = rack.json(&["leases"])?;
+    for key in ["lease", "function", "borrower", "epoch", "socket"] {
+        let (was, is) = (&before[0][key], &after[0][key]);
+        ensure!(was == is && !is.is_null(), "the lease's {key} was {was}, is {is}");
+    }
+    let output = running.wait()?;
+    ensure!(output.ok(), "I/O suffered: {}", output.text());
+    remove(rack, old, "old", "alpha/nvme0")
+}
+
+/// A VM dies in the middle of its writes: what it had is taken back and can be lent again.
+pub fn borrowing_vm(world: &mut World) -> Result<()> {
+    let rack = &world.rack;
+    let mut guest = Guest::start(rack, "victim", "gamma", "trixie", &["alpha/nvme1"])?;
+    guest.booted()?;
+    guest.wait_drives(1)?;
+    let running = load(&mut guest, 30)?;
+    guest.vm().kill();
+    ensure!(running.wait().is_err(), "a killed VM answered");
+    let lease = rack.device("alpha/nvme1")?["lease"].as_u64();
+    // The lease is the host's, not the VM's: the next VM may use it, or it is returned.
+    let lease = lease.ok_or(rackbus_e2e::Failure("the host lost its lease".into()))?;
+    rack.give_back(lease)?;
+    let (lease, socket) = rack.borrow("alpha/nvme1", "beta")?;
+    let mut drive = Drive::open(&socket, Options::default())?;
+    drive.read(0, &mut vec![0; 4096])?;
+    drop(drive);
+    rack.give_back(lease)
+}
+
+/// Flushed and forced writes are there after the lender was killed the moment they completed.
+pub fn durability(world: &mut World) -> Result<()> {
+    let rack = &world.rack;
+    let (_, socket) = rack.borrow("alpha/nvme0", "beta")?;
+    let mut drive = Drive::open(&socket, Options::default())?;
+    let (forced, flushed) = (pattern(1, 1 << 20), pattern(2, 1 << 20));
+    for (block, part) in (0u64..).zip(flushed.chunks(64 << 10)) {
+        drive.write(4096 + block * 128, part, false)?;
+    }
+    drive.flush()?;
+    for (block, part) in (0u64..).zip(forced.chunks(64 << 10)) {
+        drive.write(block * 128, part, true)?;
+    }
+    rack.kill("alpha")?;
+    drop(drive);
+    rack.revive("alpha")?;
+    offered(rack, "alpha/nvme0", Duration::from_secs(20))?;
+    let (lease, socket) = rack.borrow("alpha/nvme0", "gamma")?;
+    let mut drive = Drive::open(&socket, Options::default())?;
+    for (at, written) in [(0, &forced), (4096, &flushed)] {
+        let mut found = vec![0; written.len()];
+        for (block, part) in (0u64..).zip(found.chunks_mut(64 << 10)) {
+            drive.read(at + block * 128, part)?;
+        }
+        ensure!(found == *written, "acknowledged data at block {at} is lost");
+    }
+    drop(drive);
+    rack.give_back(lease)
+}
+
+/// The node of a borrowing host dies: its lease runs out, the function is revoked, reset and
+/// offered again; the guest that used it lives.
+pub fn borrower(world: &mut World) -> Result<()> {
+    let World { rack, old, .. } = world;
+    add(rack, old, "old", "alpha/nvme1")?;
+    let running = load(old, 60)?;
+    rack.kill("beta")?;
+    offered(rack, "alpha/nvme1", Duration::from_secs(20))?;
+    let why = incident(rack, "alpha/nvme1")?;
+    println!("            status says: {why}");
+    let (lease, socket) = rack.borrow("alpha/nvme1", "gamma")?;
+    let mut drive = Drive::open(&socket, Options::default())?;
+    drive.write(0, &vec![7; 4096], true)?;
+    drop(drive);
+    rack.give_back(lease)?;
+    ensure!(old.run("echo alive")? == "alive", "the guest died with its host's node");
+    drop(running);
+    rack.revive("beta")?;
+    rack.wait_hosts(&["beta"])
+}
+
+/// The lender dies: what is read is all ones at once, the guest loses the drive in order and
+/// lives, and status says why.
+pub fn lender(world: &mut World) -> Result<()> {
+    let World { rack, new, .. } = world;
+    add(rack, new, "new", "alpha/nvme1")?;
+    let running = load(new, 60)?;
+    let (_, socket) = rack.borrow("alpha/nvme2", "gamma")?;
+    let watched = Client::connect(&socket, Duration::from_secs(5))?;
+    // Memory space on: the controller's version register answers.
+    watched.write(7, 4, &[2, 0])?;
+    let read = |data: &mut [u8; 4]| watched.read(0, 8, data);
+    let mut version = [0; 4];
+    read(&mut version)?;
+    ensure!(version == [0, 4, 1, 0], "NVMe version register is {version:?}");
+    rack.kill("alpha")?;
+    let begun = Instant::now();
+    while version != [0xff; 4] {
+        read(&mut version)?;
+        ensure!(begun.elapsed() < Duration::from_secs(1), "reads go on: {version:?}");
+    }
+    let ones = begun.elapsed();
+    new.wait_drives(0)?;
+    let gone = begun.elapsed();
+    ensure!(!running.wait()?.ok(), "fio did not notice that its drive went");
+    ensure!(new.run("uname -s")? == "Linux", "the guest died with the lender");
+    let why = incident(rack, "alpha/nvme1")?;
+    println!(
+        "            all ones after {ones:.1?}, drive gone after {gone:.1?}; status says: {why}"
+    );
+    ensure!(ones < Duration::from_millis(1), "all ones only after {ones:?}");
+    drop(watched);
+    rack.revive("alpha")?;
+    offered(rack, "alpha/nvme1", Duration::from_secs(20))?;
+    add(rack, new, "new", "alpha/nvme1")?;
+    new.run("dd if=$(ls -d /dev/nvme?n1) of=/dev/null bs=1M count=8 iflag=direct status=none")?;
+    remove(rack, new, "new", "alpha/nvme1")
+}

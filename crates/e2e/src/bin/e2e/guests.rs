@@ -1,0 +1,158 @@
+//! What guests do with borrowed drives.
+
+use std::time::Duration;
+
+use rackbus_e2e::guest::{field, succeeded};
+use rackbus_e2e::{Guest, Rack, Result, ensure};
+
+use crate::World;
+
+/// How long fio may take in a guest on a busy machine.
+const FIO: Duration = Duration::from_secs(240);
+
+/// Borrows a function into a running guest.
+pub fn add(rack: &Rack, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
+    rack.json(&["vm", "add", name, function])?;
+    guest.wait_drives(1)
+}
+
+/// Takes a function out of a running guest.
+pub fn remove(rack: &Rack, guest: &mut Guest, name: &str, function: &str) -> Result<()> {
+    rack.json(&["vm", "remove", name, function])?;
+    guest.wait_drives(0)
+}
+
+/// The demonstration's core: what one guest wrote, the other finds, on another host.
+pub fn data_follows(world: &mut World) -> Result<()> {
+    let World { rack, old, new } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    let sum = old.run(
+        "mkfs.ext4 -q /dev/nvme?n1 && mount /dev/nvme?n1 /mnt/a && \
+         dd if=/dev/urandom of=/mnt/a/data bs=1M count=32 status=none && \
+         sha256sum </mnt/a/data && umount /mnt/a",
+    )?;
+    remove(rack, old, "old", "alpha/nvme0")?;
+    add(rack, new, "new", "alpha/nvme0")?;
+    let found = new.run("mount /dev/nvme?n1 /mnt/a && sha256sum </mnt/a/data && umount /mnt/a")?;
+    remove(rack, new, "new", "alpha/nvme0")?;
+    ensure!(found == sum, "written {sum}, found {found}");
+    Ok(())
+}
+
+/// nvme-cli of both kernels: identify, logs, features, reset, flush.
+pub fn administration(world: &mut World) -> Result<()> {
+    let World { rack, old, new } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    add(rack, new, "new", "alpha/nvme1")?;
+    let first = administer(old, 512)?;
+    let second = administer(new, 4096)?;
+    remove(rack, old, "old", "alpha/nvme0")?;
+    remove(rack, new, "new", "alpha/nvme1")?;
+    ensure!(first != second, "two drives have one serial number: {first}");
+    Ok(())
+}
+
+/// Checks one drive of a guest; gives its serial number.
+fn administer(guest: &mut Guest, block: u64) -> Result<String> {
+    guest.run(
+        "ln -sf $(ls -d /dev/nvme? | head -n 1) /tmp/ctrl; ln -sf $(ls -d /dev/nvme?n1) /tmp/ns",
+    )?;
+    let controller = guest.run("nvme id-ctrl /tmp/ctrl")?;
+    let serial = field(&controller, "sn")?;
+    ensure!(!serial.is_empty(), "no serial number in {controller}");
+    ensure!(field(&controller, "nn")? == "1", "not one namespace: {controller}");
+    let namespace = guest.run("nvme id-ns /tmp/ns")?;
+    let blocks = field(&namespace, "nsze")?;
+    let blocks = u64::from_str_radix(blocks.trim_start_matches("0x"), 16).unwrap_or(0);
+    ensure!(blocks == (256 << 20) / block, "{blocks} blocks of {block}: {namespace}");
+    let size = guest.run("blockdev --getss --getsize64 /tmp/ns")?;
+    ensure!(size == format!("{block}\n{}", 256 << 20), "block size and size: {size}");
+    let smart = guest.run("nvme smart-log /tmp/ctrl")?;
+    ensure!(field(&smart, "critical_warning")? == "0", "{smart}");
+    guest.run("nvme error-log /tmp/ctrl -e 4")?;
+    // Temperature threshold: set, get, set back.
+    let threshold = |guest: &mut Guest| guest.run("nvme get-feature /tmp/ctrl -f 4");
+    let before = threshold(guest)?;
+    guest.run("nvme set-feature /tmp/ctrl -f 4 -v 0x150")?;
+    ensure!(threshold(guest)?.to_lowercase().contains("150"), "the threshold was not taken");
+    guest.run("nvme reset /tmp/ctrl; for i in $(seq 100); do blockdev --getss /tmp/ns >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1")?;
+    ensure!(threshold(guest)? == before, "a reset did not bring the threshold's default back");
+    guest.run("nvme flush /tmp/ns")?;
+    // A wrong command is refused by the drive, and the error log says so.
+    let wrong = guest.run("nvme admin-passthru /tmp/ctrl --opcode=0xff 2>&1; true")?;
+    ensure!(wrong.to_lowercase().contains("invalid"), "opcode 0xff was not refused: {wrong}");
+    Ok(serial)
+}
+
+/// fio with data verification, four jobs, both guests at once.
+pub fn verified_io(world: &mut World) -> Result<()> {
+    const SCRIPT: &str = "cd /tmp && fio --name=verify --filename=$(ls -d /dev/nvme?n1) \
+        --rw=randrw --bs=4k-32k --bsrange=4k-32k --direct=1 --ioengine=libaio --iodepth=8 --numjobs=4 \
+        --size=8M --offset_increment=8M --verify=crc32c --verify_fatal=1 --group_reporting";
+    let World { rack, old, new } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    add(rack, new, "new", "alpha/nvme1")?;
+    let first = old.begin(SCRIPT, FIO)?;
+    let second = new.begin(SCRIPT, FIO)?;
+    for (name, running) in [("old", first), ("new", second)] {
+        let text = succeeded(name, SCRIPT, &running.wait()?)?;
+        ensure!(text.contains("err= 0"), "fio found errors: {text}");
+        ensure!(text.contains("read: IOPS"), "fio read nothing: {text}");
+    }
+    remove(rack, old, "old", "alpha/nvme0")?;
+    remove(rack, new, "new", "alpha/nvme1")
+}
+
+/// blkdiscard and write-zeroes: what was there reads as zeroes, and nothing else changed.
+pub fn zeroes(world: &mut World) -> Result<()> {
+    const SCRIPT: &str = "set -e; d=$(ls -d /dev/nvme?n1); cd /tmp; \
+        head -c 8388608 /dev/urandom >pattern; \
+        dd if=pattern of=$d bs=1M oflag=direct status=none; \
+        blkdiscard -o 1048576 -l 1048576 $d; \
+        blkdiscard -z -o 3145728 -l 1048576 $d; \
+        ss=$(blockdev --getss $d); \
+        nvme write-zeroes $d -s $((5242880 / ss)) -c $((65536 / ss - 1)); \
+        sync; echo 3 >/proc/sys/vm/drop_caches; \
+        cp pattern expected; \
+        for hole in 1048576:1048576 3145728:1048576 5242880:65536; do \
+            dd if=/dev/zero of=expected bs=64k seek=$((${hole%:*} / 65536)) \
+               count=$((${hole#*:} / 65536)) conv=notrunc status=none; done; \
+        dd if=$d bs=1M count=8 iflag=direct status=none | cmp - expected";
+    let World { rack, old, new } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    add(rack, new, "new", "alpha/nvme1")?;
+    old.run(SCRIPT)?;
+    new.run(SCRIPT)?;
+    remove(rack, old, "old", "alpha/nvme0")?;
+    remove(rack, new, "new", "alpha/nvme1")
+}
+
+/// Who asks second is refused, by name of the holder, whoever asks.
+pub fn second_borrower(world: &mut World) -> Result<()> {
+    let World { rack, old, .. } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    for host in ["gamma", "alpha", "beta"] {
+        let said = rack.refused(&["borrow", "alpha/nvme0", "--for", host])?;
+        ensure!(said.contains("beta"), "the holder is not named: {said}");
+    }
+    ensure!(rack.device("alpha/nvme0")?["holder"] == "beta", "the holder is not shown");
+    remove(rack, old, "old", "alpha/nvme0")?;
+    let (lease, _) = rack.borrow("alpha/nvme0", "gamma")?;
+    rack.give_back(lease)
+}
+
+/// A plugged-in drive that nobody uses: its lender's process sleeps.
+pub fn idle(world: &mut World) -> Result<()> {
+    let World { rack, old, .. } = world;
+    add(rack, old, "old", "alpha/nvme0")?;
+    old.run("dd if=$(ls -d /dev/nvme?n1) of=/dev/null bs=4k count=256 iflag=direct status=none")?;
+    // What the last access caused (a flush, adaptive polling) ends first.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = rack.ticks("alpha")?;
+    std::thread::sleep(Duration::from_secs(5));
+    let used = rack.ticks("alpha")? - before;
+    remove(rack, old, "old", "alpha/nvme0")?;
+    // 500 ticks are 5 s; heartbeats and the like may take a few milliseconds.
+    ensure!(used <= 3, "an idle lender used {used} ticks of 10 ms in 5 s");
+    Ok(())
+}

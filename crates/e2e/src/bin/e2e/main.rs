@@ -1,0 +1,99 @@
+#![forbid(unsafe_code)]
+//! The end-to-end tests: one rack of real processes, two unmodified guests, and what a user of
+//! the rack relies on, crash by crash.
+//!
+//! Usage: `e2e DIR [SCENARIO]...`; without names all scenarios run, in order. The guests boot once
+//! and are shared; a scenario leaves them as it found them.
+
+mod crashes;
+mod cycles;
+mod guests;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use rackbus_e2e::{Failure, Guest, Rack, Result};
+
+/// The rack's file.
+const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rack.toml");
+
+/// The rack and its two guests: `old` (Debian 12) on beta, `new` (Debian 13) on gamma.
+pub struct World {
+    /// The rack.
+    pub rack: Rack,
+    /// Debian 12 on beta.
+    pub old: Guest,
+    /// Debian 13 on gamma.
+    pub new: Guest,
+}
+
+type Scenario = (&'static str, fn(&mut World) -> Result<()>);
+
+/// In this order: those that kill nodes come last.
+const SCENARIOS: [Scenario; 12] = [
+    ("a drive is the same drive from one guest to the next", guests::data_follows),
+    ("two kernels' nvme-cli find everything in order", guests::administration),
+    ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
+    ("discard and write-zeroes leave zeroes", guests::zeroes),
+    ("a second borrower is refused and told who has it", guests::second_borrower),
+    ("an idle drive uses no processor time", guests::idle),
+    ("100 times borrowed and returned, data checked", cycles::hundred),
+    ("the control plane is killed under load", crashes::control_plane),
+    ("a borrower's VM is killed under load", crashes::borrowing_vm),
+    ("what was acknowledged survives the lender's kill", crashes::durability),
+    ("a borrowing node is killed under load", crashes::borrower),
+    ("a lender is killed under load", crashes::lender),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let Some(dir) = arguments.next().map(PathBuf::from) else {
+        eprintln!("usage: e2e DIR [SCENARIO]...");
+        return ExitCode::from(2);
+    };
+    let wanted: Vec<String> = arguments.collect();
+    let begun = Instant::now();
+    match run(&dir, &wanted) {
+        Ok(count) => {
+            println!("e2e: ok, {count} scenarios in {:.0} s", begun.elapsed().as_secs_f64());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("e2e: failed: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
+    if dir.exists() {
+        std::fs::remove_dir_all(dir)?;
+    }
+    let begun = Instant::now();
+    let rack = Rack::start(RACK.as_ref(), dir, &["alpha", "beta", "gamma"])?;
+    // Both boot at the same time.
+    let mut old = Guest::start(&rack, "old", "beta", "bookworm", &[])?;
+    let mut new = Guest::start(&rack, "new", "gamma", "trixie", &[])?;
+    old.booted()?;
+    new.booted()?;
+    println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
+    let mut world = World { rack, old, new };
+    let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
+    let mut count = 0;
+    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
+        let begun = Instant::now();
+        let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));
+        outcome.map_err(|e| Failure(format!("{name}: {e}\n{}", world.rack.tail())))?;
+        println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// No scenario leaves leases behind.
+fn nothing_left(world: &World) -> Result<()> {
+    let left = world.rack.json(&["leases"])?;
+    rackbus_e2e::ensure!(left.as_array().is_some_and(Vec::is_empty), "leases left over: {left}");
+    Ok(())
+}

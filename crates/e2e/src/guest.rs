@@ -1,0 +1,113 @@
+//! A guest in a VM that the rack runs.
+
+use std::time::Duration;
+
+use rackbus_vm::agent::Running;
+use rackbus_vm::{Output, Vm, registry};
+
+use crate::{Failure, Rack, Result, ensure};
+
+/// How long a guest may take to boot under TCG on a busy machine.
+const BOOT: Duration = Duration::from_secs(120);
+
+/// How long a command may take unless told otherwise.
+const COMMAND: Duration = Duration::from_secs(60);
+
+/// A running guest.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    vm: Vm,
+}
+
+impl Guest {
+    /// Starts a VM with `rackbus vm run --detach` and these functions; it boots meanwhile.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(
+        rack: &Rack,
+        name: &str,
+        host: &str,
+        release: &str,
+        functions: &[&str],
+    ) -> Result<Guest> {
+        let mut arguments =
+            vec!["vm", "run", "--host", host, "--name", name, "--guest", release, "--detach"];
+        for function in functions {
+            arguments.extend(["--borrow", function]);
+        }
+        rack.json(&arguments)?;
+        let record = registry::find(rack.run_dir(), host, name)?;
+        Ok(Guest { name: name.to_owned(), vm: Vm::attach(record) })
+    }
+
+    /// Waits until the guest answers.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn booted(&mut self) -> Result<()> {
+        Ok(self.vm.wait_boot(BOOT)?)
+    }
+
+    /// Its VM.
+    #[must_use]
+    pub fn vm(&mut self) -> &mut Vm {
+        &mut self.vm
+    }
+
+    /// Runs a script that must succeed, and gives what it wrote.
+    ///
+    /// # Errors
+    /// When it fails: with what it wrote.
+    pub fn run(&mut self, script: &str) -> Result<String> {
+        let output = self.vm.exec(script, COMMAND)?;
+        succeeded(&self.name, script, &output)
+    }
+
+    /// Starts a script that may take up to `limit`.
+    ///
+    /// # Errors
+    /// When the VM has gone.
+    pub fn begin(&mut self, script: &str, limit: Duration) -> Result<Running> {
+        Ok(self.vm.agent()?.start(script, limit)?)
+    }
+
+    /// Waits until `count` NVMe namespaces are there (a hot-plugged one takes a moment).
+    ///
+    /// # Errors
+    /// When that is not so within 20 s.
+    pub fn wait_drives(&mut self, count: usize) -> Result<()> {
+        let script = format!(
+            "for try in $(seq 400); do [ $(ls -d /dev/nvme*n1 2>/dev/null | wc -l) = {count} ] && \
+             exit 0; sleep 0.05; done; dmesg | tail -n 20; exit 1"
+        );
+        self.run(&script).map(drop)
+    }
+}
+
+/// What a guest's script wrote, or that it failed.
+///
+/// # Errors
+/// When its status is not 0.
+pub fn succeeded(name: &str, script: &str, output: &Output) -> Result<String> {
+    if output.ok() {
+        return Ok(output.text());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let (status, text) = (output.status, output.text());
+    Err(Failure(format!("guest {name}: status {status} of\n{script}\n{text}\n{errors}")))
+}
+
+/// The value of a `key : value` line of nvme-cli's.
+///
+/// # Errors
+/// When there is no such line.
+pub fn field(text: &str, key: &str) -> Result<String> {
+    let found = text.lines().find_map(|line| {
+        let (left, right) = line.split_once(':')?;
+        (left.trim() == key).then(|| right.trim().to_owned())
+    });
+    ensure!(found.is_some(), "no '{key}' in:\n{text}");
+    Ok(found.unwrap_or_default())
+}

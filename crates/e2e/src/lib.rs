@@ -1,0 +1,38 @@
+#![forbid(unsafe_code)]
+//! What the demo and the end-to-end tests share: a rack of real processes, used through the
+//! command line as a person uses it, and guests in it.
+
+pub mod guest;
+pub mod rack;
+
+pub use guest::Guest;
+pub use rack::Rack;
+
+/// What did not hold, in words.
+#[derive(Debug)]
+pub struct Failure(pub String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure(error.to_string())
+    }
+}
+
+/// This crate's result.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// Ends a step with a [`Failure`] unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::Failure(format!($($text)+)));
+        }
+    };
+}

@@ -1,0 +1,287 @@
+//! A rack of real processes: `rackbus up` and the command line.
+//!
+//! Everything that is started carries the rack's run directory in its environment, so that what
+//! is left over, even after a crash of the test, is found and ended, and nothing else is.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::{Failure, Result, ensure};
+
+/// How long a rack may take until all its hosts are up.
+const START: Duration = Duration::from_secs(20);
+
+/// A running rack.
+#[derive(Debug)]
+pub struct Rack {
+    rackbus: PathBuf,
+    run_dir: PathBuf,
+    log: PathBuf,
+    up: Child,
+}
+
+impl Rack {
+    /// Starts the rack of `file` with `rackbus up` and waits for its hosts. Its state is kept in
+    /// `dir/state` and its log in `dir/up.log`.
+    ///
+    /// # Errors
+    /// When the rack does not come up: with what it said.
+    pub fn start(file: &Path, dir: &Path, hosts: &[&str]) -> Result<Rack> {
+        let rackbus = beside("rackbus")?;
+        fs::create_dir_all(dir)?;
+        // Sockets need short paths, and a build folder may be deep.
+        let run_dir = std::env::temp_dir().join(format!("rb-{}", std::process::id()));
+        let log = dir.join("up.log");
+        let state_dir = dir.join("state");
+        let up = spawn_up(&rackbus, file, &run_dir, &state_dir, &log)?;
+        let rack = Rack { rackbus, run_dir, log, up };
+        rack.wait_hosts(hosts)?;
+        Ok(rack)
+    }
+
+    /// Waits until these hosts' nodes are connected.
+    ///
+    /// # Errors
+    /// When they are not within 20 s.
+    pub fn wait_hosts(&self, hosts: &[&str]) -> Result<()> {
+        self.wait("the hosts come up", START, |rack| {
+            let status = rack.json(&["status"]).ok()?;
+            let up = |host: &&str| {
+                let all = status["hosts"].as_array().into_iter().flatten();
+                all.filter(|h| h["host"] == **host).any(|h| h["state"] == "up")
+            };
+            hosts.iter().all(up).then_some(())
+        })
+    }
+
+    /// Tries until `ready` gives something.
+    ///
+    /// # Errors
+    /// When it does not within `limit`.
+    pub fn wait<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        ready: impl Fn(&Rack) -> Option<T>,
+    ) -> Result<T> {
+        let begun = Instant::now();
+        loop {
+            if let Some(value) = ready(self) {
+                return Ok(value);
+            }
+            ensure!(begun.elapsed() < limit, "{what}: not within {limit:?}; {}", self.tail());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The run directory, with all sockets.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// Runs a command of the command line as it is.
+    ///
+    /// # Errors
+    /// When the program cannot be run.
+    pub fn output(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new(&self.rackbus);
+        let output = command.args(arguments).env("RACKBUS_RUN_DIR", &self.run_dir);
+        Ok(output.stdin(Stdio::null()).output()?)
+    }
+
+    /// Runs a command with `--json` and gives what it says.
+    ///
+    /// # Errors
+    /// When it fails: with its own words.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let mut all = vec!["--json"];
+        all.extend(arguments);
+        let output = self.output(&all)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "rackbus {}: {}", arguments.join(" "), said.trim());
+        serde_json::from_slice(&output.stdout)
+            .map_err(|e| Failure(format!("rackbus {}: no JSON: {e}", arguments.join(" "))))
+    }
+
+    /// Runs a command that must be refused, and gives the one line that says why.
+    ///
+    /// # Errors
+    /// When it is not refused with exit code 1 and one line.
+    pub fn refused(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.output(arguments)?;
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let code = output.status.code();
+        ensure!(code == Some(1), "rackbus {}: exit code {code:?}, not 1", arguments.join(" "));
+        ensure!(said.lines().count() == 1, "more than one line of error: {said}");
+        Ok(said)
+    }
+
+    /// Borrows a function for a host: its lease and its vfio-user socket.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn borrow(&self, function: &str, host: &str) -> Result<(u64, PathBuf)> {
+        let lease = self.json(&["borrow", function, "--for", host])?;
+        let number = lease["lease"].as_u64();
+        let socket = lease["socket"].as_str().map(PathBuf::from);
+        number
+            .zip(socket)
+            .ok_or_else(|| Failure(format!("borrow {function}: no lease and socket in {lease}")))
+    }
+
+    /// Returns a lease.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn give_back(&self, lease: u64) -> Result<()> {
+        self.json(&["return", &lease.to_string()]).map(drop)
+    }
+
+    /// One function, as `rackbus devices` shows it.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn device(&self, function: &str) -> Result<Value> {
+        let devices = self.json(&["devices"])?;
+        let found = devices.as_array().into_iter().flatten().find(|d| d["function"] == function);
+        found.cloned().ok_or_else(|| Failure(format!("no {function} in {devices}")))
+    }
+
+    /// The process of a host's node, or of the control plane (`control`).
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn process(&self, role: &str) -> Result<Pid> {
+        let wanted = |arguments: &[&str]| match role {
+            "control" => arguments.get(1) == Some(&"control"),
+            host => arguments.get(1) == Some(&"node") && arguments.contains(&host),
+        };
+        for pid in self.processes() {
+            let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            if wanted(&line.split('\0').collect::<Vec<_>>()) {
+                return Ok(pid);
+            }
+        }
+        Err(Failure(format!("no process of {role}")))
+    }
+
+    /// Kills a process of the rack, as a crash would, and waits until it is gone.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn kill(&self, role: &str) -> Result<()> {
+        let pid = self.process(role)?;
+        kill_process(pid, Signal::KILL)?;
+        let gone = |_: &Rack| (!running(pid)).then_some(());
+        self.wait("the killed process ends", Duration::from_secs(5), gone)
+    }
+
+    /// Starts a process of the rack again by `rackbus up`, unless it is supervised and is there.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub fn revive(&self, role: &str) -> Result<()> {
+        let back = |rack: &Rack| rack.process(role).ok().map(drop);
+        self.wait("the process is started again", Duration::from_secs(10), back)
+    }
+
+    /// Processor time that a process has used, in clock ticks (10 ms).
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn ticks(&self, role: &str) -> Result<u64> {
+        let pid = self.process(role)?;
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()))?;
+        // proc(5): utime and stime are fields 14 and 15; the name, field 2, may hold spaces.
+        let fields: Vec<&str> =
+            stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+        let field = |at: usize| fields.get(at).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+        Ok(field(11) + field(12))
+    }
+
+    /// The last lines of the rack's log.
+    #[must_use]
+    pub fn tail(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = &lines[lines.len().saturating_sub(15)..];
+        format!("the end of {}:\n  {}", self.log.display(), last.join("\n  "))
+    }
+
+    /// The processes of the rack: those whose environment names its run directory.
+    fn processes(&self) -> Vec<Pid> {
+        let mark = format!("RACKBUS_RUN_DIR={}", self.run_dir.display());
+        let own = std::process::id().to_string();
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(pid) = name.parse().ok().and_then(Pid::from_raw) else { continue };
+            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+            if name != own && environment.split(|b| *b == 0).any(|v| v == mark.as_bytes()) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        let up = Pid::from_child(&self.up);
+        // What does not end when asked is killed below; it may have ended already.
+        let _ = kill_process(up, Signal::TERM);
+        let asked = Instant::now();
+        while matches!(self.up.try_wait(), Ok(None)) && asked.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for pid in self.processes() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = self.up.kill();
+        let _ = self.up.wait();
+        let _ = fs::remove_dir_all(&self.run_dir);
+    }
+}
+
+fn spawn_up(
+    rackbus: &Path,
+    file: &Path,
+    run_dir: &Path,
+    state_dir: &Path,
+    log: &Path,
+) -> Result<Child> {
+    let log = File::options().create(true).append(true).open(log)?;
+    let mut command = Command::new(rackbus);
+    command
+        .arg("up")
+        .arg(file)
+        .env("RACKBUS_RUN_DIR", run_dir)
+        .env("RACKBUS_STATE_DIR", state_dir)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    Ok(command.spawn()?)
+}
+
+/// Whether a process is there and not a zombie.
+fn running(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+}
+
+/// The program of this name that was built together with this one.
+///
+/// # Errors
+/// When it was not.
+pub fn beside(program: &str) -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name(program);
+    ensure!(path.exists(), "no {}: build it (cargo build --release)", path.display());
+    Ok(path)
+}
