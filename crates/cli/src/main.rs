@@ -28,6 +28,7 @@ const EXAMPLES: &str = "Examples:
   rackbus devices                           what there is to borrow
   rackbus borrow alpha/nvme0 --for beta     borrow a drive; prints its vfio-user socket
   rackbus return 1                          give it back
+  rackbus vm run --host beta --borrow alpha/nvme0   boot a VM with it
   rackbus down                              stop the rack
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
@@ -56,6 +57,7 @@ enum Command {
     Return(give_back::Args),
     Leases(leases::Args),
     Path(path::Args),
+    Vm(vm::Args),
     Completions(completions::Args),
     #[command(hide = true)]
     Node(node::Args),
@@ -92,6 +94,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Return(args) => args.run(common, output).await,
         Command::Leases(args) => args.run(common, output).await,
         Command::Path(args) => args.run(common, output).await,
+        Command::Vm(args) => args.run(common, output).await,
         Command::Completions(args) => args.run(),
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common).await,

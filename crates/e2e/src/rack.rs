@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{Failure, Result, ensure};
 
-/// How long a rack may take until all its hosts are up.
+/// How long hosts may take to come up (again).
 const START: Duration = Duration::from_secs(20);
 
 /// A running rack.
@@ -21,26 +21,21 @@ const START: Duration = Duration::from_secs(20);
 pub struct Rack {
     rackbus: PathBuf,
     run_dir: PathBuf,
-    log: PathBuf,
-    up: Child,
 }
 
 impl Rack {
-    /// Starts the rack of `file` with `rackbus up` and waits for its hosts. Its state is kept in
-    /// `dir/state` and its log in `dir/up.log`.
+    /// Starts the rack of `file` with `rackbus up`; its state is kept in `dir/state`.
     ///
     /// # Errors
     /// When the rack does not come up: with what it said.
-    pub fn start(file: &Path, dir: &Path, hosts: &[&str]) -> Result<Rack> {
+    pub fn start(file: &Path, dir: &Path) -> Result<Rack> {
         let rackbus = beside("rackbus")?;
-        fs::create_dir_all(dir)?;
         // Sockets need short paths, and a build folder may be deep.
-        let run_dir = std::env::temp_dir().join(format!("rb-{}", std::process::id()));
-        let log = dir.join("up.log");
-        let state_dir = dir.join("state");
-        let up = spawn_up(&rackbus, file, &run_dir, &state_dir, &log)?;
-        let rack = Rack { rackbus, run_dir, log, up };
-        rack.wait_hosts(hosts)?;
+        let run_dir = std::env::temp_dir().join(format!("rackbus-{}", std::process::id()));
+        let rack = Rack { rackbus, run_dir };
+        let state = dir.join("state").display().to_string();
+        let file = file.display().to_string();
+        rack.json(&["up", &file, "--state-dir", &state])?;
         Ok(rack)
     }
 
@@ -104,9 +99,12 @@ impl Rack {
         all.extend(arguments);
         let output = self.output(&all)?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "rackbus {}: {}", arguments.join(" "), said.trim());
-        serde_json::from_slice(&output.stdout)
-            .map_err(|e| Failure(format!("rackbus {}: no JSON: {e}", arguments.join(" "))))
+        let command = format!("rackbus {}", arguments.join(" "));
+        let value: Value = serde_json::from_slice(&output.stdout)
+            .map_err(|e| Failure(format!("{command}: no JSON ({e}): {}", said.trim())))?;
+        let error = value["error"].as_str().unwrap_or_default();
+        ensure!(output.status.success(), "{command}: {error} {}", said.trim());
+        Ok(value)
     }
 
     /// Runs a command that must be refused, and gives the one line that says why.
@@ -158,18 +156,13 @@ impl Rack {
     /// # Errors
     /// When there is none.
     pub fn process(&self, role: &str) -> Result<Pid> {
-        let wanted = |arguments: &[&str]| match role {
-            "control" => arguments.get(1) == Some(&"control"),
-            host => arguments.get(1) == Some(&"node") && arguments.contains(&host),
+        let file = match role {
+            "control" => self.run_dir.join("control.pid"),
+            host => self.run_dir.join(host).join("node.pid"),
         };
-        for pid in self.processes() {
-            let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).into_owned();
-            if wanted(&line.split('\0').collect::<Vec<_>>()) {
-                return Ok(pid);
-            }
-        }
-        Err(Failure(format!("no process of {role}")))
+        let pid = fs::read_to_string(&file)?.trim().parse().ok().and_then(Pid::from_raw);
+        let found = pid.filter(|pid| running(*pid));
+        found.ok_or_else(|| Failure(format!("{}: no such process runs", file.display())))
     }
 
     /// Kills a process of the rack, as a crash would, and waits until it is gone.
@@ -183,13 +176,21 @@ impl Rack {
         self.wait("the killed process ends", Duration::from_secs(5), gone)
     }
 
-    /// Starts a process of the rack again by `rackbus up`, unless it is supervised and is there.
+    /// Starts a killed process of the rack again.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// When it cannot be started.
     pub fn revive(&self, role: &str) -> Result<()> {
-        let back = |rack: &Rack| rack.process(role).ok().map(drop);
-        self.wait("the process is started again", Duration::from_secs(10), back)
+        let mut command = Command::new(&self.rackbus);
+        match role {
+            "control" => command.arg("control"),
+            host => command.args(["node", "--host", host]),
+        };
+        let log = File::options().append(true).open(self.log(role))?;
+        command.env("RACKBUS_RUN_DIR", &self.run_dir).stdin(Stdio::null()).stdout(Stdio::null());
+        // It is ended with the rack, as those that `up` started.
+        drop(command.stderr(log).spawn()?);
+        Ok(())
     }
 
     /// Processor time that a process has used, in clock ticks (10 ms).
@@ -206,13 +207,24 @@ impl Rack {
         Ok(field(11) + field(12))
     }
 
-    /// The last lines of the rack's log.
+    /// The last lines of the rack's logs.
     #[must_use]
     pub fn tail(&self) -> String {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let last = &lines[lines.len().saturating_sub(15)..];
-        format!("the end of {}:\n  {}", self.log.display(), last.join("\n  "))
+        let mut text = String::new();
+        for role in ["control", "alpha", "beta", "gamma"] {
+            let log = fs::read_to_string(self.log(role)).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(8)..];
+            text += &format!("the end of {role}'s log:\n  {}\n", last.join("\n  "));
+        }
+        text
+    }
+
+    fn log(&self, role: &str) -> PathBuf {
+        match role {
+            "control" => self.run_dir.join("control.log"),
+            host => self.run_dir.join(host).join("node.log"),
+        }
     }
 
     /// The processes of the rack: those whose environment names its run directory.
@@ -234,40 +246,21 @@ impl Rack {
 
 impl Drop for Rack {
     fn drop(&mut self) {
-        let up = Pid::from_child(&self.up);
-        // What does not end when asked is killed below; it may have ended already.
-        let _ = kill_process(up, Signal::TERM);
-        let asked = Instant::now();
-        while matches!(self.up.try_wait(), Ok(None)) && asked.elapsed() < Duration::from_secs(5) {
-            std::thread::sleep(Duration::from_millis(10));
+        // VMs first, then the rack in order; what is left over after that is killed.
+        for pid in self.processes().into_iter().filter(|pid| is_vm(*pid)) {
+            let _ = kill_process(pid, Signal::KILL);
         }
+        let _ = self.output(&["down"]);
         for pid in self.processes() {
             let _ = kill_process(pid, Signal::KILL);
         }
-        let _ = self.up.kill();
-        let _ = self.up.wait();
         let _ = fs::remove_dir_all(&self.run_dir);
     }
 }
 
-fn spawn_up(
-    rackbus: &Path,
-    file: &Path,
-    run_dir: &Path,
-    state_dir: &Path,
-    log: &Path,
-) -> Result<Child> {
-    let log = File::options().create(true).append(true).open(log)?;
-    let mut command = Command::new(rackbus);
-    command
-        .arg("up")
-        .arg(file)
-        .env("RACKBUS_RUN_DIR", run_dir)
-        .env("RACKBUS_STATE_DIR", state_dir)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
-    Ok(command.spawn()?)
+fn is_vm(pid: Pid) -> bool {
+    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+    line.windows(5).any(|part| part == b"-qmp\0" || part == b"-mon\0")
 }
 
 /// Whether a process is there and not a zombie.

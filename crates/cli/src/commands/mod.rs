@@ -11,6 +11,7 @@ pub mod node;
 pub mod path;
 pub mod status;
 pub mod up;
+pub mod vm;
 
 use rackbus_control::Client;
 

@@ -115,8 +115,7 @@ fn demonstrate(file: &Path, dir: &Path, report: &mut Report) -> Result<()> {
         std::fs::remove_dir_all(dir)?;
     }
     println!("hosts alpha, beta and gamma ({}):", file.display());
-    let rack =
-        report.step("the rack comes up", || Rack::start(file, dir, &["alpha", "beta", "gamma"]))?;
+    let rack = report.step("the rack comes up", || Rack::start(file, dir))?;
     let sum = on_beta(&rack, report)?;
     let mut guest = on_gamma(&rack, report, &sum)?;
     hot_plug(&rack, report, &mut guest)?;

@@ -71,7 +71,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
         std::fs::remove_dir_all(dir)?;
     }
     let begun = Instant::now();
-    let rack = Rack::start(RACK.as_ref(), dir, &["alpha", "beta", "gamma"])?;
+    let rack = Rack::start(RACK.as_ref(), dir)?;
     // Both boot at the same time.
     let mut old = Guest::start(&rack, "old", "beta", "bookworm", &[])?;
     let mut new = Guest::start(&rack, "new", "gamma", "trixie", &[])?;
