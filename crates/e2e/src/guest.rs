@@ -50,6 +50,16 @@ impl Guest {
         Ok(self.vm.wait_boot(BOOT)?)
     }
 
+    /// Switches it off with `rackbus vm stop`; what it borrowed goes back.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn stop(self, rack: &Rack) -> Result<()> {
+        // The agent serves one connection at a time, and the command needs it.
+        drop(self.vm);
+        rack.json(&["vm", "stop", &self.name]).map(drop)
+    }
+
     /// Its VM.
     #[must_use]
     pub fn vm(&mut self) -> &mut Vm {

@@ -120,9 +120,7 @@ fn demonstrate(file: &Path, dir: &Path, report: &mut Report) -> Result<()> {
     let mut guest = on_gamma(&rack, report, &sum)?;
     hot_plug(&rack, report, &mut guest)?;
     measure_guest(report, &mut guest)?;
-    report.step("the guest on gamma stops, the drive goes back", || {
-        rack.json(&["vm", "stop", "reader"])
-    })?;
+    report.step("the guest on gamma stops, the drive goes back", || guest.stop(&rack))?;
     measure_host(&rack, report)?;
     let left = rack.json(&["leases"])?;
     ensure!(left.as_array().is_some_and(Vec::is_empty), "leases are left over: {left}");
@@ -160,7 +158,7 @@ fn on_beta(rack: &Rack, report: &mut Report) -> Result<String> {
     ensure!(refusal.contains("beta"), "the refusal does not name the holder: {refusal}");
     report.step("it unmounts; VM stopped, drive given back", || {
         guest.run("umount /mnt/a")?;
-        rack.json(&["vm", "stop", "writer"])
+        guest.stop(rack)
     })?;
     let state = rack.device("alpha/nvme0")?;
     ensure!(state["state"] == "offered", "alpha/nvme0 was not offered again: {state}");
