@@ -83,8 +83,12 @@ pub fn find_run_dir(common: &Common) -> Result<PathBuf, Failure> {
 pub fn running(run_dir: &Path) -> Result<Running, Failure> {
     let path = run_dir.join("rack.json");
     let remedy = "start the rack with `rackbus up`";
-    let text = fs::read(&path)
-        .map_err(|cause| Failure::new(format!("{}: {cause}", path.display()), remedy))?;
+    let text = fs::read(&path).map_err(|cause| match cause.kind() {
+        std::io::ErrorKind::NotFound => {
+            Failure::new(format!("no rack runs in {}", run_dir.display()), remedy)
+        }
+        _ => Failure::new(format!("{}: {cause}", path.display()), remedy),
+    })?;
     serde_json::from_slice(&text)
         .map_err(|cause| Failure::new(format!("{}: {cause}", path.display()), remedy))
 }

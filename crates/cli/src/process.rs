@@ -90,16 +90,37 @@ pub fn detach() {
     let _ = rustix::process::setsid();
 }
 
+/// Hears when the process is asked to end, from the moment it is made.
+#[derive(Debug)]
+pub struct EndRequests {
+    signals: Option<(tokio::signal::unix::Signal, tokio::signal::unix::Signal)>,
+}
+
+impl EndRequests {
+    /// Listens from now on.
+    pub fn listen() -> Self {
+        use tokio::signal::unix::{SignalKind, signal};
+        let terminate = signal(SignalKind::terminate());
+        let interrupt = signal(SignalKind::interrupt());
+        EndRequests { signals: terminate.ok().zip(interrupt.ok()) }
+    }
+
+    /// Waits until the process is asked to end.
+    pub async fn wait(&mut self) {
+        match &mut self.signals {
+            Some((terminate, interrupt)) => {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            }
+            // Unheard signals do what they do by default: end the process.
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Waits until the process is asked to end.
 pub async fn asked_to_end() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(mut terminate), Ok(mut interrupt)) => {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        }
-        _ => std::future::pending().await,
-    }
+    EndRequests::listen().wait().await;
 }

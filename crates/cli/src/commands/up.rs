@@ -56,9 +56,20 @@ impl Args {
         self.note(&rack, &run_dir, &state_dir)?;
         let begun = Instant::now();
         output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
-        let mut children = self.start(&rack, &run_dir)?;
+        // From before the first process on, so that no interrupt leaves some of them behind.
+        let mut requests = process::EndRequests::listen();
+        let mut children = Vec::new();
         let client = Client::new(&rackbus_node::control_socket(&run_dir));
-        if let Err(failure) = ready(&client, &mut children, output).await {
+        let outcome = match self.start(&rack, &run_dir, &mut children) {
+            Ok(()) => tokio::select! {
+                outcome = ready(&client, &mut children, output) => outcome,
+                () = requests.wait() => {
+                    Err(Failure::new("interrupted", "nothing is left running; start again"))
+                }
+            },
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = outcome {
             for (_, mut child, _) in children {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -73,7 +84,7 @@ impl Args {
         ));
         status::show(&client, output).await?;
         if self.foreground {
-            process::asked_to_end().await;
+            requests.wait().await;
             crate::commands::down::stop(&run_dir, output);
         }
         Ok(())
@@ -88,9 +99,14 @@ impl Args {
         std::fs::write(run_dir.join("rack.json"), text).map_err(failed)
     }
 
-    fn start(&self, rack: &Rack, run_dir: &Path) -> Result<Vec<(String, Child, PathBuf)>, Failure> {
+    /// Starts the processes, each noted in `children` at once: a later one may fail.
+    fn start(
+        &self,
+        rack: &Rack,
+        run_dir: &Path,
+        children: &mut Vec<(String, Child, PathBuf)>,
+    ) -> Result<(), Failure> {
         let folder = run_dir.display().to_string();
-        let mut children = Vec::new();
         let log = run_dir.join("control.log");
         let control = process::start(&["control", "--run-dir", &folder], &log)?;
         children.push(("the control plane".to_owned(), control, log));
@@ -104,7 +120,7 @@ impl Args {
             let node = process::start(&args, &log)?;
             children.push((format!("the node of {host}"), node, log));
         }
-        Ok(children)
+        Ok(())
     }
 }
 

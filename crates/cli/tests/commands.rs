@@ -1,0 +1,259 @@
+//! The command line over a rack of real processes: what each command does, says and answers.
+
+mod support;
+
+use std::process::Stdio;
+
+use rackbus_control::api::LeaseStage;
+use rustix::process::Signal;
+use support::{Rack, THREE_HOSTS, open, pattern};
+
+const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+
+#[test]
+fn a_drive_is_borrowed_used_and_returned() {
+    let rack = Rack::up(THREE_HOSTS);
+    let devices = rack.good(&["devices"]);
+    assert!(devices.lines().any(|l| l.starts_with("alpha/nvme0") && l.contains("offered")));
+    assert!(!devices.contains('\x1b'), "colour without a terminal");
+
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    assert_eq!((lease.borrower.as_str(), lease.lender.as_str()), ("beta", "alpha"));
+    let data = pattern(1, 64 << 10);
+    open(&lease).write(8, &data, true).unwrap();
+
+    let refused = rack.bad(1, &["borrow", "alpha/nvme0", "--for", "gamma"]);
+    assert!(refused.contains("lent to beta"), "{refused}");
+    let refused = rack.run(&["borrow", "alpha/nvme0", "--for", "gamma", "--json"]);
+    let told: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!((told["code"].as_str(), refused.status.code()), (Some("held"), Some(1)));
+    assert!(told["error"].as_str().unwrap().contains("beta"), "{told}");
+    let leases = rack.good(&["leases"]);
+    assert!(leases.contains("alpha/nvme0") && leases.contains("active"), "{leases}");
+
+    let ended = rack.give_back(&lease);
+    assert_eq!((ended.stage, ended.returned), (LeaseStage::Ended, true));
+    assert_eq!(rack.good(&["leases"]).lines().count(), 1, "the head alone");
+    assert!(rack.good(&["leases", "--all"]).contains("returned"));
+
+    let next = rack.borrow("alpha/nvme0", "gamma");
+    assert!(next.epoch > lease.epoch);
+    let mut found = vec![0; data.len()];
+    open(&next).read(8, &mut found).unwrap();
+    assert!(found == data, "the next borrower finds other data");
+}
+
+#[test]
+fn a_hundred_leases_keep_every_byte() {
+    let rack = Rack::up(THREE_HOSTS);
+    let mut epoch = 0;
+    for round in 0..100u64 {
+        let host = HOSTS[1 + round as usize % 2];
+        let lease = rack.borrow("alpha/nvme1", host);
+        assert!(lease.epoch > epoch, "epochs only grow");
+        epoch = lease.epoch;
+        let mut drive = open(&lease);
+        if round > 0 {
+            let before = pattern(round - 1, 4096);
+            assert!(drive.compare((round - 1) * 8, &before).unwrap(), "round {round}");
+        }
+        drive.write(round * 8, &pattern(round, 4096), false).unwrap();
+        // Every other time the drive is returned while it is still open.
+        if round % 2 == 0 {
+            drop(drive);
+            rack.give_back(&lease);
+        } else {
+            rack.give_back(&lease);
+            assert!(drive.read(0, &mut [0; 512]).is_err(), "a returned drive goes on working");
+        }
+    }
+}
+
+#[test]
+fn of_many_who_ask_at_once_one_gets_it() {
+    let rack = Rack::up(THREE_HOSTS);
+    let ask = |n: usize| {
+        let args = ["borrow", "alpha/nvme0", "--for", HOSTS[1 + n % 2]];
+        rack.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let asked: Vec<_> = (0..12).map(ask).collect();
+    let answers: Vec<_> = asked.into_iter().map(|c| c.wait_with_output().unwrap()).collect();
+    assert_eq!(answers.iter().filter(|a| a.status.success()).count(), 1);
+    let holder = rack.json(&["devices"])[0]["holder"].as_str().unwrap().to_owned();
+    for answer in answers.iter().filter(|a| !a.status.success()) {
+        let told = String::from_utf8_lossy(&answer.stderr);
+        assert!(told.contains(&format!("lent to {holder}")), "{told}");
+    }
+}
+
+#[test]
+fn down_leaves_no_process_and_keeps_the_state() {
+    let rack = Rack::up(THREE_HOSTS);
+    let processes = rack.processes(&HOSTS);
+    for process in &processes {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap();
+        let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
+        assert_eq!(session, process.pid.to_string(), "it would end with its terminal");
+    }
+    let again = rack.bad(1, &["up", &rack.file()]);
+    assert!(again.contains("is up already"), "{again}");
+    let lease = rack.borrow("alpha/nvme1", "beta");
+    let data = pattern(7, 4096);
+    open(&lease).write(0, &data, true).unwrap();
+    rack.give_back(&lease);
+
+    assert_eq!(rack.json(&["down"])["stopped"], 4);
+    assert!(processes.iter().all(support::Process::is_gone));
+    let gone = rack.bad(1, &["status"]);
+    assert!(gone.contains("rackbus up"), "{gone}");
+
+    rack.good(&["up", &rack.file()]);
+    let all = rack.json(&["leases", "--all"]);
+    assert_eq!(all[0]["lease"], lease.lease, "the leases of before are known");
+    let next = rack.borrow("alpha/nvme1", "gamma");
+    assert!(next.epoch > lease.epoch);
+    assert!(open(&next).compare(0, &data).unwrap());
+}
+
+#[test]
+fn in_the_foreground_it_stops_with_its_process() {
+    let rack = Rack::described(THREE_HOSTS);
+    let mut child = rack
+        .command(&["up", &rack.file(), "--foreground"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Its table says that all are up.
+    let mut told = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut told, &mut line).unwrap();
+    assert!(line.starts_with("rack lab: 3 hosts"), "{line}");
+    let processes = rack.processes(&HOSTS);
+    let own = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(own, Signal::INT).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(processes.iter().all(support::Process::is_gone));
+}
+
+#[test]
+fn every_command_speaks_json() {
+    let rack = Rack::described(THREE_HOSTS);
+    let status = rack.json(&["up", &rack.file()]);
+    assert_eq!(status["hosts"].as_array().unwrap().len(), 3);
+    assert_eq!(rack.json(&["status"])["rack"], "lab");
+    let devices = rack.json(&["devices"]);
+    assert_eq!(
+        (&devices[0]["function"], &devices[0]["state"]),
+        (&"alpha/nvme0".into(), &"offered".into())
+    );
+    let lease = rack.json(&["borrow", "alpha/nvme0", "--for", "beta"]);
+    assert!(std::path::Path::new(lease["socket"].as_str().unwrap()).exists());
+    assert_eq!(rack.json(&["leases"])[0]["borrower"], "beta");
+    let number = lease["lease"].as_u64().unwrap().to_string();
+    assert_eq!(rack.json(&["return", &number])["stage"], "ended");
+    for args in
+        [&["return", &number][..], &["return", "999"], &["borrow", "alpha/x", "--for", "beta"]]
+    {
+        let refused = rack.run(&[args, &["--json"]].concat());
+        let told: serde_json::Value = serde_json::from_slice(&refused.stdout).unwrap();
+        assert!(told["error"].is_string() && told["remedy"].is_string(), "{args:?}: {told}");
+        assert_eq!(refused.status.code(), Some(1));
+    }
+    assert_eq!(rack.json(&["down"])["rack"], "lab");
+}
+
+#[test]
+fn what_cannot_be_done_is_said_with_a_remedy() {
+    let rack = Rack::up(THREE_HOSTS);
+    let cases: [(&[&str], &str); 5] = [
+        (&["borrow", "alpha/nvme9", "--for", "beta"], "rackbus devices"),
+        (&["borrow", "alpha/nvme0", "--for", "delta"], "alpha, beta, gamma"),
+        (&["borrow", "nonsense", "--for", "beta"], "rackbus devices"),
+        (&["return", "999"], "there is no lease 999"),
+        (&["borrow", "alpha/nvme0", "--for", ""], "alpha, beta, gamma"),
+    ];
+    for (args, expected) in cases {
+        let told = rack.bad(1, args);
+        assert!(told.contains(expected), "{args:?}: {told}");
+    }
+    for args in [&["lend"][..], &["borrow", "alpha/nvme0"], &["return", "one"], &[]] {
+        assert_eq!(rack.run(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn a_wrong_rack_file_is_refused_with_its_place() {
+    let cases = [
+        ("name = \"lab\"\n[hosts.alpha]\nmemry = \"1 GiB\"\n", "rack.toml:3:1: ", "`memory`"),
+        ("name = \"lab\"\n[hosts.alpha.devices.d]\nkind = \"tape\"\n", "rack.toml:3:8: ", "nvme"),
+        ("name = \"lab\n", "rack.toml:1:", ""),
+    ];
+    for (text, place, allowed) in cases {
+        let rack = Rack::described(text);
+        let told = rack.bad(2, &["up", &rack.file()]);
+        assert!(told.contains(place) && told.contains(allowed), "{told}");
+        assert!(!rack.run_dir().exists(), "something was begun");
+    }
+    let rack = Rack::described("");
+    assert!(rack.bad(2, &["up", "/nowhere/rack.toml"]).contains("/nowhere/rack.toml"));
+}
+
+#[test]
+fn a_device_that_cannot_run_stops_the_whole_start() {
+    let text = THREE_HOSTS.replace("\"file\"", "\"/nowhere/disk.img\"");
+    let rack = Rack::described(&text);
+    let told = rack.bad(1, &["up", &rack.file()]);
+    assert!(told.contains("the node of alpha ended") && told.contains("/nowhere"), "{told}");
+    for host in HOSTS {
+        let Ok(text) = std::fs::read_to_string(rack.run_dir().join(host).join("node.pid")) else {
+            continue;
+        };
+        let pid: i32 = text.trim().parse().unwrap();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        assert_ne!(name.trim(), "rackbus", "the node of {host} is still there");
+    }
+}
+
+#[test]
+fn of_several_racks_one_must_be_named() {
+    let first = Rack::described("name = \"one\"\n[hosts.alpha]\n");
+    let second = Rack::described("name = \"two\"\n[hosts.alpha]\n");
+    let base = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+    let run = |rack: &Rack, args: &[&str]| {
+        let mut command = rack.command(args);
+        command.env_remove("RACKBUS_RUN_DIR").env("XDG_RUNTIME_DIR", base.path());
+        let output = command.output().unwrap();
+        let told = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(told).unwrap())
+    };
+    assert_eq!(run(&first, &["up", &first.file()]).0, Some(0));
+    assert!(run(&first, &["status"]).1.contains("rack one"), "the only one is meant");
+    assert_eq!(run(&second, &["up", &second.file()]).0, Some(0));
+    let (code, told) = run(&first, &["status"]);
+    assert!(code == Some(2) && told.contains("one") && told.contains("two"), "{told}");
+    assert!(run(&first, &["status", "--rack", "two"]).1.contains("rack two"));
+    let folder = base.path().join("rackbus/one");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(folder).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o700);
+    for rack in ["one", "two"] {
+        assert_eq!(run(&first, &["down", "--rack", rack]).0, Some(0));
+    }
+}
+
+#[test]
+fn help_has_examples_and_shells_complete() {
+    let rack = Rack::described("");
+    for command in
+        ["up", "down", "status", "devices", "borrow", "return", "leases", "path", "completions"]
+    {
+        let help = rack.good(&[command, "--help"]);
+        assert!(help.contains("Example"), "{command}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = rack.good(&["completions", shell]);
+        assert!(script.contains("borrow"), "{shell}");
+    }
+    assert!(rack.good(&["--version"]).starts_with("rackbus "));
+}

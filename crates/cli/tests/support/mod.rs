@@ -1,0 +1,315 @@
+//! A rack of real processes in folders of its own, for one test.
+//!
+//! What is waited for is an event (a process ends, the control plane announces a change), never
+//! a length of time; [`PATIENCE`] only ends a test that would hang.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rackbus_control::Client;
+use rackbus_control::api::{Device, DeviceState, HostState, Lease, LeaseStage};
+use rackbus_driver::{Drive, DriveError, Options};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde_json::Value;
+
+/// After this long a test fails instead of waiting on.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Three hosts; two drives of 16 MiB, one in memory and one in a file.
+pub const THREE_HOSTS: &str = r#"
+name = "lab"
+
+[control]
+lease_ttl = "500 ms"
+return_grace = "500 ms"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+
+[hosts.alpha.devices.nvme1]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.beta]
+[hosts.gamma]
+"#;
+
+/// A process that is looked at from outside.
+#[derive(Debug)]
+pub struct Process {
+    /// Its number.
+    pub pid: Pid,
+    handle: OwnedFd,
+}
+
+impl Process {
+    fn of(pid: Pid) -> Process {
+        let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        Process { pid, handle }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::pidfd_send_signal(&self.handle, signal).unwrap();
+    }
+
+    /// Whether it has ended.
+    pub fn is_gone(&self) -> bool {
+        self.wait(Duration::ZERO)
+    }
+
+    /// Waits until it has ended; false when it takes too long.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
+        let limit = rustix::time::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&limit)).unwrap() == 1
+    }
+
+    /// Ends it as a crash would; returns when it is gone.
+    pub fn crash(self) {
+        self.signal(Signal::KILL);
+        assert!(self.wait(PATIENCE), "a killed process does not end");
+    }
+}
+
+/// A rack of this test.
+pub struct Rack {
+    folder: tempfile::TempDir,
+    runtime: tokio::runtime::Runtime,
+    restarted: Vec<Child>,
+}
+
+impl Rack {
+    /// A rack file with folders around it, nothing started.
+    pub fn described(text: &str) -> Rack {
+        // Socket paths are short, so the folder's must be.
+        let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("rack.toml"), text).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        Rack { folder, runtime: runtime.unwrap(), restarted: Vec::new() }
+    }
+
+    /// A running rack.
+    pub fn up(text: &str) -> Rack {
+        let rack = Rack::described(text);
+        rack.good(&["up", &rack.file()]);
+        rack
+    }
+
+    /// The rack file.
+    pub fn file(&self) -> String {
+        self.folder.path().join("rack.toml").display().to_string()
+    }
+
+    /// The run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// `rackbus` with this rack's folders, not started yet.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
+        command
+            .args(args)
+            .env("RACKBUS_RUN_DIR", self.run_dir())
+            .env("RACKBUS_STATE_DIR", self.folder.path().join("state"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `rackbus`.
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs `rackbus`, which must succeed; what it printed.
+    pub fn good(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rackbus {args:?}: {errors}{}", self.logs());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs `rackbus --json`, which must succeed; what it printed.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let text = self.good(&[args, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("rackbus {args:?}: {e}: {text}"))
+    }
+
+    /// Runs `rackbus`, which must fail with `code`; its one line of error.
+    pub fn bad(&self, code: i32, args: &[&str]) -> String {
+        let output = self.run(args);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "rackbus {args:?}: {errors}");
+        let told: Vec<&str> = errors.lines().filter(|l| l.starts_with("rackbus: ")).collect();
+        assert_eq!(told.len(), 1, "rackbus {args:?} says not one line: {errors}");
+        assert!(told[0].contains("; "), "no remedy: {errors}");
+        told[0].to_owned()
+    }
+
+    /// Borrows a function.
+    pub fn borrow(&self, function: &str, host: &str) -> Lease {
+        serde_json::from_value(self.json(&["borrow", function, "--for", host])).unwrap()
+    }
+
+    /// Returns a lease.
+    pub fn give_back(&self, lease: &Lease) -> Lease {
+        serde_json::from_value(self.json(&["return", &lease.lease.to_string()])).unwrap()
+    }
+
+    /// The living process of the control plane (`None`) or of a host's node.
+    pub fn process(&self, host: Option<&str>) -> Process {
+        let file = match host {
+            Some(host) => self.run_dir().join(host).join("node.pid"),
+            None => self.run_dir().join("control.pid"),
+        };
+        let text = std::fs::read_to_string(&file).unwrap();
+        Process::of(Pid::from_raw(text.trim().parse().unwrap()).unwrap())
+    }
+
+    /// All its processes.
+    pub fn processes(&self, hosts: &[&str]) -> Vec<Process> {
+        let nodes = hosts.iter().map(|host| self.process(Some(host)));
+        std::iter::once(self.process(None)).chain(nodes).collect()
+    }
+
+    /// Starts the control plane (`None`) or a host's node again; waits until every host is up.
+    pub fn restart(&mut self, host: Option<&str>) {
+        let args = match host {
+            Some(host) => vec!["node", "--host", host],
+            None => vec!["control"],
+        };
+        let log = self.folder.path().join("restarted.log");
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        self.restarted.push(child);
+    }
+
+    /// Waits until the nodes of `hosts` are connected.
+    pub fn wait_up(&self, hosts: &[&str]) {
+        let client = self.client();
+        self.block(async {
+            loop {
+                // A control plane that does not listen yet has no events either.
+                if let Ok(status) = client.status().await
+                    && status
+                        .hosts
+                        .iter()
+                        .filter(|h| hosts.contains(&h.host.as_str()))
+                        .all(|h| h.state == HostState::Up)
+                {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    /// The API.
+    pub fn client(&self) -> Client {
+        Client::new(&self.run_dir().join("control.sock"))
+    }
+
+    /// Runs `task` to its end, at most [`PATIENCE`].
+    pub fn block<T>(&self, task: impl Future<Output = T>) -> T {
+        let outcome = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, task).await });
+        outcome.unwrap_or_else(|_| panic!("nothing happens any more{}", self.logs()))
+    }
+
+    /// Waits until `ready` gives a value; looked at again at each event of the control plane.
+    pub fn wait<T>(&self, ready: impl AsyncFn(&Client) -> Option<T>) -> T {
+        let client = self.client();
+        self.block(async {
+            loop {
+                // Listening before looking, so that no change is missed.
+                let Ok(mut events) = client.events().await else {
+                    tokio::task::yield_now().await;
+                    continue;
+                };
+                loop {
+                    if let Some(value) = ready(&client).await {
+                        return value;
+                    }
+                    if events.next().await.is_none() {
+                        break;
+                    }
+                }
+            }
+        })
+    }
+
+    /// Waits until a function stands at `state`.
+    pub fn wait_device(&self, function: &str, state: DeviceState) -> Device {
+        self.wait(async |client| {
+            let devices = client.devices().await.ok()?;
+            devices.into_iter().find(|d| d.function == function && d.state == state)
+        })
+    }
+
+    /// Waits until a lease stands at `stage`.
+    pub fn wait_lease(&self, lease: u64, stage: LeaseStage) -> Lease {
+        self.wait(async |client| client.lease(lease).await.ok().filter(|l| l.stage == stage))
+    }
+
+    /// What the processes logged, for a failing test's message.
+    pub fn logs(&self) -> String {
+        let run = self.run_dir();
+        let mut files = vec![run.join("control.log"), self.folder.path().join("restarted.log")];
+        files.extend(["alpha", "beta", "gamma"].map(|host| run.join(host).join("node.log")));
+        let mut all = String::new();
+        for file in files {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            all.push_str(&format!("\n--- {}\n{text}", file.display()));
+        }
+        all
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        // What a failed test left running; there may be nothing.
+        let _ = self.command(&["down"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        for child in &mut self.restarted {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The socket of an active lease.
+pub fn socket(lease: &Lease) -> &Path {
+    assert_eq!(lease.stage, LeaseStage::Active, "{lease:?}");
+    Path::new(lease.socket.as_deref().unwrap())
+}
+
+/// Opens the drive of a lease.
+pub fn open(lease: &Lease) -> Drive {
+    try_open(lease).unwrap()
+}
+
+/// Opens the drive of a lease, or says why not.
+pub fn try_open(lease: &Lease) -> Result<Drive, DriveError> {
+    Drive::open(socket(lease), Options { depth: 4, data: 1 << 20 })
+}
+
+/// Bytes that differ from block to block and from seed to seed.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
