@@ -180,15 +180,15 @@ pub enum Event {
     Host(HostStatus),
 }
 
-/// One hop of a path.
+/// One component on a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Hop {
-    /// What it is: `root complex`, `link`, `switch`, `ntb`, …
+    /// What it is: `root complex`, `switch`, `ntb`, …
     pub kind: String,
     /// Its name.
     pub name: String,
-    /// What is known of it: generation, lanes.
-    pub detail: String,
+    /// By which link it is entered: `Gen3 x8`, or `internal`; nothing for the first.
+    pub link: Option<String>,
 }
 
 /// The way from one place to another.
@@ -198,6 +198,10 @@ pub struct Path {
     pub from: String,
     /// Where it ends.
     pub to: String,
-    /// The hops in order.
-    pub hops: Vec<Hop>,
+    /// All components in order, both ends included.
+    pub components: Vec<Hop>,
+    /// How many components are between the ends.
+    pub hops: usize,
+    /// How many of those are root complexes.
+    pub roots: usize,
 }

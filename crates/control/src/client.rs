@@ -97,6 +97,14 @@ impl Client {
         self.call(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
     }
 
+    /// The way from a host or function to another.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn path(&self, from: &str, to: &str) -> Result<crate::api::Path, ClientError> {
+        self.get(&format!("/v1/path?from={}&to={}", escape(from), escape(to))).await
+    }
+
     /// The OpenAPI document.
     ///
     /// # Errors
@@ -174,6 +182,14 @@ impl Client {
             .map_err(|cause| ClientError::Answer(cause.to_string()))?;
         Ok(sender.send_request(request).await?)
     }
+}
+
+/// Percent-encodes what may not stand in a query.
+fn escape(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
+    text.bytes()
+        .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .collect()
 }
 
 /// The response, unless it is an error.

@@ -35,7 +35,7 @@ type Shared = State<Arc<Service>>;
                        `control.sock` of the rack's run directory.",
         license(name = "Apache-2.0 OR MIT")
     ),
-    paths(status, devices, leases, lease, borrow, give_back, events, listen, say),
+    paths(status, devices, leases, lease, borrow, give_back, path, events, listen, say),
     components(schemas(
         ApiError,
         BorrowRequest,
@@ -48,6 +48,7 @@ type Shared = State<Arc<Service>>;
         Lease,
         LeaseStage,
         NodeMessages,
+        crate::api::Path,
         RackStatus
     ))
 )]
@@ -64,7 +65,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.code.as_str() {
             "bad_name" | "bad_request" => StatusCode::BAD_REQUEST,
-            "unknown_function" | "unknown_host" | "unknown_lease" => StatusCode::NOT_FOUND,
+            "unknown_function" | "unknown_host" | "unknown_lease" | "unknown_place" | "no_way" => {
+                StatusCode::NOT_FOUND
+            }
             "held" | "returning" | "withdrawn" | "over" => StatusCode::CONFLICT,
             "silent" | "not_stored" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
@@ -136,6 +139,26 @@ async fn give_back(
     service.give_back(lease).await.map(Json)
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct PathQuery {
+    /// Where it begins: a host or a function.
+    from: String,
+    /// Where it ends: a host (its memory) or a function.
+    to: String,
+}
+
+/// The way that memory accesses take from one place of the rack to another.
+#[utoipa::path(get, path = "/v1/path", params(PathQuery), responses(
+    (status = 200, body = crate::api::Path),
+    (status = 404, body = ApiError, description = "No such host or function, or no way")))]
+async fn path(
+    State(service): Shared,
+    Query(query): Query<PathQuery>,
+) -> Result<Json<crate::api::Path>, ApiError> {
+    service.path(&query.from, &query.to).map(Json)
+}
+
 /// What changes, from now on: one JSON object a line.
 #[utoipa::path(get, path = "/v1/events", responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 async fn events(State(service): Shared) -> Response {
@@ -180,6 +203,7 @@ pub fn routes(service: Arc<Service>) -> Router {
         .route("/v1/devices", get(devices))
         .route("/v1/leases", get(leases).post(borrow))
         .route("/v1/leases/{lease}", get(lease).delete(give_back))
+        .route("/v1/path", get(path))
         .route("/v1/events", get(events))
         .route("/v1/hosts/{host}/messages", get(listen).post(say))
         .route(

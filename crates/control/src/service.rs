@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rackbus_fabric::{ComponentId, Topology};
 use rackbus_lease::{
     Authority, BorrowRefused, Config, EndReason, FunctionId, FunctionRecord, FunctionState,
     LeaseRecord, LeaseState, Message, Outcome, Record, ReturnRefused,
@@ -13,7 +14,8 @@ use rackbus_lease::{
 use tokio::sync::{broadcast, mpsc, watch};
 
 use crate::api::{
-    ApiError, Device, DeviceState, Event, HostState, HostStatus, Lease, LeaseStage, RackStatus,
+    ApiError, Device, DeviceState, Event, Hop, HostState, HostStatus, Lease, LeaseStage, Path,
+    RackStatus,
 };
 use crate::store::{Store, StoreError};
 
@@ -35,6 +37,8 @@ pub struct Inventory {
     pub hosts: Vec<String>,
     /// The functions.
     pub devices: Vec<InventoryDevice>,
+    /// What joins them.
+    pub topology: Topology,
 }
 
 /// One function of the rack file.
@@ -291,6 +295,56 @@ impl Service {
     /// One lease.
     pub fn lease(&self, lease: u64) -> Option<Lease> {
         self.core().authority.lease(lease).map(present)
+    }
+
+    /// The way that memory accesses take from a host's processor or a function to a host's memory
+    /// or a function.
+    ///
+    /// # Errors
+    /// [`ApiError`] when a name is unknown, or the two are not joined.
+    pub fn path(&self, from: &str, to: &str) -> Result<Path, ApiError> {
+        let topology = &self.inventory.topology;
+        let part = |name: &str, of_host: fn(&rackbus_fabric::topology::Host) -> ComponentId| {
+            let host = topology.host_named(name).map(|id| of_host(topology.host(id)));
+            host.or_else(|| topology.named(name)).ok_or_else(|| {
+                let known: Vec<&str> =
+                    topology.components().map(|(_, c)| c.name.as_str()).collect();
+                problem(
+                    "unknown_place",
+                    format!("rack {} has no {name}", self.inventory.rack),
+                    &format!(
+                        "it has the hosts {}, and {}",
+                        self.inventory.hosts.join(", "),
+                        known.join(", ")
+                    ),
+                )
+            })
+        };
+        let (start, end) = (part(from, |host| host.root)?, part(to, |host| host.memory)?);
+        let path = topology.path(start, end).ok_or_else(|| {
+            problem(
+                "no_way",
+                format!("nothing joins {from} and {to}"),
+                "see to the links in the rack file",
+            )
+        })?;
+        let mut before = None;
+        let components = path.components().iter().map(|id| {
+            let component = topology.component(*id);
+            let link = before.replace(*id).and_then(|last| topology.link(last, *id));
+            Hop {
+                kind: component.kind.to_string(),
+                name: component.name.clone(),
+                link: link.map(|link| link.to_string()),
+            }
+        });
+        Ok(Path {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            components: components.collect(),
+            hops: path.hops().len(),
+            roots: path.roots(topology),
+        })
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {

@@ -33,6 +33,7 @@ async fn rack() -> Rack {
         rack: "test".into(),
         hosts: HOSTS.map(str::to_owned).to_vec(),
         devices: vec![nvme0],
+        ..Inventory::default()
     };
     let database = folder.path().join("state.db");
     let service =

@@ -29,12 +29,15 @@ impl Args {
             let detail = format!("{size}, {block} B blocks, {}", nvme.backing);
             Some(InventoryDevice { function, kind: device.kind.word().to_owned(), detail })
         });
+        let topology = rackbus_fabric::derive::topology(&rack)
+            .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let (ttl, close_grace) = (rack.control.lease_ttl_ms, rack.control.return_grace_ms);
         let options = Options {
             inventory: Inventory {
                 rack: rack.name.clone(),
                 hosts: rack.hosts.iter().map(|h| h.name.clone()).collect(),
                 devices: devices.collect(),
+                topology,
             },
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
             database: running.state_dir.join("control.db"),

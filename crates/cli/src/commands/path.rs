@@ -1,26 +1,39 @@
 //! `rackbus path`: the way from one place of the rack to another.
 
 use crate::Common;
-use crate::commands::{client, read_rack};
+use crate::commands::client;
 use crate::output::{Failure, Output};
-use crate::paths;
 
-/// Show the hops from one host or device to another.
+/// Show the way that memory accesses take from one host or device to another.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  rackbus path alpha/nvme0 beta
-  rackbus path alpha gamma")]
+  rackbus path alpha/nvme0 beta    the drive's DMA, when beta has borrowed it
+  rackbus path beta alpha/nvme0    beta's register accesses
+  rackbus path alpha gamma         a processor of alpha to gamma's memory")]
 pub struct Args {
-    /// Where it begins: HOST or HOST/DEVICE.
+    /// Where it begins: HOST (its processors) or HOST/DEVICE.
     from: String,
-    /// Where it ends.
+    /// Where it ends: HOST (its memory) or HOST/DEVICE.
     to: String,
 }
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let _ = (client(common)?, read_rack(&paths::running(&paths::find_run_dir(common)?)?.file)?);
-        let _ = output;
-        Err(Failure::new("paths are not known yet", "use a later version"))
+        let path = client(common)?.path(&self.from, &self.to).await?;
+        output.result(&path, |o| {
+            let rows = path.components.iter().enumerate().map(|(step, hop)| {
+                let link = hop.link.clone().unwrap_or_default();
+                vec![
+                    step.to_string().into(),
+                    hop.kind.clone().into(),
+                    hop.name.clone().into(),
+                    link.into(),
+                ]
+            });
+            o.table(&["step", "kind", "name", "by link"], rows.collect());
+            let (hops, roots) = (path.hops, path.roots);
+            o.line(&format!("{hops} hops between the ends, {roots} of them root complexes"));
+        });
+        Ok(())
     }
 }
