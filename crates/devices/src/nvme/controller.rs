@@ -19,7 +19,7 @@ use super::backing::{self, Backing, Finished};
 use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
-use super::jobs::{JOB_LIMIT, Owner, Steps};
+use super::jobs::{Owner, Steps};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::{Change, DOORBELL_STRIDE};
 use super::shadow::Seen;
@@ -30,6 +30,9 @@ use super::transfer::Transfer;
 const BAR_SIZE: u64 = 16 << 10;
 /// Commands taken from one queue before the next has its turn.
 const BURST: u16 = 64;
+/// Bytes that commands taken in one poll may be about, more or less: what else the engine has to
+/// do, a revocation above all, waits no longer than these take.
+const POLL_BYTES: i64 = 4 << 20;
 /// How far ahead of the copy data is asked to come near.
 const LOOKAHEAD: u16 = 2;
 /// How long a queue with commands may be out of reach: a hypervisor may take mappings away and
@@ -64,6 +67,10 @@ pub struct Nvme {
     pub(super) state: State,
     /// Reports of the backing; kept to allocate once.
     pub(super) finished: Vec<Finished>,
+    /// What is left of [`POLL_BYTES`].
+    pub(super) budget: i64,
+    /// The queue, of those there are, that has its turn first.
+    turn: usize,
 }
 
 impl std::fmt::Debug for Nvme {
@@ -110,6 +117,8 @@ impl Nvme {
             transfer: Transfer::new(MAX_TRANSFER)?,
             state: State::new(0),
             finished: Vec::new(),
+            budget: 0,
+            turn: 0,
         })
     }
 
@@ -245,6 +254,28 @@ impl Nvme {
         }
     }
 
+    /// Gives each queue its turn, beginning where the last poll had to stop.
+    #[inline]
+    fn poll_queues(&mut self, bus: &Bus<'_>) -> u32 {
+        self.budget = POLL_BYTES;
+        let mut done = 0;
+        let mut index = self.turn;
+        for _ in 0..self.state.active_count() {
+            let qid = self.state.active(index).or_else(|| {
+                index = 0;
+                self.state.active(0)
+            });
+            let Some(qid) = qid else { break };
+            done += self.poll_queue(bus, qid);
+            if self.budget < 0 {
+                break;
+            }
+            index += 1;
+        }
+        self.turn = index;
+        done
+    }
+
     /// Takes commands from one queue and executes them; returns how many.
     #[inline]
     fn poll_queue(&mut self, bus: &Bus<'_>, qid: u16) -> u32 {
@@ -261,14 +292,12 @@ impl Nvme {
             return 0;
         }
         let room = self.make_room(cqid, pending);
-        let jobs = (JOB_LIMIT - self.state.jobs.len().min(JOB_LIMIT)) as u16;
-        let count = pending.min(room).min(jobs).min(BURST);
-        self.take(bus, qid, cqid, count);
+        let count = self.take(bus, qid, cqid, pending.min(room).min(BURST));
         let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
         if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
             queue.keep_away(events);
         }
-        u32::from(count)
+        count
     }
 
     /// Entries that the completion queue has for new commands; asks the host's doorbell only when
@@ -285,20 +314,23 @@ impl Nvme {
         self.state.cq(cqid).map_or(0, CompletionQueue::room)
     }
 
-    /// Fetches and executes `count` commands of a queue.
+    /// Fetches and executes up to `count` commands of a queue; returns how many.
     #[inline]
-    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) {
+    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) -> u32 {
         if let Some(queue) = self.state.sq(qid)
             && count > 1
         {
             queue.prefetch(count);
         }
         for left in (1..=count).rev() {
+            if self.budget < 0 || self.state.jobs.is_full() {
+                return u32::from(count - left);
+            }
             self.look_ahead(qid, left);
-            let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() else {
-                return;
+            let queue = self.state.sqs[usize::from(qid)].as_mut();
+            let Some(sqe) = queue.and_then(SubmissionQueue::fetch) else {
+                return u32::from(count - left);
             };
-            let Some(sqe) = queue.fetch() else { return };
             let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
             match outcome {
                 Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
@@ -311,6 +343,7 @@ impl Nvme {
                 }
             }
         }
+        u32::from(count)
     }
 
     /// Asks for the data of a command to come near that is executed soon; `left` are pending.
@@ -533,11 +566,7 @@ impl Function for Nvme {
         if self.state.generation != bus.dma.generation() {
             self.state.resolve(bus.dma);
         }
-        let mut index = 0;
-        while let Some(qid) = self.state.active(index) {
-            done += self.poll_queue(bus, qid);
-            index += 1;
-        }
+        done += self.poll_queues(bus);
         if self.state.events.has_next() {
             done += self.tell_events(bus);
         }

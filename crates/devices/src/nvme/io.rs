@@ -69,6 +69,7 @@ impl Nvme {
         direction: Direction,
     ) -> Result<(), Status> {
         let page = self.state.registers.page_size();
+        self.budget -= length as i64;
         self.transfer.parse(bus.dma, sqe, length as usize, page, true, direction)
     }
 
@@ -158,31 +159,27 @@ impl Nvme {
         }
     }
 
-    /// Verify (section 6.14): reads and moves nothing. Its length is not bound by MDTS, so it is
-    /// read in pieces.
+    /// Verify (section 6.14): reads and moves nothing.
     fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
-        let Extent { mut offset, mut length } = self.extent(sqe)?;
-        let mut steps = Steps::new();
-        while length > 0 {
-            let piece = length.min(MAX_TRANSFER);
-            let (memory, read) = scratch(offset, piece)?;
-            let into = memory.whole();
-            match self.backing.attempt(&Request::Read { offset, into: &[into] }) {
-                Attempt::Done(result) => result?,
-                Attempt::WouldBlock => steps.push_back(read),
+        let Extent { offset, length } = self.data_extent(sqe)?;
+        self.budget -= length as i64;
+        let into = self.transfer.discard(length).ok_or(Status::INTERNAL_ERROR)?;
+        match self.backing.attempt(&Request::Read { offset, into: &[into.get()] }) {
+            Attempt::Done(result) => {
+                result?;
+                Ok(Outcome::DONE)
             }
-            offset += piece;
-            length -= piece;
+            Attempt::WouldBlock => {
+                let steps = Steps::from([Request::Read { offset, into: vec![into] }]);
+                Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
+            }
         }
-        if steps.is_empty() {
-            return Ok(Outcome::DONE);
-        }
-        Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
     }
 
     /// Write Zeroes (section 6.17).
     fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
         let Extent { offset, length } = self.extent(sqe)?;
+        self.budget -= length as i64;
         let deallocate = RwCdw12::from(sqe.cdw12).deac();
         let mut steps = Steps::from([Request::Zero { offset, length, deallocate }]);
         if self.must_be_durable(sqe) {
@@ -210,6 +207,7 @@ impl Nvme {
             let found = self.identity.geometry.range(range.slba, u64::from(range.nlb));
             let (offset, length) = found.ok_or(Status::LBA_OUT_OF_RANGE.do_not_retry())?;
             if length > 0 {
+                self.budget = self.budget.saturating_sub_unsigned(length);
                 steps.push_back(Request::Zero { offset, length, deallocate: true });
             }
         }

@@ -89,26 +89,39 @@ fn equal(a: DmaSlice<'_>, b: DmaSlice<'_>) -> bool {
 pub struct Jobs {
     slots: Vec<Option<Job>>,
     free: Vec<u32>,
+    weight: usize,
 }
 
-/// Jobs that may run at once; further commands wait in their queues.
-pub const JOB_LIMIT: usize = 256;
+/// What the jobs that run at once may weigh together; further commands wait in their queues.
+const WEIGHT_LIMIT: usize = 256;
+/// The weight of a comparison, which takes memory of the lender as long as its data.
+const COMPARISON_WEIGHT: usize = 16;
+
+impl Job {
+    fn weight(&self) -> usize {
+        match self.finish {
+            Finish::Plain => 1,
+            Finish::Compare(_) => COMPARISON_WEIGHT,
+        }
+    }
+}
 
 impl Jobs {
-    /// Jobs there are.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
     /// Whether there are none.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.weight == 0
+    }
+
+    /// Whether no command may be taken that could become a job.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.weight >= WEIGHT_LIMIT
     }
 
     /// Keeps `job`; returns its tag.
     pub fn insert(&mut self, job: Job) -> u32 {
+        self.weight += job.weight();
         match self.free.pop() {
             Some(tag) => {
                 self.slots[tag as usize] = Some(job);
@@ -129,6 +142,7 @@ impl Jobs {
     /// Takes the job with `tag` out.
     pub fn remove(&mut self, tag: u32) -> Option<Job> {
         let job = self.slots.get_mut(tag as usize)?.take()?;
+        self.weight -= job.weight();
         self.free.push(tag);
         Some(job)
     }

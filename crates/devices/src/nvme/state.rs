@@ -100,6 +100,12 @@ impl State {
         self.cqs.get_mut(usize::from(qid))?.as_mut()
     }
 
+    /// How many submission queues there are.
+    #[inline]
+    pub fn active_count(&self) -> usize {
+        self.active.len()
+    }
+
     /// The identifier of the submission queue at `index` of those there are.
     #[inline]
     pub fn active(&self, index: usize) -> Option<u16> {

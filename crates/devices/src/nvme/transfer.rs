@@ -100,6 +100,11 @@ impl Transfer {
         self.bucket.whole().fill(0);
     }
 
+    /// Memory for `length` bytes that nobody wants; `None` beyond the longest transfer.
+    pub fn discard(&self, length: u64) -> Option<PinnedSlice> {
+        PinnedSlice::new(self.bucket.region().clone(), 0, usize::try_from(length).ok()?)
+    }
+
     /// Parses the data pointer of `sqe` for exactly `length` bytes. `page` is the controller's
     /// memory page size; only I/O commands may use SGLs (`sgl`).
     ///
@@ -179,7 +184,7 @@ impl Transfer {
                     }
                 }
                 Place::Bucket => {
-                    let slice = PinnedSlice::new(self.bucket.region().clone(), 0, run.length);
+                    let slice = self.discard(run.length as u64);
                     pinned.push(slice.ok_or(Status::INTERNAL_ERROR)?);
                 }
             }

@@ -54,8 +54,44 @@ fn wrong_commands_have_their_status_and_change_nothing() {
 fn a_transfer_longer_than_announced_is_refused() {
     let mut host = Host::with_memory(4 << 20);
     let buffer = host.scratch();
-    let sqe = Sqe { cdw12: 2048, ..transfer(IoOpcode::Read, 0, BLOCK, buffer) };
-    assert_eq!(host.status(1, sqe), Status::INVALID_FIELD);
+    for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare, IoOpcode::Verify] {
+        let sqe = Sqe { cdw12: 2048, ..transfer(opcode, 0, BLOCK, buffer) };
+        assert_eq!(host.status(1, sqe), Status::INVALID_FIELD);
+    }
+}
+
+#[test]
+fn a_poll_is_bounded_and_every_queue_has_its_turn() {
+    let mut host = Host::with_memory(4 << 20);
+    host.create_pair(2, ENTRIES);
+    let list = host.pages(1);
+    for page in 0..256u64 {
+        host.poke(list + page * 8, &(RAM + page * 4096).to_le_bytes());
+    }
+    // Compares of a megabyte each, which fail but read nonetheless: fifteen in both queues.
+    let mut sqe = transfer(IoOpcode::Compare, 0, 1 << 20, 0);
+    sqe.dptr = [RAM + 0x10_0000, list];
+    for _ in 0..15 {
+        host.submit(1, sqe);
+        host.submit(2, sqe);
+    }
+    let mut done = [0; 2];
+    let mut polls = 0;
+    while done != [15, 15] {
+        polls += 1;
+        assert!(polls < 100, "{done:?} after {polls} polls");
+        host.poll();
+        let before = done;
+        for qid in [1, 2] {
+            while host.completion(qid).is_some() {
+                done[usize::from(qid) - 1] += 1;
+            }
+        }
+        assert!(done[0] + done[1] - before[0] - before[1] <= 6, "one poll did too much");
+        if polls == 4 {
+            assert!(done[0] > 0 && done[1] > 0, "{done:?}: a queue is starved");
+        }
+    }
 }
 
 #[test]
