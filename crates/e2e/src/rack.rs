@@ -260,7 +260,7 @@ impl Drop for Rack {
 
 fn is_vm(pid: Pid) -> bool {
     let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-    line.windows(5).any(|part| part == b"-qmp\0" || part == b"-mon\0")
+    line.windows(6).any(|part| part == b"\0-qmp\0")
 }
 
 /// Whether a process is there and not a zombie.

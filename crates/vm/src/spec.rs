@@ -206,10 +206,9 @@ impl VmSpec {
             let path = self.dir.join(name);
             format!("path={},server=on,wait=off", path.display().to_string().replace(',', ",,"))
         };
-        args.put("-chardev", &format!("socket,id=qmp,{}", socket("qmp.sock")));
-        args.put("-mon", "chardev=qmp,mode=control");
-        args.put("-chardev", &format!("socket,id=monitor,{}", socket("monitor.sock")));
-        args.put("-mon", "chardev=monitor,mode=control,pretty=on");
+        let unix = |name: &str| socket(name).replacen("path=", "unix:", 1);
+        args.put("-qmp", &unix("qmp.sock"));
+        args.put("-qmp-pretty", &unix("monitor.sock"));
         args.put("-chardev", &format!("socket,id=agent,{}", socket("agent.sock")));
         args.put("-device", "virtio-serial-pci");
         args.put("-device", "virtserialport,chardev=agent,name=org.rackbus.agent.0");

