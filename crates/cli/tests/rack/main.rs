@@ -1,5 +1,0 @@
-//! The command line over real processes.
-
-mod commands;
-mod common;
-mod deaths;
