@@ -27,6 +27,20 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
     Ok(topology)
 }
 
+/// The topology of `rack` as it runs on this machine, whatever fabric its file describes: its
+/// hosts share memory, software checks every access of a lent function, and what a borrower lays
+/// open is bounded by the descriptor it gives, not by the memory that the file tells of.
+///
+/// # Errors
+/// [`TopologyError`] as [`topology`] has it.
+pub fn here(rack: &Rack) -> Result<Topology, TopologyError> {
+    let mut rack = Rack { fabric: None, ..rack.clone() };
+    for host in &mut rack.hosts {
+        (host.iommu, host.memory) = (true, u64::MAX);
+    }
+    topology(&rack)
+}
+
 fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {
     let hosts: Vec<_> = topology.hosts().map(|(id, host)| (id, host.name.clone())).collect();
     if hosts.len() < 2 {

@@ -211,6 +211,24 @@ impl<T> Domain<T> {
         self.mappings.iter()
     }
 
+    /// The last mapped address.
+    pub fn last(&self) -> Option<u64> {
+        self.mappings.last().map(|m| m.last)
+    }
+
+    /// The first address from `from` on where `length` bytes are not mapped.
+    pub fn gap(&self, from: u64, length: u64) -> Option<u64> {
+        let more = length.checked_sub(1)?;
+        let mut start = from;
+        for mapping in &self.mappings[self.mappings.partition_point(|m| m.last < from)..] {
+            if start.checked_add(more)? < mapping.start {
+                return Some(start);
+            }
+            start = mapping.last.checked_add(1)?;
+        }
+        start.checked_add(more).map(|_| start)
+    }
+
     /// How many mappings there are.
     pub fn len(&self) -> usize {
         self.mappings.len()

@@ -5,15 +5,18 @@
 //!   host's address space.
 //! * [`rack`]: the rack file.
 //! * [`topology`]: hosts, what they are made of, what joins them; [`derive`] makes it of a rack.
+//! * [`loan`]: what lent functions reach, kept for the live system.
 //! * [`system`]: all of it together, and the two questions: what memory is that
 //!   ([`Fabric::resolve`]), and which way does it go ([`Fabric::route`])?
 
 pub mod derive;
 pub mod domain;
+pub mod loan;
 pub mod rack;
 pub mod system;
 pub mod topology;
 
 pub use domain::{Access, Domain, Fault, FaultCause, Hit, MapError, Mapping, UnmapError};
+pub use loan::Loan;
 pub use system::{AccessError, Fabric, Place, Requester, Resolved, Route, SpaceError, Target};
 pub use topology::{ComponentId, HostId, Kind, Link, Path, Topology, TopologyError};

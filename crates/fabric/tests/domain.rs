@@ -121,6 +121,10 @@ proptest! {
                     prop_assert!(domain.is_empty());
                 }
             }
+            if let Some(start) = domain.gap(16, 24) {
+                prop_assert!(start >= 16);
+                prop_assert!(domain.check(start, 24).is_ok());
+            }
             prop_assert_eq!(domain.len(), model.len());
             let sorted = domain.iter().zip(domain.iter().skip(1)).all(|(a, b)| a.last < b.start);
             prop_assert!(sorted);

@@ -355,4 +355,54 @@ proptest! {
             }
         }
     }
+
+    /// What is lent is reached, with its own rights, by the way that the topology tells; what is
+    /// taken back is not; and nothing is left of it.
+    #[test]
+    fn loans_are_reached_until_they_are_taken_back(
+        wishes in prop::collection::vec((0u64..200, 0u64..40, any::<bool>(), 0usize..3, 0u64..999), 1..30),
+        order in any::<u64>(),
+    ) {
+        let mut fabric = rack([true; 3]);
+        let parts = parts(&fabric);
+        let function = parts.devices[0];
+        let requester = Requester::Device(function);
+        let mut loans = Vec::new();
+        for (iova, length, write, borrower, offset) in wishes {
+            let access = if write { ALL } else { Access::READ };
+            let borrower = parts.hosts[borrower];
+            if let Ok(loan) = fabric.lend(function, borrower, iova, length, access, offset) {
+                loans.push((loan, access, borrower, offset));
+            }
+        }
+        let mut order = order;
+        while !loans.is_empty() {
+            for (loan, access, borrower, offset) in &loans {
+                let (iova, length) = loan.range();
+                for step in [0, length - 1] {
+                    let found = fabric.resolve(requester, iova + step, 1, *access).unwrap();
+                    let there = Place::Memory { host: *borrower, offset: offset + step };
+                    prop_assert_eq!(found.place, there);
+                    let topology = fabric.topology();
+                    let way = topology.path(function, topology.host(*borrower).memory).unwrap();
+                    prop_assert_eq!(fabric.route(requester, iova + step, *access).unwrap().path, way);
+                }
+                if *access == Access::READ {
+                    prop_assert!(fabric.resolve(requester, iova, 1, ALL).is_err());
+                }
+            }
+            order = order.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let index = usize::try_from(order >> 33).unwrap() % loans.len();
+            let (loan, ..) = loans.swap_remove(index);
+            let (iova, _) = loan.range();
+            fabric.take_back(loan);
+            prop_assert!(fabric.resolve(requester, iova, 1, Access::READ).is_err());
+        }
+        for part in 0..3 {
+            for requester in [parts.devices[part], parts.ntbs[part]] {
+                prop_assert!(fabric.domain(requester).is_none_or(|d| d.is_empty()));
+            }
+            prop_assert!(fabric.space(parts.hosts[part]).is_none_or(|s| s.is_empty()));
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_fabric::Topology;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_pci::Function;
 use rackbus_pci::engine::EngineOptions;
@@ -34,6 +35,8 @@ pub struct NodeOptions {
     pub devices: Vec<(String, DeviceKind)>,
     /// How the engines poll.
     pub engine: EngineOptions,
+    /// The rack's hosts and functions, and what joins them here.
+    pub topology: Topology,
 }
 
 /// The control plane's socket in a run directory.
@@ -73,7 +76,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
 
-    let mut lender = Lender::new(&options.host);
+    let mut lender = Lender::new(&options.host, options.topology.clone());
     for (name, kind) in &options.devices {
         lender.add(name, factory(kind.clone()), options.engine.clone())?;
     }

@@ -9,11 +9,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rackbus_fabric::Topology;
 use rackbus_link::{Incoming, Service};
 use rackbus_memory::Stream;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{EngineDevice, serve};
 use rackbus_pci::{Engine, Function};
+
+use crate::reach::Reach;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
@@ -78,6 +81,7 @@ pub struct Armed {
 pub struct Lender {
     host: String,
     lent: BTreeMap<String, Arc<Lent>>,
+    reach: Arc<Reach>,
 }
 
 struct Lent {
@@ -104,9 +108,9 @@ struct State {
 }
 
 impl Lender {
-    /// A lender without devices.
-    pub fn new(host: &str) -> Self {
-        Lender { host: host.to_owned(), lent: BTreeMap::new() }
+    /// A lender without devices, in a rack of that topology.
+    pub fn new(host: &str, topology: Topology) -> Self {
+        Lender { host: host.to_owned(), lent: BTreeMap::new(), reach: Reach::new(topology) }
     }
 
     /// Adds a device and starts its engine.
@@ -213,14 +217,23 @@ impl Lender {
                 return incoming.refuse(&error.to_string());
             }
         };
-        tracing::info!(device, from, lease, epoch, "function attached");
-        if incoming.accept().is_ok()
-            && let Err(error) = serve(&*stream, &session)
-        {
-            tracing::warn!(device, from, %error, "conversation ended");
+        let function = format!("{}/{device}", self.host);
+        match self.reach.watch(session, &function, &from) {
+            Ok(session) => {
+                tracing::info!(device, from, lease, epoch, "function attached");
+                if incoming.accept().is_ok()
+                    && let Err(error) = serve(&*stream, &session)
+                {
+                    tracing::warn!(device, from, %error, "conversation ended");
+                }
+                // Dropping the session scrubs the function; only then may anybody else have it.
+                drop(session);
+            }
+            Err(error) => {
+                tracing::error!(device, from, %error, "attach refused");
+                incoming.refuse(&error.to_string());
+            }
         }
-        // Dropping the session scrubs the function; only then may anybody else have it.
-        drop(session);
         let mut state = lent.lock();
         state.session = None;
         drop(state);

@@ -5,6 +5,7 @@
 //!   borrower whose epoch was armed.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
+//! * [`reach`]: what lent functions reach, kept in a fabric.
 //! * [`unplug`]: takes a function out of the VM that uses it.
 //! * [`agent`]: the node's side of the lending protocol.
 //! * [`host`]: all of it together, as a process.
@@ -13,6 +14,7 @@ pub mod agent;
 pub mod borrower;
 pub mod host;
 pub mod lender;
+pub mod reach;
 pub mod remote;
 pub mod unplug;
 

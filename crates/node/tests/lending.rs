@@ -15,6 +15,8 @@ use rackbus_pci::engine::EngineOptions;
 use tempfile::TempDir;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"64 MiB\"\n\
+                    [hosts.beta]\n[hosts.gamma]\n";
 
 /// The rack's folder and a client of its control plane.
 struct Rack {
@@ -70,7 +72,13 @@ fn node(run_dir: &Path, host: &str) -> NodeOptions {
         run_dir: run_dir.to_owned(),
         devices,
         engine: EngineOptions::default(),
+        topology: topology(),
     }
+}
+
+fn topology() -> rackbus_fabric::Topology {
+    let rack = rackbus_fabric::rack::Rack::parse("test", RACK).unwrap();
+    rackbus_fabric::derive::here(&rack).unwrap()
 }
 
 fn open(socket: &str) -> Result<Drive, DriveError> {

@@ -41,12 +41,15 @@ impl Args {
         let state_dir = running.state_dir.join(&self.host);
         let rack_dir = running.file.parent().unwrap_or(Path::new("/"));
         let devices = host.devices.iter().map(|d| (d.name.clone(), kind(d, &state_dir, rack_dir)));
+        let topology = rackbus_fabric::derive::here(&rack)
+            .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let options = NodeOptions {
             rack: rack.name.clone(),
             host: self.host.clone(),
             devices: devices.collect(),
             run_dir,
             engine: EngineOptions::default(),
+            topology,
         };
         paths::make_private(&state_dir)?;
         tokio::select! {
