@@ -1,0 +1,53 @@
+# What people do with rackbus' source. Everything is built in target/ and kept, with what set-up
+# downloads, in ~/.cache/rackbus (or RACKBUS_CACHE).
+
+SHELL := /bin/sh
+CARGO ?= cargo
+CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
+# Areas that `make bench` measures: AREA=nvme make bench runs one.
+AREA ?= nvme
+
+.PHONY: help build setup demo test test-cargo test-e2e bench check clean
+
+help:
+	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
+	@echo "make build   the rackbus binary, target/release/rackbus"
+	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
+	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
+	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
+	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
+
+build:
+	$(CARGO) build --release -p rackbus-cli
+
+setup:
+	@scripts/setup
+
+demo: setup
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	target/release/demo examples/demo/rack.toml target/demo
+
+test: test-cargo test-e2e
+
+test-cargo:
+	$(CARGO) test --workspace
+
+test-e2e: setup
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	target/release/demo examples/demo/rack.toml target/demo
+	target/release/e2e target/e2e
+
+bench:
+	@scripts/setup bench
+	$(CARGO) build --release -p rackbus-bench --features peers
+	@for area in $(AREA); do \
+		PATH="$(CACHE)/bench/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
+	done
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+clean:
+	$(CARGO) clean
