@@ -1,0 +1,84 @@
+//! The control plane killed at every stage of a lease's life: what was decided stays decided, and
+//! what was begun is finished by its successor.
+
+mod support;
+
+use std::process::{Child, Stdio};
+
+use rackbus_control::api::{DeviceState, Event, Lease, LeaseStage};
+use support::{Rack, THREE_HOSTS, open, pattern};
+
+const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+
+/// Runs a command, and kills the control plane when it announces that a lease came to `stage`.
+/// The command's end is up to where the control plane was: it may succeed or fail.
+fn kill_at(rack: &mut Rack, stage: LeaseStage, args: &[&str]) {
+    let control = rack.process(None);
+    let client = rack.client();
+    let mut command: Option<Child> = None;
+    rack.block(async {
+        let mut events = client.events().await.unwrap();
+        let mut begin = rack.command(args);
+        command = Some(begin.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        loop {
+            match events.next().await.expect("the control plane ended by itself") {
+                Event::Lease(lease) if lease.stage == stage => return,
+                _ => {}
+            }
+        }
+    });
+    control.crash();
+    let code = command.unwrap().wait().unwrap().code();
+    assert!(matches!(code, Some(0 | 1)), "the command crashed: {code:?}");
+    rack.restart(None);
+    rack.wait_up(&HOSTS);
+}
+
+/// Waits until the only live lease is active.
+fn active(rack: &Rack) -> Lease {
+    rack.wait(async |client| {
+        let leases = client.leases(false).await.ok()?;
+        match leases.as_slice() {
+            [lease] => (lease.stage == LeaseStage::Active).then(|| lease.clone()),
+            other => panic!("one lease was decided, not {other:?}"),
+        }
+    })
+}
+
+#[test]
+fn a_borrow_that_was_decided_is_finished() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let mut epoch = 0;
+    for stage in [LeaseStage::Arming, LeaseStage::Opening, LeaseStage::Active].repeat(3) {
+        kill_at(&mut rack, stage, &["borrow", "alpha/nvme1", "--for", "beta"]);
+        let lease = active(&rack);
+        assert_eq!(lease.borrower, "beta");
+        assert!(lease.epoch > epoch, "epochs only grow");
+        epoch = lease.epoch;
+        let refused = rack.bad(1, &["borrow", "alpha/nvme1", "--for", "gamma"]);
+        assert!(refused.contains("lent to beta"), "{refused}");
+        open(&lease).write(0, &pattern(epoch, 4096), true).unwrap();
+        rack.give_back(&lease);
+    }
+}
+
+#[test]
+fn a_return_that_was_decided_is_finished() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    for (round, stage) in [LeaseStage::Closing, LeaseStage::Ended].repeat(3).iter().enumerate() {
+        let lease = rack.borrow("alpha/nvme1", "beta");
+        let mut drive = open(&lease);
+        let data = pattern(round as u64, 4096);
+        drive.write(0, &data, true).unwrap();
+        kill_at(&mut rack, *stage, &["return", &lease.lease.to_string()]);
+        rack.wait_device("alpha/nvme1", DeviceState::Offered);
+        // What the old borrower kept open is cut off for good.
+        assert!(drive.read(0, &mut [0; 512]).is_err(), "round {round}");
+        let ended = rack.wait_lease(lease.lease, LeaseStage::Ended);
+        assert!(ended.returned, "round {round}: {ended:?}");
+        let next = rack.borrow("alpha/nvme1", "gamma");
+        assert!(next.epoch > lease.epoch);
+        assert!(open(&next).compare(0, &data).unwrap(), "round {round}");
+        rack.give_back(&next);
+    }
+}
