@@ -28,6 +28,9 @@ pub enum Command {
         /// Hold /dev/cpu_dma_latency at 0 (takes root).
         #[arg(long)]
         low_latency: bool,
+        /// Seconds to wait for the machine to become quiet.
+        #[arg(long, default_value_t = 20)]
+        patience: u64,
         /// Append the rows here.
         #[arg(long, default_value = "target/bench/results.jsonl")]
         results: PathBuf,
@@ -73,15 +76,15 @@ pub enum Kind {
 /// [`BenchError`].
 pub fn run(command: Command, prefix: &[&str]) -> Result<(), BenchError> {
     match command {
-        Command::Nvme { runs, time, only, low_latency, results, dir } => {
+        Command::Nvme { runs, time, only, low_latency, patience, results, dir } => {
             let regime = if low_latency {
                 Regime::low_latency().map_err(BenchError::io("/dev/cpu_dma_latency"))?
             } else {
                 Regime::default_idle()
             };
-            let time = Duration::from_millis(time);
+            let (time, patience) = (Duration::from_millis(time), Duration::from_secs(patience));
             let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
-            let settings = nvme::Settings { runs, time, dir, only, again };
+            let settings = nvme::Settings { runs, time, dir, only, patience, again };
             nvme::run(&settings, &regime, &mut Report::new(Some(&results))?)
         }
         Command::Lender { socket, backing, file } => {

@@ -70,6 +70,8 @@ pub struct Settings {
     pub dir: PathBuf,
     /// Only cases whose name contains this.
     pub only: String,
+    /// How long to wait for the machine to become quiet.
+    pub patience: Duration,
     /// How to start the other processes.
     pub again: Again,
 }
@@ -114,7 +116,7 @@ impl As {
 /// When rackbus itself fails; a peer that is missing is only left out.
 pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
     std::fs::create_dir_all(&settings.dir).map_err(BenchError::io("making the work directory"))?;
-    let load = wait_quiet(0.5, Duration::from_secs(20));
+    let load = wait_quiet(0.5, settings.patience);
     println!("regime: {}; load before: {load:.2}; {} runs each", regime.name(), settings.runs);
     let mut bench = Bench { settings, report };
     bench.against_the_bound()?;
