@@ -4,7 +4,7 @@
 //! * [`domain`]: a map from addresses to targets with access rights: an IOMMU domain, or a
 //!   host's address space.
 //! * [`rack`]: the rack file.
-//! * [`topology`]: hosts, what they are made of, what joins them; [`derive`] makes it of a rack.
+//! * [`topology`]: hosts, what they are made of, what joins them; [`mod@derive`] makes it of a rack.
 //! * [`loan`]: what lent functions reach, kept for the live system.
 //! * [`system`]: all of it together, and the two questions: what memory is that
 //!   ([`Fabric::resolve`]), and which way does it go ([`Fabric::route`])?

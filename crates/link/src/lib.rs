@@ -2,7 +2,7 @@
 //! Node to node: how one host's node reaches another's.
 //!
 //! A [`Link`] connects to a peer and says with a [`Hello`] what it wants; the peer's
-//! [`Listener`] hears it, and either refuses with a reason or goes on with the conversation that
+//! listener ([`shm::ShmListener`]) hears it, and either refuses with a reason or goes on with the conversation that
 //! the hello asked for, over a [`Stream`] that carries bytes and memory descriptors.
 //!
 //! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped

@@ -6,7 +6,7 @@
 //! owner truncates under us becomes an error ([`guard`]), not a dead process.
 //!
 //! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
-//! * [`slice`]: checked access to a piece of a region.
+//! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
 //! * [`event`]: doorbells between processes (eventfd).
 //! * [`spin`]: how long to poll before sleeping.

@@ -1,6 +1,6 @@
 //! Configuration space of a function, driven by a table of fields.
 //!
-//! Each [`Field`] says where it is, what it holds after reset and which of its bits software may
+//! Each field of the table says where it is, what it holds after reset and which of its bits software may
 //! change; everything else reads as zero and ignores writes. Writes that mean something beyond
 //! the bits (bus mastering, reset, power state, interrupt enables) are reported as [`Effects`]
 //! for the endpoint to act on: the table itself does nothing.
