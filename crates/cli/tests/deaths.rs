@@ -1,4 +1,4 @@
-//! Processes killed with `kill -9` while a drive is in use: what goes on, what ends, and how soon.
+//! Processes killed with `kill -9` while a drive is in use: what goes on, and what ends.
 
 mod support;
 
@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, LeaseStage};
 use rackbus_driver::{Drive, Options};
-use rackbus_pci::vfio_user::Client;
-use support::{PATIENCE, Rack, THREE_HOSTS, open, socket};
+use support::{Rack, THREE_HOSTS, open, socket};
 
 /// A thread that writes and reads without pause; what it has done, and how it ended.
 struct Load {
@@ -97,41 +96,6 @@ fn a_borrower_that_dies_is_revoked_and_the_drive_offered_again() {
     let next = rack.borrow("alpha/nvme1", "gamma");
     assert_eq!(next.epoch, lease.epoch + 1);
     open(&next).read(0, &mut [0; 512]).unwrap();
-}
-
-#[test]
-fn a_lender_that_dies_leaves_all_ones_and_a_reason() {
-    let mut rack = Rack::up(THREE_HOSTS);
-    let mut times = Vec::new();
-    for _ in 0..5 {
-        let lease = rack.borrow("alpha/nvme1", "beta");
-        let client = Client::connect(socket(&lease), PATIENCE).unwrap();
-        client.write(7, 4, &6u16.to_le_bytes()).unwrap();
-        let mut version = [0; 4];
-        client.read(0, 8, &mut version).unwrap();
-        assert_eq!(version, 0x0001_0400u32.to_le_bytes());
-        rack.process(Some("alpha")).crash();
-        let begun = Instant::now();
-        while version != [0xff; 4] {
-            client.read(0, 8, &mut version).unwrap();
-        }
-        times.push(begun.elapsed());
-        // Configuration space is gone, too; writes go nowhere and nothing hangs.
-        client.read(7, 0, &mut version).unwrap();
-        assert_eq!(version, [0xff; 4]);
-        client.write(0, 0x14, &[0; 4]).unwrap();
-        let ended = rack.wait_lease(lease.lease, LeaseStage::Ended);
-        assert!(ended.reason.unwrap().contains("its lender was lost"));
-        assert!(rack.good(&["status"]).contains("its lender was lost"));
-        // Also after the lease has ended its user is answered, not cut off.
-        client.read(0, 8, &mut version).unwrap();
-        assert_eq!(version, [0xff; 4]);
-        rack.restart(Some("alpha"));
-        rack.wait_device("alpha/nvme1", DeviceState::Offered);
-    }
-    times.sort();
-    // The median: what else runs on the machine may hold up one.
-    assert!(times[2] < Duration::from_millis(1), "all ones after {times:?}");
 }
 
 /// Flushed data survives the lender: it is on the medium when the flush is acknowledged (I5).
