@@ -87,7 +87,7 @@ fn kill_under_load(
             && let Some(slot) = free.pop()
         {
             queue.data(buffers[slot]).unwrap().copy_from(&content(next, generation));
-            let fua = next % 3 == 0;
+            let fua = next.is_multiple_of(3);
             let id = queue.submit(IoOpcode::Write, next, 1, buffers[slot], fua).unwrap();
             blocks[usize::from(id)] = next << 8 | slot as u64;
             next += 1;
