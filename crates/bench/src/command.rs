@@ -12,7 +12,7 @@ use crate::raw::serve as serve_raw;
 use crate::{BenchError, Report, nvme};
 
 /// What can be measured.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// The lent NVMe drive.
     Nvme {
@@ -70,11 +70,11 @@ pub enum Kind {
 }
 
 /// Runs `command`. `prefix` is what this program has before it on its command line, to start
-/// itself again as one of the processes that are measured.
+/// itself again as one of the processes that are measured. With `json` the rows are printed as JSON.
 ///
 /// # Errors
 /// [`BenchError`].
-pub fn run(command: Command, prefix: &[&str]) -> Result<(), BenchError> {
+pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchError> {
     match command {
         Command::Nvme { runs, time, only, low_latency, patience, results, dir } => {
             let regime = if low_latency {
@@ -85,7 +85,7 @@ pub fn run(command: Command, prefix: &[&str]) -> Result<(), BenchError> {
             let (time, patience) = (Duration::from_millis(time), Duration::from_secs(patience));
             let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
             let settings = nvme::Settings { runs, time, dir, only, patience, again };
-            nvme::run(&settings, &regime, &mut Report::new(Some(&results))?)
+            nvme::run(&settings, &regime, &mut Report::new(Some(&results), json)?)
         }
         Command::Lender { socket, backing, file } => {
             let backing = match (file, backing) {

@@ -13,7 +13,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command, &[]) {
+    match run(Arguments::parse().command, &[], false) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rackbus-bench: {error}");

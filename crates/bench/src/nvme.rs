@@ -117,7 +117,8 @@ impl As {
 pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
     std::fs::create_dir_all(&settings.dir).map_err(BenchError::io("making the work directory"))?;
     let load = wait_quiet(0.5, settings.patience);
-    println!("regime: {}; load before: {load:.2}; {} runs each", regime.name(), settings.runs);
+    let (name, runs) = (regime.name(), settings.runs);
+    report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
     let mut bench = Bench { settings, report };
     bench.against_the_bound()?;
     bench.against_local()?;
@@ -227,7 +228,7 @@ impl Bench<'_> {
     /// A lent file against fio on the same file, whose pages are in the page cache.
     fn against_fio(&mut self) -> Result<(), BenchError> {
         if !peers::installed("fio") {
-            println!("fio is not installed: left out");
+            self.report.note("fio is not installed: left out");
             return Ok(());
         }
         let Settings { time, dir, again, .. } = self.settings.clone();
@@ -292,7 +293,7 @@ impl Bench<'_> {
 
     #[cfg(not(feature = "peers"))]
     fn against_qemu(&mut self, _dir: &Path) -> Result<(), BenchError> {
-        println!("built without the peers feature: qemu-storage-daemon left out");
+        self.report.note("built without the peers feature: qemu-storage-daemon left out");
         Ok(())
     }
 
@@ -300,7 +301,7 @@ impl Bench<'_> {
     fn against_qemu(&mut self, dir: &Path) -> Result<(), BenchError> {
         const NAME: &str = "qemu-storage-daemon";
         if !peers::installed(NAME) {
-            println!("{NAME} is not installed: left out");
+            self.report.note(&format!("{NAME} is not installed: left out"));
             return Ok(());
         }
         let (theirs, ours) = (dir.join("image-qemu"), dir.join("image"));

@@ -45,15 +45,16 @@ pub fn median(values: &[f64]) -> f64 {
 #[derive(Debug)]
 pub struct Report {
     file: Option<File>,
+    json: bool,
     rows: Vec<Row>,
 }
 
 impl Report {
-    /// Appends rows to the file at `path`, or only prints them.
+    /// Appends rows to the file at `path`, or only prints them: as a table, or as JSON.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn new(path: Option<&Path>) -> Result<Report, BenchError> {
+    pub fn new(path: Option<&Path>, json: bool) -> Result<Report, BenchError> {
         let open = |path: &Path| {
             if let Some(dir) = path.parent() {
                 std::fs::create_dir_all(dir)?;
@@ -63,11 +64,19 @@ impl Report {
         let file = path
             .map(|path| open(path).map_err(BenchError::io(format!("writing {}", path.display()))))
             .transpose()?;
-        println!(
+        let mut report = Report { file, json, rows: Vec::new() };
+        report.note(&format!(
             "{:<38} {:>12} {:>12} {:<10} {:>8}  against",
             "case", "ours", "peer", "unit", "ratio"
-        );
-        Ok(Report { file, rows: Vec::new() })
+        ));
+        Ok(report)
+    }
+
+    /// Says something to people.
+    pub fn note(&mut self, text: &str) {
+        if !self.json {
+            println!("{text}");
+        }
     }
 
     /// Takes one row.
@@ -75,13 +84,16 @@ impl Report {
     /// # Errors
     /// When the file cannot be written.
     pub fn add(&mut self, row: Row) -> Result<(), BenchError> {
-        println!(
+        let line =
+            serde_json::to_string(&row).map_err(|error| BenchError::Peer(error.to_string()))?;
+        if self.json {
+            println!("{line}");
+        }
+        self.note(&format!(
             "{:<38} {:>12.3} {:>12.3} {:<10} {:>8.3}  {}",
             row.case, row.ours, row.peer, row.unit, row.ratio, row.peer_name
-        );
+        ));
         if let Some(file) = &mut self.file {
-            let line =
-                serde_json::to_string(&row).map_err(|error| BenchError::Peer(error.to_string()))?;
             writeln!(file, "{line}").map_err(BenchError::io("writing results"))?;
         }
         self.rows.push(row);

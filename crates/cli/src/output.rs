@@ -84,6 +84,11 @@ impl Output {
         Output { json, colour: wanted && !json && std::io::stdout().is_terminal() }
     }
 
+    /// Whether programs are spoken to.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// A result: the value as JSON, or `people`'s words.
     pub fn result(&self, value: &impl Serialize, people: impl FnOnce(&Output)) {
         if self.json {

@@ -1,5 +1,6 @@
 //! One file per command: its arguments, and what it does.
 
+pub mod bench;
 pub mod borrow;
 pub mod completions;
 pub mod control;
