@@ -193,13 +193,6 @@ impl Lender {
         lent.start(&mut state)
     }
 
-    /// Whom `device` is armed for, and whether it is in use right now.
-    pub fn holder(&self, device: &str) -> Option<(Armed, bool)> {
-        let lent = self.lent.get(device)?;
-        let state = lent.lock();
-        state.armed.clone().map(|armed| (armed, state.session.is_some()))
-    }
-
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
     /// conversation on this thread until it ends.
     pub fn attend(&self, incoming: Incoming) {

@@ -102,16 +102,6 @@ impl Endpoint {
         &self.dma
     }
 
-    /// Where the driver placed its BARs while memory space is enabled: what another device's DMA
-    /// addresses would have to hit to reach this one.
-    pub fn bar_addresses(&self) -> Vec<(u8, u64, u64)> {
-        if !self.config.answers_memory() {
-            return Vec::new();
-        }
-        let placed = |bar: &Bar| (bar.index, self.config.bar_address(bar), bar.size);
-        self.bars().iter().map(placed).collect()
-    }
-
     /// A driver reads. Where the function does not answer, reads are all ones.
     ///
     /// # Errors

@@ -497,11 +497,6 @@ impl Server {
         &self.path
     }
 
-    /// Whether a client has the device.
-    pub fn in_use(&self) -> bool {
-        self.shared.current().is_some()
-    }
-
     /// The process at the other end, as the kernel knows it.
     pub fn client_pid(&self) -> Option<u32> {
         let stream = self.shared.current().clone()?;
