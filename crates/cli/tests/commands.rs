@@ -257,3 +257,28 @@ fn help_has_examples_and_shells_complete() {
     }
     assert!(rack.good(&["--version"]).starts_with("rackbus "));
 }
+
+#[test]
+fn the_way_between_hosts_and_devices_is_shown() {
+    let rack = Rack::up(THREE_HOSTS);
+    let there = rack.json(&["path", "alpha/nvme0", "beta"]);
+    assert_eq!((&there["from"], &there["to"]), (&"alpha/nvme0".into(), &"beta".into()));
+    let names = |path: &serde_json::Value| -> Vec<String> {
+        let hops = path["components"].as_array().unwrap();
+        hops.iter().map(|hop| hop["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let inner = |path: &serde_json::Value| {
+        let names = names(path);
+        names[1..names.len() - 1].to_vec()
+    };
+    // The drive reaches beta's memory, beta's processors the drive: the ends differ, not the way.
+    let mut back = inner(&rack.json(&["path", "beta", "alpha/nvme0"]));
+    back.reverse();
+    assert_eq!(inner(&there), back);
+    assert_eq!(there["roots"], 2, "the lender's root complex and the borrower's");
+    assert_eq!(there["hops"], back.len());
+    let table = rack.good(&["path", "alpha/nvme0", "beta"]);
+    assert!(names(&there).iter().all(|name| table.contains(name.as_str())), "{table}");
+    let told = rack.bad(1, &["path", "alpha", "delta"]);
+    assert!(told.contains("delta"), "{told}");
+}
