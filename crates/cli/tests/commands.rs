@@ -267,16 +267,13 @@ fn the_way_between_hosts_and_devices_is_shown() {
         let hops = path["components"].as_array().unwrap();
         hops.iter().map(|hop| hop["name"].as_str().unwrap().to_owned()).collect()
     };
-    let inner = |path: &serde_json::Value| {
-        let names = names(path);
-        names[1..names.len() - 1].to_vec()
-    };
-    // The drive reaches beta's memory, beta's processors the drive: the ends differ, not the way.
-    let mut back = inner(&rack.json(&["path", "beta", "alpha/nvme0"]));
+    // The drive reaches beta's memory; beta's processors, at their root complex, the drive.
+    let (mut way, mut back) = (names(&there), names(&rack.json(&["path", "beta", "alpha/nvme0"])));
+    assert_eq!(way.pop().as_deref(), Some("beta/memory"));
     back.reverse();
-    assert_eq!(inner(&there), back);
+    assert_eq!(way, back, "the way back is the way there");
     assert_eq!(there["roots"], 2, "the lender's root complex and the borrower's");
-    assert_eq!(there["hops"], back.len());
+    assert_eq!(there["hops"], way.len() - 1, "without the ends");
     let table = rack.good(&["path", "alpha/nvme0", "beta"]);
     assert!(names(&there).iter().all(|name| table.contains(name.as_str())), "{table}");
     let told = rack.bad(1, &["path", "alpha", "delta"]);
