@@ -64,6 +64,9 @@ pub trait Stream: Send + Sync {
     /// Waits until the peer is gone (or this side shut the stream down), without reading.
     fn wait_closed(&self);
 
+    /// Whether the peer is gone already. Nothing is read.
+    fn is_closed(&self) -> bool;
+
     /// Ends the conversation in both directions, from any thread: whoever waits in
     /// [`receive`](Stream::receive) or [`wait_closed`](Stream::wait_closed) returns.
     fn shut_down(&self);
@@ -127,6 +130,12 @@ impl Stream for UnixStream {
         }
     }
 
+    fn is_closed(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::RDHUP)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..))
+    }
+
     fn shut_down(&self) {
         // Fails only when it is shut down already.
         let _ = self.shutdown(std::net::Shutdown::Both);
@@ -171,7 +180,11 @@ mod tests {
     fn the_end_of_a_peer_is_noticed_without_reading() {
         let (a, b) = UnixStream::pair().unwrap();
         a.send(&[b"unread"], &[]).unwrap();
-        let waiter = std::thread::spawn(move || b.wait_closed());
+        assert!(!b.is_closed());
+        let waiter = std::thread::spawn(move || {
+            b.wait_closed();
+            assert!(b.is_closed());
+        });
         drop(a);
         waiter.join().unwrap();
     }

@@ -9,8 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rackbus_memory::{Access, Stream, StreamError};
 use rackbus_spec::vfio_user::{
@@ -440,7 +441,13 @@ struct Shared {
     closing: AtomicBool,
     /// The client that has the device.
     current: Mutex<Option<Arc<UnixStream>>>,
+    /// Signalled when a client has left and the device is released.
+    left: Condvar,
 }
+
+/// How long a client waits for the one before it, which has closed the connection, to be cleaned
+/// up after. Below QEMU's patience of five seconds.
+const SUCCESSION: Duration = Duration::from_secs(3);
 
 impl Shared {
     fn current(&self) -> std::sync::MutexGuard<'_, Option<Arc<UnixStream>>> {
@@ -564,15 +571,11 @@ fn accept(listener: &UnixListener, opener: &Arc<dyn Opener>, shared: &Arc<Shared
 
 fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared) {
     let stream = Arc::new(stream);
-    let mut current = shared.current();
-    if current.is_some() {
-        drop(current);
+    if !take_over(&stream, shared) {
         let busy = DeviceError::new(Errno::BUSY, "another client has the device");
         refuse(&stream, &busy);
         return;
     }
-    *current = Some(stream.clone());
-    drop(current);
     match opener.open() {
         Ok(device) => {
             if let Err(error) = serve(&*stream, &*device) {
@@ -583,13 +586,28 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared) {
     }
     // The device is released (dropped) by here, before the next client may have it.
     *shared.current() = None;
+    shared.left.notify_all();
+}
+
+/// Makes `stream` the one that has the device. One that is there and has not closed its connection
+/// keeps it.
+fn take_over(stream: &Arc<UnixStream>, shared: &Shared) -> bool {
+    let leaving =
+        |current: &mut Option<Arc<UnixStream>>| current.as_ref().is_some_and(|c| c.is_closed());
+    let waited = shared.left.wait_timeout_while(shared.current(), SUCCESSION, leaving);
+    let (mut current, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    let free = current.is_none();
+    if free {
+        *current = Some(stream.clone());
+    }
+    free
 }
 
 /// Answers a client's first message with an error.
 fn refuse(stream: &UnixStream, error: &DeviceError) {
     tracing::warn!(%error, "a client was turned away");
     // A client that never speaks must not keep the thread.
-    let _ = stream.set_read_timeout(Some(std::time::Duration::from_secs(1)));
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     if let Ok(message) = Message::receive(stream) {
         let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
         let flags = (Flags::REPLY | Flags::ERROR).bits();
