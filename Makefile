@@ -39,6 +39,7 @@ test-e2e: setup
 
 bench:
 	@scripts/setup bench
+	$(CARGO) build --release -p rackbus-cli
 	$(CARGO) build --release -p rackbus-bench --features peers
 	@for area in $(AREA); do \
 		PATH="$(CACHE)/bench/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \

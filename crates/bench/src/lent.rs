@@ -87,15 +87,22 @@ impl Lender {
     /// # Errors
     /// When it cannot be opened within a few seconds.
     pub fn borrow_drive(&self, data: usize) -> Result<Drive, BenchError> {
-        let start = Instant::now();
-        loop {
-            match Drive::open(&self.socket, Options { depth: DEPTH, data }) {
-                // The borrower before is still being taken leave of.
-                Err(DriveError::Client(ClientError::Refused(_))) if start.elapsed() < PATIENCE => {
-                    std::thread::yield_now();
-                }
-                opened => return Ok(opened?),
+        open(&self.socket, data)
+    }
+}
+
+/// Opens the drive at `socket`, which may still be taking leave of the borrower before.
+///
+/// # Errors
+/// When it cannot be opened within a few seconds.
+pub fn open(socket: &Path, data: usize) -> Result<Drive, BenchError> {
+    let start = Instant::now();
+    loop {
+        match Drive::open(socket, Options { depth: DEPTH, data }) {
+            Err(DriveError::Client(ClientError::Refused(_))) if start.elapsed() < PATIENCE => {
+                std::thread::yield_now();
             }
+            opened => return Ok(opened?),
         }
     }
 }

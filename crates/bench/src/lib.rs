@@ -11,6 +11,7 @@ mod lent;
 mod machine;
 pub mod nvme;
 mod peers;
+mod rack;
 mod raw;
 mod report;
 

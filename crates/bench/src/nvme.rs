@@ -9,6 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::{self, Lender};
 use crate::machine::{Again, Regime, processor_time, wait_quiet};
 use crate::peers::{self, PeerServer};
+use crate::rack::Rack;
 use crate::raw::{self, STORE};
 use crate::report::median;
 use crate::{BenchError, Report, Row};
@@ -125,7 +126,8 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     bench.against_fio()?;
     bench.against_servers()?;
     bench.idle_and_busy()?;
-    bench.borrowing()
+    bench.borrowing()?;
+    bench.whole_rack()
 }
 
 impl Bench<'_> {
@@ -387,6 +389,59 @@ impl Bench<'_> {
             Ok(start.elapsed().as_secs_f64() * 1e3)
         };
         self.pairs("return to next borrower", "limit", "ms", again, limit, |a, b| a / b)
+    }
+}
+
+impl Bench<'_> {
+    /// The same through the control plane and two nodes, with the command that users have.
+    fn whole_rack(&mut self) -> Result<(), BenchError> {
+        let Settings { dir, again, time, .. } = self.settings.clone();
+        let Some(rack) = Rack::start(&dir)? else {
+            self.report.note("the rackbus binary is not beside this one: whole rack left out");
+            return Ok(());
+        };
+        let limit = || Ok(50.0);
+        let mut block = vec![0; 4096];
+        let first_read = || {
+            let start = Instant::now();
+            let lease = rack.borrow_drive()?;
+            let mut drive = lent::open(&lease.socket, DATA)?;
+            drive.read(0, &mut block)?;
+            let taken = start.elapsed().as_secs_f64() * 1e3;
+            drop(drive);
+            rack.give_back(&lease)?;
+            Ok(taken)
+        };
+        self.pairs("rack: borrow to first read", "limit", "ms", first_read, limit, |a, b| a / b)?;
+        let offered_again = || {
+            let lease = rack.borrow_drive()?;
+            drop(lent::open(&lease.socket, DATA)?);
+            let start = Instant::now();
+            rack.give_back(&lease)?;
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        let case = "rack: return to offered again";
+        self.pairs(case, "limit", "ms", offered_again, limit, |a, b| a / b)?;
+        let case = "rack: 4k read qd1 memory";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let lease = rack.borrow_drive()?;
+        let mut through = lent::open(&lease.socket, DATA)?;
+        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let mut straight = lender.borrow_drive(DATA)?;
+        fill(&mut through, time)?;
+        fill(&mut straight, time)?;
+        self.pairs(
+            case,
+            "straight from a lender",
+            "us",
+            || Ok(1e6 / lent::run(&mut through, &READ_1, time)?),
+            || Ok(1e6 / lent::run(&mut straight, &READ_1, time)?),
+            |rack, lender| rack / lender,
+        )?;
+        drop(through);
+        rack.give_back(&lease)
     }
 }
 

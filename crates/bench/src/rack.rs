@@ -1,0 +1,102 @@
+//! A whole rack of two hosts on this machine, through the `rackbus` command as its users have it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::BenchError;
+use crate::raw::STORE;
+
+/// A running rack: `alpha` lends a drive in memory, `beta` borrows. Ended when dropped.
+#[derive(Debug)]
+pub struct Rack {
+    program: PathBuf,
+    dir: PathBuf,
+}
+
+/// A lease on the drive.
+#[derive(Debug)]
+pub struct Lease {
+    number: u64,
+    /// Where the borrower's node serves it.
+    pub socket: PathBuf,
+}
+
+impl Rack {
+    /// The `rackbus` binary: this program, or its neighbour.
+    fn find() -> Option<PathBuf> {
+        let me = std::env::current_exe().ok()?;
+        let neighbour = me.with_file_name("rackbus");
+        neighbour.is_file().then_some(neighbour)
+    }
+
+    /// Starts one in `dir`; `None` when there is no `rackbus` to start it with.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start(dir: &Path) -> Result<Option<Rack>, BenchError> {
+        let Some(program) = Rack::find() else { return Ok(None) };
+        let dir = dir.join("rack");
+        std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's directory"))?;
+        let file = dir.join("rack.toml");
+        let text = format!(
+            "name = \"bench\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
+             size = \"{} MiB\"\nbacking = \"memory\"\n[hosts.beta]\n",
+            STORE >> 20
+        );
+        std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
+        let rack = Rack { program, dir };
+        rack.run(&["up", &file.display().to_string()])?;
+        Ok(Some(rack))
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<String, BenchError> {
+        let output = Command::new(&self.program)
+            .args(arguments)
+            .env("RACKBUS_RUN_DIR", self.dir.join("run"))
+            .env("RACKBUS_STATE_DIR", self.dir.join("state"))
+            .stdin(Stdio::null())
+            .output()
+            .map_err(BenchError::io("running rackbus"))?;
+        if !output.status.success() {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            return Err(BenchError::Peer(format!("rackbus {}: {complaint}", arguments.join(" "))));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn json(&self, arguments: &[&str]) -> Result<Value, BenchError> {
+        let text = self.run(&[&["--json"], arguments].concat())?;
+        serde_json::from_str(&text)
+            .map_err(|error| BenchError::Peer(format!("rackbus {}: {error}", arguments.join(" "))))
+    }
+
+    /// Borrows alpha's drive for beta.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn borrow_drive(&self) -> Result<Lease, BenchError> {
+        let lease = self.json(&["borrow", "alpha/nvme0", "--for", "beta"])?;
+        match (lease["lease"].as_u64(), lease["socket"].as_str()) {
+            (Some(number), Some(socket)) => Ok(Lease { number, socket: socket.into() }),
+            _ => Err(BenchError::Peer(format!("rackbus borrow gave no socket: {lease}"))),
+        }
+    }
+
+    /// Gives the drive back and waits until it is offered again.
+    ///
+    /// # Errors
+    /// When the rack fails.
+    pub fn give_back(&self, lease: &Lease) -> Result<(), BenchError> {
+        self.run(&["return", &lease.number.to_string()])?;
+        while self.json(&["devices"])?[0]["state"] != "offered" {}
+        Ok(())
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        let _ = self.run(&["down"]);
+    }
+}
