@@ -33,6 +33,7 @@ impl Rack {
         // Sockets need short paths, and a build folder may be deep.
         let run_dir = std::env::temp_dir().join(format!("rackbus-{}", std::process::id()));
         let rack = Rack { rackbus, run_dir };
+        rack.end_when_interrupted();
         let state = dir.join("state").display().to_string();
         let file = file.display().to_string();
         rack.json(&["up", &file, "--state-dir", &state])?;
@@ -227,33 +228,40 @@ impl Rack {
         }
     }
 
-    /// The processes of the rack: those whose environment names its run directory.
-    fn processes(&self) -> Vec<Pid> {
-        let mark = format!("RACKBUS_RUN_DIR={}", self.run_dir.display());
-        let own = std::process::id().to_string();
-        let mut found = Vec::new();
-        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(pid) = name.parse().ok().and_then(Pid::from_raw) else { continue };
-            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-            if name != own && environment.split(|b| *b == 0).any(|v| v == mark.as_bytes()) {
-                found.push(pid);
-            }
+    /// An interrupted test leaves no rack behind.
+    fn end_when_interrupted(&self) {
+        let run_dir = self.run_dir.clone();
+        // A second rack of the same process finds the handler there; both are of one folder.
+        let _ = ctrlc::set_handler(move || {
+            kill_all(&run_dir, |_| true);
+            let _ = fs::remove_dir_all(&run_dir);
+            std::process::exit(130);
+        });
+    }
+}
+
+/// Kills the processes of a rack, those whose environment names its run directory, as chosen.
+fn kill_all(run_dir: &Path, chosen: impl Fn(Pid) -> bool) {
+    let mark = format!("RACKBUS_RUN_DIR={}", run_dir.display());
+    let own = std::process::id().to_string();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(pid) = name.parse().ok().and_then(Pid::from_raw) else { continue };
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let marked = environment.split(|b| *b == 0).any(|v| v == mark.as_bytes());
+        if name != own && marked && chosen(pid) {
+            // It may have ended already.
+            let _ = kill_process(pid, Signal::KILL);
         }
-        found
     }
 }
 
 impl Drop for Rack {
     fn drop(&mut self) {
         // VMs first, then the rack in order; what is left over after that is killed.
-        for pid in self.processes().into_iter().filter(|pid| is_vm(*pid)) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        kill_all(&self.run_dir, is_vm);
         let _ = self.output(&["down"]);
-        for pid in self.processes() {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        kill_all(&self.run_dir, |_| true);
         let _ = fs::remove_dir_all(&self.run_dir);
     }
 }

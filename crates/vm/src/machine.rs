@@ -104,10 +104,11 @@ impl Vm {
         let deadline = Instant::now() + limit;
         let hello = self.agent()?.start("true", limit)?;
         loop {
-            if hello.answered(Duration::from_millis(100)) {
+            if hello.answered(Duration::from_millis(200)) {
                 return Ok(());
             }
             self.check_running()?;
+            self.check_executing()?;
             if Instant::now() >= deadline {
                 let what = format!("the start of the guest in '{}'", self.record.name);
                 return Err(VmError::TimedOut { what, limit });
@@ -272,6 +273,18 @@ impl Vm {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(self.ended(status.to_string())),
             Err(e) => Err(io("wait for the VM in", &self.record.dir)(e)),
+        }
+    }
+
+    /// A VM whose processor QEMU had to stop does not start any more.
+    fn check_executing(&self) -> Result<()> {
+        let status = self.record.qmp()?.command("query-status", &json!({}))?;
+        match status["status"].as_str() {
+            Some(stopped @ ("internal-error" | "guest-panicked" | "io-error")) => {
+                let detail = format!("the VM '{}' stopped: {stopped}", self.record.name);
+                Err(VmError::Protocol { peer: "QEMU", detail })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_driver::{Drive, Options};
 use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_vm::Assets;
 use serde::Serialize;
 use serde_json::json;
 
@@ -114,6 +115,8 @@ fn demonstrate(file: &Path, dir: &Path, report: &mut Report) -> Result<()> {
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
     }
+    let accel = Assets::of_user().accel()?;
+    println!("guests run under {accel} on this machine");
     println!("hosts alpha, beta and gamma ({}):", file.display());
     let rack = report.step("the rack comes up", || Rack::start(file, dir))?;
     let sum = on_beta(&rack, report)?;

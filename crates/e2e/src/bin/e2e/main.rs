@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use rackbus_e2e::{Failure, Guest, Rack, Result};
+use rackbus_vm::Assets;
 
 /// The rack's file.
 const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rack.toml");
@@ -70,6 +71,7 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
     }
+    println!("guests run under {}", Assets::of_user().accel()?);
     let begun = Instant::now();
     let rack = Rack::start(RACK.as_ref(), dir)?;
     // Both boot at the same time.
