@@ -18,11 +18,17 @@ fn failed(error: blkio::Error) -> BenchError {
 }
 
 /// Runs `load` against the vhost-user-blk server at `socket` for about `time`; returns operations
-/// per second.
+/// per second. The client polls for completions, or with `sleep` is woken for them.
 ///
 /// # Errors
 /// When the server refuses or a request fails.
-pub fn run(socket: &Path, load: &Load, size: u64, time: Duration) -> Result<f64, BenchError> {
+pub fn run(
+    socket: &Path,
+    load: &Load,
+    size: u64,
+    time: Duration,
+    sleep: bool,
+) -> Result<f64, BenchError> {
     pin(CLIENT_CPU);
     let mut blkio = Blkio::new("virtio-blk-vhost-user").map_err(failed)?;
     blkio.set_str("path", &socket.display().to_string()).map_err(failed)?;
@@ -33,8 +39,8 @@ pub fn run(socket: &Path, load: &Load, size: u64, time: Duration) -> Result<f64,
     blkio.map_mem_region(&memory).map_err(failed)?;
     let queue = started.queues.first_mut();
     let queue = queue.ok_or_else(|| BenchError::Peer("blkio: no queue".to_owned()))?;
-    queue.set_completion_fd_enabled(false);
-    drive(queue, &memory, load, size, time)
+    queue.set_completion_fd_enabled(sleep);
+    drive(queue, &memory, load, size, time, usize::from(sleep))
 }
 
 fn drive(
@@ -43,6 +49,7 @@ fn drive(
     load: &Load,
     size: u64,
     time: Duration,
+    least: usize,
 ) -> Result<f64, BenchError> {
     let mut next = load.offsets(size);
     let mut free: Vec<usize> = (0..usize::from(load.depth)).collect();
@@ -57,7 +64,7 @@ fn drive(
         }
         while free.is_empty() {
             let mut completions = [const { MaybeUninit::<Completion>::uninit() }; BATCH];
-            let count = queue.do_io(&mut completions, 0, None, None).map_err(failed)?;
+            let count = queue.do_io(&mut completions, least, None, None).map_err(failed)?;
             for completion in &completions[..count] {
                 // SAFETY: `do_io` filled the first `count`.
                 let completion = unsafe { completion.assume_init_ref() };

@@ -314,11 +314,13 @@ impl Bench<'_> {
         let kinds =
             [("null", null, BackingConfig::Null), ("file", file, BackingConfig::File(ours))];
         for (kind, node, backing) in kinds {
-            let cases = [
-                (format!("4k read qd1 {kind}, {NAME}"), READ_1),
-                (format!("4k read qd32 {kind}, {NAME}"), READ_32),
-            ];
-            if !cases.iter().any(|(case, _)| self.wanted(case)) {
+            let cases = [("qd1", READ_1, false), ("qd1", READ_1, true), ("qd32", READ_32, false)]
+                .map(|(depth, load, sleep)| {
+                    let client = if sleep { "sleeping client" } else { "polling client" };
+                    let peer = format!("{NAME} vhost-user-blk, blkio, {client}");
+                    (format!("4k read {depth} {kind}, {NAME}"), peer, load, sleep)
+                });
+            if !cases.iter().any(|(case, ..)| self.wanted(case)) {
                 continue;
             }
             let socket = dir.join("qemu.sock");
@@ -327,13 +329,14 @@ impl Bench<'_> {
             let lender = Lender::start(&self.settings.again, &backing, dir, "qemu-other")?;
             let mut drive = lender.borrow_drive(DATA)?;
             let time = self.settings.time;
-            for (case, load) in cases {
+            for (case, peer, load, sleep) in cases {
+                let size = STORE as u64;
                 self.pairs(
                     &case,
-                    "qemu-storage-daemon vhost-user-blk, blkio",
+                    &peer,
                     "kIOPS",
                     || Ok(lent::run(&mut drive, &load, time)? / 1e3),
-                    || Ok(crate::blkio_peer::run(&socket, &load, STORE as u64, time)? / 1e3),
+                    || Ok(crate::blkio_peer::run(&socket, &load, size, time, sleep)? / 1e3),
                     |lent, qemu| lent / qemu,
                 )?;
             }

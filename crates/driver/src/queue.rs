@@ -75,6 +75,8 @@ pub struct Queue {
     told: u16,
     phase: bool,
     free: Vec<u16>,
+    /// Which identifiers are in flight: a drive may report anything.
+    busy: Vec<bool>,
 }
 
 impl Queue {
@@ -90,6 +92,7 @@ impl Queue {
             told: 0,
             phase: true,
             free: (0..place.entries - 1).rev().collect(),
+            busy: vec![false; usize::from(place.entries) - 1],
         }
     }
 
@@ -151,6 +154,7 @@ impl Queue {
     #[inline]
     pub fn push(&mut self, mut sqe: Sqe) -> Result<u16, DriveError> {
         let cid = self.free.pop().ok_or(DriveError::Request("the queue is full"))?;
+        self.busy[usize::from(cid)] = true;
         sqe.cdw0.set_cid(cid);
         let at = self.place.sq + usize::from(self.sq_tail) * SQE_SIZE;
         self.memory.whole().write_obj(at, &sqe);
@@ -215,7 +219,7 @@ impl Queue {
         }
         let dw0 = memory.load_u32(at, Ordering::Relaxed).unwrap_or(0);
         let id = (high >> 32) as u16;
-        if usize::from(id) >= self.depth() || self.free.len() >= self.depth() {
+        if !self.busy.get_mut(usize::from(id)).is_some_and(std::mem::take) {
             return Err(DriveError::Unsupported("it completed a command that nobody sent"));
         }
         self.free.push(id);
