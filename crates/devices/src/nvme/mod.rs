@@ -1,7 +1,7 @@
 //! An NVMe drive: a controller to the NVM Express base specification 1.4 and its NVM command set.
 //!
 //! * [`config`]: what a drive is made of.
-//! * `controller`: the state machine of the controller and the loop over its queues.
+//! * `controller`: the state machine of the controller. `service`: the loop over its queues.
 //! * `registers`, `shadow`, `queue`: what the host and the controller share.
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
@@ -21,6 +21,7 @@ mod jobs;
 mod logs;
 mod queue;
 mod registers;
+mod service;
 mod shadow;
 mod state;
 mod transfer;

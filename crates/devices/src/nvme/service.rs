@@ -1,0 +1,223 @@
+//! The loop over the queues: commands in, completions out.
+//!
+//! A completion entry is kept free for every command that is taken, so completion queues never
+//! overflow; doorbells in shared memory are looked at when they matter, and as rarely as possible.
+
+use rackbus_pci::Bus;
+use rackbus_spec::nvme::features as fid;
+use rackbus_spec::nvme::{Cqe, Sqe, Status};
+
+use super::controller::{Nvme, Outcome};
+use super::queue::{CompletionQueue, SubmissionQueue};
+use super::shadow::Seen;
+
+/// Commands taken from one queue before the next has its turn.
+const BURST: u16 = 64;
+/// Bytes that commands taken in one poll may be about, more or less: what else the engine has to
+/// do, a revocation above all, waits no longer than these take.
+const POLL_BYTES: i64 = 4 << 20;
+/// How far ahead of the copy data is asked to come near.
+const LOOKAHEAD: u16 = 2;
+
+impl Nvme {
+    /// Looks at a submission queue's shadow doorbell.
+    #[inline]
+    fn refresh_tail(&mut self, qid: u16) {
+        let values = self.state.shadow.as_ref().and_then(|pages| pages.values.as_ref());
+        let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() else {
+            return;
+        };
+        match queue.doorbell.look(values) {
+            Seen::Same => {}
+            Seen::Moved(tail) => queue.doorbell.set(tail),
+            Seen::Invalid => {
+                self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+            }
+        }
+    }
+
+    /// Looks at a completion queue's shadow doorbell.
+    pub(super) fn refresh_head(&mut self, qid: u16) {
+        let pages = self.state.shadow.as_ref();
+        let Some(queue) = self.state.cqs[usize::from(qid)].as_mut() else {
+            return;
+        };
+        match queue.doorbell.look(pages.and_then(|pages| pages.values.as_ref())) {
+            Seen::Same => {}
+            Seen::Moved(head) if queue.accepts_head(u32::from(head)) => queue.doorbell.set(head),
+            Seen::Moved(_) | Seen::Invalid => {
+                self.state.events.raise(fid::EVENT_ERROR, fid::ERROR_INVALID_DOORBELL_VALUE);
+            }
+        }
+        if queue.wants_refresh() {
+            queue.keep_away(pages.and_then(|pages| pages.events.as_ref()));
+        }
+    }
+
+    /// Gives each queue its turn, beginning where the last poll had to stop.
+    #[inline]
+    pub(super) fn poll_queues(&mut self, bus: &Bus<'_>) -> u32 {
+        self.budget = POLL_BYTES;
+        let mut done = 0;
+        let mut index = self.turn;
+        for _ in 0..self.state.active_count() {
+            let qid = self.state.active(index).or_else(|| {
+                index = 0;
+                self.state.active(0)
+            });
+            let Some(qid) = qid else { break };
+            done += self.poll_queue(bus, qid);
+            if self.budget < 0 {
+                break;
+            }
+            index += 1;
+        }
+        self.turn = index;
+        done
+    }
+
+    /// Takes commands from one queue and executes them; returns how many.
+    #[inline]
+    fn poll_queue(&mut self, bus: &Bus<'_>, qid: u16) -> u32 {
+        self.refresh_tail(qid);
+        let Some(queue) = self.state.sq(qid) else {
+            return 0;
+        };
+        let (pending, cqid) = (queue.pending(), queue.cqid);
+        if pending == 0 {
+            return 0;
+        }
+        if !queue.reachable() || !self.state.cq(cqid).is_some_and(CompletionQueue::reachable) {
+            self.state.unreachable_since.get_or_insert(bus.now_ns);
+            return 0;
+        }
+        let room = self.make_room(cqid, pending);
+        let count = self.take(bus, qid, cqid, pending.min(room).min(BURST));
+        let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
+        if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
+            queue.keep_away(events);
+        }
+        count
+    }
+
+    /// Entries that the completion queue has for new commands; asks the host's doorbell only when
+    /// those known are not enough, or its event index has to be moved on.
+    #[inline]
+    fn make_room(&mut self, cqid: u16, wanted: u16) -> u16 {
+        let Some(queue) = self.state.cq(cqid) else {
+            return 0;
+        };
+        if queue.room() >= wanted && !queue.wants_refresh() {
+            return queue.room();
+        }
+        self.refresh_head(cqid);
+        self.state.cq(cqid).map_or(0, CompletionQueue::room)
+    }
+
+    /// Fetches and executes up to `count` commands of a queue; returns how many.
+    #[inline]
+    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) -> u32 {
+        if let Some(queue) = self.state.sq(qid)
+            && count > 1
+        {
+            queue.prefetch(count);
+        }
+        for left in (1..=count).rev() {
+            if self.budget < 0 || self.state.jobs.is_full() {
+                return u32::from(count - left);
+            }
+            self.look_ahead(qid, left);
+            let queue = self.state.sqs[usize::from(qid)].as_mut();
+            let Some(sqe) = queue.and_then(SubmissionQueue::fetch) else {
+                return u32::from(count - left);
+            };
+            let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
+            match outcome {
+                Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
+                // An outstanding event request may wait for ever: it keeps no entry.
+                Outcome::Background if qid == 0 => {}
+                Outcome::Background => {
+                    if let Some(queue) = self.state.cq_mut(cqid) {
+                        queue.reserve();
+                    }
+                }
+            }
+        }
+        u32::from(count)
+    }
+
+    /// Asks for the data of a command to come near that is executed soon; `left` are pending.
+    #[inline]
+    fn look_ahead(&self, qid: u16, left: u16) {
+        if qid == 0 || left <= LOOKAHEAD {
+            return;
+        }
+        let Some(sqe) = self.state.sq(qid).and_then(|queue| queue.peek(LOOKAHEAD)) else {
+            return;
+        };
+        if let Some((offset, length)) = self.identity.geometry.range(sqe.slba(), 1) {
+            self.backing.prefetch(offset, (length as usize).max(4096));
+        }
+    }
+
+    /// Posts the completion of a command of queue `qid`.
+    #[inline]
+    pub(super) fn complete(
+        &mut self,
+        bus: &Bus<'_>,
+        qid: u16,
+        sqe: &Sqe,
+        status: Status,
+        dw0: u32,
+    ) {
+        let mut status = status;
+        if !status.is_success() {
+            status = status.more();
+            self.state.logs.record(qid, sqe.cdw0.cid(), status, Some(sqe));
+        }
+        self.post(bus, qid, sqe.cdw0.cid(), status, dw0);
+    }
+
+    #[inline]
+    fn post(&mut self, bus: &Bus<'_>, qid: u16, cid: u16, status: Status, dw0: u32) {
+        let Some(sq) = self.state.sqs[usize::from(qid)].as_ref() else {
+            return;
+        };
+        let cqe =
+            Cqe { dw0, dw1: 0, sq_head: sq.head(), sq_id: qid, cid, status_phase: status.0 << 1 };
+        let Some(queue) = self.state.cqs[usize::from(sq.cqid)].as_mut() else {
+            return;
+        };
+        let posted = queue.post(cqe);
+        if posted && queue.interrupts {
+            self.state.vectors.posted(queue.vector, bus.now_ns, queue.id == 0);
+        }
+        if !posted {
+            self.fail();
+        }
+    }
+
+    /// Gives back the completion entry kept for a command of queue `qid`.
+    pub(super) fn release(&mut self, qid: u16) {
+        let cqid = self.state.sq(qid).map(|queue| queue.cqid);
+        if let Some(queue) = cqid.and_then(|cqid| self.state.cq_mut(cqid)) {
+            queue.release();
+        }
+    }
+
+    /// Completes event requests for which there is something to tell.
+    pub(super) fn tell_events(&mut self, bus: &Bus<'_>) -> u32 {
+        let mut told = 0;
+        while self.state.events.has_next()
+            && self.state.cq(0).is_some_and(|queue| queue.reachable() && queue.room() > 0)
+        {
+            if let Some(cid) = self.state.events.next_aborted() {
+                self.post(bus, 0, cid, Status::ABORT_REQUESTED, 0);
+            } else if let Some((cid, event)) = self.state.events.next() {
+                self.post(bus, 0, cid, Status::SUCCESS, event.into());
+            }
+            told += 1;
+        }
+        told
+    }
+}
