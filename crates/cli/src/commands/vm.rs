@@ -24,7 +24,7 @@ use crate::paths::find_run_dir;
   rackbus vm run --host beta --name db --detach --disk db.qcow2 -- -nic user
   rackbus vm add db alpha/nvme0                               plug a drive in while it runs
   rackbus vm exec vm1 -- nvme list
-  qemu-system-x86_64 $(rackbus vm args --host beta --borrow alpha/nvme0) …")]
+  eval \"qemu-system-x86_64 $(rackbus vm args --host beta --borrow alpha/nvme0) …\"")]
 pub struct Args {
     #[command(subcommand)]
     command: VmCommand,
