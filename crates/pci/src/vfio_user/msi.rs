@@ -3,7 +3,7 @@
 //! QEMU's vfio-user client (11.1 is the one this was seen with) ends with a failed assertion when
 //! a function with MSI-X is unplugged: it removes its own window over the pending bits from a
 //! region that is gone already. The guest would die of a function's loss. With MSI it does not.
-//! So a borrowed function shows MSI unless its borrower asks for MSI-X. The price: one vector, as
+//! So a borrowed function shows MSI. The price: one vector, as
 //! stock guests take no more than one of MSI's without an interrupt remapper.
 //!
 //! The capability takes the place of MSI-X's, at the same address; enabling it enables MSI-X at
