@@ -1,9 +1,12 @@
 //! What guests do with borrowed drives.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::{field, succeeded};
 use rackbus_e2e::{Guest, Rack, Result, ensure};
+use rackbus_vm::{Assets, Guest as Release};
+use serde_json::Value;
 
 use crate::World;
 
@@ -139,6 +142,41 @@ pub fn second_borrower(world: &mut World) -> Result<()> {
     remove(rack, old, "old", "alpha/nvme0")?;
     let (lease, _) = rack.borrow("alpha/nvme0", "gamma")?;
     rack.give_back(lease)
+}
+
+/// A QEMU that somebody starts by hand, with the arguments that `vm args` prints.
+pub fn own_qemu(world: &mut World) -> Result<()> {
+    let rack = &world.rack;
+    let mut arguments = vec!["vm", "args", "--host", "gamma", "--borrow", "alpha/nvme1"];
+    arguments.extend(["--memory", "256M"]);
+    let value = rack.json(&arguments)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let printed: Vec<String> =
+        value["arguments"].as_array().into_iter().flatten().map(text).collect();
+    let lease = value["leases"][0]["lease"].as_u64().unwrap_or_default();
+    let assets = Assets::of_user();
+    let files = assets.guest(Release::Trixie)?;
+    let log = rack.run_dir().join("own.log");
+    let mut qemu = Command::new(assets.qemu()?)
+        .args(["-nodefaults", "-display", "none", "-accel", assets.accel()?.name(), "-cpu", "max"])
+        .args(&printed)
+        .arg("-kernel")
+        .arg(files.kernel)
+        .arg("-initrd")
+        .arg(files.initrd)
+        .args(["-append", "console=ttyS0", "-serial", &format!("file:{}", log.display())])
+        .env("RACKBUS_RUN_DIR", rack.run_dir())
+        .stdin(Stdio::null())
+        .spawn()?;
+    // The guest's kernel says so when its NVMe driver has set the drive up.
+    let found = rack.wait("the guest's driver finds the drive", Duration::from_secs(60), |_| {
+        let console = std::fs::read_to_string(&log).unwrap_or_default();
+        console.contains("default/read/poll queues").then_some(())
+    });
+    qemu.kill()?;
+    qemu.wait()?;
+    rack.give_back(lease)?;
+    found
 }
 
 /// A plugged-in drive that nobody uses: its lender's process sleeps.

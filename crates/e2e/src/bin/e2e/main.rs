@@ -32,12 +32,13 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 12] = [
+const SCENARIOS: [Scenario; 13] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
+    ("a QEMU started by hand finds its drive", guests::own_qemu),
     ("an idle drive uses no processor time", guests::idle),
     ("100 times borrowed and returned, data checked", cycles::hundred),
     ("the control plane is killed under load", crashes::control_plane),
