@@ -15,7 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::DriveError;
 use crate::device::{Device, connect};
-use crate::queue::{Buffer, CQ_FACTOR, Completed, PAGE, Place, Queue};
+use crate::queue::{Buffer, CQ_FACTOR, Completed, PAGE, Place, Queue, ring_entries};
 
 /// Where the shared memory begins in the drive's address space.
 const IOVA: u64 = 1 << 32;
@@ -42,7 +42,7 @@ const IO_SQ: usize = 5 * PAGE;
 /// How to use a drive.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Commands in flight, 1 to 1023.
+    /// Commands in flight, 1 to 512.
     pub depth: u16,
     /// Bytes of memory for data.
     pub data: usize,
@@ -101,10 +101,10 @@ impl Drive {
     /// # Errors
     /// As [`open`](Drive::open).
     pub fn over(mut device: Box<dyn Device>, options: Options) -> Result<Drive, DriveError> {
-        if !(1..=1023).contains(&options.depth) {
-            return Err(DriveError::Request("1 to 1023 commands may be in flight"));
+        if !(1..=512).contains(&options.depth) {
+            return Err(DriveError::Request("1 to 512 commands may be in flight"));
         }
-        let entries = options.depth + 1;
+        let (depth, entries) = (options.depth, ring_entries(options.depth));
         let page_up = |bytes: usize| bytes.next_multiple_of(PAGE);
         let io_cq = IO_SQ + page_up(usize::from(entries) * 64);
         let data = io_cq + page_up(usize::from(entries * CQ_FACTOR) * 16);
@@ -118,7 +118,7 @@ impl Drive {
             info.max_transfer = info.max_transfer.min(PAGE);
         }
         let shadow = if shadowed { Some(admin.shadow_doorbells()?) } else { None };
-        let place = Place { id: 1, sq: IO_SQ, cq: io_cq, entries, dstrd, shadow };
+        let place = Place { id: 1, sq: IO_SQ, cq: io_cq, entries, depth, dstrd, shadow };
         admin.create_queues(place)?;
         let queue = Queue::new(&memory, IOVA, place, sgl);
         let data = Buffer { offset: data, length: length - data };
@@ -388,8 +388,15 @@ fn wait_ready(device: &mut dyn Device, ready: bool) -> Result<(), DriveError> {
 }
 
 fn admin_queue(memory: &SharedMemory, dstrd: u8) -> Queue {
-    let place =
-        Place { id: 0, sq: ADMIN_SQ, cq: ADMIN_CQ, entries: ADMIN_ENTRIES, dstrd, shadow: None };
+    let place = Place {
+        id: 0,
+        sq: ADMIN_SQ,
+        cq: ADMIN_CQ,
+        entries: ADMIN_ENTRIES,
+        depth: 1,
+        dstrd,
+        shadow: None,
+    };
     Queue::new(memory, IOVA, place, false)
 }
 

@@ -14,9 +14,15 @@ use crate::device::Device;
 
 /// Bytes of a memory page as the driver configures the controller.
 pub(crate) const PAGE: usize = 4096;
-/// Completion queue entries for each submission queue entry: with more of them, the host may tell
-/// how far it has read only now and then.
-pub(crate) const CQ_FACTOR: u16 = 4;
+/// Completion queue entries for each submission queue entry. The host tells how far it has read
+/// only each half round; the other half holds more than can be in flight.
+pub(crate) const CQ_FACTOR: u16 = 2;
+
+/// Ring entries for `depth` commands in flight. Half of them stay free, so that the drive, which
+/// keeps its event index behind the host's doorbell, never has the host run into it.
+pub(crate) fn ring_entries(depth: u16) -> u16 {
+    (2 * depth).next_power_of_two()
+}
 
 /// A part of the memory shared with the drive, for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +61,8 @@ pub(crate) struct Place {
     pub(crate) sq: usize,
     pub(crate) cq: usize,
     pub(crate) entries: u16,
+    /// Commands in flight: at most half of the entries.
+    pub(crate) depth: u16,
     pub(crate) dstrd: u8,
     /// Offsets of the two shadow doorbell pages.
     pub(crate) shadow: Option<(usize, usize)>,
@@ -91,14 +99,14 @@ impl Queue {
             cq_head: 0,
             told: 0,
             phase: true,
-            free: (0..place.entries - 1).rev().collect(),
-            busy: vec![false; usize::from(place.entries) - 1],
+            free: (0..place.depth).rev().collect(),
+            busy: vec![false; usize::from(place.depth)],
         }
     }
 
     /// How many commands may be in flight.
     pub fn depth(&self) -> usize {
-        usize::from(self.place.entries) - 1
+        usize::from(self.place.depth)
     }
 
     /// How many commands are in flight.
@@ -229,7 +237,6 @@ impl Queue {
             self.cq_head = 0;
             self.phase = !self.phase;
         }
-        // Its other three quarters hold all that can be in flight.
         if self.cq_head.is_multiple_of(entries / CQ_FACTOR) {
             let (old, new) = (self.told, self.cq_head);
             self.told = new;

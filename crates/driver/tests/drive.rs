@@ -1,10 +1,12 @@
 //! The driver on real drives, through the socket and without, no VM anywhere.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{BackingConfig, Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveError, Local, Options};
+use rackbus_memory::AdaptiveSpin;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{ClientError, LocalFunction, serve_function};
 use rackbus_spec::nvme::{IoOpcode, Status};
@@ -21,9 +23,17 @@ fn config(dir: &TempDir, kind: &str) -> NvmeConfig {
 }
 
 fn lend(dir: &TempDir, config: &NvmeConfig) -> (LocalFunction, PathBuf) {
+    lend_with(dir, config, EngineOptions::default())
+}
+
+fn lend_with(
+    dir: &TempDir,
+    config: &NvmeConfig,
+    options: EngineOptions,
+) -> (LocalFunction, PathBuf) {
     let path = dir.path().join("drive.sock");
     let nvme = Box::new(Nvme::new(config).unwrap());
-    (serve_function(nvme, &path, EngineOptions::default()).unwrap(), path)
+    (serve_function(nvme, &path, options).unwrap(), path)
 }
 
 /// Opens the drive, which may take a moment to be taken from the borrower before.
@@ -105,7 +115,10 @@ fn a_local_drive_does_the_same() {
 #[test]
 fn the_queue_stays_full_round_after_round() {
     let dir = TempDir::new().unwrap();
-    let (lent, path) = lend(&dir, &config(&dir, "memory"));
+    // Awake for longer than other tests keep this one from its processor.
+    let spin = AdaptiveSpin::new(20_000_000, 20_000_000);
+    let options = EngineOptions { spin, ..EngineOptions::default() };
+    let (lent, path) = lend_with(&dir, &config(&dir, "memory"), options);
     let depth = 7;
     let mut drive = Drive::open(&path, Options { depth, data: 64 << 10 }).unwrap();
     let buffers: Vec<_> =
@@ -113,7 +126,7 @@ fn the_queue_stays_full_round_after_round() {
     let (queue, device, _) = drive.parts();
     let (mut sent, mut done) = (0u64, 0u64);
     let start = Instant::now();
-    while done < 20_000 {
+    while done < 5_000 {
         while queue.in_flight() < queue.depth() {
             let buffer = buffers[(sent % u64::from(depth)) as usize];
             queue.submit(IoOpcode::Read, sent % 1000, 8, buffer, false).unwrap();
@@ -125,10 +138,11 @@ fn the_queue_stays_full_round_after_round() {
             done += 1;
         }
         assert!(start.elapsed() < Duration::from_secs(60), "stuck after {done} of {sent}");
-        std::thread::yield_now();
+        std::hint::spin_loop();
     }
-    let parks = lent.engine().handle().counters().parks.load(std::sync::atomic::Ordering::Relaxed);
-    assert!(parks < 20_000, "the engine slept between commands");
+    // A busy queue is polled: what went through the socket is little more than the bring-up.
+    let jobs = lent.engine().handle().counters().jobs.load(Ordering::Relaxed);
+    assert!(jobs < done / 100, "{jobs} register accesses for {done} commands");
 }
 
 #[test]

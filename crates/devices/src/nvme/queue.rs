@@ -125,12 +125,6 @@ impl SubmissionQueue {
         self.head = advance(self.head, 1, self.size);
         Some(sqe)
     }
-
-    /// Tells the doorbell how far the queue is consumed; see [`Doorbell::keep_away`].
-    #[inline]
-    pub fn keep_away(&mut self, events: Option<&PinnedSlice>) {
-        self.doorbell.keep_away(self.head, events);
-    }
 }
 
 /// A completion queue.
@@ -250,11 +244,6 @@ impl CompletionQueue {
     #[inline]
     pub fn wants_refresh(&self) -> bool {
         self.doorbell.is_stale(self.tail)
-    }
-
-    /// Tells the doorbell how far the host has consumed; see [`Doorbell::keep_away`].
-    pub fn keep_away(&mut self, events: Option<&PinnedSlice>) {
-        self.doorbell.keep_away(self.doorbell.value(), events);
     }
 }
 

@@ -50,7 +50,7 @@ impl Nvme {
             }
         }
         if queue.wants_refresh() {
-            queue.keep_away(pages.and_then(|pages| pages.events.as_ref()));
+            queue.doorbell.keep_away(pages.and_then(|pages| pages.events.as_ref()));
         }
     }
 
@@ -92,12 +92,11 @@ impl Nvme {
             return 0;
         }
         let room = self.make_room(cqid, pending);
-        let count = self.take(bus, qid, cqid, pending.min(room).min(BURST));
         let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
         if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
-            queue.keep_away(events);
+            queue.doorbell.keep_away(events);
         }
-        count
+        self.take(bus, qid, cqid, pending.min(room).min(BURST))
     }
 
     /// Entries that the completion queue has for new commands; asks the host's doorbell only when

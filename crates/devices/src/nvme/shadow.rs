@@ -13,12 +13,15 @@
 //! `[old, new)`, and a step that wraps covers `[old, 2^16)` and `[0, new)`.
 //!
 //! So there are two positions for the event index. *Armed*: at the value seen last, so that the
-//! very next store rings. *Away*: one behind the entries already consumed, the position that the
-//! host reaches last; it is moved on before the host can get there.
+//! very next store rings. *Away*: one behind it, the position that the host reaches last, a whole
+//! round later; it is moved on before the host can get there.
 
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, DmaSpace, PinnedSlice};
+
+/// Rings of up to this many entries are filled to the brim as a matter of course.
+const SMALL_RING: u16 = 64;
 
 /// The two pages of a Doorbell Buffer Config command.
 #[derive(Debug)]
@@ -170,20 +173,25 @@ impl Doorbell {
         self.publish(self.raw as u16, events);
     }
 
-    /// Moves the event index out of the host's way, to just behind `consumed`, if it is armed or
-    /// the host has gone a quarter round since. The host reads the index with each store, so
-    /// writing it more often would cost a cache miss there.
+    /// Moves the event index out of the host's way, to just behind the value seen last, if it is
+    /// armed or the host has gone a part of the round since. The host reads the index with each
+    /// store, so writing it more often would cost a cache miss there.
+    ///
+    /// It has to be done before the host hears that entries up to this value are consumed: from
+    /// then on it may go as far as the index was before.
     #[inline]
-    pub fn keep_away(&mut self, consumed: u16, events: Option<&PinnedSlice>) {
-        if self.slot.is_some() && (self.armed || self.is_stale(consumed)) {
+    pub fn keep_away(&mut self, events: Option<&PinnedSlice>) {
+        if self.slot.is_some() && (self.armed || self.is_stale(self.value)) {
             self.armed = false;
-            self.away_from = consumed;
-            let behind = if consumed == 0 { self.size - 1 } else { consumed - 1 };
+            self.away_from = self.value;
+            let behind = if self.value == 0 { self.size - 1 } else { self.value - 1 };
             self.publish(behind, events);
         }
     }
 
-    /// Whether `position` is a quarter round or more beyond the last move of the event index.
+    /// Whether `position` is so far beyond the last move of the event index that the index should
+    /// move on: in a ring of some size, a quarter round, which no host notices unless it fills
+    /// three quarters of the ring; in a small one, which hosts do fill, any step.
     #[inline]
     pub fn is_stale(&self, position: u16) -> bool {
         let gone = if position >= self.away_from {
@@ -191,7 +199,8 @@ impl Doorbell {
         } else {
             self.size - self.away_from + position
         };
-        self.slot.is_some() && gone >= (self.size / 4).max(1)
+        let far = if self.size > SMALL_RING { self.size / 4 } else { 1 };
+        self.slot.is_some() && gone >= far
     }
 
     /// The page may be another one now: the next index is published whatever was there.
