@@ -1,0 +1,82 @@
+//! The book says what is so: its links lead somewhere, every command has its place in it, and the
+//! rack files it shows are read.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rackbus_fabric::rack::Rack;
+
+fn source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src")
+}
+
+fn chapter(name: &str) -> String {
+    std::fs::read_to_string(source().join(name)).unwrap()
+}
+
+/// What stands between `](` and `)`, without the part after `#`.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let ends = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    ends.filter(|link| !link.contains("://")).filter_map(|link| link.split('#').next())
+}
+
+/// The fenced blocks of this language.
+fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("```{language}\n");
+    text.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+fn chapters() -> BTreeSet<String> {
+    let entries = std::fs::read_dir(source()).unwrap().flatten();
+    let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".md") && name != "SUMMARY.md").collect()
+}
+
+#[test]
+fn every_chapter_is_in_the_summary_and_every_link_leads_somewhere() {
+    let summary = chapter("SUMMARY.md");
+    let listed: BTreeSet<String> = links(&summary).map(str::to_owned).collect();
+    assert_eq!(listed, chapters());
+    for name in &listed {
+        for link in links(&chapter(name)).filter(|link| !link.is_empty()) {
+            assert!(source().join(link).exists(), "{name} links to {link}");
+        }
+    }
+    let original = source().join("../../lending.svg");
+    let (copy, original) = (source().join("lending.svg"), std::fs::read(original).unwrap());
+    assert_eq!(std::fs::read(copy).unwrap(), original, "the drawing is another one");
+}
+
+#[test]
+fn every_command_is_described() {
+    let text = chapter("commands.md");
+    for before in [&[][..], &["vm"]] {
+        let help = Command::new(env!("CARGO_BIN_EXE_rackbus")).args(before).arg("--help").output();
+        let help = String::from_utf8(help.unwrap().stdout).unwrap();
+        let listed = help.split("Commands:\n").nth(1).unwrap().lines();
+        let commands: Vec<&str> = listed
+            .take_while(|line| !line.is_empty())
+            .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+            .filter_map(|line| line.split_whitespace().next())
+            .filter(|name| *name != "help")
+            .collect();
+        assert!(commands.len() > 5, "no commands in {help}");
+        for name in commands {
+            let words = [&["rackbus"], before, &[name]].concat().join(" ");
+            assert!(text.contains(&format!("## `{words}")), "no section on `{words}`");
+        }
+    }
+}
+
+#[test]
+fn every_rack_file_is_read() {
+    let mut count = 0;
+    for name in chapters() {
+        for block in blocks(&chapter(&name), "toml") {
+            Rack::parse(&name, block).unwrap();
+            count += 1;
+        }
+    }
+    assert!(count > 1, "the book shows {count} rack files");
+}
