@@ -475,8 +475,8 @@ impl Service {
         let up = core.nodes.get(&device.function.host).is_some_and(|node| !node.is_closed());
         let state = match record.map(|r| &r.state) {
             None | Some(FunctionState::Withdrawn) => DeviceState::Absent,
-            Some(FunctionState::Lent { .. }) => DeviceState::Lent,
             Some(_) if !up => DeviceState::Unreachable,
+            Some(FunctionState::Lent { .. }) => DeviceState::Lent,
             Some(FunctionState::Revoking { .. }) => DeviceState::Returning,
             Some(FunctionState::Offered) => DeviceState::Offered,
         };

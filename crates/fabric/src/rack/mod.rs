@@ -96,7 +96,7 @@ pub enum Backing {
     Path(PathBuf),
     /// In the node's memory, and lost with it.
     Memory,
-    /// Nowhere: writes are forgotten, reads give zeroes. For measuring.
+    /// Nowhere: writes are forgotten, reads leave the buffer as it was. For measuring.
     Null,
 }
 
