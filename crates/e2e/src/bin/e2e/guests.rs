@@ -167,6 +167,7 @@ pub fn own_qemu(world: &mut World) -> Result<()> {
         .args(["-append", "console=ttyS0", "-serial", &format!("file:{}", log.display())])
         .env("RACKBUS_RUN_DIR", rack.run_dir())
         .stdin(Stdio::null())
+        .stderr(std::fs::File::create(rack.run_dir().join("own-qemu.log"))?)
         .spawn()?;
     // The guest's kernel says so when its NVMe driver has set the drive up.
     let found = rack.wait("the guest's driver finds the drive", Duration::from_secs(60), |_| {
