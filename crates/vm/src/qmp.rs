@@ -132,8 +132,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("rackbus-qmp-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).expect("bind");
+        let socket = path.clone();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("accept");
+            let _ = std::fs::remove_file(socket);
             stream.write_all(b"{\"QMP\":{}}\n").expect("greet");
             let mut lines = BufReader::new(stream.try_clone().expect("clone")).lines();
             for answer in answers {
