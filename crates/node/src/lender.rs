@@ -210,6 +210,7 @@ impl Lender {
                 return incoming.refuse(&error.to_string());
             }
         };
+        let over = SessionOver(&lent);
         let function = format!("{}/{device}", self.host);
         match self.reach.watch(session, &function, &from) {
             Ok(session) => {
@@ -227,10 +228,7 @@ impl Lender {
                 incoming.refuse(&error.to_string());
             }
         }
-        let mut state = lent.lock();
-        state.session = None;
-        drop(state);
-        lent.idle.notify_all();
+        drop(over);
         tracing::info!(device, from, lease, epoch, "function released");
     }
 
@@ -243,6 +241,17 @@ impl Lender {
                 _ => self.devices().collect::<Vec<_>>().join(", "),
             },
         })
+    }
+}
+
+/// Says that a conversation is over, however it ended: a revocation waits for it. Dropped after the
+/// session, and so after the function was scrubbed.
+struct SessionOver<'a>(&'a Lent);
+
+impl Drop for SessionOver<'_> {
+    fn drop(&mut self) {
+        self.0.lock().session = None;
+        self.0.idle.notify_all();
     }
 }
 

@@ -548,8 +548,14 @@ impl Drop for Server {
 fn accept(listener: &UnixListener, opener: &Arc<dyn Opener>, shared: &Arc<Shared>) {
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
     while !shared.closing.load(Ordering::Acquire) {
-        let Ok((stream, _)) = listener.accept() else {
-            continue;
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(cause) => {
+                tracing::error!(%cause, "a client could not be accepted");
+                // Out of descriptors, most likely: others need a moment to give some back.
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
         };
         clients.retain(|client| !client.is_finished());
         if shared.closing.load(Ordering::Acquire) {
