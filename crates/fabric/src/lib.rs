@@ -3,7 +3,7 @@
 //!
 //! * [`domain`]: a map from addresses to targets with access rights: an IOMMU domain, or a
 //!   host's address space.
-//! * [`rack`]: the rack file.
+//! * [`rack`]: the rack file; [`text`]: how files that people write are read.
 //! * [`topology`]: hosts, what they are made of, what joins them; [`mod@derive`] makes it of a rack.
 //! * [`loan`]: what lent functions reach, kept for the live system.
 //! * [`system`]: all of it together, and the two questions: what memory is that
@@ -12,9 +12,12 @@
 pub mod derive;
 pub mod domain;
 pub mod loan;
+mod names;
 pub mod rack;
 pub mod system;
+pub mod text;
 pub mod topology;
+mod values;
 
 pub use domain::{Access, Domain, Fault, FaultCause, Hit, MapError, Mapping, UnmapError};
 pub use loan::Loan;

@@ -5,6 +5,15 @@
 //! Pure: no clock, no I/O, no threads, no randomness of its own. The same inputs give the same
 //! outputs in the same order.
 //!
-//! * [`time`]: integer picoseconds, and rates.
+//! * [`time`]: integer picoseconds.
+//! * [`wire`]: what bytes cost on a link.
+//! * [`queue`]: pending events.
+//! * [`timing`]: how long a rack's parts take, with sources.
+//! * [`engine`]: the simulation, packet by packet.
 
+pub mod engine;
+pub mod queue;
+pub mod random;
 pub mod time;
+pub mod timing;
+pub mod wire;

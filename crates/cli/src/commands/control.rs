@@ -24,7 +24,8 @@ impl Args {
         let _held = process::hold(&process::pid_file(&run_dir, None))?;
         let devices = rack.functions().filter_map(|(name, device)| {
             let function = name.to_string().parse().ok()?;
-            let rackbus_fabric::rack::DeviceKind::Nvme(nvme) = &device.kind;
+            // Devices that only the timing model knows are not there to borrow.
+            let rackbus_fabric::rack::DeviceKind::Nvme(nvme) = &device.kind else { return None };
             let (size, block) = (format_size(nvme.size), nvme.block_size);
             let detail = format!("{size}, {block} B blocks, {}", nvme.backing);
             Some(InventoryDevice { function, kind: device.kind.word().to_owned(), detail })

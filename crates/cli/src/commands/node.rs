@@ -40,7 +40,8 @@ impl Args {
         let _awake = self.low_latency.then(stay_awake).transpose()?;
         let state_dir = running.state_dir.join(&self.host);
         let rack_dir = running.file.parent().unwrap_or(Path::new("/"));
-        let devices = host.devices.iter().map(|d| (d.name.clone(), kind(d, &state_dir, rack_dir)));
+        let playable = |d: &rack::Device| Some((d.name.clone(), kind(d, &state_dir, rack_dir)?));
+        let devices = host.devices.iter().filter_map(playable);
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let options = NodeOptions {
@@ -61,9 +62,10 @@ impl Args {
     }
 }
 
-fn kind(device: &rack::Device, state_dir: &Path, rack_dir: &Path) -> DeviceKind {
-    let rack::DeviceKind::Nvme(nvme) = &device.kind;
-    DeviceKind::Nvme(NvmeConfig {
+/// How this host plays a device; `None` for those that only the timing model knows.
+fn kind(device: &rack::Device, state_dir: &Path, rack_dir: &Path) -> Option<DeviceKind> {
+    let rack::DeviceKind::Nvme(nvme) = &device.kind else { return None };
+    Some(DeviceKind::Nvme(NvmeConfig {
         size: nvme.size,
         block_size: nvme.block_size,
         backing: match &nvme.backing {
@@ -75,7 +77,7 @@ fn kind(device: &rack::Device, state_dir: &Path, rack_dir: &Path) -> DeviceKind 
         },
         serial: nvme.serial.clone(),
         model: "rackbus NVMe drive".to_owned(),
-    })
+    }))
 }
 
 /// While the file is open, processors poll instead of halting (Linux PM QoS).

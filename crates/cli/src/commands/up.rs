@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::Client;
 use rackbus_control::api::HostState;
-use rackbus_fabric::rack::Rack;
+use rackbus_fabric::rack::{self, Rack};
 
 use crate::Common;
 use crate::commands::{read_rack, status};
@@ -56,6 +56,14 @@ impl Args {
         self.note(&rack, &run_dir, &state_dir)?;
         let begun = Instant::now();
         output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
+        for (name, device) in rack.functions() {
+            if let rack::DeviceKind::Modelled(_) = device.kind {
+                let word = device.kind.word();
+                output.progress(&format!(
+                    "{name} is not offered: a {word} is for `rackbus model` only"
+                ));
+            }
+        }
         // From before the first process on, so that no interrupt leaves some of them behind.
         let mut requests = process::EndRequests::listen();
         let mut children = Vec::new();

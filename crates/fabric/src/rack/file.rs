@@ -1,242 +1,21 @@
 //! From TOML to a [`Rack`], with the place of everything that is wrong.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::path::PathBuf;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::names::{self, is_name};
-use super::values::{DURATIONS, SIZES, format_size, parse_duration_ms, parse_size};
 use super::{
-    Adapter, Backing, Cable, Control, Device, DeviceKind, Host, Nvme, Physical, Rack, RackError,
-    Switch,
+    Adapter, Backing, Cable, Control, Device, DeviceKind, Host, Modelled, Nvme, Physical, Rack,
+    Switch, Window,
 };
+use crate::names::{self, is_name};
+use crate::text::{Named, Outcome, Problem, Section, list, mismatch, subsection, wrong};
+use crate::values::{SIZES, format_size};
 
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
-
-/// Something wrong at a place in the text.
-#[derive(Debug)]
-pub(super) struct Problem {
-    span: Range<usize>,
-    what: String,
-    allowed: String,
-}
-
-type Outcome<T> = Result<T, Problem>;
-
-fn wrong<T>(span: Range<usize>, what: impl Into<String>, allowed: impl Into<String>) -> Outcome<T> {
-    Err(Problem { span, what: what.into(), allowed: allowed.into() })
-}
-
-impl Problem {
-    pub(super) fn locate(self, file: &str, text: &str) -> RackError {
-        let before = text.get(..self.span.start).unwrap_or(text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-        let Problem { what, allowed, .. } = self;
-        RackError { file: file.to_owned(), line, column, what, allowed }
-    }
-}
-
-/// A table whose keys are taken one by one; what is left over is unknown.
-struct Section<'a> {
-    table: &'a DeTable<'a>,
-    span: Range<usize>,
-    /// Where it is, for messages: "the rack file", "device alpha/nvme0".
-    place: String,
-    known: &'static [&'static str],
-}
-
-impl<'a> Section<'a> {
-    fn new(
-        value: &'a DeTable<'a>,
-        span: Range<usize>,
-        place: impl Into<String>,
-        known: &'static [&'static str],
-    ) -> Outcome<Self> {
-        let section = Section { table: value, span, place: place.into(), known };
-        for key in section.table.keys() {
-            let name: &str = key.get_ref();
-            if !known.contains(&name) {
-                let what = format!("unknown key `{name}` in {}", section.place);
-                let near = closest(name, known.iter().copied());
-                let allowed = match near {
-                    Some(near) => format!("did you mean `{near}`? Allowed are {}", list(known)),
-                    None => format!("allowed are {}", list(known)),
-                };
-                return wrong(key.span(), what, allowed);
-            }
-        }
-        Ok(section)
-    }
-
-    fn get(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
-        debug_assert!(self.known.contains(&key));
-        self.table.get(key)
-    }
-
-    fn require<T>(&self, key: &str, found: Option<T>, allowed: &str) -> Outcome<T> {
-        match found {
-            Some(value) => Ok(value),
-            None => wrong(self.span.clone(), format!("{} has no `{key}`", self.place), allowed),
-        }
-    }
-
-    fn text(&self, key: &'static str, allowed: &str) -> Outcome<Option<(&'a str, Range<usize>)>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => match value.get_ref() {
-                DeValue::String(text) => Ok(Some((text.as_ref(), value.span()))),
-                other => wrong(value.span(), mismatch(key, other), allowed),
-            },
-        }
-    }
-
-    fn truth(&self, key: &'static str) -> Outcome<Option<bool>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => match value.get_ref() {
-                DeValue::Boolean(truth) => Ok(Some(*truth)),
-                other => wrong(value.span(), mismatch(key, other), "write true or false"),
-            },
-        }
-    }
-
-    fn number(&self, key: &'static str, allowed: &str) -> Outcome<Option<(u64, Range<usize>)>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => match integer(value.get_ref()) {
-                Some(number) => Ok(Some((number, value.span()))),
-                None => wrong(value.span(), mismatch(key, value.get_ref()), allowed),
-            },
-        }
-    }
-
-    /// One of a few numbers.
-    fn choice(&self, key: &'static str, choices: &[u8]) -> Outcome<Option<u8>> {
-        let words: Vec<String> = choices.iter().map(u8::to_string).collect();
-        let allowed = format!("`{key}` is one of {}", words.join(", "));
-        let Some((number, span)) = self.number(key, &allowed)? else {
-            return Ok(None);
-        };
-        match choices.iter().find(|choice| u64::from(**choice) == number) {
-            Some(choice) => Ok(Some(*choice)),
-            None => wrong(span, format!("`{key}` is {number}"), allowed),
-        }
-    }
-
-    /// A size in bytes within limits.
-    fn size(&self, key: &'static str, least: u64, most: u64) -> Outcome<Option<u64>> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
-        let found = match value.get_ref() {
-            DeValue::String(text) => parse_size(text),
-            other => integer(other),
-        };
-        let Some(bytes) = found else {
-            return wrong(value.span(), format!("`{key}` is no size"), SIZES);
-        };
-        if !(least..=most).contains(&bytes) {
-            let allowed = format!("it is from {} to {}", format_size(least), format_size(most));
-            return wrong(value.span(), format!("`{key}` is {}", format_size(bytes)), allowed);
-        }
-        Ok(Some(bytes))
-    }
-
-    /// A duration in milliseconds within limits, which are given in milliseconds.
-    fn duration(&self, key: &'static str, least: u64, most: u64) -> Outcome<Option<u64>> {
-        let Some((text, span)) = self.text(key, DURATIONS)? else {
-            return Ok(None);
-        };
-        match parse_duration_ms(text) {
-            Some(ms) if (least..=most).contains(&ms) => Ok(Some(ms)),
-            Some(_) => wrong(
-                span,
-                format!("`{key}` is {text}"),
-                format!("it is from {least} ms to {} s", most / 1000),
-            ),
-            None => wrong(span, format!("`{key}` is no duration"), DURATIONS),
-        }
-    }
-
-    /// The tables under `key`, by name, in the file's order.
-    fn tables(&self, key: &'static str) -> Outcome<Vec<Named<'a>>> {
-        let Some(value) = self.get(key) else {
-            return Ok(Vec::new());
-        };
-        let DeValue::Table(table) = value.get_ref() else {
-            let allowed = format!("write a table: [{key}.NAME]");
-            return wrong(value.span(), mismatch(key, value.get_ref()), allowed);
-        };
-        let mut found = Vec::new();
-        for (name, value) in table {
-            let text: &str = name.get_ref();
-            if !is_name(text) {
-                return wrong(name.span(), format!("`{text}` is no name"), names::ALLOWED);
-            }
-            match value.get_ref() {
-                DeValue::Table(table) => {
-                    found.push(Named { name: text, span: name.span(), table });
-                }
-                other => {
-                    let allowed = format!("write a table: [{key}.{text}]");
-                    return wrong(value.span(), mismatch(text, other), allowed);
-                }
-            }
-        }
-        found.sort_by_key(|entry| entry.span.start);
-        Ok(found)
-    }
-}
-
-struct Named<'a> {
-    name: &'a str,
-    span: Range<usize>,
-    table: &'a DeTable<'a>,
-}
-
-fn integer(value: &DeValue<'_>) -> Option<u64> {
-    match value {
-        DeValue::Integer(number) => u64::from_str_radix(number.as_str(), number.radix()).ok(),
-        _ => None,
-    }
-}
-
-fn mismatch(key: &str, found: &DeValue<'_>) -> String {
-    match found {
-        DeValue::Integer(number) => format!("`{key}` is the number {number}"),
-        other => format!("`{key}` is a {}", other.type_str()),
-    }
-}
-
-fn list(words: &[&str]) -> String {
-    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
-}
-
-/// The word that was probably meant: at most two edits away, or a third of its length.
-fn closest<'w>(wrong: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
-    let scored = words.map(|word| (distance(wrong, word), word));
-    scored.filter(|(edits, word)| *edits <= 2.min(word.len() / 2)).min().map(|(_, word)| word)
-}
-
-/// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
 
 pub(super) fn parse(text: &str) -> Outcome<Rack> {
     let root = DeTable::parse(text).map_err(|error| Problem {
@@ -248,7 +27,8 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
         root.get_ref(),
         0..0,
         "the rack file",
-        &["name", "hosts", "control", "fabric"],
+        // `timing` is the timing model's to read.
+        &["name", "hosts", "control", "fabric", "timing"],
     )?;
     let allowed = "write name = \"…\" at the top";
     let (name, span) = top.require("name", top.text("name", allowed)?, allowed)?;
@@ -275,17 +55,6 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
     Ok(rack)
 }
 
-fn subsection<'a>(
-    value: &'a Spanned<DeValue<'a>>,
-    place: &str,
-    known: &'static [&'static str],
-) -> Outcome<Section<'a>> {
-    match value.get_ref() {
-        DeValue::Table(table) => Section::new(table, value.span(), place, known),
-        other => wrong(value.span(), mismatch(place, other), format!("write a table: [{place}]")),
-    }
-}
-
 fn host(entry: &Named<'_>) -> Outcome<Host> {
     let place = format!("host {}", entry.name);
     let known = &["memory", "iommu", "devices"];
@@ -303,7 +72,7 @@ fn host(entry: &Named<'_>) -> Outcome<Host> {
 }
 
 /// The kinds of device that there are.
-const KINDS: &[&str] = &["nvme"];
+const KINDS: &[&str] = &["nvme", "gpu", "nic", "accelerator", "dma"];
 
 fn device(host: &str, entry: &Named<'_>) -> Outcome<Device> {
     let function = format!("{host}/{}", entry.name);
@@ -317,8 +86,18 @@ fn device(host: &str, entry: &Named<'_>) -> Outcome<Device> {
             let kind = DeviceKind::Nvme(nvme(&section, &function)?);
             Ok(Device { name: entry.name.to_owned(), kind })
         }
+        "gpu" => modelled(entry, &function, Modelled::Gpu),
+        "nic" => modelled(entry, &function, Modelled::Nic),
+        "accelerator" => modelled(entry, &function, Modelled::Accelerator),
+        "dma" => modelled(entry, &function, Modelled::Dma),
         _ => wrong(span, format!("there is no kind of device `{kind}`"), allowed),
     }
+}
+
+fn modelled(entry: &Named<'_>, function: &str, kind: Modelled) -> Outcome<Device> {
+    // It has none of the keys of a drive.
+    Section::new(entry.table, entry.span.clone(), format!("device {function}"), &["kind"])?;
+    Ok(Device { name: entry.name.to_owned(), kind: DeviceKind::Modelled(kind) })
 }
 
 fn nvme(section: &Section<'_>, function: &str) -> Outcome<Nvme> {
@@ -393,7 +172,7 @@ fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
 }
 
 fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
-    let section = subsection(value, "fabric", &["adapters", "switches", "links"])?;
+    let section = subsection(value, "fabric", &["adapters", "switches", "links", "windows"])?;
     let mut names: BTreeSet<String> = BTreeSet::new();
     for host in hosts {
         names.insert(host.name.clone());
@@ -418,7 +197,11 @@ fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
         Some(value) => links(value, &names)?,
         None => Vec::new(),
     };
-    Ok(Physical { adapters, switches, links })
+    let windows = match section.get("windows") {
+        Some(value) => windows(value, hosts)?,
+        None => Vec::new(),
+    };
+    Ok(Physical { adapters, switches, links, windows })
 }
 
 /// The host that a part names as its own.
@@ -441,6 +224,35 @@ fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Outcome<()> {
             "hosts, adapters and switches have different names",
         ),
     }
+}
+
+fn windows(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Vec<Window>> {
+    let form = "write [[fabric.windows]] with host, at, size, to and address";
+    let DeValue::Array(entries) = value.get_ref() else {
+        return wrong(value.span(), mismatch("windows", value.get_ref()), form);
+    };
+    let known: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    let named = |section: &Section<'_>, key| {
+        let allowed = format!("`{key}` is one of {}", list(&known));
+        let (name, span) = section.require(key, section.text(key, &allowed)?, form)?;
+        if known.contains(&name) {
+            return Ok(name.to_owned());
+        }
+        wrong(span, format!("there is no host `{name}`"), allowed)
+    };
+    let mut windows = Vec::new();
+    for entry in entries.iter() {
+        let keys = &["host", "at", "size", "to", "address"];
+        let section = subsection(entry, "fabric.windows", keys)?;
+        windows.push(Window {
+            host: named(&section, "host")?,
+            at: section.require("at", section.size("at", 0, u64::MAX / 2)?, SIZES)?,
+            size: section.require("size", section.size("size", 1, u64::MAX / 2)?, SIZES)?,
+            to: named(&section, "to")?,
+            address: section.size("address", 0, u64::MAX / 2)?.unwrap_or(0),
+        });
+    }
+    Ok(windows)
 }
 
 fn links(value: &Spanned<DeValue<'_>>, names: &BTreeSet<String>) -> Outcome<Vec<Cable>> {

@@ -15,13 +15,12 @@
 //! column, what is wrong and what is allowed; nothing is guessed and no key is passed over.
 
 mod file;
-mod names;
-mod values;
 
 use std::path::PathBuf;
 
-pub use names::{BadFunctionName, FunctionName};
-pub use values::format_size;
+pub use crate::names::{BadFunctionName, FunctionName};
+pub use crate::text::FileError as RackError;
+pub use crate::values::format_size;
 
 /// A rack, as its file describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +62,21 @@ pub struct Device {
 pub enum DeviceKind {
     /// An NVMe drive.
     Nvme(Nvme),
+    /// A device that the timing model knows, and that no host on this machine can play.
+    Modelled(Modelled),
+}
+
+/// Kinds of device that only the timing model knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Modelled {
+    /// A graphics processor.
+    Gpu,
+    /// A network adapter.
+    Nic,
+    /// An accelerator.
+    Accelerator,
+    /// A DMA engine, such as switches with NTB ports have.
+    Dma,
 }
 
 impl DeviceKind {
@@ -70,6 +84,10 @@ impl DeviceKind {
     pub fn word(&self) -> &'static str {
         match self {
             DeviceKind::Nvme(_) => "nvme",
+            DeviceKind::Modelled(Modelled::Gpu) => "gpu",
+            DeviceKind::Modelled(Modelled::Nic) => "nic",
+            DeviceKind::Modelled(Modelled::Accelerator) => "accelerator",
+            DeviceKind::Modelled(Modelled::Dma) => "dma",
         }
     }
 }
@@ -136,6 +154,23 @@ pub struct Physical {
     pub switches: Vec<Switch>,
     /// Cables.
     pub links: Vec<Cable>,
+    /// Windows of one host's address space to another's.
+    pub windows: Vec<Window>,
+}
+
+/// A window: addresses of a host that lead to another's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// The host that has it.
+    pub host: String,
+    /// Where it is in that host's address space.
+    pub at: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// The host that it leads to.
+    pub to: String,
+    /// Where it leads to in that host's address space.
+    pub address: u64,
 }
 
 /// An NTB adapter in a host.
@@ -165,22 +200,6 @@ pub struct Cable {
     pub generation: u8,
     /// Lanes: 1, 2, 4, 8 or 16.
     pub lanes: u8,
-}
-
-/// What is wrong with a rack file, and where.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}:{line}:{column}: {what}; {allowed}")]
-pub struct RackError {
-    /// The file, as it was named.
-    pub file: String,
-    /// The line, from 1.
-    pub line: usize,
-    /// The column in characters, from 1.
-    pub column: usize,
-    /// What is wrong.
-    pub what: String,
-    /// What is allowed there.
-    pub allowed: String,
 }
 
 impl Rack {

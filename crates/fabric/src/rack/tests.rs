@@ -48,7 +48,7 @@ fn everything_can_be_said() {
     let rack = Rack::parse("rack.toml", text).unwrap();
     assert_eq!(rack.hosts[0].name, "zeta", "the file's order");
     assert_eq!(rack.control, Control { lease_ttl_ms: 2000, return_grace_ms: 500 });
-    let DeviceKind::Nvme(disk) = &rack.hosts[0].devices[0].kind;
+    let DeviceKind::Nvme(disk) = &rack.hosts[0].devices[0].kind else { panic!("a drive") };
     assert_eq!((disk.size, disk.block_size), (1_000_000_000_000, 4096));
     assert_eq!(disk.backing, Backing::Path("/dev/sdb".into()));
     let fabric = rack.fabric.unwrap();
@@ -97,8 +97,8 @@ fn what_is_wrong_is_named_with_its_place_and_what_is_allowed() {
             "`lease_ttl` is no duration",
         ),
         (
-            "name = \"lab\"\n[hosts.alpha.devices.d]\nkind = \"gpu\"\n".to_owned(),
-            "rack.toml:3:8: there is no kind of device `gpu`; `kind` is one of `nvme`",
+            "name = \"lab\"\n[hosts.alpha.devices.d]\nkind = \"tape\"\n".to_owned(),
+            "rack.toml:3:8: there is no kind of device `tape`; `kind` is one of `nvme`, `gpu`, `nic`, `accelerator`, `dma`",
         ),
         (
             format!(
@@ -129,7 +129,7 @@ fn serial_numbers_differ() {
             "name = \"lab\"\n[hosts.{host}.devices.a-rather-long-name]\nkind = \"nvme\"\nsize = \"1 GiB\""
         );
         let rack = Rack::parse("rack.toml", &text).unwrap();
-        let DeviceKind::Nvme(nvme) = &rack.hosts[0].devices[0].kind;
+        let DeviceKind::Nvme(nvme) = &rack.hosts[0].devices[0].kind else { panic!("a drive") };
         nvme.serial.clone()
     };
     assert_ne!(device("alpha"), device("alphb"));
@@ -162,4 +162,20 @@ proptest::proptest! {
     fn no_text_makes_it_panic(text in "[ -~\n\u{e4}]{0,200}") {
         let _ = Rack::parse("rack.toml", &text);
     }
+}
+
+#[test]
+fn windows_and_modelled_devices_are_read() {
+    let text = "name = \"lab\"\n[hosts.a.devices.gpu0]\nkind = \"gpu\"\n[hosts.b]\n\
+                [[fabric.windows]]\nhost = \"a\"\nat = \"64 GiB\"\nsize = \"1 GiB\"\nto = \"b\"\n";
+    let rack = Rack::parse("rack.toml", text).unwrap();
+    let (_, gpu) = rack.functions().next().unwrap();
+    assert_eq!(gpu.kind.word(), "gpu");
+    let window = &rack.fabric.as_ref().unwrap().windows[0];
+    assert_eq!((window.at, window.size, window.address), (64 << 30, 1 << 30, 0));
+    let wrong = text.replace("to = \"b\"", "to = \"c\"");
+    let error = Rack::parse("rack.toml", &wrong).unwrap_err().to_string();
+    assert!(error.starts_with("rack.toml:9:6: there is no host `c`"), "{error}");
+    let wrong = text.replace("\"gpu\"", "\"gpu\"\nsize = \"1 GiB\"");
+    assert!(Rack::parse("rack.toml", &wrong).is_err());
 }

@@ -4,14 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The longest name of a host or device. Socket paths, which may have 107 bytes, are made of two.
-pub(super) const LONGEST: usize = 24;
+pub(crate) const LONGEST: usize = 24;
 
 /// What a name may be, for messages.
-pub(super) const ALLOWED: &str = "a name begins with a letter, goes on with letters, digits and `-`, all lower case, and has at \
+pub(crate) const ALLOWED: &str = "a name begins with a letter, goes on with letters, digits and `-`, all lower case, and has at \
      most 24 characters";
 
 /// Whether `text` may name a rack, host, device, adapter or switch.
-pub(super) fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     text.len() <= LONGEST
         && text.starts_with(|c: char| c.is_ascii_lowercase())
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')

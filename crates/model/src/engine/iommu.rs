@@ -1,0 +1,117 @@
+//! An IOMMU: translations are cached (IOTLB); one that is not asks for a walk of the page table,
+//! and only so many walks run at a time.
+
+use crate::time::Time;
+
+/// Translations that share a place in the cache: it is four ways associative.
+const WAYS: usize = 4;
+
+/// What an IOMMU is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IommuParameters {
+    /// Translations that its cache holds, rounded up to a power of two of at least four.
+    pub entries: u32,
+    /// Bytes of a page: a power of two.
+    pub page: u64,
+    /// How long a translation takes that is in the cache.
+    pub hit: Time,
+    /// How long a walk takes.
+    pub walk: Time,
+    /// How many walks run at a time.
+    pub walkers: u32,
+}
+
+/// An IOMMU's state.
+#[derive(Debug)]
+pub struct Iommu {
+    parameters: IommuParameters,
+    /// By set: pages, the one used last first. [`u64::MAX`] is none.
+    sets: Vec<[u64; WAYS]>,
+    /// When each walker is free.
+    walkers: Vec<Time>,
+    hits: u64,
+    misses: u64,
+}
+
+impl Iommu {
+    /// With nothing in its cache.
+    pub fn new(parameters: IommuParameters) -> Iommu {
+        let sets = (parameters.entries as usize).div_ceil(WAYS).next_power_of_two();
+        Iommu {
+            parameters,
+            sets: vec![[u64::MAX; WAYS]; sets],
+            walkers: vec![Time::ZERO; parameters.walkers.max(1) as usize],
+            hits: 0,
+            misses: 0,
+        }
+    }
+
+    /// When the translation that is asked for at `now` is there.
+    pub fn translate(&mut self, now: Time, requester: u32, address: u64) -> Time {
+        let page = address / self.parameters.page;
+        // Each requester has a page table of its own.
+        let tag = page ^ (u64::from(requester) << 52);
+        let mixed = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let count = self.sets.len();
+        let set = &mut self.sets[mixed as usize & (count - 1)];
+        let found = set.iter().position(|other| *other == tag);
+        set[..=found.unwrap_or(WAYS - 1)].rotate_right(1);
+        set[0] = tag;
+        if found.is_some() {
+            self.hits += 1;
+            return now + self.parameters.hit;
+        }
+        self.misses += 1;
+        let walker = self.walkers.iter_mut().min();
+        let Some(walker) = walker else { return now + self.parameters.walk };
+        *walker = now.max(*walker) + self.parameters.walk;
+        *walker
+    }
+
+    /// Translations that were in the cache, and those that were not.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.hits, self.misses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iommu(entries: u32, walkers: u32) -> Iommu {
+        Iommu::new(IommuParameters {
+            entries,
+            page: 4096,
+            hit: Time::from_ns(2),
+            walk: Time::from_ns(200),
+            walkers,
+        })
+    }
+
+    #[test]
+    fn a_page_is_walked_once() {
+        let mut iommu = iommu(64, 1);
+        assert_eq!(iommu.translate(Time::ZERO, 1, 0x1000), Time::from_ns(200));
+        assert_eq!(iommu.translate(Time::from_us(1), 1, 0x1fff), Time::from_ns(1002));
+        assert_eq!(iommu.translate(Time::from_us(1), 2, 0x1000), Time::from_ns(1200));
+        assert_eq!(iommu.counts(), (1, 2));
+    }
+
+    #[test]
+    fn walks_wait_for_a_walker() {
+        let mut iommu = iommu(64, 2);
+        let ends = [0, 1, 2].map(|page| iommu.translate(Time::ZERO, 1, page * 4096).ns());
+        assert_eq!(ends, [200.0, 200.0, 400.0]);
+    }
+
+    #[test]
+    fn more_pages_than_places_miss() {
+        let mut iommu = iommu(64, 1);
+        for _ in 0..3 {
+            (0..1000).for_each(|page| {
+                iommu.translate(Time::ZERO, 1, page * 4096);
+            });
+        }
+        assert!(iommu.counts().1 > 2_900, "{:?}", iommu.counts());
+    }
+}

@@ -1,0 +1,409 @@
+//! Jobs: what workloads consist of. A job runs a script, a few steps one after the other: a register
+//! write, a wait, a DMA read of a descriptor, a copy, an interrupt. Flows start jobs, so many at a
+//! time or at so many a second, and count what comes of them.
+
+use std::collections::VecDeque;
+
+use crate::time::Time;
+
+use super::stats::FlowStats;
+use super::{Event, FlowId, NONE, ResourceId, ScriptId, StreamId, WayId, World};
+
+/// When a step that moves bytes is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// At once: what follows goes on beside it.
+    Begun,
+    /// When all its packets are made: a processor's store, as far as the processor sees it.
+    Issued,
+    /// When it is seen at the target; for a read, when all has come.
+    Landed,
+}
+
+/// A step of a script. Addresses are added to the job's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Time passes.
+    Wait(Time),
+    /// A unit of a resource is taken for this long, when there is one.
+    Use(ResourceId, Time),
+    /// A unit of a resource is taken.
+    Take(ResourceId),
+    /// It is given back.
+    Give(ResourceId),
+    /// Bytes are written.
+    Write {
+        /// By what.
+        stream: StreamId,
+        /// Where.
+        way: WayId,
+        /// At which address.
+        address: u64,
+        /// How many.
+        bytes: u64,
+        /// Till when.
+        until: Until,
+    },
+    /// Bytes are read.
+    Read {
+        /// By what.
+        stream: StreamId,
+        /// Where.
+        way: WayId,
+        /// From which address.
+        address: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// Bytes are read and, as they come, written elsewhere.
+    Copy {
+        /// By what.
+        stream: StreamId,
+        /// From where.
+        from: WayId,
+        /// From which address.
+        source: u64,
+        /// To where.
+        to: WayId,
+        /// To which address.
+        target: u64,
+        /// How many.
+        bytes: u64,
+        /// Till when; issued is when all reads are.
+        until: Until,
+    },
+    /// A script is run so many times, side by side; it goes on when all have ended. The addresses of
+    /// each are this many bytes behind those of the one before.
+    Each(ScriptId, u64, u64),
+    /// The time since the job began is added to this mark of its flow.
+    Mark(u8),
+}
+
+/// Steps, one after the other.
+pub type Script = Vec<Step>;
+
+/// How a flow's jobs come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrivals {
+    /// So many at a time: the next comes when one ends.
+    Depth(u32),
+    /// One each such span.
+    Every(Time),
+    /// At random (Poisson), at this mean distance.
+    Poisson(Time),
+}
+
+/// Where a flow's jobs find their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// The first.
+    pub base: u64,
+    /// From one job to the next.
+    pub stride: u64,
+    /// How far they go before they begin again; for random ones, within what.
+    pub span: u64,
+    /// Whether they are random multiples of the stride.
+    pub random: bool,
+}
+
+impl Addresses {
+    /// One after the other in a window of 1 GiB.
+    pub fn sequential(base: u64, stride: u64) -> Addresses {
+        Addresses { base, stride, span: 1 << 30, random: false }
+    }
+}
+
+/// A source of jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flow {
+    /// What they do.
+    pub script: ScriptId,
+    /// How they come.
+    pub arrivals: Arrivals,
+    /// How many there are at most.
+    pub count: u64,
+    /// Bytes that each counts for.
+    pub bytes: u64,
+    /// When the first comes.
+    pub begin: Time,
+    /// Where they find their bytes.
+    pub addresses: Addresses,
+}
+
+#[derive(Debug)]
+pub(super) struct Source {
+    flow: Flow,
+    begun: u64,
+    pub(super) stats: FlowStats,
+}
+
+#[derive(Debug)]
+pub(super) struct Resource {
+    units: u32,
+    free: u32,
+    waiting: VecDeque<u32>,
+}
+
+impl Resource {
+    pub(super) fn is_whole(&self) -> bool {
+        self.free == self.units && self.waiting.is_empty()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job {
+    script: u32,
+    step: u32,
+    /// Whether the step at hand has begun, and only its end is awaited.
+    begun: bool,
+    flow: u32,
+    /// The job that waits for it, or [`NONE`].
+    parent: u32,
+    /// Jobs that it waits for.
+    children: u32,
+    address: u64,
+    started: Time,
+}
+
+impl World {
+    /// Adds a script.
+    pub fn add_script(&mut self, script: Script) -> ScriptId {
+        self.scripts.push(script);
+        ScriptId((self.scripts.len() - 1) as u32)
+    }
+
+    /// Adds a resource of so many units.
+    pub fn add_resource(&mut self, units: u32) -> ResourceId {
+        self.resources.push(Resource { units, free: units, waiting: VecDeque::new() });
+        ResourceId((self.resources.len() - 1) as u32)
+    }
+
+    /// Adds a flow. Its jobs begin when the world runs.
+    pub fn add_flow(&mut self, flow: Flow) -> FlowId {
+        let id = self.flows.len() as u32;
+        self.flows.push(Source { flow, begun: 0, stats: FlowStats::default() });
+        if flow.count > 0 {
+            let first = match flow.arrivals {
+                Arrivals::Poisson(mean) => self.random.exponential(mean),
+                Arrivals::Every(_) | Arrivals::Depth(_) => Time::ZERO,
+            };
+            let at = flow.begin.max(self.now) + first;
+            self.events.schedule(at, Event::Arrival(id));
+        }
+        FlowId(id)
+    }
+
+    pub(super) fn arrival(&mut self, flow: u32) {
+        let source = &self.flows[flow as usize];
+        match source.flow.arrivals {
+            Arrivals::Depth(depth) => {
+                let first = u64::from(depth).min(source.flow.count);
+                (0..first).for_each(|_| self.start(flow, false));
+            }
+            Arrivals::Every(span) => self.arrive_and_again(flow, span),
+            Arrivals::Poisson(mean) => {
+                let span = self.random.exponential(mean);
+                self.arrive_and_again(flow, span);
+            }
+        }
+    }
+
+    fn arrive_and_again(&mut self, flow: u32, span: Time) {
+        self.start(flow, false);
+        let source = &self.flows[flow as usize];
+        if source.begun < source.flow.count {
+            let at = self.now + span;
+            self.events.schedule(at, Event::Arrival(flow));
+        }
+    }
+
+    /// Starts a flow's next job; `later`, with an event of its own.
+    fn start(&mut self, flow: u32, later: bool) {
+        let source = &mut self.flows[flow as usize];
+        let Addresses { base, stride, span, random } = source.flow.addresses;
+        let places = (span / stride.max(1)).max(1);
+        let place = match random {
+            true => self.random.below(places),
+            false => source.begun % places,
+        };
+        source.begun += 1;
+        let script = source.flow.script.0;
+        let job = self.jobs.put(Job {
+            script,
+            step: 0,
+            begun: false,
+            flow,
+            parent: NONE,
+            children: 0,
+            address: base + place * stride,
+            started: self.now,
+        });
+        if later {
+            self.wake_job(job);
+        } else {
+            self.run_job(job);
+        }
+    }
+
+    /// What a job waited for has come.
+    pub(super) fn go_on(&mut self, id: u32) {
+        if self.jobs[id].begun {
+            let step = self.next_step(id);
+            let job = &mut self.jobs[id];
+            job.begun = false;
+            job.step += 1;
+            // A unit that was used for a time is given back.
+            if let Some(Step::Use(resource, _)) = step {
+                self.give(resource);
+            }
+        }
+        self.run_job(id);
+    }
+
+    /// Lets a job go on with its next event, at the same time.
+    pub(super) fn wake_job(&mut self, id: u32) {
+        let now = self.now;
+        self.events.schedule(now, Event::Job(id));
+    }
+
+    fn give(&mut self, resource: ResourceId) {
+        let here = &mut self.resources[resource.index()];
+        match here.waiting.pop_front() {
+            None => here.free += 1,
+            // The unit goes from hand to hand.
+            Some(job) => match self.next_step(job) {
+                Some(Step::Use(_, span)) => {
+                    let at = self.now + span;
+                    self.events.schedule(at, Event::Job(job));
+                }
+                _ => self.wake_job(job),
+            },
+        }
+    }
+
+    fn next_step(&self, id: u32) -> Option<Step> {
+        let job = &self.jobs[id];
+        self.scripts[job.script as usize].get(job.step as usize).copied()
+    }
+
+    fn run_job(&mut self, id: u32) {
+        while let Some(step) = self.next_step(id) {
+            if !self.do_step(id, step) {
+                self.jobs[id].begun = true;
+                return;
+            }
+            self.jobs[id].step += 1;
+        }
+        self.end(id);
+    }
+
+    /// Does a step; `false` when its end is still to come.
+    fn do_step(&mut self, id: u32, step: Step) -> bool {
+        let now = self.now;
+        let base = self.jobs[id].address;
+        match step {
+            Step::Wait(span) => {
+                self.events.schedule(now + span, Event::Job(id));
+                false
+            }
+            Step::Use(resource, span) => {
+                if self.take(resource, id) {
+                    self.events.schedule(now + span, Event::Job(id));
+                }
+                false
+            }
+            Step::Take(resource) => self.take(resource, id),
+            Step::Give(resource) => {
+                self.give(resource);
+                true
+            }
+            Step::Write { stream, way, address, bytes, until } => {
+                let waits = until != Until::Begun;
+                let job = if waits { id } else { NONE };
+                self.begin((stream, way), true, base + address, bytes, (job, until));
+                !waits
+            }
+            Step::Read { stream, way, address, bytes } => {
+                self.begin((stream, way), false, base + address, bytes, (id, Until::Landed));
+                false
+            }
+            Step::Copy { stream, from, source, to, target, bytes, until } => {
+                let waits = until != Until::Begun;
+                let job = if waits { id } else { NONE };
+                let addresses = (base + source, base + target);
+                self.begin_copy(stream, (from, to), addresses, bytes, (job, until));
+                !waits
+            }
+            Step::Each(script, count, stride) => {
+                self.jobs[id].children = count as u32;
+                (0..count).for_each(|nth| self.child(id, script, base + nth * stride));
+                count == 0
+            }
+            Step::Mark(mark) => {
+                let job = &self.jobs[id];
+                let (flow, span) = (job.flow, now.since(job.started));
+                if self.measuring() {
+                    let marks = &mut self.flows[flow as usize].stats.marks;
+                    marks.resize(marks.len().max(usize::from(mark) + 1), Time::ZERO);
+                    marks[usize::from(mark)] += span;
+                }
+                true
+            }
+        }
+    }
+
+    fn take(&mut self, resource: ResourceId, id: u32) -> bool {
+        let here = &mut self.resources[resource.index()];
+        if here.free == 0 {
+            here.waiting.push_back(id);
+            return false;
+        }
+        here.free -= 1;
+        true
+    }
+
+    fn child(&mut self, parent: u32, script: ScriptId, address: u64) {
+        let flow = self.jobs[parent].flow;
+        let started = self.now;
+        let job = Job {
+            script: script.0,
+            step: 0,
+            begun: false,
+            flow,
+            parent,
+            children: 0,
+            address,
+            started,
+        };
+        let id = self.jobs.put(job);
+        // From an event of its own: a child that ends at once must not find its parent half done.
+        self.wake_job(id);
+    }
+
+    fn end(&mut self, id: u32) {
+        let job = self.jobs[id];
+        self.jobs.remove(id);
+        if job.parent != NONE {
+            let parent = &mut self.jobs[job.parent];
+            parent.children -= 1;
+            if parent.children == 0 {
+                self.go_on(job.parent);
+            }
+            return;
+        }
+        let now = self.now;
+        let measuring = self.measuring();
+        let source = &mut self.flows[job.flow as usize];
+        if measuring {
+            let stats = &mut source.stats;
+            stats.jobs += 1;
+            stats.bytes += source.flow.bytes;
+            stats.latency.add(now.since(job.started));
+            stats.ended = now;
+        }
+        if matches!(source.flow.arrivals, Arrivals::Depth(_)) && source.begun < source.flow.count {
+            // Jobs that take no time must not follow each other without end.
+            self.start(job.flow, job.started == now);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! One direction of a link: a queue for each class of packets, the receiver's credits, the order in
+//! which packets may be sent, and the wire.
+//!
+//! Credits come back when the receiver has passed a packet on. Their return costs no event: a lane
+//! that has enough of them never looks, and one that waits is woken by the return.
+//!
+//! Ordering (PCI Express specification 2.4.1, table 2-40, without relaxed or ID-based ordering): a
+//! write may pass everything but earlier writes; requests and completions pass no earlier write that
+//! came the same way; completions pass requests, so that no ring of waiting parts can close.
+
+use std::collections::VecDeque;
+
+use crate::time::Time;
+use crate::wire::{self, Wire};
+
+use super::{Class, Event, LaneId, NONE, Passage, World};
+
+/// What a receiver has room for, by class; `u32::MAX` for without end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credits {
+    /// Packets, by [`Class`].
+    pub packets: [u32; 3],
+    /// Units of 16 bytes of payload, by [`Class`].
+    pub data: [u32; 3],
+}
+
+impl Credits {
+    /// Without end.
+    pub const ENDLESS: Credits = Credits { packets: [u32::MAX; 3], data: [u32::MAX; 3] };
+}
+
+/// What a link is like, the same both ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneParameters {
+    /// Its speed; `None` inside of a chip.
+    pub wire: Option<Wire>,
+    /// How long a bit is on its way.
+    pub propagation: Time,
+    /// What each receiver has room for.
+    pub credits: Credits,
+    /// How long a receiver takes to give credits back, besides the way of a DLLP.
+    pub credit_return: Time,
+    /// Bytes of DLLPs (acknowledgements and credits) that a packet causes the other way.
+    pub dllp_bytes: u32,
+}
+
+/// What a lane counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LaneStats {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes of payload.
+    pub payload: u64,
+    /// Bytes on the wire, with headers, framing and DLLPs.
+    pub wire: u64,
+    /// How long it was sending.
+    pub busy: Time,
+    /// How often packets had to wait for credits.
+    pub starved: u64,
+    /// The most packets that waited at once.
+    pub longest: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Return {
+    at: Time,
+    class: Class,
+    data: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) wire: Option<Wire>,
+    propagation: Time,
+    credit_return: Time,
+    dllp_bytes: u32,
+    queues: [VecDeque<u32>; 3],
+    next_order: u64,
+    busy_until: Time,
+    /// When the next [`Event::Free`] is due.
+    wake: Time,
+    whole: Credits,
+    left: Credits,
+    returns: VecDeque<Return>,
+    starved: bool,
+    /// Bytes of DLLPs that wait for the wire.
+    debt: u64,
+    pub(super) stats: LaneStats,
+}
+
+impl Lane {
+    pub(super) fn new(from: u32, to: u32, parameters: &LaneParameters) -> Lane {
+        Lane {
+            from,
+            to,
+            wire: parameters.wire,
+            propagation: parameters.propagation,
+            credit_return: parameters.credit_return,
+            dllp_bytes: parameters.dllp_bytes,
+            queues: Default::default(),
+            next_order: 0,
+            busy_until: Time::ZERO,
+            wake: Time::MAX,
+            whole: parameters.credits,
+            left: parameters.credits,
+            returns: VecDeque::new(),
+            starved: false,
+            debt: 0,
+            stats: LaneStats::default(),
+        }
+    }
+
+    pub(super) fn is_whole(&mut self, now: Time) -> bool {
+        self.collect(now);
+        self.left == self.whole && self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    fn waiting(&self) -> usize {
+        self.queues.iter().map(VecDeque::len).sum()
+    }
+
+    /// Takes the credits that have come back.
+    fn collect(&mut self, now: Time) {
+        while let Some(back) = self.returns.front().filter(|back| back.at <= now) {
+            let class = back.class as usize;
+            self.left.packets[class] += 1;
+            self.left.data[class] += back.data;
+            self.returns.pop_front();
+        }
+    }
+
+    fn has_credits(&self, class: Class, payload: u32) -> bool {
+        let class = class as usize;
+        self.left.packets[class] > 0
+            && self.left.data[class] >= payload.div_ceil(wire::CREDIT_BYTES)
+    }
+
+    fn spend(&mut self, class: Class, payload: u32) {
+        let class = class as usize;
+        if self.whole.packets[class] != u32::MAX {
+            self.left.packets[class] -= 1;
+            self.left.data[class] -= payload.div_ceil(wire::CREDIT_BYTES);
+        }
+    }
+
+    fn give_back(&mut self, class: Class, payload: u32, at: Time) {
+        if self.whole.packets[class as usize] == u32::MAX {
+            return;
+        }
+        let back = Return { at, class, data: payload.div_ceil(wire::CREDIT_BYTES) };
+        let behind = self.returns.iter().rev().take_while(|other| other.at > at).count();
+        self.returns.insert(self.returns.len() - behind, back);
+    }
+}
+
+impl World {
+    /// Puts a packet into the queue of `lane`.
+    pub(super) fn enqueue(&mut self, lane: u32, id: u32) {
+        let here = &mut self.lanes[lane as usize];
+        let tlp = &mut self.tlps[id];
+        tlp.order = here.next_order;
+        here.next_order += 1;
+        here.queues[tlp.class as usize].push_back(id);
+        here.stats.longest = here.stats.longest.max(here.waiting() as u32);
+        if self.trace.is_some() {
+            self.note_ready(lane, id);
+        }
+        self.send(lane);
+    }
+
+    pub(super) fn lane_free(&mut self, lane: u32) {
+        let here = &mut self.lanes[lane as usize];
+        // Another wake, which was set later for earlier, has done this one's work.
+        if here.wake == self.now {
+            here.wake = Time::MAX;
+            self.send(lane);
+        }
+    }
+
+    /// Sends what can be sent now.
+    fn send(&mut self, lane: u32) {
+        let now = self.now;
+        let here = &mut self.lanes[lane as usize];
+        if here.waiting() == 0 {
+            return;
+        }
+        if here.busy_until > now {
+            let at = here.busy_until;
+            return self.wake(lane, at);
+        }
+        here.collect(now);
+        match self.choose(lane) {
+            Some(class) => {
+                self.transmit(lane, class);
+                let here = &self.lanes[lane as usize];
+                if here.waiting() > 0 {
+                    let at = here.busy_until;
+                    self.wake(lane, at);
+                }
+            }
+            None => {
+                let here = &mut self.lanes[lane as usize];
+                here.stats.starved += 1;
+                match here.returns.front().map(|back| back.at) {
+                    Some(at) => self.wake(lane, at),
+                    None => here.starved = true,
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self, lane: u32, at: Time) {
+        let here = &mut self.lanes[lane as usize];
+        if at < here.wake {
+            here.wake = at;
+            self.events.schedule(at, Event::Free(lane));
+        }
+    }
+
+    /// The class whose first packet goes next: of those that may go, the one that has waited longest.
+    fn choose(&self, lane: u32) -> Option<Class> {
+        let here = &self.lanes[lane as usize];
+        let heads = [Class::Posted, Class::NonPosted, Class::Completion].map(|class| {
+            here.queues[class as usize].front().map(|id| (self.tlps[*id].order, class, *id))
+        });
+        let mut heads = Heads(heads);
+        while let Some((_, class, id)) = heads.take_oldest() {
+            let tlp = &self.tlps[id];
+            if here.has_credits(class, tlp.payload()) && !self.is_behind_a_write(lane, id) {
+                return Some(class);
+            }
+        }
+        None
+    }
+
+    /// Whether an earlier write that came the same way waits here, which the packet must not pass.
+    fn is_behind_a_write(&self, lane: u32, id: u32) -> bool {
+        let tlp = &self.tlps[id];
+        tlp.class != Class::Posted
+            && self.lanes[lane as usize].queues[Class::Posted as usize]
+                .iter()
+                .map(|write| &self.tlps[*write])
+                .take_while(|write| write.order < tlp.order)
+                .any(|write| write.ingress == tlp.ingress)
+    }
+
+    fn transmit(&mut self, lane: u32, class: Class) {
+        let now = self.now;
+        let measuring = self.measuring();
+        let here = &mut self.lanes[lane as usize];
+        let Some(id) = here.queues[class as usize].pop_front() else { return };
+        let Some(wire) = here.wire else { return };
+        let tlp = &mut self.tlps[id];
+        let payload = tlp.payload();
+        here.spend(class, payload);
+        let header = match class {
+            Class::Completion => wire::COMPLETION_HEADER,
+            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
+        };
+        // DLLPs went out while the wire was idle; those still waiting go first.
+        let idle = wire.bytes_in(now.since(here.busy_until));
+        let debt = here.debt.saturating_sub(idle) as u32;
+        here.debt = 0;
+        let bytes = wire.packet(header, payload);
+        let lead = wire.time(debt);
+        let busy = wire.time(bytes + debt);
+        here.busy_until = now + busy;
+        if measuring {
+            let stats = &mut here.stats;
+            stats.packets += 1;
+            stats.payload += u64::from(payload);
+            stats.wire += u64::from(bytes + debt);
+            stats.busy += busy;
+        }
+        let head = now + lead + wire.time(wire.packet(header, 0)) + here.propagation;
+        let tail = here.busy_until + here.propagation;
+        let (from_lane, maker) = (tlp.ingress, tlp.maker);
+        tlp.ingress = lane;
+        tlp.maker = NONE;
+        tlp.translated = false;
+        if class == Class::Completion {
+            tlp.hop -= 1;
+        } else {
+            tlp.hop += 1;
+        }
+        let left_at = here.busy_until;
+        let other = &mut self.lanes[(lane ^ 1) as usize];
+        other.debt += u64::from(other.dllp_bytes);
+        if self.trace.is_some() {
+            self.note_sent(lane, id, now, tail);
+        }
+        self.release(from_lane, class, payload, left_at);
+        if maker != NONE {
+            self.left_maker(maker);
+        }
+        let at = self.stay_over(id, head, tail, bytes);
+        self.events.schedule(at, Event::Ready(id));
+    }
+
+    /// When a packet whose head and tail arrive then can be passed on, or has arrived as a whole.
+    fn stay_over(&self, id: u32, head: Time, tail: Time, bytes: u32) -> Time {
+        let tlp = &self.tlps[id];
+        let Some(next) = self.next_lane(tlp) else { return tail };
+        let part = &self.parts[self.lanes[next as usize].from as usize];
+        let stay = part.stay(tlp.class);
+        match self.lanes[next as usize].wire {
+            // Its tail must be here when it is to be sent.
+            Some(wire) => head.max(tail.since(wire.time(bytes))) + stay,
+            None => tail + stay,
+        }
+    }
+
+    /// The room that a packet took at the end of `lane` is free again at `at`.
+    pub(super) fn release(&mut self, lane: u32, class: Class, payload: u32, at: Time) {
+        if lane == NONE {
+            return;
+        }
+        let there = &mut self.lanes[lane as usize];
+        let back = at + there.propagation + there.credit_return;
+        there.give_back(class, payload, back);
+        if there.starved {
+            there.starved = false;
+            let first = there.returns.front().map_or(back, |back| back.at);
+            self.wake(lane, first.max(self.now));
+        }
+    }
+
+    fn note_ready(&mut self, lane: u32, id: u32) {
+        let tlp = &self.tlps[id];
+        let passage = Passage {
+            packet: self.numbers[id as usize],
+            class: tlp.class,
+            bytes: tlp.bytes,
+            lane: LaneId(lane),
+            ready: self.now,
+            begin: Time::MAX,
+            end: Time::MAX,
+        };
+        if let Some(trace) = &mut self.trace {
+            trace.push(passage);
+        }
+    }
+
+    fn note_sent(&mut self, lane: u32, id: u32, begin: Time, end: Time) {
+        let packet = self.numbers[id as usize];
+        let open = self.trace.iter_mut().flatten().rev().find(|passage| {
+            passage.packet == packet && passage.lane.0 == lane && passage.begin == Time::MAX
+        });
+        if let Some(passage) = open {
+            (passage.begin, passage.end) = (begin, end);
+        }
+    }
+}
+
+/// Up to three heads of queues.
+struct Heads([Option<(u64, Class, u32)>; 3]);
+
+impl Heads {
+    fn take_oldest(&mut self) -> Option<(u64, Class, u32)> {
+        let oldest = self.0.iter_mut().filter(|head| head.is_some()).min_by_key(|head| **head);
+        oldest.and_then(Option::take)
+    }
+}

@@ -1,0 +1,458 @@
+//! The event-driven simulation: packets (TLPs) on their way through links and parts, and the jobs
+//! that cause them.
+//!
+//! * [`lane`]: one direction of a link: queues, credits, ordering, the wire.
+//! * [`part`]: what happens to a packet in a switch, bridge, root complex, memory or device.
+//! * [`iommu`]: translation with a cache and page walks.
+//! * [`requester`]: what makes requests of reads and writes: DMA engines, processors.
+//! * [`job`]: the scripts that workloads are made of.
+//! * [`stats`]: what is counted.
+//!
+//! A packet costs one event for each hop, and one more where it had to wait. Switches and bridges cut
+//! through: they send on a packet's head before its tail has come, when the next link is no faster.
+
+mod iommu;
+mod job;
+mod lane;
+mod part;
+mod requester;
+mod stats;
+
+use std::fmt;
+
+use crate::queue::EventQueue;
+use crate::random::Random;
+use crate::time::Time;
+
+pub use iommu::{Iommu, IommuParameters};
+pub use job::{Addresses, Arrivals, Flow, Script, Step, Until};
+pub use lane::{Credits, LaneParameters, LaneStats};
+pub use part::PartParameters;
+pub use requester::RequesterParameters;
+pub use stats::{FlowStats, Histogram};
+
+use job::{Job, Resource};
+use lane::Lane;
+use part::Part;
+use requester::{Op, Requester};
+
+/// No index.
+const NONE: u32 = u32::MAX;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub(super) u32);
+
+        impl $name {
+            /// Its number, from 0 in the order of adding.
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A part: a component of the fabric.
+    PartId;
+    /// One direction of a link.
+    LaneId;
+    /// A way from a requester to a target.
+    WayId;
+    /// What makes requests.
+    RequesterId;
+    /// A queue pair or channel of a requester: requesters take turns among theirs.
+    StreamId;
+    /// Something that only so many jobs can have at a time.
+    ResourceId;
+    /// What a job does, step by step.
+    ScriptId;
+    /// A source of jobs.
+    FlowId;
+}
+
+/// A packet's kind, as flow control and ordering tell them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A memory write, or an interrupt.
+    Posted,
+    /// A memory read's request.
+    NonPosted,
+    /// A completion, with data.
+    Completion,
+}
+
+/// What happens at a time.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// A packet's stay at its part is over.
+    Ready(u32),
+    /// A lane may send again.
+    Free(u32),
+    /// A target has served a packet.
+    Served(u32),
+    /// A requester may make its next packet.
+    Pump(u32),
+    /// A job goes on.
+    Job(u32),
+    /// A flow's next job comes.
+    Arrival(u32),
+}
+
+/// A packet.
+#[derive(Debug, Clone, Copy)]
+struct Tlp {
+    class: Class,
+    /// A completion: the last of its packet of request. A write: the last of its operation.
+    last: bool,
+    /// Its address has been translated at the part where it is.
+    translated: bool,
+    /// The place on its way where it is: an index of the way's parts.
+    hop: u16,
+    /// The bytes that it carries, or that a read asks for.
+    bytes: u32,
+    way: u32,
+    /// For writes the operation, else the request.
+    owner: u32,
+    /// The lane by which it came; [`NONE`] where it was made.
+    ingress: u32,
+    /// The requester to tell when it leaves the part where it was made.
+    maker: u32,
+    address: u64,
+    /// When it joined the queue that it is in, counted.
+    order: u64,
+}
+
+impl Tlp {
+    fn payload(&self) -> u32 {
+        if self.class == Class::NonPosted { 0 } else { self.bytes }
+    }
+
+    fn back(&self) -> bool {
+        self.class == Class::Completion
+    }
+}
+
+/// A read request, until all of it has come.
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    op: u32,
+    left: u32,
+}
+
+/// A way through the fabric.
+#[derive(Debug, Clone)]
+struct Way {
+    parts: Box<[u32]>,
+    /// `lanes[i]` leads from `parts[i]` to `parts[i + 1]`.
+    lanes: Box<[u32]>,
+}
+
+/// Places that are used again.
+#[derive(Debug)]
+struct Slab<T> {
+    items: Vec<T>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    fn new() -> Self {
+        Slab { items: Vec::new(), free: Vec::new() }
+    }
+
+    fn put(&mut self, item: T) -> u32 {
+        match self.free.pop() {
+            Some(id) => {
+                self.items[id as usize] = item;
+                id
+            }
+            None => {
+                self.items.push(item);
+                (self.items.len() - 1) as u32
+            }
+        }
+    }
+
+    fn remove(&mut self, id: u32) {
+        self.free.push(id);
+    }
+
+    fn used(&self) -> usize {
+        self.items.len() - self.free.len()
+    }
+}
+
+impl<T> std::ops::Index<u32> for Slab<T> {
+    type Output = T;
+    fn index(&self, id: u32) -> &T {
+        &self.items[id as usize]
+    }
+}
+
+impl<T> std::ops::IndexMut<u32> for Slab<T> {
+    fn index_mut(&mut self, id: u32) -> &mut T {
+        &mut self.items[id as usize]
+    }
+}
+
+/// A packet's stay on one hop, for a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passage {
+    /// The packet, numbered in the order of making. Pieces of a split request have their own.
+    pub packet: u64,
+    /// Its class.
+    pub class: Class,
+    /// Bytes that it carries, or that a read asks for.
+    pub bytes: u32,
+    /// The lane that it took.
+    pub lane: LaneId,
+    /// When its stay at the part before was over and it could be sent.
+    pub ready: Time,
+    /// When its first bit was sent.
+    pub begin: Time,
+    /// When its last bit had arrived.
+    pub end: Time,
+}
+
+/// Why a simulation cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stuck {
+    /// Nothing will happen any more, and yet there are jobs.
+    #[error(
+        "at {at} nothing moves any more while {jobs} jobs and {packets} packets wait; give the links more \
+         credits, or the resources more units"
+    )]
+    Deadlock {
+        /// When.
+        at: Time,
+        /// Jobs that are not done.
+        jobs: usize,
+        /// Packets on their way.
+        packets: usize,
+    },
+    /// It takes too long.
+    #[error("{events} events did not end it; measure a shorter time, or fewer jobs")]
+    TooLong {
+        /// How many events there were.
+        events: u64,
+    },
+}
+
+/// A fabric, and what goes on in it.
+pub struct World {
+    now: Time,
+    events: EventQueue<Event>,
+    happened: u64,
+    parts: Vec<Part>,
+    lanes: Vec<Lane>,
+    ways: Vec<Way>,
+    requesters: Vec<Requester>,
+    /// By stream: its requester, and its number there.
+    streams: Vec<(u32, u32)>,
+    tlps: Slab<Tlp>,
+    requests: Slab<Request>,
+    ops: Slab<Op>,
+    jobs: Slab<Job>,
+    scripts: Vec<Script>,
+    resources: Vec<Resource>,
+    flows: Vec<job::Source>,
+    /// Requesters that may have something to send, after the event at hand.
+    pumps: Vec<u32>,
+    /// When measuring begins.
+    measured_from: Time,
+    random: Random,
+    trace: Option<Vec<Passage>>,
+    /// By packet slot: its number, while there is a trace.
+    numbers: Vec<u64>,
+    made: u64,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World")
+            .field("now", &self.now)
+            .field("parts", &self.parts.len())
+            .field("lanes", &self.lanes.len())
+            .field("packets", &self.tlps.used())
+            .finish_non_exhaustive()
+    }
+}
+
+impl World {
+    /// An empty fabric; `seed` is that of its random numbers.
+    pub fn new(seed: u64) -> World {
+        World {
+            now: Time::ZERO,
+            events: EventQueue::new(),
+            happened: 0,
+            parts: Vec::new(),
+            lanes: Vec::new(),
+            ways: Vec::new(),
+            requesters: Vec::new(),
+            streams: Vec::new(),
+            tlps: Slab::new(),
+            requests: Slab::new(),
+            ops: Slab::new(),
+            jobs: Slab::new(),
+            scripts: Vec::new(),
+            resources: Vec::new(),
+            flows: Vec::new(),
+            pumps: Vec::new(),
+            measured_from: Time::ZERO,
+            random: Random::new(seed),
+            trace: None,
+            numbers: Vec::new(),
+            made: 0,
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// How many events there were.
+    pub fn happened(&self) -> u64 {
+        self.happened
+    }
+
+    /// Adds a part.
+    pub fn add_part(&mut self, parameters: PartParameters) -> PartId {
+        self.parts.push(Part::new(parameters));
+        PartId((self.parts.len() - 1) as u32)
+    }
+
+    /// Joins two parts; gives the lane from `a` to `b`, the other way's has the next number.
+    pub fn add_link(&mut self, a: PartId, b: PartId, parameters: LaneParameters) -> LaneId {
+        let id = LaneId(self.lanes.len() as u32);
+        self.lanes.push(Lane::new(a.0, b.0, &parameters));
+        self.lanes.push(Lane::new(b.0, a.0, &parameters));
+        id
+    }
+
+    /// Adds a way along `lanes`, each of which begins where the one before ends. One without lanes is
+    /// from a part to itself.
+    ///
+    /// # Panics
+    /// When the lanes do not join, which is the caller's mistake.
+    pub fn add_way(&mut self, from: PartId, lanes: &[LaneId]) -> WayId {
+        let mut parts = vec![from.0];
+        for lane in lanes {
+            let lane = &self.lanes[lane.index()];
+            assert_eq!(parts.last(), Some(&lane.from), "a way's lanes join");
+            parts.push(lane.to);
+        }
+        let lanes = lanes.iter().map(|lane| lane.0).collect();
+        self.ways.push(Way { parts: parts.into(), lanes });
+        WayId((self.ways.len() - 1) as u32)
+    }
+
+    /// From when on flows and lanes count what they do. What was counted before is forgotten.
+    pub fn measure_from(&mut self, at: Time) {
+        self.measured_from = at;
+    }
+
+    /// Keeps each packet's passages from now on.
+    pub fn keep_trace(&mut self) {
+        self.trace = Some(Vec::new());
+    }
+
+    /// The passages kept.
+    pub fn trace(&self) -> &[Passage] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// What a lane counted since measuring began.
+    pub fn lane(&self, lane: LaneId) -> &LaneStats {
+        &self.lanes[lane.index()].stats
+    }
+
+    /// The share of the measured time for which a lane was sending, from 0 to 1.
+    pub fn utilization(&self, lane: LaneId) -> f64 {
+        let span = self.now.since(self.measured_from).seconds();
+        if span == 0.0 { 0.0 } else { self.lane(lane).busy.seconds() / span }
+    }
+
+    /// What a flow counted since measuring began.
+    pub fn flow(&self, flow: FlowId) -> &FlowStats {
+        &self.flows[flow.index()].stats
+    }
+
+    /// Whether everything is where it was before the first packet: no packet, request, operation or
+    /// job is left, and every credit and tag is back.
+    pub fn is_idle(&mut self) -> bool {
+        // Credits that are on their way back are not lost.
+        let now = self.now + Time::from_us(1_000);
+        let empty = self.tlps.used() + self.requests.used() + self.ops.used() + self.jobs.used();
+        empty == 0
+            && self.lanes.iter_mut().all(|lane| lane.is_whole(now))
+            && self.requesters.iter().all(Requester::is_whole)
+            && self.parts.iter().all(Part::is_whole)
+            && self.resources.iter().all(Resource::is_whole)
+    }
+
+    /// Lets everything happen before `until`, or until nothing is left to happen; at most `most`
+    /// events.
+    ///
+    /// # Errors
+    /// [`Stuck`] when jobs wait for what never comes, or there were too many events.
+    pub fn run(&mut self, until: Time, most: u64) -> Result<(), Stuck> {
+        let end = self.happened.saturating_add(most);
+        while let Some(at) = self.events.peek_time() {
+            if at >= until {
+                self.now = until;
+                return Ok(());
+            }
+            if self.happened >= end {
+                return Err(Stuck::TooLong { events: most });
+            }
+            self.step();
+        }
+        if self.jobs.used() > 0 {
+            let (jobs, packets) = (self.jobs.used(), self.tlps.used());
+            return Err(Stuck::Deadlock { at: self.now, jobs, packets });
+        }
+        if until != Time::MAX {
+            self.now = until;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) {
+        let Some((at, event)) = self.events.pop() else { return };
+        self.now = at;
+        self.happened += 1;
+        match event {
+            Event::Ready(tlp) => self.ready(tlp),
+            Event::Free(lane) => self.lane_free(lane),
+            Event::Served(tlp) => self.served(tlp),
+            Event::Pump(requester) => self.pump_timer(requester),
+            Event::Job(job) => self.go_on(job),
+            Event::Arrival(flow) => self.arrival(flow),
+        }
+        while let Some(requester) = self.pumps.pop() {
+            self.pump(requester);
+        }
+    }
+
+    /// Makes a packet.
+    fn make(&mut self, tlp: Tlp) -> u32 {
+        let id = self.tlps.put(tlp);
+        if self.trace.is_some() {
+            let slot = id as usize;
+            self.numbers.resize(self.numbers.len().max(slot + 1), 0);
+            self.numbers[slot] = self.made;
+        }
+        self.made += 1;
+        id
+    }
+
+    fn measuring(&self) -> bool {
+        self.now >= self.measured_from
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+//! What happens to a packet at a part: it is passed on after a stay, checked and split at a root
+//! complex, or served where its way ends.
+
+use std::collections::VecDeque;
+
+use crate::time::Time;
+
+use super::iommu::{Iommu, IommuParameters};
+use super::{Class, Event, LaneId, NONE, PartId, Tlp, World};
+
+/// What a part is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartParameters {
+    /// How long a packet stays that is passed on, by [`Class`]: from its head's coming to its going.
+    pub stay: [Time; 3],
+    /// As a target: from a packet's service to the write's being seen, or its completions' going.
+    pub access: Time,
+    /// As a target: picoseconds of service per byte, times 1024. 0 serves any number at a time.
+    pub service_per_byte: u64,
+    /// As a target: added to the service of a write that does not fill whole lines of `line` bytes.
+    pub partial_write: Time,
+    /// Bytes of a cache line.
+    pub line: u32,
+    /// As a target: the most bytes of a completion; they end at multiples of it.
+    pub completion: u32,
+    /// What translates the requests that it passes on.
+    pub iommu: Option<IommuParameters>,
+    /// The most bytes of a read request that it passes on from one link to another; 0 passes them on
+    /// as they are. Device Lending (2019, section 7.1): Xeon roots make four of 64 bytes of one of 256.
+    pub split: u32,
+    /// Read requests that it passes on from link to link at a time.
+    pub trackers: u32,
+}
+
+impl Default for PartParameters {
+    fn default() -> Self {
+        PartParameters {
+            stay: [Time::ZERO; 3],
+            access: Time::ZERO,
+            service_per_byte: 0,
+            partial_write: Time::ZERO,
+            line: 64,
+            completion: 256,
+            iommu: None,
+            split: 0,
+            trackers: u32::MAX,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Part {
+    parameters: PartParameters,
+    iommu: Option<Iommu>,
+    /// Until when it serves what has come.
+    busy_until: Time,
+    trackers: u32,
+    /// Requests that wait for a tracker.
+    waiting: VecDeque<u32>,
+    /// By lane: until when packets that came by it wait for the translation of an earlier one.
+    held: Vec<(u32, Time)>,
+}
+
+impl Part {
+    pub(super) fn new(parameters: PartParameters) -> Part {
+        Part {
+            iommu: parameters.iommu.map(Iommu::new),
+            busy_until: Time::ZERO,
+            trackers: parameters.trackers,
+            waiting: VecDeque::new(),
+            held: Vec::new(),
+            parameters,
+        }
+    }
+
+    pub(super) fn stay(&self, class: Class) -> Time {
+        self.parameters.stay[class as usize]
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.trackers == self.parameters.trackers && self.waiting.is_empty()
+    }
+
+    /// Whether it counts the reads that it passes on.
+    fn tracks(&self) -> bool {
+        self.parameters.split != 0 || self.parameters.trackers != u32::MAX
+    }
+
+    fn held_until(&self, lane: u32) -> Time {
+        self.held.iter().find(|(by, _)| *by == lane).map_or(Time::ZERO, |(_, until)| *until)
+    }
+
+    fn hold(&mut self, lane: u32, until: Time) {
+        match self.held.iter_mut().find(|(by, _)| *by == lane) {
+            Some((_, at)) => *at = until,
+            None => self.held.push((lane, until)),
+        }
+    }
+
+    /// Serves `bytes` from when it is free on; gives the end.
+    fn serve(&mut self, now: Time, bytes: u32, more: Time) -> Time {
+        let service = (u64::from(bytes) * self.parameters.service_per_byte).div_ceil(1024);
+        let end = now.max(self.busy_until) + Time::from_ps(service) + more;
+        self.busy_until = end;
+        end
+    }
+
+    /// What a write costs besides its bytes: lines that it fills in part are read first.
+    fn partial(&self, address: u64, bytes: u32) -> Time {
+        let line = u64::from(self.parameters.line.max(1));
+        let whole = address.is_multiple_of(line) && u64::from(bytes).is_multiple_of(line);
+        if whole { Time::ZERO } else { self.parameters.partial_write }
+    }
+}
+
+impl World {
+    /// The part where a packet is.
+    fn part_of(&self, tlp: &Tlp) -> u32 {
+        self.ways[tlp.way as usize].parts[usize::from(tlp.hop)]
+    }
+
+    /// The lane that a packet takes next; `None` where its way ends.
+    pub(super) fn next_lane(&self, tlp: &Tlp) -> Option<u32> {
+        let way = &self.ways[tlp.way as usize];
+        let hop = usize::from(tlp.hop);
+        if tlp.back() {
+            Some(way.lanes[hop.checked_sub(1)?] ^ 1)
+        } else {
+            way.lanes.get(hop).copied()
+        }
+    }
+
+    /// A packet's stay where it is, is over.
+    pub(super) fn ready(&mut self, id: u32) {
+        let tlp = self.tlps[id];
+        match self.next_lane(&tlp) {
+            None => self.arrived(id),
+            Some(lane) if tlp.back() => {
+                self.untrack(&tlp, lane);
+                self.go(lane, id);
+            }
+            Some(lane) => {
+                if tlp.translated || self.translate(id) {
+                    self.forward(lane, id);
+                }
+            }
+        }
+    }
+
+    /// Moves a packet on by `lane`: at once inside of a chip, else through its queue.
+    pub(super) fn go(&mut self, lane: u32, id: u32) {
+        if self.lanes[lane as usize].wire.is_some() {
+            return self.enqueue(lane, id);
+        }
+        let tlp = &mut self.tlps[id];
+        let before = (tlp.ingress, tlp.class, tlp.payload(), tlp.maker);
+        tlp.ingress = NONE;
+        tlp.maker = NONE;
+        tlp.translated = false;
+        tlp.hop = if tlp.back() { tlp.hop - 1 } else { tlp.hop + 1 };
+        let tlp = *tlp;
+        let now = self.now;
+        self.release(before.0, before.1, before.2, now);
+        if before.3 != NONE {
+            self.left_maker(before.3);
+        }
+        let stay = match self.next_lane(&tlp) {
+            Some(_) => self.parts[self.part_of(&tlp) as usize].stay(tlp.class),
+            None => Time::ZERO,
+        };
+        if stay == Time::ZERO {
+            self.ready(id);
+        } else {
+            self.events.schedule(now + stay, Event::Ready(id));
+        }
+    }
+
+    /// Has a request's address translated where it is; `false` when it has to wait for that.
+    fn translate(&mut self, id: u32) -> bool {
+        let now = self.now;
+        let tlp = &mut self.tlps[id];
+        let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
+        let part = &mut self.parts[index as usize];
+        // What begins here is the processor's own, and translated already.
+        let Some(iommu) = part.iommu.as_mut().filter(|_| tlp.hop > 0) else { return true };
+        let at = iommu.translate(now, tlp.way, tlp.address).max(part.held_until(tlp.ingress));
+        if at <= now {
+            return true;
+        }
+        part.hold(tlp.ingress, at);
+        tlp.translated = true;
+        self.events.schedule(at, Event::Ready(id));
+        false
+    }
+
+    /// Passes a request on.
+    fn forward(&mut self, lane: u32, id: u32) {
+        let tlp = &self.tlps[id];
+        let here = self.lanes[lane as usize].from as usize;
+        let through = tlp.hop > 0 && self.lanes[lane as usize].wire.is_some();
+        if tlp.class != Class::NonPosted || !through || !self.parts[here].tracks() {
+            return self.go(lane, id);
+        }
+        self.parts[here].waiting.push_back(id);
+        self.track(here);
+    }
+
+    /// Passes on what there are trackers for of the reads that wait at a part, in pieces.
+    fn track(&mut self, here: usize) {
+        while let Some(id) = self.parts[here].waiting.front().copied() {
+            let part = &mut self.parts[here];
+            if part.trackers == 0 {
+                return;
+            }
+            part.trackers -= u32::from(part.trackers != u32::MAX);
+            let tlp = self.tlps[id];
+            let split = match part.parameters.split {
+                0 => tlp.bytes,
+                split => split - (tlp.address % u64::from(split)) as u32,
+            };
+            let Some(lane) = self.next_lane(&tlp) else { return };
+            if tlp.bytes <= split {
+                self.parts[here].waiting.pop_front();
+                self.go(lane, id);
+                continue;
+            }
+            let rest = &mut self.tlps[id];
+            rest.bytes -= split;
+            rest.address += u64::from(split);
+            // The request's room here is free when its last piece has gone.
+            let piece = self.make(Tlp { bytes: split, ingress: NONE, maker: NONE, ..tlp });
+            self.go(lane, piece);
+        }
+    }
+
+    /// A completion passes the part that tracked its request.
+    fn untrack(&mut self, tlp: &Tlp, next: u32) {
+        let here = self.lanes[next as usize].from as usize;
+        let through = tlp.ingress != NONE && self.lanes[next as usize].wire.is_some();
+        if tlp.last && through && self.parts[here].tracks() {
+            let part = &mut self.parts[here];
+            part.trackers += u32::from(part.trackers != u32::MAX);
+            self.track(here);
+        }
+    }
+
+    /// A packet has come to the end of its way.
+    fn arrived(&mut self, id: u32) {
+        let now = self.now;
+        let tlp = self.tlps[id];
+        if tlp.class == Class::Completion {
+            self.release(tlp.ingress, tlp.class, tlp.bytes, now);
+            self.tlps.remove(id);
+            return self.completed(tlp.owner, tlp.bytes);
+        }
+        let index = self.part_of(&tlp) as usize;
+        let part = &mut self.parts[index];
+        let more = match tlp.class {
+            Class::Posted => part.partial(tlp.address, tlp.bytes),
+            _ => Time::ZERO,
+        };
+        let end = part.serve(now, tlp.bytes, more);
+        let seen = end + part.parameters.access;
+        self.release(tlp.ingress, tlp.class, tlp.payload(), end);
+        if tlp.class == Class::NonPosted || tlp.last {
+            self.events.schedule(seen, Event::Served(id));
+        } else {
+            self.tlps.remove(id);
+        }
+    }
+
+    /// A target has done what a request asked for.
+    pub(super) fn served(&mut self, id: u32) {
+        let tlp = self.tlps[id];
+        self.tlps.remove(id);
+        if tlp.class == Class::Posted {
+            return self.landed(tlp.owner);
+        }
+        let most = self.parts[self.part_of(&tlp) as usize].parameters.completion.max(1);
+        let (mut address, mut left) = (tlp.address, tlp.bytes);
+        while left > 0 {
+            let bytes = left.min(most - (address % u64::from(most)) as u32);
+            left -= bytes;
+            address += u64::from(bytes);
+            let completion = Tlp {
+                class: Class::Completion,
+                last: left == 0,
+                translated: true,
+                bytes,
+                ingress: NONE,
+                maker: NONE,
+                order: 0,
+                ..tlp
+            };
+            let completion = self.make(completion);
+            self.ready(completion);
+        }
+    }
+
+    /// Translations of a part's IOMMU that were in its cache, and those that were not.
+    pub fn translations(&self, part: PartId) -> (u64, u64) {
+        self.parts[part.index()].iommu.as_ref().map_or((0, 0), Iommu::counts)
+    }
+
+    /// The lanes of a way.
+    pub fn lanes_of(&self, way: super::WayId) -> Vec<LaneId> {
+        self.ways[way.index()].lanes.iter().map(|lane| LaneId(*lane)).collect()
+    }
+}

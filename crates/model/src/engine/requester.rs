@@ -1,0 +1,344 @@
+//! What makes requests: a device's DMA engine, an NTB's, a processor. It cuts reads and writes into
+//! packets, keeps to its tags, and lets its streams (queue pairs, channels) take turns packet by
+//! packet, as devices commonly do (Accelerator-as-a-Service, observation 4).
+
+use std::collections::VecDeque;
+
+use crate::time::Time;
+
+use super::job::Until;
+use super::{Class, Event, NONE, PartId, Request, RequesterId, StreamId, Tlp, WayId, World};
+
+/// What a requester is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequesterParameters {
+    /// The most bytes of a write (MPS), a power of two; writes end at multiples of it.
+    pub payload: u32,
+    /// The most bytes of a read request (MRRS), a power of two; requests end at multiples of it.
+    pub read: u32,
+    /// Read requests under way at a time.
+    pub tags: u32,
+    /// Packets that may wait for the first link: a processor's buffers, a device's output queue.
+    pub window: u32,
+    /// The least time between two packets: a processor filling a write-combining buffer.
+    pub gap: Time,
+    /// Where not 0: reads from an address that is no multiple of this are cut at every multiple of it,
+    /// as the DMA engine of Marlin (2014, section 5.3) suggests.
+    pub alignment: u32,
+}
+
+impl Default for RequesterParameters {
+    fn default() -> Self {
+        RequesterParameters {
+            payload: 256,
+            read: 512,
+            tags: 32,
+            window: 2,
+            gap: Time::ZERO,
+            alignment: 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Requester {
+    part: u32,
+    parameters: RequesterParameters,
+    tags: u32,
+    /// Its packets that wait for their first link.
+    waiting: u32,
+    /// When it may make its next packet.
+    next: Time,
+    timer: bool,
+    streams: Vec<Stream>,
+    /// Streams that have something to do, the next one first.
+    turns: VecDeque<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    reads: VecDeque<u32>,
+    writes: VecDeque<u32>,
+    /// Whether it is among the turns.
+    listed: bool,
+}
+
+impl Requester {
+    pub(super) fn is_whole(&self) -> bool {
+        self.tags == self.parameters.tags && self.waiting == 0 && self.turns.is_empty()
+    }
+}
+
+/// A read or write of any length.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Op {
+    requester: u32,
+    stream: u32,
+    write: bool,
+    way: u32,
+    address: u64,
+    /// Whether its addresses miss the requester's alignment.
+    unaligned: bool,
+    /// Bytes not yet asked for or sent.
+    left: u64,
+    /// Of these, what can be sent: a copy's writes wait for what is read.
+    available: u64,
+    /// Bytes of a read that have not come.
+    missing: u64,
+    /// The write that a copy's read feeds, or [`NONE`].
+    feeds: u32,
+    /// The job that waits for it, or [`NONE`].
+    job: u32,
+    until: Until,
+}
+
+impl World {
+    /// Adds a requester at a part.
+    pub fn add_requester(&mut self, at: PartId, parameters: RequesterParameters) -> RequesterId {
+        self.requesters.push(Requester {
+            part: at.0,
+            parameters,
+            tags: parameters.tags,
+            waiting: 0,
+            next: Time::ZERO,
+            timer: false,
+            streams: Vec::new(),
+            turns: VecDeque::new(),
+        });
+        RequesterId((self.requesters.len() - 1) as u32)
+    }
+
+    /// Adds a stream to a requester.
+    pub fn add_stream(&mut self, requester: RequesterId) -> StreamId {
+        let streams = &mut self.requesters[requester.index()].streams;
+        streams.push(Stream::default());
+        self.streams.push((requester.0, (streams.len() - 1) as u32));
+        StreamId((self.streams.len() - 1) as u32)
+    }
+
+    /// The part where a stream's requests begin.
+    pub fn part_of_stream(&self, stream: StreamId) -> PartId {
+        PartId(self.requesters[self.streams[stream.index()].0 as usize].part)
+    }
+
+    /// Begins a read or write; `job` goes on when it has come as far as `until` says.
+    pub(super) fn begin(
+        &mut self,
+        (stream, way): (StreamId, WayId),
+        write: bool,
+        address: u64,
+        bytes: u64,
+        (job, until): (u32, Until),
+    ) {
+        let op = self.new_op(stream, way, write, address, bytes, (job, until));
+        self.submit(op);
+    }
+
+    /// Begins a copy: what is read by one way is written by another, as it comes.
+    pub(super) fn begin_copy(
+        &mut self,
+        stream: StreamId,
+        (from, to): (WayId, WayId),
+        (source, target): (u64, u64),
+        bytes: u64,
+        (job, until): (u32, Until),
+    ) {
+        let job_of = |wanted| if until == wanted { job } else { NONE };
+        let landed = (job_of(Until::Landed), Until::Landed);
+        let write = self.new_op(stream, to, true, target, bytes, landed);
+        self.ops[write].available = 0;
+        let issued = (job_of(Until::Issued), Until::Issued);
+        let read = self.new_op(stream, from, false, source, bytes, issued);
+        self.ops[read].feeds = write;
+        self.submit(write);
+        self.submit(read);
+    }
+
+    fn new_op(
+        &mut self,
+        stream: StreamId,
+        way: WayId,
+        write: bool,
+        address: u64,
+        bytes: u64,
+        (job, until): (u32, Until),
+    ) -> u32 {
+        let (requester, stream) = self.streams[stream.index()];
+        let alignment = self.requesters[requester as usize].parameters.alignment;
+        self.ops.put(Op {
+            requester,
+            stream,
+            write,
+            way: way.0,
+            address,
+            unaligned: alignment != 0 && !address.is_multiple_of(u64::from(alignment)),
+            left: bytes,
+            available: bytes,
+            missing: if write { 0 } else { bytes },
+            feeds: NONE,
+            job,
+            until,
+        })
+    }
+
+    fn submit(&mut self, id: u32) {
+        let op = &self.ops[id];
+        let (requester, stream) = (op.requester, op.stream);
+        let queues = &mut self.requesters[requester as usize].streams[stream as usize];
+        if op.write { &mut queues.writes } else { &mut queues.reads }.push_back(id);
+        self.list(requester, stream);
+    }
+
+    /// Puts a stream among those that have something to do.
+    fn list(&mut self, requester: u32, stream: u32) {
+        let here = &mut self.requesters[requester as usize];
+        let queues = &mut here.streams[stream as usize];
+        if !queues.listed {
+            queues.listed = true;
+            here.turns.push_back(stream);
+        }
+        self.pumps.push(requester);
+    }
+
+    pub(super) fn pump_timer(&mut self, requester: u32) {
+        self.requesters[requester as usize].timer = false;
+        self.pump(requester);
+    }
+
+    /// Makes packets while there is room for them.
+    pub(super) fn pump(&mut self, requester: u32) {
+        loop {
+            let now = self.now;
+            let here = &mut self.requesters[requester as usize];
+            if here.waiting >= here.parameters.window || here.turns.is_empty() {
+                return;
+            }
+            if here.next > now {
+                if !here.timer {
+                    here.timer = true;
+                    let at = here.next;
+                    self.events.schedule(at, Event::Pump(requester));
+                }
+                return;
+            }
+            let Some(id) = self.take_turn(requester) else { return };
+            self.make_packet(requester, id);
+        }
+    }
+
+    /// The operation whose packet is next. Streams that can do nothing stay in their places, except
+    /// those that have nothing to do.
+    fn take_turn(&mut self, requester: u32) -> Option<u32> {
+        let here = &mut self.requesters[requester as usize];
+        for _ in 0..here.turns.len() {
+            let stream = here.turns.pop_front()?;
+            let queues = &mut here.streams[stream as usize];
+            let write = queues.writes.front().copied().filter(|id| {
+                let op = &self.ops[*id];
+                let packet = u64::from(here.parameters.payload);
+                // A copy fills its packets, but for the last.
+                op.available >= op.left.min(packet - op.address % packet)
+            });
+            let read = queues.reads.front().copied().filter(|_| here.tags > 0);
+            if queues.writes.is_empty() && queues.reads.is_empty() {
+                queues.listed = false;
+                continue;
+            }
+            here.turns.push_back(stream);
+            if let Some(id) = write.or(read) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn make_packet(&mut self, requester: u32, id: u32) {
+        let here = &mut self.requesters[requester as usize];
+        let parameters = here.parameters;
+        let op = &mut self.ops[id];
+        let most = match op.write {
+            true => u64::from(parameters.payload),
+            false if op.unaligned => u64::from(parameters.alignment),
+            false => u64::from(parameters.read),
+        };
+        let bytes = op.left.min(most - op.address % most);
+        let address = op.address;
+        op.left -= bytes;
+        op.address += bytes;
+        op.available -= if op.write { bytes } else { 0 };
+        let done = op.left == 0;
+        let op = *op;
+        here.waiting += 1;
+        here.next = self.now + parameters.gap;
+        if done {
+            let queues = &mut here.streams[op.stream as usize];
+            if op.write { &mut queues.writes } else { &mut queues.reads }.pop_front();
+        }
+        let owner = if op.write {
+            id
+        } else {
+            here.tags -= 1;
+            self.requests.put(Request { op: id, left: bytes as u32 })
+        };
+        let packet = self.make(Tlp {
+            class: if op.write { Class::Posted } else { Class::NonPosted },
+            last: op.write && done,
+            translated: false,
+            hop: 0,
+            bytes: bytes as u32,
+            way: op.way,
+            owner,
+            ingress: NONE,
+            maker: requester,
+            address,
+            order: 0,
+        });
+        if done && op.until == Until::Issued && op.job != NONE {
+            self.ops[id].job = NONE;
+            self.wake_job(op.job);
+        }
+        self.ready(packet);
+    }
+
+    /// A packet has left the part where it was made.
+    pub(super) fn left_maker(&mut self, requester: u32) {
+        self.requesters[requester as usize].waiting -= 1;
+        self.pumps.push(requester);
+    }
+
+    /// A write has come to its target.
+    pub(super) fn landed(&mut self, id: u32) {
+        let job = self.ops[id].job;
+        self.ops.remove(id);
+        if job != NONE {
+            self.go_on(job);
+        }
+    }
+
+    /// A completion of `bytes` has come.
+    pub(super) fn completed(&mut self, request: u32, bytes: u32) {
+        let entry = &mut self.requests[request];
+        entry.left -= bytes;
+        let (id, whole) = (entry.op, entry.left == 0);
+        let op = &mut self.ops[id];
+        op.missing -= u64::from(bytes);
+        let op = *op;
+        if whole {
+            self.requests.remove(request);
+            self.requesters[op.requester as usize].tags += 1;
+            self.pumps.push(op.requester);
+        }
+        if op.feeds != NONE {
+            let write = &mut self.ops[op.feeds];
+            write.available += u64::from(bytes);
+            let (requester, stream) = (write.requester, write.stream);
+            self.list(requester, stream);
+        }
+        if op.missing == 0 {
+            self.ops.remove(id);
+            if op.job != NONE {
+                self.go_on(op.job);
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Reading `[timing]`.
+
+use std::collections::BTreeMap;
+
+use rackbus_fabric::text::{FileError, Outcome, Problem, Section, mismatch, subsection, wrong};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{PartTiming, Timing};
+use crate::time::Time;
+
+/// The longest that anything takes: 10 s.
+const LONGEST: u64 = 10_000_000_000_000;
+
+/// Reads the timing of a rack file's `text`; `file` is its name, for messages, and `names` are the
+/// rack's parts.
+///
+/// # Errors
+/// [`FileError`] for the first thing that is wrong.
+pub fn parse(file: &str, text: &str, names: &[&str]) -> Result<Timing, FileError> {
+    read(text, names).map_err(|problem| problem.locate(file, text))
+}
+
+fn read(text: &str, names: &[&str]) -> Outcome<Timing> {
+    let root = DeTable::parse(text).map_err(|error| Problem {
+        span: error.span().unwrap_or(0..0),
+        what: error.message().trim().replace('\n', ", "),
+        allowed: "the file is TOML (https://toml.io)".to_owned(),
+    })?;
+    match root.get_ref().get("timing") {
+        Some(value) => timing(value, names),
+        None => Ok(Timing::default()),
+    }
+}
+
+/// Sets `place` where the file has something for it.
+fn set<T>(place: &mut T, found: Option<T>) {
+    if let Some(found) = found {
+        *place = found;
+    }
+}
+
+fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
+    Ok(section.picoseconds(key, LONGEST)?.map(Time::from_ps))
+}
+
+fn count(section: &Section<'_>, key: &'static str, least: u64, most: u64) -> Outcome<Option<u32>> {
+    Ok(section.count(key, least, most)?.map(|number| number as u32))
+}
+
+/// Bytes: a power of two within limits.
+fn power(section: &Section<'_>, key: &'static str, least: u64, most: u64) -> Outcome<Option<u32>> {
+    match section.size(key, least, most)? {
+        Some(bytes) if !bytes.is_power_of_two() => {
+            let allowed = "it is a power of two";
+            wrong(section.place(key), format!("`{key}` is {bytes} B"), allowed)
+        }
+        found => Ok(found.map(|bytes| bytes as u32)),
+    }
+}
+
+/// Bytes, or 0 for none.
+fn power_or_none(section: &Section<'_>, key: &'static str, most: u64) -> Outcome<Option<u32>> {
+    match section.size(key, 0, most)? {
+        Some(0) => Ok(Some(0)),
+        _ => power(section, key, 1, most),
+    }
+}
+
+/// Packets and bytes of payload: `[64, "16 KiB"]` is written as two keys.
+fn credits(
+    section: &Section<'_>,
+    packets: &'static str,
+    bytes: &'static str,
+    place: &mut (u32, u32),
+) -> Outcome<()> {
+    set(&mut place.0, count(section, packets, 1, 1 << 20)?);
+    set(&mut place.1, section.size(bytes, 4096, 1 << 30)?.map(|bytes| bytes as u32));
+    Ok(())
+}
+
+const KEYS: &[&str] = &[
+    "link", "switch", "ntb", "root", "iommu", "memory", "cpu", "device", "parts", "software",
+    "power",
+];
+
+fn timing(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<Timing> {
+    let section = subsection(value, "timing", KEYS)?;
+    let mut timing = Timing::default();
+    if let Some(value) = section.get("link") {
+        link(value, &mut timing)?;
+    }
+    if let Some(value) = section.get("switch") {
+        let part = subsection(value, "timing.switch", &["latency"])?;
+        set(&mut timing.switch.latency, time(&part, "latency")?);
+    }
+    if let Some(value) = section.get("ntb") {
+        let keys = &["latency", "translation", "completion_translation"];
+        let part = subsection(value, "timing.ntb", keys)?;
+        set(&mut timing.ntb.latency, time(&part, "latency")?);
+        set(&mut timing.ntb.translation, time(&part, "translation")?);
+        let place = &mut timing.ntb.completion_translation;
+        set(place, time(&part, "completion_translation")?);
+    }
+    if let Some(value) = section.get("root") {
+        let keys = &["latency", "completion_latency", "split", "trackers"];
+        let part = subsection(value, "timing.root", keys)?;
+        set(&mut timing.root.latency, time(&part, "latency")?);
+        set(&mut timing.root.completion_latency, time(&part, "completion_latency")?);
+        set(&mut timing.root.split, power_or_none(&part, "split", 4096)?);
+        set(&mut timing.root.trackers, count(&part, "trackers", 1, 1 << 20)?);
+    }
+    if let Some(value) = section.get("iommu") {
+        let part =
+            subsection(value, "timing.iommu", &["entries", "page", "hit", "walk", "walkers"])?;
+        set(&mut timing.iommu.entries, count(&part, "entries", 1, 1 << 24)?);
+        set(&mut timing.iommu.page, power(&part, "page", 4096, 1 << 30)?.map(u64::from));
+        set(&mut timing.iommu.hit, time(&part, "hit")?);
+        set(&mut timing.iommu.walk, time(&part, "walk")?);
+        set(&mut timing.iommu.walkers, count(&part, "walkers", 1, 1024)?);
+    }
+    if let Some(value) = section.get("memory") {
+        let keys = &["latency", "bandwidth", "completion", "partial_write"];
+        let part = subsection(value, "timing.memory", keys)?;
+        set(&mut timing.memory.latency, time(&part, "latency")?);
+        set(&mut timing.memory.bandwidth, part.rate("bandwidth")?);
+        set(&mut timing.memory.completion, power_or_none(&part, "completion", 4096)?);
+        set(&mut timing.memory.partial_write, time(&part, "partial_write")?);
+    }
+    if let Some(value) = section.get("cpu") {
+        cpu(value, &mut timing)?;
+    }
+    if let Some(value) = section.get("device") {
+        device(value, &mut timing)?;
+    }
+    if let Some(value) = section.get("parts") {
+        timing.parts = parts(value, names)?;
+    }
+    if let Some(value) = section.get("software") {
+        let entry = |section: &Section<'_>, key| time(section, key);
+        timing.software = entries(value, "timing.software", entry)?;
+    }
+    if let Some(value) = section.get("power") {
+        timing.power = entries(value, "timing.power", milliwatts)?;
+    }
+    Ok(timing)
+}
+
+fn link(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
+    let keys = &[
+        "propagation",
+        "credit_return",
+        "acknowledge_every",
+        "update_every",
+        "posted_packets",
+        "posted_bytes",
+        "nonposted_packets",
+        "completion_packets",
+        "completion_bytes",
+    ];
+    let part = subsection(value, "timing.link", keys)?;
+    let link = &mut timing.link;
+    set(&mut link.propagation, time(&part, "propagation")?);
+    set(&mut link.credit_return, time(&part, "credit_return")?);
+    set(&mut link.acknowledge_every, count(&part, "acknowledge_every", 1, 64)?);
+    set(&mut link.update_every, count(&part, "update_every", 1, 64)?);
+    credits(&part, "posted_packets", "posted_bytes", &mut link.posted)?;
+    set(&mut link.nonposted, count(&part, "nonposted_packets", 1, 1 << 20)?);
+    credits(&part, "completion_packets", "completion_bytes", &mut link.completion)
+}
+
+fn cpu(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
+    let keys = &["line", "fill", "window", "issue", "poll", "copy_call", "loads", "interrupt"];
+    let part = subsection(value, "timing.cpu", keys)?;
+    let cpu = &mut timing.cpu;
+    set(&mut cpu.line, power(&part, "line", 4, 4096)?);
+    set(&mut cpu.fill, time(&part, "fill")?);
+    set(&mut cpu.window, count(&part, "window", 1, 1 << 20)?);
+    set(&mut cpu.issue, time(&part, "issue")?);
+    set(&mut cpu.poll, time(&part, "poll")?);
+    set(&mut cpu.copy_call, time(&part, "copy_call")?);
+    set(&mut cpu.loads, count(&part, "loads", 1, 1 << 20)?);
+    set(&mut cpu.interrupt, time(&part, "interrupt")?);
+    Ok(())
+}
+
+const DEVICE: &[&str] =
+    &["mps", "mrrs", "tags", "window", "latency", "bandwidth", "message", "alignment", "engine"];
+
+fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
+    let part = subsection(value, "timing.device", DEVICE)?;
+    let device = &mut timing.device;
+    set(&mut device.mps, power(&part, "mps", 128, 4096)?);
+    set(&mut device.mrrs, power(&part, "mrrs", 128, 4096)?);
+    set(&mut device.tags, count(&part, "tags", 1, 1 << 14)?);
+    set(&mut device.window, count(&part, "window", 1, 1 << 20)?);
+    set(&mut device.latency, time(&part, "latency")?);
+    set(&mut device.bandwidth, part.rate("bandwidth")?);
+    set(&mut device.message, time(&part, "message")?);
+    set(&mut device.alignment, power_or_none(&part, "alignment", 4096)?);
+    set(&mut device.engine, part.rate("engine")?);
+    Ok(())
+}
+
+fn parts(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<BTreeMap<String, PartTiming>> {
+    let form = "write [timing.parts.\"NAME\"] for each part";
+    let DeValue::Table(table) = value.get_ref() else {
+        return wrong(value.span(), mismatch("parts", value.get_ref()), form);
+    };
+    let mut found = BTreeMap::new();
+    for (name, value) in table {
+        let text: &str = name.get_ref();
+        if !names.contains(&text) {
+            let what = format!("the rack has no part `{text}`");
+            let allowed = format!("its parts are {}", rackbus_fabric::text::list(names));
+            return wrong(name.span(), what, allowed);
+        }
+        let keys = &[
+            "latency",
+            "translation",
+            "completion_translation",
+            "mps",
+            "mrrs",
+            "tags",
+            "window",
+            "bandwidth",
+            "message",
+            "alignment",
+            "engine",
+        ];
+        let part = subsection(value, &format!("timing.parts.{text}"), keys)?;
+        let timing = PartTiming {
+            latency: time(&part, "latency")?,
+            translation: time(&part, "translation")?,
+            completion_translation: time(&part, "completion_translation")?,
+            mps: power(&part, "mps", 128, 4096)?,
+            mrrs: power(&part, "mrrs", 128, 4096)?,
+            tags: count(&part, "tags", 1, 1 << 14)?,
+            window: count(&part, "window", 1, 1 << 20)?,
+            bandwidth: part.rate("bandwidth")?,
+            message: time(&part, "message")?,
+            alignment: power_or_none(&part, "alignment", 4096)?,
+            engine: part.rate("engine")?,
+        };
+        found.insert(text.to_owned(), timing);
+    }
+    Ok(found)
+}
+
+/// A table of values under names of the file's own.
+fn entries<T>(
+    value: &Spanned<DeValue<'_>>,
+    place: &str,
+    read: impl Fn(&Section<'_>, &'static str) -> Outcome<Option<T>>,
+) -> Outcome<BTreeMap<String, T>> {
+    let DeValue::Table(table) = value.get_ref() else {
+        return wrong(value.span(), mismatch(place, value.get_ref()), format!("write [{place}]"));
+    };
+    let mut found = BTreeMap::new();
+    for (name, value) in table {
+        // A section of the one entry, so that its value is read and refused as any other.
+        let mut single = DeTable::new();
+        let key = std::borrow::Cow::Borrowed("value");
+        single.insert(Spanned::new(name.span(), key), value.clone());
+        let section = Section::new(&single, name.span(), place, &["value"])?;
+        if let Some(entry) = read(&section, "value").map_err(|problem| Problem {
+            what: problem.what.replace("`value`", &format!("`{}`", name.get_ref())),
+            ..problem
+        })? {
+            found.insert(name.get_ref().to_string(), entry);
+        }
+    }
+    Ok(found)
+}
+
+const WATTS: &str = "write a number and W: \"5.5 W\"";
+
+fn milliwatts(section: &Section<'_>, key: &'static str) -> Outcome<Option<u64>> {
+    let Some((text, span)) = section.text(key, WATTS)? else { return Ok(None) };
+    let watts = text.strip_suffix(" W").and_then(|number| number.parse::<f64>().ok());
+    match watts.filter(|watts| (0.0..1e9).contains(watts)) {
+        Some(watts) => Ok(Some((watts * 1e3).round() as u64)),
+        None => wrong(span, format!("`{text}` is no power"), WATTS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_file_sets_is_set_and_the_rest_is_as_ever() {
+        let text = "[timing.ntb]\nlatency = \"3.52 us\"\n[timing.device]\nmps = \"128 B\"\n\
+                    [timing.parts.\"a/gpu0\"]\ntags = 64\n[timing.software]\nprepare = \"5.7 us\"\n\
+                    [timing.power]\nswitch = \"90 W\"\nadapter = \"4.9 W\"\n";
+        let timing = parse("rack.toml", text, &["a/gpu0"]).unwrap();
+        assert_eq!(timing.ntb.latency, Time::from_ns(3520));
+        assert_eq!((timing.device.mps, timing.device.mrrs), (128, 512));
+        assert_eq!(timing.parts["a/gpu0"].tags, Some(64));
+        assert_eq!(timing.software("prepare"), Time::from_ns(5700));
+        assert_eq!(timing.power["adapter"], 4900);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        let cases = [
+            ("[timing.ntb]\nlatency = \"-1 ns\"", "rack.toml:2:11: `latency` is no duration"),
+            (
+                "[timing.ntb]\nlatancy = \"1 ns\"",
+                "rack.toml:2:1: unknown key `latancy` in timing.ntb",
+            ),
+            ("[timing.device]\nmps = 300", "rack.toml:2:7: `mps` is 300 B; it is a power of two"),
+            ("[timing.device]\ntags = 0", "rack.toml:2:8: `tags` is 0"),
+            ("[timing.parts.\"b/x\"]\ntags = 1", "rack.toml:1:15: the rack has no part `b/x`"),
+            ("[timing.software]\nx = 3", "rack.toml:2:5: `x` is the number 3"),
+            ("[timing.power]\nx = \"3\"", "rack.toml:2:5: `3` is no power"),
+            ("timing = 1", "rack.toml:1:10: `timing` is the number 1"),
+        ];
+        for (text, expected) in cases {
+            let error = parse("rack.toml", text, &["a/gpu0"]).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}\n{expected}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What a PCIe link costs: how long bytes take on it, and how many bytes a packet is.
+//!
+//! Sources: PCI Express Base Specification 6.0, sections 2.2 (TLP headers), 3.5 (DLLPs), 4.2
+//! (framing and encoding); what is an estimate is called one.
+
+use rackbus_fabric::Link;
+
+use crate::time::Time;
+
+/// Bytes of a memory request's header with a 64-bit address (specification 2.2.4.1: 4 DW).
+pub const REQUEST_HEADER: u32 = 16;
+/// Bytes of a completion's header (specification 2.2.9: 3 DW).
+pub const COMPLETION_HEADER: u32 = 12;
+/// Bytes that frame a TLP up to Gen5: start and sequence number, LCRC and end (Gen1 and 2:
+/// 1 + 2 + 4 + 1; Gen3 to 5: a 4-byte STP token with the sequence number in it, and 4 of LCRC).
+const FRAMING: u32 = 8;
+/// Bytes of a DLLP with its framing (specification 3.5: 6, and 2 to frame it).
+pub const DLLP: u32 = 8;
+/// A flow-control unit of data (specification 2.6.1).
+pub const CREDIT_BYTES: u32 = 16;
+
+/// Fixed point: fractions of a picosecond per byte.
+const FRACTION: u32 = 16;
+
+/// A link's speed, one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wire {
+    /// Picoseconds per byte, times 2^16.
+    per_byte: u64,
+    /// Bytes around header and payload of each TLP.
+    framing: u32,
+}
+
+impl Wire {
+    /// The wire of a link; `None` for what joins parts inside of a chip or a process, which costs
+    /// nothing that could be measured.
+    pub fn of(link: Link) -> Option<Wire> {
+        match link {
+            Link::Internal => None,
+            Link::Pcie { generation, lanes } => Some(Wire::pcie(generation, lanes)),
+        }
+    }
+
+    /// A PCIe link of a generation (1 to 6) and lanes (1 to 16, 32 counts as wide as it is).
+    pub fn pcie(generation: u8, lanes: u8) -> Wire {
+        let lanes = u64::from(lanes.max(1));
+        // Picoseconds per byte and lane, times 2^16: transfer rate and encoding.
+        let lane = match generation {
+            0 | 1 => 4_000 << FRACTION,           // 2.5 GT/s, 8b/10b
+            2 => 2_000 << FRACTION,               // 5 GT/s, 8b/10b
+            3 => (1_015_625 << FRACTION) / 1_000, // 8 GT/s, 128b/130b
+            4 => (1_015_625 << FRACTION) / 2_000, // 16 GT/s
+            5 => (1_015_625 << FRACTION) / 4_000, // 32 GT/s
+            _ => (125 << FRACTION) * 256 / 236,   // 64 GT/s; 236 of a flit's 256 bytes carry TLPs
+        };
+        // A flit carries sequence number and CRC for all TLPs in it.
+        let framing = if generation < 6 { FRAMING } else { 0 };
+        Wire { per_byte: lane / lanes, framing }
+    }
+
+    /// How long `bytes` take, rounded up to a picosecond.
+    pub fn time(self, bytes: u32) -> Time {
+        Time::from_ps((u64::from(bytes) * self.per_byte).div_ceil(1 << FRACTION))
+    }
+
+    /// How many whole bytes fit in a span.
+    pub fn bytes_in(self, span: Time) -> u64 {
+        (span.ps() << FRACTION) / self.per_byte
+    }
+
+    /// Bytes on the wire of a TLP with this header and payload.
+    pub fn packet(self, header: u32, payload: u32) -> u32 {
+        self.framing + header + payload
+    }
+
+    /// Bytes per second.
+    pub fn rate(self) -> f64 {
+        1e12 * f64::from(1u32 << FRACTION) / self.per_byte as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_the_standards() {
+        let cases =
+            [(1, 1, 0.25e9), (2, 8, 4.0e9), (3, 8, 7.8769e9), (3, 16, 15.754e9), (5, 16, 63.015e9)];
+        for (generation, lanes, rate) in cases {
+            let ours = Wire::pcie(generation, lanes).rate();
+            assert!((ours / rate - 1.0).abs() < 1e-4, "Gen{generation} x{lanes}: {ours}");
+        }
+    }
+
+    #[test]
+    fn a_packet_of_64_bytes_is_88_on_the_wire() {
+        let wire = Wire::pcie(2, 8);
+        assert_eq!(wire.packet(REQUEST_HEADER, 64), 88);
+        assert_eq!(wire.time(88), Time::from_ns(22));
+        assert_eq!(wire.bytes_in(Time::from_ns(22)), 88);
+    }
+}
