@@ -5,7 +5,7 @@ SHELL := /bin/sh
 CARGO ?= cargo
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme
+AREA ?= nvme model
 
 .PHONY: help build setup demo test test-cargo test-e2e bench check clean
 
@@ -42,7 +42,7 @@ bench:
 	$(CARGO) build --release -p rackbus-cli
 	$(CARGO) build --release -p rackbus-bench --features peers
 	@for area in $(AREA); do \
-		PATH="$(CACHE)/bench/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
+		PATH="$(CACHE)/bench/run:$(CACHE)/simpy/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done
 
 check:

@@ -3,40 +3,31 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use rackbus_devices::nvme::BackingConfig;
 
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, nvme};
+use crate::{BenchError, Report, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// The lent NVMe drive.
     Nvme {
-        /// Pairs of runs for each case.
-        #[arg(long, default_value_t = 7)]
-        runs: usize,
-        /// Milliseconds of each run.
-        #[arg(long, default_value_t = 400)]
-        time: u64,
-        /// Only cases whose name contains this.
-        #[arg(long, default_value = "")]
-        only: String,
-        /// Hold /dev/cpu_dma_latency at 0 (takes root).
-        #[arg(long)]
-        low_latency: bool,
-        /// Seconds to wait for the machine to become quiet.
-        #[arg(long, default_value_t = 20)]
-        patience: u64,
-        /// Append the rows here.
-        #[arg(long, default_value = "target/bench/results.jsonl")]
-        results: PathBuf,
+        /// How to measure.
+        #[command(flatten)]
+        common: Common,
         /// Where sockets and images go.
         #[arg(long, default_value = "target/bench/nvme")]
         dir: PathBuf,
+    },
+    /// The timing model.
+    Model {
+        /// How to measure.
+        #[command(flatten)]
+        common: Common,
     },
     /// Serves a drive until standard input ends (used by the measurements).
     #[command(hide = true)]
@@ -60,6 +51,47 @@ pub enum Command {
     },
 }
 
+/// How to measure, whatever it is.
+#[derive(Debug, Clone, Args)]
+pub struct Common {
+    /// Pairs of runs for each case.
+    #[arg(long, default_value_t = 7)]
+    runs: usize,
+    /// Milliseconds of each run.
+    #[arg(long, default_value_t = 400)]
+    time: u64,
+    /// Only cases whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Hold /dev/cpu_dma_latency at 0 (takes root).
+    #[arg(long)]
+    low_latency: bool,
+    /// Seconds to wait for the machine to become quiet.
+    #[arg(long, default_value_t = 20)]
+    patience: u64,
+    /// Append the rows here.
+    #[arg(long, default_value = "target/bench/results.jsonl")]
+    results: PathBuf,
+}
+
+impl Common {
+    fn regime(&self) -> Result<Regime, BenchError> {
+        if self.low_latency {
+            Regime::low_latency().map_err(BenchError::io("/dev/cpu_dma_latency"))
+        } else {
+            Ok(Regime::default_idle())
+        }
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.time)
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
+    }
+}
+
 /// Backings that need no file.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Kind {
@@ -76,16 +108,19 @@ pub enum Kind {
 /// [`BenchError`].
 pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchError> {
     match command {
-        Command::Nvme { runs, time, only, low_latency, patience, results, dir } => {
-            let regime = if low_latency {
-                Regime::low_latency().map_err(BenchError::io("/dev/cpu_dma_latency"))?
-            } else {
-                Regime::default_idle()
-            };
-            let (time, patience) = (Duration::from_millis(time), Duration::from_secs(patience));
+        Command::Nvme { common, dir } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
             let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
+            let Common { runs, only, .. } = common;
             let settings = nvme::Settings { runs, time, dir, only, patience, again };
-            nvme::run(&settings, &regime, &mut Report::new(Some(&results), json)?)
+            nvme::run(&settings, &regime, &mut report)
+        }
+        Command::Model { common } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let Common { runs, only, .. } = common;
+            model::run(&model::Settings { runs, time, only, patience }, &regime, &mut report)
         }
         Command::Lender { socket, backing, file } => {
             let backing = match (file, backing) {

@@ -1,6 +1,6 @@
 //! Measures rackbus against the machine's own limits and against other systems.
 //!
-//! Whatever is compared runs in turns in one program on the same two processors, under the same
+//! Whatever is compared runs in turns in one program on the same processors, under the same
 //! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
 //! the machine's mood than about the program. Each case is a row of [`Row`]s.
 
@@ -9,6 +9,7 @@ mod blkio_peer;
 mod command;
 mod lent;
 mod machine;
+pub mod model;
 pub mod nvme;
 mod peers;
 mod rack;

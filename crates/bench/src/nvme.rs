@@ -11,8 +11,8 @@ use crate::machine::{Again, Regime, processor_time, wait_quiet};
 use crate::peers::{self, PeerServer};
 use crate::rack::Rack;
 use crate::raw::{self, STORE};
-use crate::report::median;
-use crate::{BenchError, Report, Row};
+use crate::report::Case;
+use crate::{BenchError, Report};
 
 /// What a client asks for.
 #[derive(Debug, Clone, Copy)]
@@ -141,30 +141,15 @@ impl Bench<'_> {
         case: &str,
         peer_name: &str,
         unit: &'static str,
-        mut ours: impl FnMut() -> Result<f64, BenchError>,
-        mut peer: impl FnMut() -> Result<f64, BenchError>,
+        ours: impl FnMut() -> Result<f64, BenchError>,
+        peer: impl FnMut() -> Result<f64, BenchError>,
         relate: fn(f64, f64) -> f64,
     ) -> Result<(), BenchError> {
         if !self.wanted(case) {
             return Ok(());
         }
-        let (mut a, mut b, mut related) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..self.settings.runs {
-            let (x, y) = (ours()?, peer()?);
-            a.push(x);
-            b.push(y);
-            related.push(relate(x, y));
-        }
-        self.report.add(Row {
-            area: "nvme",
-            case: case.to_owned(),
-            ours: median(&a),
-            peer: median(&b),
-            peer_name: peer_name.to_owned(),
-            unit,
-            ratio: median(&related),
-            runs: self.settings.runs,
-        })
+        let case = Case { area: "nvme", case, peer_name, unit, runs: self.settings.runs };
+        self.report.compare(case, ours, peer, relate)
     }
 
     fn against_the_bound(&mut self) -> Result<(), BenchError> {
@@ -230,7 +215,7 @@ impl Bench<'_> {
     /// A lent file against fio on the same file, whose pages are in the page cache.
     fn against_fio(&mut self) -> Result<(), BenchError> {
         if !peers::installed("fio") {
-            self.report.note("fio is not installed: left out");
+            self.report.left_out("fio", "not installed");
             return Ok(());
         }
         let Settings { time, dir, again, .. } = self.settings.clone();
@@ -295,7 +280,7 @@ impl Bench<'_> {
 
     #[cfg(not(feature = "peers"))]
     fn against_qemu(&mut self, _dir: &Path) -> Result<(), BenchError> {
-        self.report.note("built without the peers feature: qemu-storage-daemon left out");
+        self.report.left_out("qemu-storage-daemon", "built without the peers feature");
         Ok(())
     }
 
@@ -303,7 +288,7 @@ impl Bench<'_> {
     fn against_qemu(&mut self, dir: &Path) -> Result<(), BenchError> {
         const NAME: &str = "qemu-storage-daemon";
         if !peers::installed(NAME) {
-            self.report.note(&format!("{NAME} is not installed: left out"));
+            self.report.left_out(NAME, "not installed");
             return Ok(());
         }
         let (theirs, ours) = (dir.join("image-qemu"), dir.join("image"));
@@ -400,7 +385,7 @@ impl Bench<'_> {
     fn whole_rack(&mut self) -> Result<(), BenchError> {
         let Settings { dir, again, time, .. } = self.settings.clone();
         let Some(rack) = Rack::start(&dir)? else {
-            self.report.note("the rackbus binary is not beside this one: whole rack left out");
+            self.report.left_out("whole rack", "the rackbus binary is not beside this one");
             return Ok(());
         };
         let limit = || Ok(50.0);

@@ -30,6 +30,21 @@ pub struct Row {
     pub runs: usize,
 }
 
+/// What is compared: a [`Row`] before it is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Case<'a> {
+    /// What part of rackbus it is about.
+    pub area: &'static str,
+    /// What is done.
+    pub case: &'a str,
+    /// Who the other one is.
+    pub peer_name: &'a str,
+    /// The unit of both.
+    pub unit: &'static str,
+    /// How many pairs of runs.
+    pub runs: usize,
+}
+
 /// The value in the middle.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -98,6 +113,42 @@ impl Report {
         }
         self.rows.push(row);
         Ok(())
+    }
+
+    /// Says that a comparison is left out, to people and beside JSON.
+    pub fn left_out(&self, what: &str, why: &str) {
+        eprintln!("{what}: left out, {why}");
+    }
+
+    /// Measures both in turns and takes the row: its ratio is the median of what `relate` makes of
+    /// each pair.
+    ///
+    /// # Errors
+    /// When one of both fails, or the file cannot be written.
+    pub fn compare(
+        &mut self,
+        case: Case<'_>,
+        mut ours: impl FnMut() -> Result<f64, BenchError>,
+        mut peer: impl FnMut() -> Result<f64, BenchError>,
+        relate: fn(f64, f64) -> f64,
+    ) -> Result<(), BenchError> {
+        let (mut a, mut b, mut related) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..case.runs {
+            let (x, y) = (ours()?, peer()?);
+            a.push(x);
+            b.push(y);
+            related.push(relate(x, y));
+        }
+        self.add(Row {
+            area: case.area,
+            case: case.case.to_owned(),
+            ours: median(&a),
+            peer: median(&b),
+            peer_name: case.peer_name.to_owned(),
+            unit: case.unit,
+            ratio: median(&related),
+            runs: case.runs,
+        })
     }
 
     /// The rows so far.
