@@ -1,6 +1,8 @@
 //! The topology that a rack file describes, or that follows from it where it describes none.
 
-use crate::rack::{Physical, Rack};
+use crate::domain::Access;
+use crate::rack::{Physical, Rack, Window};
+use crate::system::{Fabric, SpaceError, Target};
 use crate::topology::{ComponentId, Kind, Link, Topology, TopologyError};
 
 /// What joins the parts of a host where the file does not say.
@@ -19,7 +21,7 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
             topology.add(Some(id), Kind::Device, &format!("{}/{}", host.name, device.name))?;
         }
     }
-    match &rack.fabric {
+    match rack.fabric.as_ref().filter(|physical| physical.joins()) {
         Some(physical) => join_as_told(&mut topology, physical)?,
         None => join_by_memory(&mut topology)?,
     }
@@ -39,6 +41,44 @@ pub fn here(rack: &Rack) -> Result<Topology, TopologyError> {
         (host.iommu, host.memory) = (true, u64::MAX);
     }
     topology(&rack)
+}
+
+/// The fabric of `topology`, which is that of `rack`, with what its file maps: each host has its own
+/// memory from address 0 on, and the windows that it names.
+///
+/// # Errors
+/// The number of the window that cannot be, and why.
+pub fn fabric(rack: &Rack, topology: Topology) -> Result<Fabric, (usize, SpaceError)> {
+    let mut fabric = Fabric::new(topology);
+    let hosts: Vec<_> =
+        fabric.topology().hosts().map(|(id, host)| (id, host.memory_size)).collect();
+    for (id, size) in hosts {
+        fabric
+            .map(id, 0, size, Access::all(), Target::Memory { offset: 0 })
+            .map_err(|error| (usize::MAX, error))?;
+    }
+    let windows = rack.fabric.iter().flat_map(|physical| &physical.windows);
+    for (nth, window) in windows.enumerate() {
+        open_window(&mut fabric, window).map_err(|error| (nth, error))?;
+    }
+    Ok(fabric)
+}
+
+fn open_window(fabric: &mut Fabric, window: &Window) -> Result<(), SpaceError> {
+    let nowhere = |name: &String| SpaceError::Misplaced(name.clone());
+    let topology = fabric.topology();
+    let host = topology.host_named(&window.host).ok_or_else(|| nowhere(&window.host))?;
+    let to = topology.host_named(&window.to).ok_or_else(|| nowhere(&window.to))?;
+    let (ntb, peer) = topology.bridge(host, to).ok_or_else(|| nowhere(&window.to))?;
+    let (size, address) = (window.size, window.address);
+    let target = Target::Window { ntb, peer, address };
+    fabric.map(host, window.at, size, Access::all(), target)?;
+    // Another host's window may lead to the same.
+    let granted = fabric.domain(peer).and_then(|d| d.resolve(address, size, Access::all()).ok());
+    if granted.is_some_and(|hit| hit.length == size) {
+        return Ok(());
+    }
+    fabric.grant(peer, address, size, Access::all(), address)
 }
 
 fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {

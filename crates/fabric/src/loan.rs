@@ -96,8 +96,11 @@ impl Fabric {
         let _ = self.unmap(borrower, address, length);
     }
 
-    /// A free range of a host's address space.
-    fn free(&self, host: HostId, length: u64) -> Result<u64, SpaceError> {
+    /// Where a host's address space has `length` free addresses.
+    ///
+    /// # Errors
+    /// [`SpaceError`] when it has not.
+    pub fn free(&self, host: HostId, length: u64) -> Result<u64, SpaceError> {
         let Some(space) = self.space(host) else {
             return Ok(0);
         };

@@ -10,10 +10,14 @@
 //! * [`queue`]: pending events.
 //! * [`timing`]: how long a rack's parts take, with sources.
 //! * [`engine`]: the simulation, packet by packet.
+//! * [`assembly`]: a rack, put together for it.
+//! * [`mod@reproduce`]: the papers' figures, modelled.
 
+pub mod assembly;
 pub mod engine;
 pub mod queue;
 pub mod random;
+pub mod reproduce;
 pub mod time;
 pub mod timing;
 pub mod wire;

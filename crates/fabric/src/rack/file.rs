@@ -48,9 +48,20 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
         None => None,
     };
     let rack = Rack { name: name.to_owned(), hosts, control, fabric };
-    if let Err(error) = crate::derive::topology(&rack) {
-        let span = top.get("fabric").map_or(0..0, Spanned::span);
-        return wrong(span, error.to_string(), "parts of one host are joined freely");
+    let place = top.get("fabric").map_or(0..0, Spanned::span);
+    let topology = match crate::derive::topology(&rack) {
+        Ok(topology) => topology,
+        Err(error) => {
+            return wrong(place, error.to_string(), "parts of one host are joined freely");
+        }
+    };
+    if let Err((nth, error)) = crate::derive::fabric(&rack, topology) {
+        let what = format!("window {} cannot be: {error}", nth.saturating_add(1));
+        return wrong(
+            place,
+            what,
+            "windows lead between hosts whose NTBs are joined, and overlap nothing",
+        );
     }
     Ok(rack)
 }

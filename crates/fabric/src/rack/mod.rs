@@ -158,6 +158,13 @@ pub struct Physical {
     pub windows: Vec<Window>,
 }
 
+impl Physical {
+    /// Whether it says how hosts are joined.
+    pub fn joins(&self) -> bool {
+        !(self.adapters.is_empty() && self.switches.is_empty() && self.links.is_empty())
+    }
+}
+
 /// A window: addresses of a host that lead to another's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {

@@ -69,7 +69,7 @@ pub enum Step {
         target: u64,
         /// How many.
         bytes: u64,
-        /// Till when; issued is when all reads are.
+        /// Till when.
         until: Until,
     },
     /// A script is run so many times, side by side; it goes on when all have ended. The addresses of

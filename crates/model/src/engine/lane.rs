@@ -302,7 +302,11 @@ impl World {
     /// When a packet whose head and tail arrive then can be passed on, or has arrived as a whole.
     fn stay_over(&self, id: u32, head: Time, tail: Time, bytes: u32) -> Time {
         let tlp = &self.tlps[id];
-        let Some(next) = self.next_lane(tlp) else { return tail };
+        let Some(next) = self.next_lane(tlp) else {
+            // A processor's completions cross its root complex last.
+            let back = tlp.back().then(|| self.parts[self.part_of(tlp) as usize].stay(tlp.class));
+            return tail + back.unwrap_or(Time::ZERO);
+        };
         let part = &self.parts[self.lanes[next as usize].from as usize];
         let stay = part.stay(tlp.class);
         match self.lanes[next as usize].wire {

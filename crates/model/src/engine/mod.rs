@@ -73,6 +73,13 @@ ids! {
     FlowId;
 }
 
+impl LaneId {
+    /// The same link's other direction.
+    pub fn back(self) -> LaneId {
+        LaneId(self.0 ^ 1)
+    }
+}
+
 /// A packet's kind, as flow control and ordering tell them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
@@ -324,11 +331,17 @@ impl World {
         PartId((self.parts.len() - 1) as u32)
     }
 
-    /// Joins two parts; gives the lane from `a` to `b`, the other way's has the next number.
-    pub fn add_link(&mut self, a: PartId, b: PartId, parameters: LaneParameters) -> LaneId {
+    /// Joins two parts; gives the lane from `a` to `b`, the other way's has the next number. `there`
+    /// is what the lane to `b` is like, `back` the one to `a`.
+    pub fn add_link(
+        &mut self,
+        (a, b): (PartId, PartId),
+        there: LaneParameters,
+        back: LaneParameters,
+    ) -> LaneId {
         let id = LaneId(self.lanes.len() as u32);
-        self.lanes.push(Lane::new(a.0, b.0, &parameters));
-        self.lanes.push(Lane::new(b.0, a.0, &parameters));
+        self.lanes.push(Lane::new(a.0, b.0, &there));
+        self.lanes.push(Lane::new(b.0, a.0, &back));
         id
     }
 

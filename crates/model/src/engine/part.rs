@@ -115,7 +115,7 @@ impl Part {
 
 impl World {
     /// The part where a packet is.
-    fn part_of(&self, tlp: &Tlp) -> u32 {
+    pub(super) fn part_of(&self, tlp: &Tlp) -> u32 {
         self.ways[tlp.way as usize].parts[usize::from(tlp.hop)]
     }
 
@@ -153,16 +153,14 @@ impl World {
             return self.enqueue(lane, id);
         }
         let tlp = &mut self.tlps[id];
-        let before = (tlp.ingress, tlp.class, tlp.payload(), tlp.maker);
-        tlp.ingress = NONE;
-        tlp.maker = NONE;
+        // The room that it took where its last link ended stays taken until it leaves the chip.
+        let maker = std::mem::replace(&mut tlp.maker, NONE);
         tlp.translated = false;
         tlp.hop = if tlp.back() { tlp.hop - 1 } else { tlp.hop + 1 };
         let tlp = *tlp;
         let now = self.now;
-        self.release(before.0, before.1, before.2, now);
-        if before.3 != NONE {
-            self.left_maker(before.3);
+        if maker != NONE {
+            self.left_maker(maker);
         }
         let stay = match self.next_lane(&tlp) {
             Some(_) => self.parts[self.part_of(&tlp) as usize].stay(tlp.class),

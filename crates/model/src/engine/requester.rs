@@ -22,9 +22,13 @@ pub struct RequesterParameters {
     pub window: u32,
     /// The least time between two packets: a processor filling a write-combining buffer.
     pub gap: Time,
-    /// Where not 0: reads from an address that is no multiple of this are cut at every multiple of it,
-    /// as the DMA engine of Marlin (2014, section 5.3) suggests.
+    /// Where not 0: requests of a read from an address that is no multiple of this are cut at every
+    /// multiple of it, as Marlin's measurements suggest (2014, section 5.3).
     pub alignment: u32,
+    /// Bytes that a stream may ask for or send before it is another's turn; 0 is one packet.
+    pub turn: u32,
+    /// Bytes per second that it moves at most in all its streams; reads count when they are asked for.
+    pub engine: Option<u64>,
 }
 
 impl Default for RequesterParameters {
@@ -36,6 +40,8 @@ impl Default for RequesterParameters {
             window: 2,
             gap: Time::ZERO,
             alignment: 0,
+            turn: 0,
+            engine: None,
         }
     }
 }
@@ -53,6 +59,8 @@ pub(super) struct Requester {
     streams: Vec<Stream>,
     /// Streams that have something to do, the next one first.
     turns: VecDeque<u32>,
+    /// Bytes that are left of the first one's turn.
+    turn: u64,
 }
 
 #[derive(Debug, Default)]
@@ -77,8 +85,8 @@ pub(super) struct Op {
     write: bool,
     way: u32,
     address: u64,
-    /// Whether its addresses miss the requester's alignment.
-    unaligned: bool,
+    /// Where a read begins that misses the requester's alignment.
+    unaligned: Option<u64>,
     /// Bytes not yet asked for or sent.
     left: u64,
     /// Of these, what can be sent: a copy's writes wait for what is read.
@@ -104,6 +112,7 @@ impl World {
             timer: false,
             streams: Vec::new(),
             turns: VecDeque::new(),
+            turn: u64::from(parameters.turn),
         });
         RequesterId((self.requesters.len() - 1) as u32)
     }
@@ -143,12 +152,9 @@ impl World {
         bytes: u64,
         (job, until): (u32, Until),
     ) {
-        let job_of = |wanted| if until == wanted { job } else { NONE };
-        let landed = (job_of(Until::Landed), Until::Landed);
-        let write = self.new_op(stream, to, true, target, bytes, landed);
+        let write = self.new_op(stream, to, true, target, bytes, (job, until));
         self.ops[write].available = 0;
-        let issued = (job_of(Until::Issued), Until::Issued);
-        let read = self.new_op(stream, from, false, source, bytes, issued);
+        let read = self.new_op(stream, from, false, source, bytes, (NONE, Until::Begun));
         self.ops[read].feeds = write;
         self.submit(write);
         self.submit(read);
@@ -171,7 +177,8 @@ impl World {
             write,
             way: way.0,
             address,
-            unaligned: alignment != 0 && !address.is_multiple_of(u64::from(alignment)),
+            unaligned: Some(address)
+                .filter(|_| alignment != 0 && !address.is_multiple_of(u64::from(alignment))),
             left: bytes,
             available: bytes,
             missing: if write { 0 } else { bytes },
@@ -231,7 +238,7 @@ impl World {
     fn take_turn(&mut self, requester: u32) -> Option<u32> {
         let here = &mut self.requesters[requester as usize];
         for _ in 0..here.turns.len() {
-            let stream = here.turns.pop_front()?;
+            let stream = *here.turns.front()?;
             let queues = &mut here.streams[stream as usize];
             let write = queues.writes.front().copied().filter(|id| {
                 let op = &self.ops[*id];
@@ -240,14 +247,16 @@ impl World {
                 op.available >= op.left.min(packet - op.address % packet)
             });
             let read = queues.reads.front().copied().filter(|_| here.tags > 0);
-            if queues.writes.is_empty() && queues.reads.is_empty() {
-                queues.listed = false;
-                continue;
-            }
-            here.turns.push_back(stream);
             if let Some(id) = write.or(read) {
                 return Some(id);
             }
+            if queues.writes.is_empty() && queues.reads.is_empty() {
+                queues.listed = false;
+                here.turns.pop_front();
+            } else {
+                here.turns.rotate_left(1);
+            }
+            here.turn = u64::from(here.parameters.turn);
         }
         None
     }
@@ -256,12 +265,14 @@ impl World {
         let here = &mut self.requesters[requester as usize];
         let parameters = here.parameters;
         let op = &mut self.ops[id];
-        let most = match op.write {
-            true => u64::from(parameters.payload),
-            false if op.unaligned => u64::from(parameters.alignment),
-            false => u64::from(parameters.read),
+        let upto = |most: u32, address: u64| u64::from(most) - address % u64::from(most);
+        let most = match (op.write, op.unaligned) {
+            (true, _) => upto(parameters.payload, op.address),
+            (false, None) => upto(parameters.read, op.address),
+            (false, Some(begin)) => upto(parameters.read, op.address - begin)
+                .min(upto(parameters.alignment, op.address)),
         };
-        let bytes = op.left.min(most - op.address % most);
+        let bytes = op.left.min(most);
         let address = op.address;
         op.left -= bytes;
         op.address += bytes;
@@ -269,7 +280,14 @@ impl World {
         let done = op.left == 0;
         let op = *op;
         here.waiting += 1;
-        here.next = self.now + parameters.gap;
+        let moving = parameters.engine.map_or(0, |rate| bytes * 1_000_000_000_000 / rate.max(1));
+        here.next = self.now + parameters.gap.max(Time::from_ps(moving));
+        // A turn ends with its bytes, or with what there was to do.
+        here.turn = here.turn.saturating_sub(bytes);
+        if done || here.turn == 0 {
+            here.turn = u64::from(parameters.turn);
+            here.turns.rotate_left(1);
+        }
         if done {
             let queues = &mut here.streams[op.stream as usize];
             if op.write { &mut queues.writes } else { &mut queues.reads }.pop_front();
@@ -297,7 +315,15 @@ impl World {
             self.ops[id].job = NONE;
             self.wake_job(op.job);
         }
-        self.ready(packet);
+        // A processor's packets cross its root complex first.
+        let stay = self.parts[self.requesters[requester as usize].part as usize]
+            .stay(self.tlps[packet].class);
+        if stay == Time::ZERO {
+            self.ready(packet);
+        } else {
+            let at = self.now + stay;
+            self.events.schedule(at, Event::Ready(packet));
+        }
     }
 
     /// A packet has left the part where it was made.

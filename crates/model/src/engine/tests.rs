@@ -41,7 +41,7 @@ fn line(
             ..PartParameters::default()
         };
         let part = world.add_part(part);
-        lanes.push(world.add_link(last, part, *link));
+        lanes.push(world.add_link((last, part), *link, *link));
         last = part;
     }
     let requester = world.add_requester(device, requester);

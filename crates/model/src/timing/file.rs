@@ -184,8 +184,18 @@ fn cpu(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     Ok(())
 }
 
-const DEVICE: &[&str] =
-    &["mps", "mrrs", "tags", "window", "latency", "bandwidth", "message", "alignment", "engine"];
+const DEVICE: &[&str] = &[
+    "mps",
+    "mrrs",
+    "tags",
+    "window",
+    "latency",
+    "bandwidth",
+    "message",
+    "alignment",
+    "turn",
+    "engine",
+];
 
 fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     let part = subsection(value, "timing.device", DEVICE)?;
@@ -198,6 +208,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     set(&mut device.bandwidth, part.rate("bandwidth")?);
     set(&mut device.message, time(&part, "message")?);
     set(&mut device.alignment, power_or_none(&part, "alignment", 4096)?);
+    set(&mut device.turn, power_or_none(&part, "turn", 1 << 20)?);
     set(&mut device.engine, part.rate("engine")?);
     Ok(())
 }
@@ -226,6 +237,7 @@ fn parts(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<BTreeMap<Strin
             "bandwidth",
             "message",
             "alignment",
+            "turn",
             "engine",
         ];
         let part = subsection(value, &format!("timing.parts.{text}"), keys)?;
@@ -240,6 +252,7 @@ fn parts(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<BTreeMap<Strin
             bandwidth: part.rate("bandwidth")?,
             message: time(&part, "message")?,
             alignment: power_or_none(&part, "alignment", 4096)?,
+            turn: power_or_none(&part, "turn", 1 << 20)?,
             engine: part.rate("engine")?,
         };
         found.insert(text.to_owned(), timing);

@@ -13,9 +13,30 @@ mod file;
 
 use std::collections::BTreeMap;
 
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::text::FileError;
+
 use crate::time::Time;
 
 pub use file::parse;
+
+/// Reads the timing of the rack whose file is `text`.
+///
+/// # Errors
+/// [`FileError`] for the first thing that is wrong.
+pub fn read_for(file: &str, text: &str, rack: &Rack) -> Result<Timing, FileError> {
+    let mut names: Vec<String> = Vec::new();
+    for host in &rack.hosts {
+        names.extend(["root", "memory", "ntb"].map(|part| format!("{}/{part}", host.name)));
+        names.extend(host.devices.iter().map(|device| format!("{}/{}", host.name, device.name)));
+    }
+    if let Some(physical) = &rack.fabric {
+        names.extend(physical.adapters.iter().map(|adapter| adapter.name.clone()));
+        names.extend(physical.switches.iter().map(|switch| switch.name.clone()));
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    parse(file, text, &names)
+}
 
 /// All of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -127,9 +148,9 @@ impl Default for NtbTiming {
 /// How root complexes behave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RootTiming {
-    /// For requests on their way through, to memory or another port. Default 70 ns.
+    /// For requests on their way from the processor, to memory, or from port to port. Default 70 ns.
     pub latency: Time,
-    /// For completions on their way through. Default 10 ns.
+    /// For completions on such ways. Default 10 ns.
     pub completion_latency: Time,
     /// The most bytes of a read request that passes from port to port; longer ones are split. 0 passes
     /// them as they are. Default 64: Device Lending (2019, section 7.1), Xeon E5.
@@ -258,6 +279,8 @@ pub struct DeviceTiming {
     pub message: Time,
     /// Reads from addresses that are no multiple of it are cut at every multiple. Default 0: never.
     pub alignment: u32,
+    /// Bytes that a queue pair moves before it is another's turn. Default 0: a packet.
+    pub turn: u32,
     /// Bytes per second that its engine moves in all. Default 0: what the link lets through.
     pub engine: u64,
 }
@@ -273,6 +296,7 @@ impl Default for DeviceTiming {
             bandwidth: 100_000_000_000,
             message: Time::ZERO,
             alignment: 0,
+            turn: 0,
             engine: 0,
         }
     }
@@ -301,6 +325,8 @@ pub struct PartTiming {
     pub message: Option<Time>,
     /// A device's alignment.
     pub alignment: Option<u32>,
+    /// Bytes of a device's queue pair's turn.
+    pub turn: Option<u32>,
     /// Bytes per second of a device's engine.
     pub engine: Option<u64>,
 }

@@ -1,0 +1,493 @@
+//! A rack put together for the simulation: the engine's parts, links and ways, made of the fabric's
+//! topology, its routes and the rack's timing.
+//!
+//! Ways are the fabric's own: an access is mapped as lending or connecting would map it, and then
+//! asked for with [`Fabric::route`], so that the model and the live system never disagree about where
+//! an address leads, or which way.
+
+use std::collections::BTreeMap;
+
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::{
+    Access, AccessError, ComponentId, Fabric, HostId, Kind, Link, Requester, SpaceError, Target,
+    Topology, TopologyError, derive,
+};
+
+use crate::engine::{
+    Credits, IommuParameters, LaneId, LaneParameters, PartId, PartParameters, RequesterId,
+    RequesterParameters, StreamId, WayId, World,
+};
+use crate::time::Time;
+use crate::timing::{LinkTiming, PartTiming, Timing};
+use crate::wire::{self, Wire};
+
+/// Bytes of a BAR of a device that nothing says more of.
+const BAR: u64 = 256 << 20;
+
+/// Why a rack or a way cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AssemblyError {
+    /// The topology.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// A mapping.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    /// No such part.
+    #[error("the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
+    Unknown(String),
+    /// It makes no requests.
+    #[error("`{0}` makes no requests; name a host (its processor) or HOST/DEVICE")]
+    Passive(String),
+    /// It cannot be reached.
+    #[error("no way leads from `{from}` to `{to}`; join them with links, or name other ends")]
+    NoWay {
+        /// From where.
+        from: String,
+        /// To where.
+        to: String,
+    },
+    /// An address leads nowhere.
+    #[error("`{from}` cannot reach {to}: {cause}; map it with [[fabric.windows]]")]
+    Unmapped {
+        /// From where.
+        from: String,
+        /// To where.
+        to: String,
+        /// Why.
+        cause: AccessError,
+    },
+}
+
+/// One end of what moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// A host: its processor as a source, its memory as a target.
+    Host(HostId),
+    /// A device.
+    Device(ComponentId),
+    /// An NTB's registers, seen by its host.
+    Adapter(ComponentId),
+    /// An address in a host's address space.
+    Address(HostId, u64),
+}
+
+/// A source of requests: whose, and a stream of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    /// Whose they are.
+    pub end: End,
+    /// Its stream.
+    pub stream: StreamId,
+}
+
+/// A rack, put together.
+#[derive(Debug)]
+pub struct Assembly {
+    /// The simulation.
+    pub world: World,
+    fabric: Fabric,
+    timing: Timing,
+    parts: BTreeMap<ComponentId, PartId>,
+    components: Vec<ComponentId>,
+    lanes: BTreeMap<(ComponentId, ComponentId), LaneId>,
+    requesters: BTreeMap<ComponentId, RequesterId>,
+    mapped: BTreeMap<(HostId, End), u64>,
+    ways: BTreeMap<(End, End), WayId>,
+}
+
+impl Assembly {
+    /// Puts `rack` together; `seed` is that of the simulation's random numbers.
+    ///
+    /// # Errors
+    /// [`AssemblyError`] when its topology cannot be.
+    pub fn new(rack: &Rack, timing: &Timing, seed: u64) -> Result<Assembly, AssemblyError> {
+        let fabric = derive::fabric(rack, derive::topology(rack)?).map_err(|(_, error)| error)?;
+        Ok(Assembly::of(fabric, timing, seed))
+    }
+
+    /// Puts together what a fabric consists of.
+    pub fn of(fabric: Fabric, timing: &Timing, seed: u64) -> Assembly {
+        let mut assembly = Assembly {
+            world: World::new(seed),
+            fabric,
+            timing: timing.clone(),
+            parts: BTreeMap::new(),
+            components: Vec::new(),
+            lanes: BTreeMap::new(),
+            requesters: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            ways: BTreeMap::new(),
+        };
+        assembly.add_parts();
+        assembly.add_links();
+        assembly
+    }
+
+    /// The fabric.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    /// The timing.
+    pub fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// The topology.
+    pub fn topology(&self) -> &Topology {
+        self.fabric.topology()
+    }
+
+    /// The name of a part.
+    pub fn name(&self, part: PartId) -> &str {
+        &self.topology().component(self.components[part.index()]).name
+    }
+
+    /// The links: their ends, what they are, and the lane from the first to the second.
+    pub fn links(&self) -> impl Iterator<Item = (ComponentId, ComponentId, Link, LaneId)> {
+        let topology = self.topology();
+        let first = self.lanes.iter().filter(|(_, lane)| lane.index().is_multiple_of(2));
+        first.filter_map(move |((a, b), lane)| Some((*a, *b, topology.link(*a, *b)?, *lane)))
+    }
+
+    /// The lane from one component to its neighbour.
+    pub fn lane(&self, from: ComponentId, to: ComponentId) -> Option<LaneId> {
+        self.lanes.get(&(from, to)).copied()
+    }
+
+    fn add_parts(&mut self) {
+        let topology = self.fabric.topology();
+        let mut found = Vec::new();
+        for (id, component) in topology.components() {
+            let host = component.host.map(|host| topology.host(host));
+            let iommu = host.is_some_and(|host| host.iommu);
+            let own = self.timing.parts.get(&component.name).cloned().unwrap_or_default();
+            found.push((id, part(component.kind, iommu, &self.timing, &own)));
+        }
+        for (id, parameters) in found {
+            let part = self.world.add_part(parameters);
+            self.parts.insert(id, part);
+            self.components.push(id);
+        }
+    }
+
+    fn add_links(&mut self) {
+        let topology = self.fabric.topology();
+        let mut found = Vec::new();
+        for (a, _) in topology.components() {
+            // Both ends have it; the one that was added first adds it.
+            let later = topology.neighbours(a).iter().filter(|(b, _)| *b > a);
+            found.extend(later.map(|(b, link)| (a, *b, *link)));
+        }
+        for (a, b, link) in found {
+            if self.lanes.contains_key(&(a, b)) {
+                continue;
+            }
+            let into = |end| lane(link, topology_kind(&self.fabric, end), &self.timing.link);
+            let (there, back) = (into(b), into(a));
+            let ends = (self.parts[&a], self.parts[&b]);
+            let lane = self.world.add_link(ends, there, back);
+            self.lanes.insert((a, b), lane);
+            self.lanes.insert((b, a), lane.back());
+        }
+    }
+
+    /// The end of that name: a host, `HOST/DEVICE`, an adapter, or `HOST@ADDRESS`.
+    ///
+    /// # Errors
+    /// [`AssemblyError::Unknown`].
+    pub fn end(&self, name: &str) -> Result<End, AssemblyError> {
+        let unknown = || AssemblyError::Unknown(name.to_owned());
+        let topology = self.topology();
+        if let Some((host, address)) = name.split_once('@') {
+            let host = topology.host_named(host).ok_or_else(unknown)?;
+            let address = match address.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16),
+                None => address.parse(),
+            };
+            return Ok(End::Address(host, address.map_err(|_| unknown())?));
+        }
+        if let Some(host) = topology.host_named(name) {
+            return Ok(End::Host(host));
+        }
+        let id = topology.named(name).ok_or_else(unknown)?;
+        match topology.component(id).kind {
+            Kind::Device => Ok(End::Device(id)),
+            Kind::Ntb => Ok(End::Adapter(id)),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// What an end is called.
+    pub fn end_name(&self, end: End) -> String {
+        let topology = self.topology();
+        match end {
+            End::Host(host) => topology.host(host).name.clone(),
+            End::Device(id) | End::Adapter(id) => topology.component(id).name.clone(),
+            End::Address(host, address) => format!("{}@{address:#x}", topology.host(host).name),
+        }
+    }
+
+    /// A source of requests at an end: a stream (queue pair, channel) of a device, or a core of a
+    /// host's processor.
+    ///
+    /// # Errors
+    /// [`AssemblyError::Passive`].
+    pub fn source(&mut self, end: End) -> Result<Source, AssemblyError> {
+        let requester = match end {
+            End::Host(host) => {
+                let root = self.parts[&self.topology().host(host).root];
+                let cpu = &self.timing.cpu;
+                let parameters = RequesterParameters {
+                    payload: cpu.line,
+                    read: cpu.line,
+                    tags: cpu.loads,
+                    window: cpu.window,
+                    gap: cpu.fill,
+                    alignment: 0,
+                    turn: 0,
+                    engine: None,
+                };
+                self.world.add_requester(root, parameters)
+            }
+            End::Device(id) => match self.requesters.get(&id) {
+                Some(requester) => *requester,
+                None => {
+                    let requester = self.world.add_requester(self.parts[&id], self.dma(id));
+                    self.requesters.insert(id, requester);
+                    requester
+                }
+            },
+            End::Adapter(_) | End::Address(..) => {
+                return Err(AssemblyError::Passive(self.end_name(end)));
+            }
+        };
+        Ok(Source { end, stream: self.world.add_stream(requester) })
+    }
+
+    /// What a device's DMA engine is like.
+    pub fn dma(&self, id: ComponentId) -> RequesterParameters {
+        let device = &self.timing.device;
+        let name = &self.topology().component(id).name;
+        let own = self.timing.parts.get(name).cloned().unwrap_or_default();
+        let engine = own.engine.unwrap_or(device.engine);
+        RequesterParameters {
+            payload: device.mps,
+            read: own.mrrs.unwrap_or(device.mrrs),
+            tags: own.tags.unwrap_or(device.tags),
+            window: own.window.unwrap_or(device.window),
+            gap: Time::ZERO,
+            alignment: own.alignment.unwrap_or(device.alignment),
+            turn: own.turn.unwrap_or(device.turn),
+            engine: (engine > 0).then_some(engine),
+        }
+    }
+
+    /// Between two messages of a queue pair of a device.
+    pub fn message(&self, id: ComponentId) -> Time {
+        let own = self.timing.parts.get(&self.topology().component(id).name);
+        own.and_then(|own| own.message).unwrap_or(self.timing.device.message)
+    }
+
+    /// The way from one end to another, and what the source calls the address where it ends.
+    ///
+    /// # Errors
+    /// [`AssemblyError`] when there is none, or the fabric refuses it.
+    pub fn way(&mut self, from: End, to: End) -> Result<WayId, AssemblyError> {
+        if let Some(way) = self.ways.get(&(from, to)) {
+            return Ok(*way);
+        }
+        let components = self.components(from, to)?;
+        let lanes: Vec<LaneId> =
+            components.windows(2).filter_map(|pair| self.lane(pair[0], pair[1])).collect();
+        let way = self.world.add_way(self.parts[&components[0]], &lanes);
+        self.ways.insert((from, to), way);
+        Ok(way)
+    }
+
+    /// The components on the way from one end to another, both included.
+    ///
+    /// # Errors
+    /// [`AssemblyError`] when there is none, or the fabric refuses it.
+    pub fn components(&mut self, from: End, to: End) -> Result<Vec<ComponentId>, AssemblyError> {
+        let topology = self.fabric.topology();
+        let (requester, host) = match from {
+            End::Host(host) => (Requester::Cpu(host), host),
+            End::Device(id) => {
+                let host = topology.component(id).host;
+                let host = host.ok_or_else(|| AssemblyError::Passive(self.end_name(from)))?;
+                (Requester::Device(id), host)
+            }
+            End::Adapter(_) | End::Address(..) => {
+                return Err(AssemblyError::Passive(self.end_name(from)));
+            }
+        };
+        if let End::Adapter(ntb) = to {
+            let path = topology.path(topology.host(host).root, ntb);
+            let path = path.ok_or_else(|| self.no_way(from, to))?;
+            return Ok(path.components().to_vec());
+        }
+        let address = self.address((from, host), to)?;
+        if let Requester::Device(id) = requester {
+            self.let_reach(id, address, to)?;
+        }
+        let route = self.fabric.route(requester, address, Access::READ | Access::WRITE);
+        let route = route.map_err(|cause| self.unmapped(from, to, cause))?;
+        Ok(route.path.components().to_vec())
+    }
+
+    /// Where `host` has `to` in its address space, mapped when it is not yet.
+    fn address(&mut self, (from, host): (End, HostId), to: End) -> Result<u64, AssemblyError> {
+        let (there, length) = match to {
+            End::Host(there) => (there, self.topology().host(there).memory_size),
+            End::Device(id) => {
+                let there = self.topology().component(id).host;
+                (there.ok_or_else(|| self.no_way(from, to))?, BAR)
+            }
+            End::Address(there, address) if there == host => return Ok(address),
+            End::Adapter(_) | End::Address(..) => return Err(self.no_way(from, to)),
+        };
+        if let Some(address) = self.mapped.get(&(host, to)) {
+            return Ok(*address);
+        }
+        let address = if there == host {
+            match to {
+                End::Device(device) => {
+                    let address = self.fabric.free(host, length)?;
+                    let target = Target::Bar { device, bar: 0, offset: 0 };
+                    self.fabric.map(host, address, length, Access::all(), target)?;
+                    address
+                }
+                // A host's own memory is at 0 (`derive::fabric`).
+                _ => 0,
+            }
+        } else {
+            let ours = self.address((from, there), to)?;
+            let bridge = self.topology().bridge(host, there);
+            let (ntb, peer) = bridge.ok_or_else(|| self.no_way(from, to))?;
+            let address = self.fabric.free(host, length)?;
+            let target = Target::Window { ntb, peer, address: ours };
+            self.fabric.map(host, address, length, Access::all(), target)?;
+            self.grant(peer, ours, length)?;
+            address
+        };
+        self.mapped.insert((host, to), address);
+        Ok(address)
+    }
+
+    /// Gives a device what it needs to reach `to` at `address`.
+    fn let_reach(&mut self, id: ComponentId, address: u64, to: End) -> Result<(), AssemblyError> {
+        let length = match to {
+            End::Host(host) => self.topology().host(host).memory_size,
+            End::Device(_) => BAR,
+            // Only what the file maps: a single byte tells the way.
+            End::Adapter(_) | End::Address(..) => 1,
+        };
+        self.grant(id, address, length)
+    }
+
+    fn grant(&mut self, id: ComponentId, address: u64, length: u64) -> Result<(), AssemblyError> {
+        let access = Access::READ | Access::WRITE;
+        let domain = self.fabric.domain(id);
+        if domain.is_some_and(|domain| domain.resolve(address, 1, access).is_ok()) {
+            return Ok(());
+        }
+        Ok(self.fabric.grant(id, address, length, Access::all(), address)?)
+    }
+
+    fn no_way(&self, from: End, to: End) -> AssemblyError {
+        AssemblyError::NoWay { from: self.end_name(from), to: self.end_name(to) }
+    }
+
+    fn unmapped(&self, from: End, to: End, cause: AccessError) -> AssemblyError {
+        match cause {
+            AccessError::NoWay => self.no_way(from, to),
+            cause => {
+                AssemblyError::Unmapped { from: self.end_name(from), to: self.end_name(to), cause }
+            }
+        }
+    }
+}
+
+fn topology_kind(fabric: &Fabric, id: ComponentId) -> Kind {
+    fabric.topology().component(id).kind
+}
+
+/// Picoseconds per byte, times 1024, of a rate in bytes per second.
+fn per_byte(rate: u64) -> u64 {
+    1_024_000_000_000_000 / rate.max(1)
+}
+
+fn part(kind: Kind, iommu: bool, timing: &Timing, own: &PartTiming) -> PartParameters {
+    let default = PartParameters { completion: timing.device.mps, ..PartParameters::default() };
+    match kind {
+        Kind::Switch => {
+            PartParameters { stay: [own.latency.unwrap_or(timing.switch.latency); 3], ..default }
+        }
+        Kind::Ntb => {
+            let ntb = &timing.ntb;
+            let latency = own.latency.unwrap_or(ntb.latency);
+            let request = latency + own.translation.unwrap_or(ntb.translation);
+            let back = own.completion_translation.unwrap_or(ntb.completion_translation);
+            // Its registers are behind its port, which request and completion cross.
+            let access = latency * 2;
+            PartParameters { stay: [request, request, latency + back], access, ..default }
+        }
+        Kind::RootComplex => {
+            let root = &timing.root;
+            let latency = own.latency.unwrap_or(root.latency);
+            PartParameters {
+                stay: [latency, latency, root.completion_latency],
+                access: latency,
+                iommu: iommu.then_some(IommuParameters {
+                    entries: timing.iommu.entries,
+                    page: timing.iommu.page,
+                    hit: timing.iommu.hit,
+                    walk: timing.iommu.walk,
+                    walkers: timing.iommu.walkers,
+                }),
+                split: root.split,
+                trackers: root.trackers,
+                ..default
+            }
+        }
+        Kind::Memory => {
+            let memory = &timing.memory;
+            let most = if memory.completion == 0 { timing.device.mps } else { memory.completion };
+            PartParameters {
+                access: own.latency.unwrap_or(memory.latency),
+                service_per_byte: per_byte(own.bandwidth.unwrap_or(memory.bandwidth)),
+                partial_write: memory.partial_write,
+                completion: most.min(timing.device.mps),
+                ..default
+            }
+        }
+        Kind::SharedMemory => PartParameters { stay: [timing.memory.latency; 3], ..default },
+        Kind::Device => PartParameters {
+            access: own.latency.unwrap_or(timing.device.latency),
+            service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.device.bandwidth)),
+            ..default
+        },
+    }
+}
+
+/// The lane of a link that leads into a part of a kind.
+fn lane(link: Link, into: Kind, timing: &LinkTiming) -> LaneParameters {
+    let wire = Wire::of(link);
+    let units = |bytes: u32| bytes / wire::CREDIT_BYTES;
+    // Requesters have room for all that they asked for.
+    let asked = matches!(into, Kind::Device | Kind::RootComplex);
+    let completion = if asked { (u32::MAX, u32::MAX) } else { timing.completion };
+    let credits = Credits {
+        packets: [timing.posted.0, timing.nonposted, completion.0],
+        data: [units(timing.posted.1), u32::MAX, units(completion.1)],
+    };
+    LaneParameters {
+        wire,
+        propagation: if wire.is_some() { timing.propagation } else { Time::ZERO },
+        credits: if wire.is_some() { credits } else { Credits::ENDLESS },
+        credit_return: timing.credit_return,
+        dllp_bytes: wire::DLLP / timing.acknowledge_every + wire::DLLP / timing.update_every,
+    }
+}

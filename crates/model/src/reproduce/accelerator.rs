@@ -1,0 +1,164 @@
+//! Accelerator-as-a-Service: Zhao and others, 2024. Two tenants of a device contend for PCIe.
+
+use crate::engine::{Script, Step, Until};
+use crate::time::Time;
+
+use super::lab::Lab;
+use super::{Kind, Row};
+
+const NIC: &str = "host/nic";
+const FPGA: &str = "host/fpga";
+/// RDMA reads of a queue pair that are under way at a time.
+const OUTSTANDING_READS: u32 = 2;
+/// How long each mixture is watched.
+const SPAN: Time = Time::from_us(400);
+/// Message sizes of observations 5 and 6.
+const SIZES: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
+
+pub(super) fn rows() -> Vec<Row> {
+    let mut rows = pairs();
+    rows.extend(mixtures());
+    rows.extend(directions());
+    rows.extend(fairness());
+    rows.extend(both_ways());
+    rows.extend(tiny());
+    rows
+}
+
+fn gbps(rate: f64) -> f64 {
+    rate * 8.0 / 1e9
+}
+
+/// A queue pair's message: it moves, and the next follows after what a message costs the device.
+fn message(lab: &mut Lab, bytes: u64, read: bool) -> (Script, u32, u64) {
+    let step = match read {
+        true => lab.read(NIC, "host", bytes),
+        false => lab.write(NIC, "host", bytes, Until::Issued),
+    };
+    let between = lab.timing().parts.get(NIC).and_then(|part| part.message);
+    let mut script = vec![step, Step::Wait(between.unwrap_or(Time::ZERO))];
+    if !read {
+        return (script, 1, bytes);
+    }
+    script.push(Step::Wait(lab.software("rdma-read")));
+    (script, OUTSTANDING_READS, bytes)
+}
+
+/// Rates in bytes per second of queue pairs beside each other: of each its message's bytes, and whether
+/// it reads.
+fn queue_pairs(pairs: &[(u64, bool)]) -> Vec<f64> {
+    let lab = &mut Lab::new("accelerator-connectx6");
+    let flows: Vec<_> = pairs.iter().map(|(bytes, read)| message(lab, *bytes, *read)).collect();
+    lab.rates(&flows, SPAN)
+}
+
+fn pairs() -> Vec<Row> {
+    let rates = queue_pairs(&[(4096, false); 3]);
+    let (two, one) = (gbps(rates[0] + rates[1]), gbps(rates[2]));
+    vec![
+        Row::calibrated(("A4", "sum of both tenants"), 78.0, two + one, "Gbps"),
+        Row::predicted(("A4", "tenant of two queue pairs"), 52.0, two, "Gbps"),
+        Row::predicted(("A4", "tenant of one"), 26.0, one, "Gbps"),
+    ]
+}
+
+fn mixtures() -> Vec<Row> {
+    let ratio = |bytes| {
+        let rates = queue_pairs(&[(4096, false), (bytes, false)]);
+        rates[0] / rates[1]
+    };
+    vec![
+        Row::calibrated(("A5", "4 KB against 256 B"), 10.5, ratio(256), "ratio"),
+        Row::predicted(("A5", "4 KB against 8 KB"), 0.83, ratio(8192), "ratio"),
+    ]
+}
+
+fn directions() -> Vec<Row> {
+    let ratios = SIZES.map(|bytes| {
+        let rates = queue_pairs(&[(bytes, false), (bytes, false), (bytes, true), (bytes, true)]);
+        (rates[0] + rates[1]) / (rates[2] + rates[3])
+    });
+    let most = ratios.iter().copied().fold(0.0, f64::max);
+    let least = ratios.iter().copied().fold(f64::MAX, f64::min);
+    vec![
+        Row::calibrated(("A6", "writes over reads, greatest"), 3.39, most, "ratio"),
+        Row::predicted(("A6", "writes over reads, least"), 1.08, least, "ratio"),
+    ]
+}
+
+/// Rates in bytes per second of two tenants of the prototype, each with messages to spare: of each its
+/// message's bytes, and whether it reads.
+fn tenants(of: [(u64, bool); 2]) -> [f64; 2] {
+    let lab = &mut Lab::new("accelerator-arria10");
+    let flows = of.map(|(bytes, read)| {
+        let step = match read {
+            true => lab.read(FPGA, "host", bytes),
+            false => lab.write(FPGA, "host", bytes, Until::Issued),
+        };
+        (vec![step], 64, bytes)
+    });
+    let rates = lab.rates(&flows, SPAN);
+    [rates[0], rates[1]]
+}
+
+/// Table 2: which of operations and bytes are shared evenly.
+fn fairness() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (read, what) in [(true, "reads"), (false, "writes")] {
+        // Of reads MRRS is the boundary, 512 bytes; of writes MPS, 256 bytes.
+        let (below, above) = if read { (512, 1024) } else { (256, 512) };
+        let shares = |one, other| {
+            let [a, b] = tenants([(one, read), (other, read)]);
+            (a / b, a / one as f64 / (b / other as f64))
+        };
+        let fair = |ratio: f64| (0.95..=1.05).contains(&ratio);
+        let mut add = |case: &str, one, other, bytes_fair, operations_fair| {
+            let (bytes, operations) = shares(one, other);
+            let holds = fair(bytes) == bytes_fair && fair(operations) == operations_fair;
+            let says = match (bytes_fair, operations_fair) {
+                (false, true) => "IOPS fair, Gbps unfair",
+                (true, false) => "Gbps fair, IOPS unfair",
+                _ => "neither",
+            };
+            let shown = if operations_fair { operations } else { bytes };
+            let case = format!("{what}, {case}: {one} and {other} B");
+            rows.push(Row::trend(("A7", &case), says, shown, holds));
+        };
+        add("both small", below, 64, false, true);
+        add("both large", above, 4096, true, false);
+        add("mixed", 64, 4096, false, false);
+    }
+    rows
+}
+
+/// Observation 9: 4 KB reads beside writes of several sizes.
+fn both_ways() -> Vec<Row> {
+    let spread = |values: &[f64]| {
+        let most = values.iter().copied().fold(0.0, f64::max);
+        most / values.iter().copied().fold(f64::MAX, f64::min) - 1.0
+    };
+    let rates: Vec<[f64; 2]> =
+        SIZES[..5].iter().map(|bytes| tenants([(4096, true), (*bytes, false)])).collect();
+    let reads: Vec<f64> = rates.iter().map(|rates| rates[0]).collect();
+    let writes: Vec<f64> = rates.iter().map(|rates| rates[1]).collect();
+    let (one, other) = (spread(&reads), spread(&writes));
+    let (less, more) = (one.min(other), one.max(other));
+    vec![
+        Row::trend(("A8", "the steadier direction varies by"), "near zero", less, less < 0.02),
+        Row::trend(("A8", "the other varies by"), "within 10 %", more, more <= 0.10),
+    ]
+}
+
+/// Observation 10: 4 KB writes beside tiny ones.
+fn tiny() -> Vec<Row> {
+    let total = |bytes| gbps(tenants([(4096, false), (bytes, false)]).iter().sum());
+    let [whole, half, quarter] = [64, 32, 16].map(total);
+    vec![
+        Row::predicted(("A9", "with 64 B writes"), 51.0, whole, "Gbps"),
+        Row::new(("A9", "with 32 B writes"), Kind::Calibrated, 51.0 * 0.72, half, "Gbps"),
+        Row::predicted(("A9", "with 16 B writes"), 51.0 * 0.15, quarter, "Gbps").note(
+            "a write of less than a line costs the same read of the line, whatever its size; the paper's \
+             \"take over PCIe credits within the root complex\" does not say what makes 16 B cost ten times 32 B",
+        ),
+    ]
+}

@@ -1,0 +1,357 @@
+//! Marlin: Tu, Lee and Chiueh, ANCS 2014.
+
+use rackbus_fabric::{Access, Place, Requester};
+
+use crate::engine::{Script, Step, Until};
+use crate::time::Time;
+
+use super::Row;
+use super::lab::Lab;
+
+const MARLIN: &str = "marlin";
+/// The raw rate of a Gen3 x4 link as the paper counts it: 4 lanes of 8 Gbps.
+const RAW: f64 = 32.0;
+/// Requests of the batching measurement, and the bytes of each.
+const REQUESTS: u64 = 10_000;
+const PAGE: u64 = 4096;
+/// The engine's channels.
+const CHANNELS: u32 = 4;
+
+pub(super) fn rows() -> Vec<Row> {
+    let mut rows = transfers();
+    rows.push(hops());
+    rows.extend(accesses());
+    rows.extend(messages());
+    rows.extend(networks());
+    rows.extend(power());
+    rows.extend(pool());
+    rows
+}
+
+fn gbps(bytes_per_second: f64) -> f64 {
+    bytes_per_second * 8.0 / 1e9
+}
+
+/// What a DMA transaction consists of.
+#[derive(Clone, Copy)]
+struct Transaction {
+    /// Pieces, each with a descriptor of its own.
+    pieces: u64,
+    /// Bytes of each.
+    bytes: u64,
+    /// Added to the source's address.
+    offset: u64,
+    /// Where it reads and where it writes.
+    ways: (&'static str, &'static str),
+}
+
+impl Transaction {
+    fn of(pieces: u64, bytes: u64) -> Transaction {
+        Transaction { pieces, bytes, offset: 0, ways: ("ch1", "ch2") }
+    }
+}
+
+/// The engine's part of a transaction: the doorbell, for each piece the descriptor, which is fetched
+/// while the piece before is copied, and the copy; then the interrupt.
+fn dma(lab: &mut Lab, transaction: Transaction) -> Script {
+    let engine = "ch1/dma";
+    let Transaction { pieces, bytes, offset, ways } = transaction;
+    let fetcher = lab.world().add_resource(1);
+    let fetch = lab.read(engine, "ch1", 32);
+    let source = lab.source(engine);
+    let (from, to) = (lab.way(engine, ways.0), lab.way(engine, ways.1));
+    let piece = |until| {
+        let (stream, source, target) = (source.stream, offset, 0);
+        let copy = Step::Copy { stream, from, source, to, target, bytes, until };
+        vec![Step::Take(fetcher), fetch, Step::Give(fetcher), copy]
+    };
+    let mut script = lab.store("ch1", "ch1-ntb", 4);
+    // The engine does not poll its doorbell.
+    script.pop();
+    if pieces > 1 {
+        let each = lab.world().add_script(piece(Until::Begun));
+        script.push(Step::Each(each, pieces - 1, bytes));
+    }
+    // Pieces are written in their order: the last one's end is the transaction's.
+    script.extend(piece(Until::Issued));
+    script
+}
+
+/// A sequence of transactions, as the driver runs them: `deep` at a time.
+fn hrdma(transaction: Transaction, count: u64, deep: u32) -> f64 {
+    let lab = &mut Lab::new(MARLIN);
+    let cpu = lab.world().add_resource(1);
+    let (prepare, complete) = (lab.software("pre-dma"), lab.software("hrdma-complete"));
+    let interrupt = lab.timing().cpu.interrupt;
+    let mut script = vec![Step::Use(cpu, prepare)];
+    script.extend(dma(lab, transaction));
+    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
+    script.push(Step::Wait(interrupt));
+    script.push(Step::Use(cpu, complete));
+    gbps(lab.rate(script, deep, count, transaction.pieces * transaction.bytes))
+}
+
+/// Throughput of one transaction of 2,000 pieces of a size.
+fn pieces_of(bytes: u64) -> f64 {
+    hrdma(Transaction::of(2_000, bytes), 1, 1)
+}
+
+fn transfers() -> Vec<Row> {
+    let total = REQUESTS * PAGE;
+    let single = Transaction::of(1, PAGE);
+    let baseline = hrdma(single, 1_000, 1);
+    let channels = hrdma(single, 1_000, CHANNELS);
+    let batched = hrdma(Transaction::of(256, PAGE), total / (256 * PAGE), CHANNELS);
+    let combined = hrdma(Transaction::of(8, 32 * PAGE), total / (256 * PAGE), CHANNELS);
+    let saturated = pieces_of(4096);
+    let rising = pieces_of(2048) / saturated < 0.95 && pieces_of(65536) / saturated < 1.1;
+    vec![
+        Row::calibrated(("M1", "baseline"), 1.54, baseline, "Gbps"),
+        Row::calibrated(("M1", "multi-channel"), 2.88, channels, "Gbps"),
+        Row::predicted(("M1", "batched"), 20.17, batched, "Gbps"),
+        Row::predicted(("M1", "combined"), 20.31, combined, "Gbps"),
+        Row::predicted(("M2", "pieces of 4 KiB"), 20.3, saturated, "Gbps"),
+        Row::trend(
+            ("M2", "saturates at 4 KiB"),
+            "less below, little more above",
+            saturated,
+            rising,
+        ),
+        Row::predicted(("M3", "of 32 Gbps"), 63.4, saturated / RAW * 100.0, "%"),
+    ]
+}
+
+/// A transaction of one piece, from memory to memory of hosts so far away, till all has landed.
+fn landed(to: &'static str, bytes: u64) -> f64 {
+    let lab = &mut Lab::new(MARLIN);
+    let source = lab.source("ch1/dma");
+    let (from, way) = (lab.way("ch1/dma", "ch1"), lab.way("ch1/dma", to));
+    let mut script = dma_begin(lab);
+    script.push(Step::Copy {
+        stream: source.stream,
+        from,
+        source: 0,
+        to: way,
+        target: 0,
+        bytes,
+        until: Until::Landed,
+    });
+    lab.rate(script, 1, 4, bytes)
+}
+
+fn dma_begin(lab: &mut Lab) -> Script {
+    let mut script = vec![Step::Wait(lab.software("pre-dma"))];
+    script.extend(lab.store("ch1", "ch1-ntb", 4));
+    script.push(lab.read("ch1/dma", "ch1", 32));
+    script
+}
+
+fn hops() -> Row {
+    let of = |bytes| ["ch1", "mh", "ch2"].map(|to| landed(to, bytes));
+    let [zero, one, two] = of(512 << 10);
+    let middle = of(64 << 10);
+    let holds = one / zero > 0.9 && two < one && middle[2] < middle[1];
+    Row::trend(
+        ("M4", "two hops against one, 512 KiB"),
+        "one like none, two lower",
+        two / one,
+        holds,
+    )
+}
+
+fn accesses() -> Vec<Row> {
+    let lab = &mut Lab::new(MARLIN);
+    let write = lab.store("ch1", "ch2", 4);
+    let write = lab.time(write).us();
+    let read = lab.load("ch1", "ch2", 4);
+    let read = lab.time(read).us();
+    let local = lab.load("ch1", "ch1-ntb", 4);
+    let local = lab.time(local).us();
+    let ntb = &lab.timing().ntb;
+    let traversal = (ntb.translation + ntb.completion_translation).us() / 2.0;
+    let bridge = lab.timing().switch.latency.ns() / 2.0;
+    // A PEX8717 is a switch and an NTB here, of a bridge each; all other parts are two bridges, the
+    // hosts' boards among them, of which the way's hops count one.
+    let (_, hops) = lab.hops("ch1", "ch2");
+    let bridges = 2.0 * (2.0 * (hops + 1) as f64 - 4.0);
+    vec![
+        Row::calibrated(("M5", "CPU remote write"), 8.5, write, "us"),
+        Row::calibrated(("M6", "CPU remote read"), 20.18, read, "us"),
+        Row::calibrated(("M7", "CPU read of a local register"), 2.48, local, "us"),
+        Row::predicted(("M8", "bridge"), 150.0, bridge, "ns")
+            .note("Table 2 and the local read both say 100 ns; 56 bridges of 150 ns are 8.4 us, not 5.2 us"),
+        Row::calibrated(("M8", "NTB traversal"), 3.52, traversal, "us"),
+        Row::predicted(("M8", "bridges there and back"), 56.0, bridges, "bridges")
+            .note("the list of footnote 3 adds up to 26 one way"),
+    ]
+}
+
+/// A message's DMA stage: from the doorbell to the interrupt's coming.
+fn dma_stage(bytes: u64) -> Time {
+    let lab = &mut Lab::new(MARLIN);
+    let mut script = dma(lab, Transaction::of(1, bytes));
+    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
+    lab.time(script)
+}
+
+fn messages() -> Vec<Row> {
+    let lab = &mut Lab::new(MARLIN);
+    let twice = |name: &str| lab.software(name).us() * 2.0;
+    let (prepare, after) = (twice("pre-dma"), twice("post-dma"));
+    let (eop, cmmc) = (twice("eop-pre"), twice("cmmc-pre"));
+    let (ping, word) = (dma_stage(64).us() * 2.0, dma_stage(4).us() * 2.0);
+    vec![
+        Row::calibrated(("M9", "pre-processing"), 2.8, eop, "us"),
+        Row::calibrated(("M9", "pre-DMA"), 11.4, prepare, "us"),
+        Row::predicted(("M9", "DMA"), 11.5, ping, "us"),
+        Row::calibrated(("M9", "post-DMA"), 3.0, after, "us"),
+        Row::predicted(("M9", "EOP 64 B ping"), 28.7, eop + prepare + ping + after, "us"),
+        Row::calibrated(("M10", "pre-processing"), 1.0, cmmc, "us"),
+        Row::predicted(("M10", "HRDMA"), 11.4, word, "us"),
+        Row::predicted(("M10", "CMMC 4 B write"), 26.9, cmmc + prepare + word + after, "us"),
+    ]
+}
+
+/// Copies of 4 MiB: a transaction of 32 pieces, as pages that follow each other are combined, and the
+/// system call around it.
+fn cmmc() -> f64 {
+    let lab = &mut Lab::new(MARLIN);
+    let stages = ["cmmc-pre", "pre-dma", "post-dma"].map(|name| lab.software(name));
+    let mut script: Script = stages[..2].iter().map(|stage| Step::Wait(*stage)).collect();
+    script.extend(dma(lab, Transaction::of(32, 128 << 10)));
+    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
+    script.push(Step::Wait(stages[2]));
+    gbps(lab.rate(script, 1, 8, 4 << 20))
+}
+
+/// Ethernet over PCIe: packets of an MTU, the sender's processor preparing one while others move.
+/// `offset` misaligns the source; TCP's acknowledgements take the sender's time too.
+fn eop(mtu: u64, offset: u64, acknowledged: bool) -> f64 {
+    let lab = &mut Lab::new(MARLIN);
+    let cpu = lab.world().add_resource(1);
+    let stages = ["eop-pre", "pre-dma", "post-dma"].map(|name| lab.software(name));
+    let mut script = vec![Step::Use(cpu, stages[0] + stages[1])];
+    script.extend(dma(lab, Transaction { offset, ..Transaction::of(1, mtu) }));
+    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
+    script.push(Step::Use(cpu, stages[2]));
+    if acknowledged {
+        script.push(Step::Use(cpu, stages[2]));
+    }
+    gbps(lab.rate(script, CHANNELS, 400, mtu))
+}
+
+fn networks() -> Vec<Row> {
+    const MTU: u64 = 64 << 10;
+    let (copy, combined) = (cmmc(), hrdma(Transaction::of(32, 128 << 10), 8, CHANNELS));
+    let (tcp, udp) = (eop(MTU, 0, true), eop(MTU, 0, false));
+    let vanilla = eop(MTU, 2, true) / tcp;
+    // The optimised driver begins at the 64 bytes before: at most 64 more are copied.
+    let optimised = eop(MTU + 64, 0, true) * MTU as f64 / (MTU + 64) as f64 / tcp;
+    let (host, manager) = (nic("ch1"), nic("mh"));
+    let same = |ratio: f64| (0.9..=1.1).contains(&ratio);
+    let (latency, rate) = (host.0 / manager.0, host.1 / manager.1);
+    vec![
+        Row::predicted(("M11", "CMMC 4 MB"), 20.11, copy, "Gbps"),
+        Row::trend(("M11", "CMMC against HRDMA"), "0.98 % under", copy / combined, {
+            (0.97..1.0).contains(&(copy / combined))
+        }),
+        Row::predicted(("M12", "TCP, MTU 64 KB"), 19.6, tcp, "Gbps"),
+        Row::predicted(("M12", "UDP, MTU 64 KB"), 19.9, udp, "Gbps"),
+        Row::trend(
+            ("M13", "unaligned, vanilla driver"),
+            "sometimes under half",
+            vanilla,
+            vanilla < 0.5,
+        ),
+        Row::trend(
+            ("M13", "unaligned, optimised driver"),
+            "within 6 %",
+            optimised,
+            optimised > 0.94,
+        ),
+        Row::trend(
+            ("M14", "shared NIC, latency of compute host"),
+            "the same",
+            latency,
+            same(latency),
+        )
+        .note("each of doorbell, descriptor and data crosses an NTB of 2.6 to 4.3 us (M5, M6)"),
+        Row::trend(("M14", "shared NIC, throughput of compute host"), "the same", rate, same(rate)),
+    ]
+}
+
+/// Latency in us and throughput in bytes per second of a host that sends by the shared adapter.
+fn nic(host: &'static str) -> (f64, f64) {
+    let send = |lab: &mut Lab, bytes| {
+        let nic = "mh/nic";
+        let cpu = lab.source(host);
+        let way = lab.way(host, nic);
+        let (issue, address, until) = (lab.timing().cpu.issue, 0, Until::Landed);
+        vec![
+            Step::Wait(issue),
+            Step::Write { stream: cpu.stream, way, address, bytes: 4, until },
+            lab.read(nic, host, 16),
+            lab.read(nic, host, bytes),
+        ]
+    };
+    let lab = &mut Lab::new(MARLIN);
+    let mut script = send(lab, 64);
+    script.push(Step::Wait(lab.software("network")));
+    let latency = lab.time(script).us();
+    let lab = &mut Lab::new(MARLIN);
+    let script = send(lab, 1500);
+    (latency, lab.rate(script, 64, 4_000, 1500))
+}
+
+fn power() -> Vec<Row> {
+    const SERVERS: f64 = 24.0;
+    let lab = Lab::new(MARLIN);
+    let watts = |name: &str| lab.timing().power.get(name).map_or(0.0, |mw| *mw as f64 / 1e3);
+    let total =
+        |kind: &str| watts(&format!("{kind}-switch")) + SERVERS * watts(&format!("{kind}-adapter"));
+    // One shared Ethernet adapter leaves the PCIe rack.
+    let totals =
+        [total("ethernet"), total("infiniband"), total("pcie") + watts("ethernet-adapter")];
+    let rates = [10.0, 20.0, RAW].map(|gbps| gbps * SERVERS);
+    let names = ["Ethernet", "InfiniBand", "PCIe"];
+    let published = [(308.0, 1.283), (502.0, 1.045), (213.1, 0.277)];
+    let mut rows = Vec::new();
+    for nth in 0..3 {
+        let (watts, each) = published[nth];
+        rows.push(Row::predicted(("M15", names[nth]), watts, totals[nth], "W"));
+        rows.push(Row::predicted(("M15", names[nth]), each, totals[nth] / rates[nth], "W/Gbps"));
+    }
+    rows
+}
+
+fn pool() -> Vec<Row> {
+    const GIB: u64 = 1 << 30;
+    let lab = Lab::new("marlin-pool");
+    let fabric = lab.it.fabric();
+    let topology = fabric.topology();
+    let (mut right, mut seen) = (0, 0);
+    let Some(viewer) = topology.host_named("ch7").map(Requester::Cpu) else { return Vec::new() };
+    for (id, host) in topology.hosts() {
+        let size = host.memory_size;
+        let nth = host.name.strip_prefix("ch").and_then(|number| number.parse::<u64>().ok());
+        let address = match nth {
+            Some(nth) => 64 * GIB + (nth - 1) * 32 * GIB,
+            None => 32 * GIB,
+        };
+        let expected = Place::Memory { host: id, offset: 0 };
+        let found = fabric.resolve(viewer, address, size, Access::READ);
+        if found.is_ok_and(|found| found.place == expected && found.length == size) {
+            right += 1;
+            seen += size / GIB;
+        }
+    }
+    vec![
+        Row::exact(
+            ("M16", "hosts at 64 GiB + (i - 1) * 32 GiB and below"),
+            50.0,
+            f64::from(right),
+            "hosts",
+        ),
+        Row::exact(("M16", "memory that each host sees"), 1600.0, seen as f64, "GB"),
+    ]
+}
