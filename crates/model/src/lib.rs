@@ -9,12 +9,14 @@
 //! * [`wire`]: what bytes cost on a link.
 //! * [`queue`]: pending events.
 //! * [`timing`]: how long a rack's parts take, with sources.
+//! * [`flow`]: the fair shares of many flows at once, without packets.
 //! * [`engine`]: the simulation, packet by packet.
 //! * [`assembly`]: a rack, put together for it.
 //! * [`mod@reproduce`]: the papers' figures, modelled.
 
 pub mod assembly;
 pub mod engine;
+pub mod flow;
 pub mod queue;
 pub mod random;
 pub mod reproduce;
