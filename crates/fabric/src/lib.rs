@@ -14,6 +14,7 @@ pub mod domain;
 pub mod loan;
 mod names;
 pub mod rack;
+mod search;
 pub mod system;
 pub mod text;
 pub mod topology;

@@ -6,8 +6,10 @@
 //! what lies between them (cables, switches outside of hosts, the memory two hosts on one machine
 //! share). Devices and memory are ends of ways, never on them; no way crosses a third host.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
+
+use crate::search;
 
 /// A host of a topology.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,6 +120,7 @@ pub struct Topology {
     /// By component: its neighbours.
     joined: Vec<Vec<(ComponentId, Link)>>,
     names: BTreeMap<String, ComponentId>,
+    host_names: BTreeMap<String, HostId>,
 }
 
 impl Topology {
@@ -144,6 +147,7 @@ impl Topology {
         let memory = self.add(Some(id), Kind::Memory, &format!("{name}/memory"))?;
         self.put_link(root, memory, Link::Internal);
         self.hosts.push(Host { name: name.to_owned(), root, memory, memory_size, iommu });
+        self.host_names.insert(name.to_owned(), id);
         Ok(id)
     }
 
@@ -221,9 +225,12 @@ impl Topology {
         &self.joined[id.0]
     }
 
-    /// The link between two neighbours.
+    /// The link between two neighbours; of several, the first that was made.
     pub fn link(&self, a: ComponentId, b: ComponentId) -> Option<Link> {
-        self.joined[a.0].iter().find(|(other, _)| *other == b).map(|(_, link)| *link)
+        // Both know their links in that order; a switch may have very many.
+        let few = self.joined[a.0].len() <= self.joined[b.0].len();
+        let (one, other) = if few { (a, b) } else { (b, a) };
+        self.joined[one.0].iter().find(|(id, _)| *id == other).map(|(_, link)| *link)
     }
 
     /// The component of that name.
@@ -233,30 +240,14 @@ impl Topology {
 
     /// The host of that name.
     pub fn host_named(&self, name: &str) -> Option<HostId> {
-        self.hosts.iter().position(|host| host.name == name).map(HostId)
+        self.host_names.get(name).copied()
     }
 
     /// The shortest way from `from` to `to`, both included, as the wires go: the first found of
     /// the shortest, in the order in which links were made. `None` when there is none.
     pub fn way(&self, from: ComponentId, to: ComponentId) -> Option<Vec<ComponentId>> {
         let ends = [self.component(from).host, self.component(to).host];
-        let mut before: Vec<Option<ComponentId>> = vec![None; self.components.len()];
-        let mut queue = VecDeque::from([from]);
-        while let Some(here) = queue.pop_front() {
-            if here == to {
-                return Some(trace(&before, from, to));
-            }
-            if here != from && !self.passes(here, ends) {
-                continue;
-            }
-            for (next, _) in self.neighbours(here) {
-                if *next != from && before[next.0].is_none() {
-                    before[next.0] = Some(here);
-                    queue.push_back(*next);
-                }
-            }
-        }
-        None
+        search::shortest(self, from, to, |id| self.passes(id, ends))
     }
 
     /// Whether a way between hosts `ends` may lead through `id`.
@@ -327,17 +318,6 @@ impl Topology {
         }
         Some(Path { components })
     }
-}
-
-fn trace(before: &[Option<ComponentId>], from: ComponentId, to: ComponentId) -> Vec<ComponentId> {
-    let mut way = vec![to];
-    let mut here = to;
-    while let Some(previous) = before[here.0].filter(|_| here != from) {
-        way.push(previous);
-        here = previous;
-    }
-    way.reverse();
-    way
 }
 
 /// A way through the fabric, both ends included.
