@@ -12,6 +12,7 @@
 //! * [`flow`]: the fair shares of many flows at once, without packets.
 //! * [`engine`]: the simulation, packet by packet.
 //! * [`assembly`]: a rack, put together for it.
+//! * [`workload`]: what moves in a rack.
 //! * [`mod@reproduce`]: the papers' figures, modelled.
 
 pub mod assembly;
@@ -23,3 +24,4 @@ pub mod reproduce;
 pub mod time;
 pub mod timing;
 pub mod wire;
+pub mod workload;

@@ -300,6 +300,12 @@ impl World {
         self.parts[part.index()].iommu.as_ref().map_or((0, 0), Iommu::counts)
     }
 
+    /// The parts that a lane leads from and to.
+    pub fn ends_of(&self, lane: LaneId) -> (PartId, PartId) {
+        let lane = &self.lanes[lane.index()];
+        (PartId(lane.from), PartId(lane.to))
+    }
+
     /// The lanes of a way.
     pub fn lanes_of(&self, way: super::WayId) -> Vec<LaneId> {
         self.ways[way.index()].lanes.iter().map(|lane| LaneId(*lane)).collect()

@@ -29,6 +29,19 @@ impl Histogram {
         self.greatest = self.greatest.max(span);
     }
 
+    /// Adds all spans of another.
+    pub fn merge(&mut self, other: &Histogram) {
+        let places = self.counts.len().max(other.counts.len());
+        self.counts.resize(places, 0);
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.count += other.count;
+        self.sum += other.sum;
+        self.least = self.least.into_iter().chain(other.least).min();
+        self.greatest = self.greatest.max(other.greatest);
+    }
+
     /// How many spans there are.
     pub fn count(&self) -> u64 {
         self.count

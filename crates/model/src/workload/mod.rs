@@ -1,0 +1,160 @@
+//! Workloads: what moves in a rack, as `rackbus model run` reads it.
+//!
+//! ```toml
+//! duration = "2 ms"
+//!
+//! [flows.backup]
+//! kind = "write"         # the drive's DMA into beta's memory
+//! from = "alpha/nvme0"
+//! to = "beta"
+//! size = "128 KiB"
+//! depth = 8
+//!
+//! [flows.database]
+//! kind = "nvme-read"
+//! host = "beta"
+//! device = "alpha/nvme0"
+//! size = "4 KiB"
+//! tenant = "shop"
+//! ```
+//!
+//! A flow is one of these kinds, each a script of the engine's steps:
+//!
+//! | kind | what a job of it does |
+//! | --- | --- |
+//! | `write`, `read` | `from` (a device, or a host's processor) writes to or reads from `to` |
+//! | `copy` | `by` reads `size` from `from` and writes it to `to`: a GPU's copy, RDMA, HRDMA |
+//! | `request` | `from` writes `request` bytes to `to`, which after `service` writes `size` back |
+//! | `ring` | `host` rings `device`'s doorbell; that reads a descriptor and `size` of input, works for `service`, writes `output`, a completion and an interrupt |
+//! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
+
+mod file;
+mod results;
+mod scripts;
+
+use std::ops::Range;
+
+use crate::engine::Arrivals;
+use crate::time::Time;
+
+pub use file::parse;
+pub use results::{FlowResult, Latency, LinkResult, Results, TenantResult};
+pub use scripts::{Failed, Run, TraceStep, run, trace};
+
+/// What moves in a rack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// The seed of random arrivals and addresses.
+    pub seed: u64,
+    /// How long it is simulated.
+    pub duration: Time,
+    /// From when on it is measured.
+    pub warmup: Time,
+    /// The flows, in the file's order.
+    pub flows: Vec<FlowSpec>,
+}
+
+/// A flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowSpec {
+    /// Its name.
+    pub name: String,
+    /// Whose it is; results are added up by it.
+    pub tenant: Option<String>,
+    /// What its jobs do.
+    pub kind: FlowKind,
+    /// Bytes that each job counts for.
+    pub size: u64,
+    /// How its jobs come, to each of its queues.
+    pub arrivals: Arrivals,
+    /// Queue pairs: streams that a device takes turns among.
+    pub queues: u32,
+    /// Jobs of each queue at most.
+    pub count: u64,
+    /// When the first comes.
+    pub begin: Time,
+    /// Whether jobs are at random places of `span` bytes, or one after the other in it.
+    pub random: bool,
+    /// Bytes of the area that jobs are in.
+    pub span: u64,
+    /// Where the file says so, for messages: of each end, then of the flow.
+    pub places: Places,
+}
+
+/// Where a flow's ends are in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Places {
+    /// `from`, `by` or `host`, `to` or `device`, in the order of [`FlowKind::ends`].
+    pub ends: Vec<Range<usize>>,
+}
+
+/// What a flow's jobs do. Ends are named as in [`Assembly::end`](crate::assembly::Assembly::end).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FlowKind {
+    /// Writes.
+    Write {
+        /// By whom.
+        from: String,
+        /// Where.
+        to: String,
+    },
+    /// Reads.
+    Read {
+        /// By whom.
+        from: String,
+        /// From where.
+        to: String,
+    },
+    /// Copies.
+    Copy {
+        /// By whom.
+        by: String,
+        /// From where.
+        from: String,
+        /// To where.
+        to: String,
+    },
+    /// Requests and responses.
+    Request {
+        /// Who asks.
+        from: String,
+        /// Who answers.
+        to: String,
+        /// Bytes of a request.
+        request: u64,
+        /// How long the answer takes.
+        service: Time,
+    },
+    /// Jobs of a device with rings of descriptors.
+    Ring {
+        /// Whose driver rings.
+        host: String,
+        /// The device.
+        device: String,
+        /// Bytes of a descriptor.
+        descriptor: u64,
+        /// Bytes that it reads for a job.
+        input: u64,
+        /// Bytes that it writes for a job.
+        output: u64,
+        /// How long it works on a job.
+        service: Time,
+        /// Jobs that it works on at a time.
+        units: u32,
+        /// Whether it interrupts at the end; the driver polls otherwise.
+        interrupt: bool,
+    },
+}
+
+impl FlowKind {
+    /// The names of its ends, in the order of the file's keys.
+    pub fn ends(&self) -> Vec<&str> {
+        match self {
+            FlowKind::Write { from, to }
+            | FlowKind::Read { from, to }
+            | FlowKind::Request { from, to, .. } => vec![from, to],
+            FlowKind::Copy { by, from, to } => vec![by, from, to],
+            FlowKind::Ring { host, device, .. } => vec![host, device],
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What came of a workload.
+
+use serde::Serialize;
+
+use crate::engine::Histogram;
+use crate::time::Time;
+
+/// Latencies, in nanoseconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Latency {
+    /// Their mean.
+    pub mean: f64,
+    /// The least.
+    pub least: f64,
+    /// What half of them do not exceed.
+    pub p50: f64,
+    /// What 90 % do not exceed.
+    pub p90: f64,
+    /// What 99 % do not exceed.
+    pub p99: f64,
+    /// What 99.9 % do not exceed.
+    pub p999: f64,
+    /// The greatest.
+    pub greatest: f64,
+}
+
+impl Latency {
+    pub(super) fn of(histogram: &Histogram) -> Latency {
+        let quantile = |share| histogram.quantile(share).ns();
+        Latency {
+            mean: histogram.mean().ns(),
+            least: histogram.least().ns(),
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            greatest: histogram.greatest().ns(),
+        }
+    }
+}
+
+/// What came of a flow.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FlowResult {
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// Its ends.
+    pub ends: Vec<String>,
+    /// Jobs done in the measured time.
+    pub jobs: u64,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+    /// Jobs per second.
+    pub jobs_per_second: f64,
+    /// How long jobs took, in nanoseconds.
+    pub latency_ns: Latency,
+    /// What keeps it from going faster: a link by its ends, `latency` when what is under way is too
+    /// little for the way's length, or `demand` when it gets all it asks for.
+    pub bottleneck: String,
+    /// Components between its ends, on the longest of its ways.
+    pub hops: usize,
+    /// The distribution of latencies: nanoseconds, and the share that does not exceed them.
+    #[serde(skip)]
+    pub distribution: Vec<(Time, f64)>,
+}
+
+/// What came of a tenant's flows.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TenantResult {
+    /// Its name.
+    pub name: String,
+    /// Bytes per second of all its flows.
+    pub bytes_per_second: f64,
+    /// Jobs per second of all its flows.
+    pub jobs_per_second: f64,
+    /// Its part of all bytes, from 0 to 1.
+    pub share: f64,
+}
+
+/// What a link was used for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LinkResult {
+    /// Its ends.
+    pub ends: [String; 2],
+    /// What it is: `Gen3 x8`.
+    pub link: String,
+    /// The share of the time for which it was sending, from the first end to the second.
+    pub there: f64,
+    /// The other way.
+    pub back: f64,
+    /// How often packets waited for credits, both ways.
+    pub starved: u64,
+}
+
+/// What came of a workload.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Results {
+    /// The measured time in seconds.
+    pub seconds: f64,
+    /// Events that the simulation took.
+    pub events: u64,
+    /// By flow, in the workload's order.
+    pub flows: Vec<FlowResult>,
+    /// By tenant, where flows have any.
+    pub tenants: Vec<TenantResult>,
+    /// By link, in the order of the rack's parts.
+    pub links: Vec<LinkResult>,
+}
+
+pub(super) fn tenants(flows: &[FlowResult]) -> Vec<TenantResult> {
+    let mut names: Vec<&String> = flows.iter().filter_map(|flow| flow.tenant.as_ref()).collect();
+    names.sort();
+    names.dedup();
+    let all: f64 = flows.iter().map(|flow| flow.bytes_per_second).sum();
+    let of = |name: &String| {
+        let own = || flows.iter().filter(move |flow| flow.tenant.as_ref() == Some(name));
+        let bytes_per_second: f64 = own().map(|flow| flow.bytes_per_second).sum();
+        TenantResult {
+            name: name.clone(),
+            bytes_per_second,
+            jobs_per_second: own().map(|flow| flow.jobs_per_second).sum(),
+            share: if all > 0.0 { bytes_per_second / all } else { 0.0 },
+        }
+    };
+    names.into_iter().map(of).collect()
+}
