@@ -58,6 +58,7 @@ enum Command {
     Leases(leases::Args),
     Path(path::Args),
     Vm(vm::Args),
+    Model(model::Args),
     Bench(bench::Args),
     Completions(completions::Args),
     #[command(hide = true)]
@@ -96,6 +97,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Leases(args) => args.run(common, output).await,
         Command::Path(args) => args.run(common, output).await,
         Command::Vm(args) => args.run(common, output).await,
+        Command::Model(args) => args.run(common, output).await,
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),
         Command::Node(args) => args.run(common).await,

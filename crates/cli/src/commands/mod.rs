@@ -8,6 +8,7 @@ pub mod devices;
 pub mod down;
 pub mod give_back;
 pub mod leases;
+pub mod model;
 pub mod node;
 pub mod path;
 pub mod status;

@@ -1,6 +1,6 @@
 //! From TOML to a [`Rack`], with the place of everything that is wrong.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use toml::Spanned;
@@ -205,7 +205,11 @@ fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
         switches.push(Switch { name: entry.name.to_owned(), host: placed(&part, hosts)? });
     }
     let links = match section.get("links") {
-        Some(value) => links(value, &names)?,
+        Some(value) => {
+            let links = links(value, &names)?;
+            refuse_loops(value, &links, &adapters)?;
+            links
+        }
         None => Vec::new(),
     };
     let windows = match section.get("windows") {
@@ -235,6 +239,41 @@ fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Outcome<()> {
             "hosts, adapters and switches have different names",
         ),
     }
+}
+
+/// A hierarchy of PCIe is a tree: inside of hosts and between them, only NTBs may close a loop.
+fn refuse_loops<'l>(
+    value: &Spanned<DeValue<'_>>,
+    links: &'l [Cable],
+    adapters: &[Adapter],
+) -> Outcome<()> {
+    let is_adapter = |name: &str| adapters.iter().any(|adapter| adapter.name == name);
+    // By part: one that it hangs together with; the last of the row stands for all.
+    let mut next: BTreeMap<&'l str, &'l str> = BTreeMap::new();
+    for (nth, link) in links.iter().enumerate() {
+        let [a, b] = link.ends.each_ref().map(String::as_str);
+        // Each side of an NTB is in a tree of its own.
+        if is_adapter(a) || is_adapter(b) {
+            continue;
+        }
+        let last = |mut part: &'l str| {
+            while let Some(further) = next.get(part) {
+                part = *further;
+            }
+            part
+        };
+        let (one, other) = (last(a), last(b));
+        if one == other {
+            let span = match value.get_ref() {
+                DeValue::Array(entries) => entries.get(nth).map_or(value.span(), Spanned::span),
+                _ => value.span(),
+            };
+            let what = format!("the link from {a} to {b} closes a loop");
+            return wrong(span, what, "a PCIe hierarchy is a tree: join two parts in one way only");
+        }
+        next.insert(one, other);
+    }
+    Ok(())
 }
 
 fn windows(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Vec<Window>> {

@@ -179,3 +179,14 @@ fn windows_and_modelled_devices_are_read() {
     let wrong = text.replace("\"gpu\"", "\"gpu\"\nsize = \"1 GiB\"");
     assert!(Rack::parse("rack.toml", &wrong).is_err());
 }
+
+#[test]
+fn a_loop_of_links_is_refused() {
+    let text = "name = \"lab\"\n[hosts.a]\n[fabric.switches.s]\nhost = \"a\"\n[fabric.switches.t]\nhost = \"a\"\n\
+                [[fabric.links]]\nends = [\"a\", \"s\"]\n[[fabric.links]]\nends = [\"s\", \"t\"]\n\
+                [[fabric.links]]\nends = [\"t\", \"a\"]\n";
+    let error = Rack::parse("rack.toml", text).unwrap_err().to_string();
+    assert!(error.starts_with("rack.toml:11:1: the link from t to a closes a loop"), "{error}");
+    let twice = text.replace("[\"t\", \"a\"]", "[\"t\", \"s\"]");
+    assert!(Rack::parse("rack.toml", &twice).is_err());
+}

@@ -14,6 +14,8 @@ const RAW: f64 = 32.0;
 /// Requests of the batching measurement, and the bytes of each.
 const REQUESTS: u64 = 10_000;
 const PAGE: u64 = 4096;
+/// Ratios that count as "the same".
+const SAME: (f64, f64) = (0.9, 1.1);
 /// The engine's channels.
 const CHANNELS: u32 = 4;
 
@@ -91,9 +93,9 @@ fn hrdma(transaction: Transaction, count: u64, deep: u32) -> f64 {
     gbps(lab.rate(script, deep, count, transaction.pieces * transaction.bytes))
 }
 
-/// Throughput of one transaction of 2,000 pieces of a size.
+/// Throughput of one transaction of 2,000 pieces of a size; of large ones, of fewer.
 fn pieces_of(bytes: u64) -> f64 {
-    hrdma(Transaction::of(2_000, bytes), 1, 1)
+    hrdma(Transaction::of(2_000.min((16 << 20) / bytes), bytes), 1, 1)
 }
 
 fn transfers() -> Vec<Row> {
@@ -104,7 +106,7 @@ fn transfers() -> Vec<Row> {
     let batched = hrdma(Transaction::of(256, PAGE), total / (256 * PAGE), CHANNELS);
     let combined = hrdma(Transaction::of(8, 32 * PAGE), total / (256 * PAGE), CHANNELS);
     let saturated = pieces_of(4096);
-    let rising = pieces_of(2048) / saturated < 0.95 && pieces_of(65536) / saturated < 1.1;
+    let (below, above) = (pieces_of(2048) / saturated, pieces_of(65536) / saturated);
     vec![
         Row::calibrated(("M1", "baseline"), 1.54, baseline, "Gbps"),
         Row::calibrated(("M1", "multi-channel"), 2.88, channels, "Gbps"),
@@ -114,9 +116,10 @@ fn transfers() -> Vec<Row> {
         Row::trend(
             ("M2", "saturates at 4 KiB"),
             "less below, little more above",
-            saturated,
-            rising,
-        ),
+            (0.95, 1.1),
+            above,
+        )
+        .and(below < 0.95),
         Row::predicted(("M3", "of 32 Gbps"), 63.4, saturated / RAW * 100.0, "%"),
     ]
 }
@@ -150,13 +153,14 @@ fn hops() -> Row {
     let of = |bytes| ["ch1", "mh", "ch2"].map(|to| landed(to, bytes));
     let [zero, one, two] = of(512 << 10);
     let middle = of(64 << 10);
-    let holds = one / zero > 0.9 && two < one && middle[2] < middle[1];
+    let holds = one / zero > 0.9 && middle[2] < middle[1];
     Row::trend(
         ("M4", "two hops against one, 512 KiB"),
         "one like none, two lower",
+        (0.0, 0.999),
         two / one,
-        holds,
     )
+    .and(holds)
 }
 
 fn accesses() -> Vec<Row> {
@@ -237,7 +241,7 @@ fn eop(mtu: u64, offset: u64, acknowledged: bool) -> f64 {
     if acknowledged {
         script.push(Step::Use(cpu, stages[2]));
     }
-    gbps(lab.rate(script, CHANNELS, 400, mtu))
+    gbps(lab.rate(script, CHANNELS, 100, mtu))
 }
 
 fn networks() -> Vec<Row> {
@@ -248,35 +252,22 @@ fn networks() -> Vec<Row> {
     // The optimised driver begins at the 64 bytes before: at most 64 more are copied.
     let optimised = eop(MTU + 64, 0, true) * MTU as f64 / (MTU + 64) as f64 / tcp;
     let (host, manager) = (nic("ch1"), nic("mh"));
-    let same = |ratio: f64| (0.9..=1.1).contains(&ratio);
     let (latency, rate) = (host.0 / manager.0, host.1 / manager.1);
     vec![
         Row::predicted(("M11", "CMMC 4 MB"), 20.11, copy, "Gbps"),
-        Row::trend(("M11", "CMMC against HRDMA"), "0.98 % under", copy / combined, {
-            (0.97..1.0).contains(&(copy / combined))
-        }),
+        Row::trend(("M11", "CMMC against HRDMA"), "0.98 % under", (0.97, 0.999), copy / combined),
         Row::predicted(("M12", "TCP, MTU 64 KB"), 19.6, tcp, "Gbps"),
         Row::predicted(("M12", "UDP, MTU 64 KB"), 19.9, udp, "Gbps"),
         Row::trend(
             ("M13", "unaligned, vanilla driver"),
             "sometimes under half",
+            (0.0, 0.5),
             vanilla,
-            vanilla < 0.5,
         ),
-        Row::trend(
-            ("M13", "unaligned, optimised driver"),
-            "within 6 %",
-            optimised,
-            optimised > 0.94,
-        ),
-        Row::trend(
-            ("M14", "shared NIC, latency of compute host"),
-            "the same",
-            latency,
-            same(latency),
-        )
-        .note("each of doorbell, descriptor and data crosses an NTB of 2.6 to 4.3 us (M5, M6)"),
-        Row::trend(("M14", "shared NIC, throughput of compute host"), "the same", rate, same(rate)),
+        Row::trend(("M13", "unaligned, optimised driver"), "within 6 %", (0.94, 1.0), optimised),
+        Row::trend(("M14", "shared NIC, latency of compute host"), "the same", SAME, latency)
+            .note("each of doorbell, descriptor and data crosses an NTB of 2.6 to 4.3 us (M5, M6)"),
+        Row::trend(("M14", "shared NIC, throughput of compute host"), "the same", SAME, rate),
     ]
 }
 

@@ -98,7 +98,7 @@ impl Row {
         unit: &'static str,
     ) -> Row {
         // Kept to six digits: below that, platforms may differ.
-        let modelled = rounded(modelled);
+        let (published, modelled) = (rounded(published), rounded(modelled));
         let error = if published == 0.0 { modelled } else { modelled / published - 1.0 };
         let holds = error.abs() <= kind.allowed() + 1e-12;
         let verdict = if holds { Verdict::Ok } else { Verdict::Miss };
@@ -144,11 +144,22 @@ impl Row {
         }
     }
 
-    /// Of a relation: `modelled` is the ratio that shows it.
-    fn trend(name: (&'static str, &str), says: &str, modelled: f64, holds: bool) -> Row {
-        let row = Row::new(name, Kind::Trend, rounded(modelled), modelled, "ratio");
-        let verdict = if holds { Verdict::Ok } else { Verdict::Miss };
-        Row { says: Some(says.to_owned()), verdict, ..row }
+    /// Of a relation: `modelled` is a ratio that must be within a range for it to hold.
+    fn trend(
+        name: (&'static str, &str),
+        says: &str,
+        (least, most): (f64, f64),
+        modelled: f64,
+    ) -> Row {
+        let nearest = rounded(modelled).clamp(least, most);
+        let row = Row::new(name, Kind::Trend, nearest, modelled, "ratio");
+        Row { says: Some(says.to_owned()), ..row }
+    }
+
+    /// What must hold besides.
+    fn and(self, holds: bool) -> Row {
+        let verdict = if holds { self.verdict } else { Verdict::Miss };
+        Row { verdict, ..self }
     }
 
     fn note(self, note: &'static str) -> Row {

@@ -134,7 +134,7 @@ fn timing(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<Timing> {
         device(value, &mut timing)?;
     }
     if let Some(value) = section.get("parts") {
-        timing.parts = parts(value, names)?;
+        timing.parts = parts(value, names, timing.device.mps)?;
     }
     if let Some(value) = section.get("software") {
         let entry = |section: &Section<'_>, key| time(section, key);
@@ -213,7 +213,11 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     Ok(())
 }
 
-fn parts(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<BTreeMap<String, PartTiming>> {
+fn parts(
+    value: &Spanned<DeValue<'_>>,
+    names: &[&str],
+    mps: u32,
+) -> Outcome<BTreeMap<String, PartTiming>> {
     let form = "write [timing.parts.\"NAME\"] for each part";
     let DeValue::Table(table) = value.get_ref() else {
         return wrong(value.span(), mismatch("parts", value.get_ref()), form);
@@ -241,11 +245,16 @@ fn parts(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<BTreeMap<Strin
             "engine",
         ];
         let part = subsection(value, &format!("timing.parts.{text}"), keys)?;
+        // A part that takes less than another sends would drop what that sends (specification 2.2.2).
+        if let Some(own) = power(&part, "mps", 128, 4096)?.filter(|own| *own != mps) {
+            let what = format!("the MPS of {text} is {own} B, the rack's is {mps} B");
+            let allowed = "all parts of a fabric have one MPS: set `mps` in [timing.device]";
+            return wrong(part.place("mps"), what, allowed);
+        }
         let timing = PartTiming {
             latency: time(&part, "latency")?,
             translation: time(&part, "translation")?,
             completion_translation: time(&part, "completion_translation")?,
-            mps: power(&part, "mps", 128, 4096)?,
             mrrs: power(&part, "mrrs", 128, 4096)?,
             tags: count(&part, "tags", 1, 1 << 14)?,
             window: count(&part, "window", 1, 1 << 20)?,
@@ -327,6 +336,10 @@ mod tests {
             ("[timing.parts.\"b/x\"]\ntags = 1", "rack.toml:1:15: the rack has no part `b/x`"),
             ("[timing.software]\nx = 3", "rack.toml:2:5: `x` is the number 3"),
             ("[timing.power]\nx = \"3\"", "rack.toml:2:5: `3` is no power"),
+            (
+                "[timing.parts.\"a/gpu0\"]\nmps = \"512 B\"",
+                "rack.toml:2:7: the MPS of a/gpu0 is 512 B, the rack's is 256 B",
+            ),
             ("timing = 1", "rack.toml:1:10: `timing` is the number 1"),
         ];
         for (text, expected) in cases {

@@ -262,8 +262,7 @@ impl Default for CpuTiming {
 /// How devices behave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceTiming {
-    /// The most bytes of a packet (MPS). Default 256. The whole rack has one, unless a part says
-    /// otherwise.
+    /// The most bytes of a packet (MPS). Default 256. All parts of a rack have the same.
     pub mps: u32,
     /// The most bytes of a read request (MRRS). Default 512.
     pub mrrs: u32,
@@ -311,8 +310,6 @@ pub struct PartTiming {
     pub translation: Option<Time>,
     /// An NTB's translation of completions.
     pub completion_translation: Option<Time>,
-    /// A device's or switch's MPS.
-    pub mps: Option<u32>,
     /// A device's MRRS.
     pub mrrs: Option<u32>,
     /// A device's tags.

@@ -1,0 +1,121 @@
+//! `rackbus model`: what latency and bandwidth a rack's flows will get.
+
+mod live;
+mod reproduce;
+mod run;
+mod trace;
+mod variants;
+
+use std::path::Path;
+
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::text::FileError;
+use rackbus_model::timing::{self, Timing};
+use rackbus_model::workload::{self, Failed, Workload};
+
+use crate::Common;
+use crate::output::{Failure, Output};
+
+/// Time a rack before it is built: the fabric's latency and bandwidth, with contention.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus model reproduce                       the papers' figures, published and modelled
+  rackbus model run rack.toml workload.toml     what each flow will get, and where it is held up
+  rackbus model run --live                      the running rack, with its leases as the workload
+  rackbus model trace rack.toml workload.toml   one job, hop by hop")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Reproduce(reproduce::Args),
+    Run(run::Args),
+    Trace(trace::Args),
+}
+
+impl Args {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        match &self.command {
+            Command::Reproduce(args) => args.run(output),
+            Command::Run(args) => args.run(common, output).await,
+            Command::Trace(args) => args.run(output),
+        }
+    }
+}
+
+/// A file's name and text.
+#[derive(Debug, Clone)]
+struct Source {
+    name: String,
+    text: String,
+}
+
+impl Source {
+    fn read(file: &Path) -> Result<Source, Failure> {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file).map_err(|cause| {
+            Failure::usage(format!("{name}: {cause}"), "name a rack file and a workload file")
+        })?;
+        Ok(Source { name, text })
+    }
+}
+
+/// A rack, its timing and what moves in it.
+#[derive(Debug)]
+struct Case {
+    rack: Rack,
+    timing: Timing,
+    workload: Workload,
+    /// The workload's text, for the places of what does not fit.
+    source: Source,
+}
+
+impl Case {
+    fn read(rack: &Source, workload: &Source) -> Result<Case, Failure> {
+        let parsed = Rack::parse(&rack.name, &rack.text).map_err(misread)?;
+        let timing = timing::read_for(&rack.name, &rack.text, &parsed).map_err(misread)?;
+        let flows = workload::parse(&workload.name, &workload.text).map_err(misread)?;
+        Ok(Case { rack: parsed, timing, workload: flows, source: workload.clone() })
+    }
+
+    /// What did not run, for people.
+    fn failure(&self, failed: Failed) -> Failure {
+        match failed {
+            Failed::Wrong(problem) => misread(problem.locate(&self.source.name, &self.source.text)),
+            Failed::Rack(error) => remedied(&error.to_string(), true),
+            Failed::Stuck(error) => remedied(&error.to_string(), false),
+        }
+    }
+}
+
+/// A file's error: its place and cause, and what is allowed.
+fn misread(error: FileError) -> Failure {
+    let place = format!("{}:{}:{}", error.file, error.line, error.column);
+    Failure::usage(format!("{place}: {}", error.what), error.allowed)
+}
+
+/// A message that ends with its remedy.
+fn remedied(text: &str, usage: bool) -> Failure {
+    let (error, remedy) = text.split_once("; ").unwrap_or((text, "see `rackbus model --help`"));
+    if usage { Failure::usage(error, remedy) } else { Failure::new(error, remedy) }
+}
+
+/// Nanoseconds, for people.
+fn span(ns: f64) -> String {
+    match ns {
+        ..1e3 => format!("{ns:.0} ns"),
+        1e3..1e6 => format!("{:.2} us", ns / 1e3),
+        _ => format!("{:.2} ms", ns / 1e6),
+    }
+}
+
+/// Bytes per second, for people.
+fn rate(bytes: f64) -> String {
+    match bytes {
+        ..1e6 => format!("{:.1} KB/s", bytes / 1e3),
+        1e6..1e9 => format!("{:.1} MB/s", bytes / 1e6),
+        _ => format!("{:.3} GB/s", bytes / 1e9),
+    }
+}

@@ -1,0 +1,96 @@
+//! `rackbus model reproduce`: the papers' figures, published and modelled.
+
+use rackbus_model::reproduce::{Kind, Row, Verdict, rows};
+
+use crate::output::{Cell, Failure, Output, Tone};
+
+/// Model the published figures of the papers that rackbus follows, and compare.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus model reproduce
+  rackbus model reproduce --only M       those of Marlin
+  rackbus --json model reproduce         id, published, modelled, unit, error, kind, verdict")]
+pub struct Args {
+    /// Only figures whose number begins so: DL, DL4, M, S, A.
+    #[arg(long, value_name = "ID")]
+    only: Option<String>,
+}
+
+impl Args {
+    pub fn run(&self, output: &Output) -> Result<(), Failure> {
+        output.progress("simulating the papers' testbeds; this takes some seconds");
+        let mut rows = rows();
+        if let Some(only) = &self.only {
+            rows.retain(|row| matches(row.id, only));
+            if rows.is_empty() {
+                let error = format!("no figure is called {only}");
+                return Err(Failure::usage(
+                    error,
+                    "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9",
+                ));
+            }
+        }
+        output.result(&rows, |o| {
+            let head = ["id", "case", "published", "modelled", "unit", "error", "kind", "verdict"];
+            o.table(&head, rows.iter().map(cells).collect());
+            let missed: Vec<&Row> =
+                rows.iter().filter(|row| row.verdict == Verdict::Miss).collect();
+            o.line("");
+            o.line(&format!(
+                "{} rows: {} ok, {} missed",
+                rows.len(),
+                rows.len() - missed.len(),
+                missed.len()
+            ));
+            for row in missed {
+                let why = row.note.unwrap_or("not explained");
+                o.line(&format!("missed: {} {}: {why}", row.id, row.case));
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Whether a figure is meant: all of a paper's by its letters, or one by its number.
+fn matches(id: &str, only: &str) -> bool {
+    let letters = id.trim_end_matches(|c: char| c.is_ascii_digit());
+    id.eq_ignore_ascii_case(only) || letters.eq_ignore_ascii_case(only)
+}
+
+fn cells(row: &Row) -> Vec<Cell> {
+    let error = match row.kind {
+        Kind::Trend => String::new(),
+        _ => format!("{:+.1} %", row.error * 100.0),
+    };
+    let (word, tone) = match row.verdict {
+        Verdict::Ok => ("ok", Tone::Good),
+        Verdict::Miss => ("miss", Tone::Bad),
+    };
+    let published = match (&row.says, row.kind) {
+        (Some(says), _) => says.clone(),
+        (None, _) => number(row.published),
+    };
+    vec![
+        row.id.into(),
+        row.case.clone().into(),
+        published.into(),
+        number(row.modelled).into(),
+        row.unit.into(),
+        error.into(),
+        row.kind.to_string().into(),
+        Cell(word.into(), tone),
+    ]
+}
+
+/// With four significant digits.
+fn number(value: f64) -> String {
+    if value == 0.0 {
+        return "0".into();
+    }
+    let digits = (3 - value.abs().log10().floor() as i32).clamp(0, 6) as usize;
+    let text = format!("{value:.digits$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}

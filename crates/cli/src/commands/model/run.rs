@@ -1,0 +1,203 @@
+//! `rackbus model run`: a workload in a rack.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rackbus_model::workload::{self, Results};
+use serde::Serialize;
+
+use super::variants::{self, Sweep, Variant};
+use super::{Case, Source, live, rate, span};
+use crate::Common;
+use crate::output::{Cell, Failure, Output, Tone};
+
+/// Simulate a workload in a rack: what each flow gets, and what holds it up.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus model run rack.toml workload.toml
+  rackbus model run rack.toml workload.toml --sweep hosts.lender.iommu=true,false
+  rackbus model run rack.toml workload.toml --sweep fabric.links.0.lanes=4,8,16 --sweep flows.a.depth=1,8
+  rackbus model run --live                   the running rack, with its leases as the workload
+  rackbus model run --live workload.toml     the running rack, with another workload
+  rackbus --json model run rack.toml workload.toml")]
+pub struct Args {
+    /// The rack file and the workload file; with --live the workload file, or none.
+    #[arg(value_name = "FILE", num_args = 0..=2)]
+    files: Vec<PathBuf>,
+    /// Take the rack that runs on this machine.
+    #[arg(long)]
+    live: bool,
+    /// Run each of these values of a key of either file; several sweeps run all combinations.
+    #[arg(long, value_name = "KEY=A,B,C")]
+    sweep: Vec<Sweep>,
+    /// The most events of a simulation.
+    #[arg(long, value_name = "N", default_value_t = 4_000_000_000)]
+    max_events: u64,
+}
+
+/// What came of a variant.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    /// The values that were chosen.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    variant: Vec<(String, String)>,
+    #[serde(flatten)]
+    results: Results,
+}
+
+impl Args {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        let (rack, workload) = self.sources(common).await?;
+        let variants = variants::all(&rack, &workload, &self.sweep)?;
+        let cases: Vec<Case> =
+            variants.iter().map(|v| Case::read(&v.rack, &v.workload)).collect::<Result<_, _>>()?;
+        if let Some(case) = cases.first() {
+            let (flows, duration) = (case.workload.flows.len(), case.workload.duration);
+            let several =
+                if cases.len() > 1 { format!(", {} variants", cases.len()) } else { String::new() };
+            output.progress(&format!("simulating {duration} of {flows} flows{several}"));
+        }
+        let outcomes = self.simulate(&variants, &cases)?;
+        let show = |o: &Output| {
+            show_flows(o, &outcomes);
+            show_tenants(o, &outcomes);
+            show_links(o, &outcomes);
+        };
+        match &outcomes[..] {
+            // Without sweeps there is one thing to tell, not a list.
+            [only] if self.sweep.is_empty() => output.result(only, show),
+            _ => output.result(&outcomes, show),
+        }
+        Ok(())
+    }
+
+    async fn sources(&self, common: &Common) -> Result<(Source, Source), Failure> {
+        match (&self.files[..], self.live) {
+            ([rack, workload], false) => Ok((Source::read(rack)?, Source::read(workload)?)),
+            ([], true) => Ok((live::rack(common)?, live::leases(common).await?)),
+            ([workload], true) => Ok((live::rack(common)?, Source::read(workload)?)),
+            _ => Err(Failure::usage(
+                "which rack and workload is not clear",
+                "write `rackbus model run RACK WORKLOAD`, or `rackbus model run --live [WORKLOAD]`",
+            )),
+        }
+    }
+
+    /// Simulates all cases, on all processors; the first failure in their order is told.
+    fn simulate(&self, variants: &[Variant], cases: &[Case]) -> Result<Vec<Outcome>, Failure> {
+        let next = AtomicUsize::new(0);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(cases.len());
+        let work = || {
+            let mut done = Vec::new();
+            while let Some(nth) =
+                Some(next.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < cases.len())
+            {
+                let case = &cases[nth];
+                let results =
+                    workload::run(&case.rack, &case.timing, &case.workload, self.max_events);
+                done.push((nth, results.map_err(|failed| case.failure(failed))));
+            }
+            done
+        };
+        let mut done = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            workers
+                .into_iter()
+                .flat_map(|worker| worker.join().unwrap_or_default())
+                .collect::<Vec<_>>()
+        });
+        done.sort_by_key(|(nth, _)| *nth);
+        if done.len() < cases.len() {
+            return Err(Failure::new(
+                "a simulation broke off",
+                "report this as an error of rackbus",
+            ));
+        }
+        done.into_iter()
+            .map(|(nth, results)| {
+                Ok(Outcome { variant: variants[nth].choice.clone(), results: results? })
+            })
+            .collect()
+    }
+}
+
+/// The columns of a variant: its values.
+fn choice(outcome: &Outcome) -> Vec<Cell> {
+    outcome.variant.iter().map(|(_, value)| value.as_str().into()).collect()
+}
+
+fn head<'a>(outcomes: &'a [Outcome], own: &[&'a str]) -> Vec<&'a str> {
+    let keys =
+        outcomes.first().into_iter().flat_map(|o| o.variant.iter().map(|(key, _)| key.as_str()));
+    keys.chain(own.iter().copied()).collect()
+}
+
+fn show_flows(o: &Output, outcomes: &[Outcome]) {
+    let own = ["flow", "rate", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
+    let rows = outcomes.iter().flat_map(|outcome| {
+        outcome.results.flows.iter().map(move |flow| {
+            let latency = &flow.latency_ns;
+            let mut cells = choice(outcome);
+            cells.extend([
+                flow.name.as_str().into(),
+                rate(flow.bytes_per_second).into(),
+                format!("{:.0}", flow.jobs_per_second).into(),
+                span(latency.mean).into(),
+                span(latency.p50).into(),
+                span(latency.p99).into(),
+                span(latency.greatest).into(),
+                flow.hops.to_string().into(),
+                flow.bottleneck.as_str().into(),
+            ]);
+            cells
+        })
+    });
+    o.table(&head(outcomes, &own), rows.collect());
+}
+
+fn show_tenants(o: &Output, outcomes: &[Outcome]) {
+    let rows: Vec<Vec<Cell>> = outcomes
+        .iter()
+        .flat_map(|outcome| {
+            outcome.results.tenants.iter().map(move |tenant| {
+                let mut cells = choice(outcome);
+                cells.extend([
+                    tenant.name.as_str().into(),
+                    rate(tenant.bytes_per_second).into(),
+                    format!("{:.0}", tenant.jobs_per_second).into(),
+                    format!("{:.1} %", tenant.share * 100.0).into(),
+                ]);
+                cells
+            })
+        })
+        .collect();
+    if !rows.is_empty() {
+        o.line("");
+        o.table(&head(outcomes, &["tenant", "rate", "jobs/s", "share"]), rows);
+    }
+}
+
+fn show_links(o: &Output, outcomes: &[Outcome]) {
+    let tone = |share: f64| if share >= 0.95 { Tone::Busy } else { Tone::Plain };
+    let percent = |share: f64| Cell(format!("{:.1} %", share * 100.0), tone(share));
+    let rows: Vec<Vec<Cell>> = outcomes
+        .iter()
+        .flat_map(|outcome| {
+            let used = |link: &&rackbus_model::workload::LinkResult| link.there + link.back > 0.0;
+            outcome.results.links.iter().filter(used).map(move |link| {
+                let mut cells = choice(outcome);
+                cells.extend([
+                    link.ends.join(" - ").into(),
+                    link.link.as_str().into(),
+                    percent(link.there),
+                    percent(link.back),
+                ]);
+                cells
+            })
+        })
+        .collect();
+    if !rows.is_empty() {
+        o.line("");
+        o.table(&head(outcomes, &["link", "what", "there", "back"]), rows);
+    }
+}

@@ -1,0 +1,65 @@
+//! `rackbus model trace`: one job, hop by hop.
+
+use std::path::PathBuf;
+
+use rackbus_model::workload::{TraceStep, trace};
+use serde::Serialize;
+
+use super::{Case, Source, span};
+use crate::output::{Failure, Output};
+
+/// Follow one job of a workload's flow, alone in the rack, from hop to hop.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus model trace rack.toml workload.toml
+  rackbus model trace rack.toml workload.toml --flow backup")]
+pub struct Args {
+    /// The rack file.
+    #[arg(value_name = "RACK")]
+    rack_file: PathBuf,
+    /// The workload file.
+    #[arg(value_name = "WORKLOAD")]
+    workload_file: PathBuf,
+    /// Which flow; the first when none is named.
+    #[arg(long, value_name = "NAME")]
+    flow: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Trace {
+    flow: String,
+    took_ns: f64,
+    steps: Vec<TraceStep>,
+}
+
+impl Args {
+    pub fn run(&self, output: &Output) -> Result<(), Failure> {
+        let case =
+            Case::read(&Source::read(&self.rack_file)?, &Source::read(&self.workload_file)?)?;
+        let names: Vec<&str> = case.workload.flows.iter().map(|flow| flow.name.as_str()).collect();
+        let flow = self.flow.as_deref().or(names.first().copied()).unwrap_or_default();
+        if !names.contains(&flow) {
+            let error = format!("the workload has no flow `{flow}`");
+            return Err(Failure::usage(error, format!("its flows are {}", names.join(", "))));
+        }
+        let traced = trace(&case.rack, &case.timing, &case.workload, flow);
+        let (steps, took) = traced.map_err(|failed| case.failure(failed))?;
+        let trace = Trace { flow: flow.to_owned(), took_ns: took.ns(), steps };
+        output.result(&trace, |o| {
+            let rows = trace.steps.iter().map(|step| {
+                vec![
+                    step.number.to_string().into(),
+                    step.packet.as_str().into(),
+                    step.from.as_str().into(),
+                    step.to.as_str().into(),
+                    span(step.ready_ns).into(),
+                    span(step.begin_ns - step.ready_ns).into(),
+                    span(step.end_ns - step.begin_ns).into(),
+                ]
+            });
+            o.table(&["packet", "what", "from", "to", "at", "waited", "took"], rows.collect());
+            o.line(&format!("{flow}: {} in all", span(trace.took_ns)));
+        });
+        Ok(())
+    }
+}
