@@ -13,11 +13,13 @@
 //! * [`engine`]: the simulation, packet by packet.
 //! * [`assembly`]: a rack, put together for it.
 //! * [`workload`]: what moves in a rack.
+//! * [`picture`]: results as SVG.
 //! * [`mod@reproduce`]: the papers' figures, modelled.
 
 pub mod assembly;
 pub mod engine;
 pub mod flow;
+pub mod picture;
 pub mod queue;
 pub mod random;
 pub mod reproduce;

@@ -29,6 +29,7 @@
 //! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
 
 mod file;
+pub mod pictures;
 mod results;
 mod scripts;
 

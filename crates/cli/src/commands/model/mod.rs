@@ -102,6 +102,15 @@ fn remedied(text: &str, usage: bool) -> Failure {
     if usage { Failure::usage(error, remedy) } else { Failure::new(error, remedy) }
 }
 
+/// Writes a file, and its folder where there is none.
+fn write(file: &Path, text: &str) -> Result<(), Failure> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(file, text));
+    written.map_err(|cause| {
+        Failure::new(format!("{}: {cause}", file.display()), "name a place that can be written")
+    })
+}
+
 /// Nanoseconds, for people.
 fn span(ns: f64) -> String {
     match ns {

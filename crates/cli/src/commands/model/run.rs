@@ -1,13 +1,13 @@
 //! `rackbus model run`: a workload in a rack.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rackbus_model::workload::{self, Results};
+use rackbus_model::workload::{self, Results, pictures};
 use serde::Serialize;
 
 use super::variants::{self, Sweep, Variant};
-use super::{Case, Source, live, rate, span};
+use super::{Case, Source, live, rate, span, write};
 use crate::Common;
 use crate::output::{Cell, Failure, Output, Tone};
 
@@ -17,6 +17,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model run rack.toml workload.toml
   rackbus model run rack.toml workload.toml --sweep hosts.lender.iommu=true,false
   rackbus model run rack.toml workload.toml --sweep fabric.links.0.lanes=4,8,16 --sweep flows.a.depth=1,8
+  rackbus model run rack.toml workload.toml --pictures pictures/
   rackbus model run --live                   the running rack, with its leases as the workload
   rackbus model run --live workload.toml     the running rack, with another workload
   rackbus --json model run rack.toml workload.toml")]
@@ -30,6 +31,9 @@ pub struct Args {
     /// Run each of these values of a key of either file; several sweeps run all combinations.
     #[arg(long, value_name = "KEY=A,B,C")]
     sweep: Vec<Sweep>,
+    /// Draw bandwidth over size, latencies and links into this folder (SVG), one set for each variant.
+    #[arg(long, value_name = "DIR")]
+    pictures: Option<PathBuf>,
     /// The most events of a simulation.
     #[arg(long, value_name = "N", default_value_t = 4_000_000_000)]
     max_events: u64,
@@ -58,6 +62,9 @@ impl Args {
             output.progress(&format!("simulating {duration} of {flows} flows{several}"));
         }
         let outcomes = self.simulate(&variants, &cases)?;
+        if let Some(folder) = &self.pictures {
+            self.draw(folder, &cases, &outcomes, output)?;
+        }
         let show = |o: &Output| {
             show_flows(o, &outcomes);
             show_tenants(o, &outcomes);
@@ -118,6 +125,34 @@ impl Args {
                 Ok(Outcome { variant: variants[nth].choice.clone(), results: results? })
             })
             .collect()
+    }
+}
+
+impl Args {
+    fn draw(
+        &self,
+        folder: &Path,
+        cases: &[Case],
+        outcomes: &[Outcome],
+        output: &Output,
+    ) -> Result<(), Failure> {
+        output.progress(&format!("drawing into {}", folder.display()));
+        for (nth, (case, outcome)) in cases.iter().zip(outcomes).enumerate() {
+            let own =
+                if cases.len() > 1 { folder.join((nth + 1).to_string()) } else { folder.into() };
+            let failed = |failed| case.failure(failed);
+            let bandwidth = pictures::bandwidth(&case.rack, &case.timing, &case.workload);
+            let links = pictures::links(&case.rack, &outcome.results);
+            let files = [
+                ("bandwidth.svg", bandwidth.map_err(failed)?.svg()),
+                ("latency.svg", pictures::latencies(&outcome.results).svg()),
+                ("links.svg", links.map_err(failed)?.svg()),
+            ];
+            for (name, text) in files {
+                write(&own.join(name), &text)?;
+            }
+        }
+        Ok(())
     }
 }
 

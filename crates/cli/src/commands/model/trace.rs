@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-use rackbus_model::workload::{TraceStep, trace};
+use rackbus_model::workload::{TraceStep, pictures, trace};
 use serde::Serialize;
 
-use super::{Case, Source, span};
+use super::{Case, Source, span, write};
 use crate::output::{Failure, Output};
 
 /// Follow one job of a workload's flow, alone in the rack, from hop to hop.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus model trace rack.toml workload.toml
-  rackbus model trace rack.toml workload.toml --flow backup")]
+  rackbus model trace rack.toml workload.toml --flow backup --picture backup.svg")]
 pub struct Args {
     /// The rack file.
     #[arg(value_name = "RACK")]
@@ -20,6 +20,9 @@ pub struct Args {
     /// The workload file.
     #[arg(value_name = "WORKLOAD")]
     workload_file: PathBuf,
+    /// Draw it into this file (SVG).
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
     /// Which flow; the first when none is named.
     #[arg(long, value_name = "NAME")]
     flow: Option<String>,
@@ -44,6 +47,9 @@ impl Args {
         }
         let traced = trace(&case.rack, &case.timing, &case.workload, flow);
         let (steps, took) = traced.map_err(|failed| case.failure(failed))?;
+        if let Some(file) = &self.picture {
+            write(file, &pictures::timeline(flow, &steps, took).svg())?;
+        }
         let trace = Trace { flow: flow.to_owned(), took_ns: took.ns(), steps };
         output.result(&trace, |o| {
             let rows = trace.steps.iter().map(|step| {

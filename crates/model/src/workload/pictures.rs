@@ -1,0 +1,175 @@
+//! Pictures of what came of a workload.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::{ComponentId, Kind, Topology, derive};
+
+use super::results::Results;
+use super::scripts::{Failed, TraceStep, run};
+use super::{FlowKind, Workload};
+use crate::assembly::AssemblyError;
+use crate::engine::Arrivals;
+use crate::picture::chart::{Chart, Scale, Series, span};
+use crate::picture::diagram::{Diagram, Edge, Node};
+use crate::picture::timeline::{Passage, Timeline};
+use crate::time::Time;
+use crate::timing::Timing;
+
+/// Sizes of the picture of bandwidth over size: powers of two from 64 B to 1 MiB.
+const SIZES: std::ops::RangeInclusive<u32> = 6..=20;
+/// How long each of its points is simulated: in the time of a job, and at least.
+const LEAST: Time = Time::from_us(100);
+/// More events than a point takes.
+const MOST: u64 = 200_000_000;
+
+/// The distributions of flows' latencies.
+pub fn latencies(results: &Results) -> Chart {
+    let of: Vec<_> =
+        results.flows.iter().map(|flow| (flow.name.clone(), flow.distribution.clone())).collect();
+    Chart::distributions("Latency of each flow", &of)
+}
+
+/// How busy the links are.
+///
+/// # Errors
+/// [`Failed`] when the rack's topology cannot be.
+pub fn links(rack: &Rack, results: &Results) -> Result<Diagram, Failed> {
+    let topology = derive::topology(rack).map_err(AssemblyError::from)?;
+    let depths = depths(&topology);
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    let mut nodes = Vec::new();
+    // Memory is behind the root, and not worth a box.
+    for (id, part) in topology.components().filter(|(_, part)| part.kind != Kind::Memory) {
+        places.insert(part.name.clone(), nodes.len());
+        nodes.push(Node {
+            name: part.name.clone(),
+            kind: part.kind.to_string(),
+            host: part.host.map(|host| topology.host(host).name.clone()),
+            depth: depths.get(&id).copied().unwrap_or(0),
+        });
+    }
+    let edges = results.links.iter().filter_map(|link| {
+        let [a, b] = link.ends.each_ref().map(|name| places.get(name).copied());
+        Some(Edge { ends: [a?, b?], label: link.link.clone(), there: link.there, back: link.back })
+    });
+    let busiest = results.links.iter().map(|link| link.there.max(link.back)).fold(0.0, f64::max);
+    let title = format!("The busiest link is busy for {:.0} % of the time", busiest * 100.0);
+    Ok(Diagram { title, edges: edges.collect(), nodes })
+}
+
+/// How many links each part is from its host's root; between hosts, from the nearest NTB.
+fn depths(topology: &Topology) -> BTreeMap<ComponentId, usize> {
+    let mut depths = BTreeMap::new();
+    let mut queue: VecDeque<ComponentId> = topology.hosts().map(|(_, host)| host.root).collect();
+    queue.iter().for_each(|root| {
+        depths.insert(*root, 0);
+    });
+    let mut outside = VecDeque::new();
+    loop {
+        while let Some(id) = queue.pop_front() {
+            let here = depths[&id];
+            for (next, _) in topology.neighbours(id) {
+                let crosses = topology.component(*next).host != topology.component(id).host;
+                if depths.contains_key(next) {
+                    continue;
+                }
+                if crosses {
+                    outside.push_back(*next);
+                } else {
+                    depths.insert(*next, here + 1);
+                    queue.push_back(*next);
+                }
+            }
+        }
+        // Then what is between hosts, from its edge inwards.
+        match outside.pop_front() {
+            Some(id) => {
+                if let std::collections::btree_map::Entry::Vacant(place) = depths.entry(id) {
+                    place.insert(0);
+                    queue.push_back(id);
+                }
+            }
+            None => return depths,
+        }
+    }
+}
+
+/// Each flow's bandwidth, alone in the rack, over the size of its jobs.
+///
+/// # Errors
+/// [`Failed`] as [`run`] has it.
+pub fn bandwidth(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Chart, Failed> {
+    let mut series = Vec::new();
+    for nth in 0..workload.flows.len() {
+        let mut points = Vec::new();
+        for size in SIZES.map(|power| 1 << power) {
+            let alone = resized(workload, nth, size);
+            let results = run(rack, timing, &alone, MOST)?;
+            let rate = results.flows.first().map_or(0.0, |flow| flow.bytes_per_second);
+            points.push((size as f64, rate / 1e9));
+        }
+        let name = workload.flows[nth].name.clone();
+        series.push(Series { name, points, measured: false });
+    }
+    Ok(Chart {
+        title: "Bandwidth over size".to_owned(),
+        subtitle: "GB/s of each flow, alone in the rack, over the bytes of a job".to_owned(),
+        x: Scale::Bytes,
+        y: Scale::Linear,
+        series,
+    })
+}
+
+/// One flow of a workload, with jobs of another size; flows that ask for a rate take all they can get.
+fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
+    let mut spec = workload.flows[nth].clone();
+    spec.size = size;
+    if let FlowKind::Ring { input, output, .. } = &mut spec.kind {
+        let change = |bytes: &mut u64| *bytes = if *bytes > 0 { size } else { 0 };
+        change(input);
+        change(output);
+    }
+    if !matches!(spec.arrivals, Arrivals::Depth(_)) {
+        spec.arrivals = Arrivals::Depth(8);
+    }
+    // Long enough for some jobs of this size at a gigabyte per second.
+    let duration = LEAST.max(Time::from_ns(size * 8));
+    Workload { seed: workload.seed, duration, warmup: duration / 4, flows: vec![spec] }
+}
+
+/// A job, hop by hop.
+pub fn timeline(flow: &str, steps: &[TraceStep], took: Time) -> Timeline {
+    let mut lanes: Vec<String> = Vec::new();
+    for step in steps {
+        for part in [&step.from, &step.to] {
+            if !lanes.contains(part) {
+                lanes.push(part.clone());
+            }
+        }
+    }
+    let place = |part: &String| lanes.iter().position(|lane| lane == part).unwrap_or(0);
+    let passage = |step: &TraceStep| Passage {
+        from: place(&step.from),
+        to: place(&step.to),
+        begin: step.begin_ns,
+        end: step.end_ns,
+        label: step.packet.clone(),
+        kind: match step.packet.split(' ').next() {
+            Some("MRd") => 1,
+            Some("CplD") => 2,
+            _ => 0,
+        },
+    };
+    let mut passages: Vec<Passage> = steps.iter().map(passage).collect();
+    passages.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+    Timeline {
+        title: format!("{flow}: one job takes {}", span(took.ns())),
+        subtitle: format!(
+            "{} passages over links, time downwards: writes blue, read requests red, completions green",
+            passages.len()
+        ),
+        lanes,
+        passages,
+    }
+}
