@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use rackbus_model::reproduce::{Kind, Row, Verdict, rows, testbeds};
+use rackbus_model::reproduce::{Kind, Row, Verdict, pictures, rows, testbeds};
 
 fn table(rows: &[Row]) -> String {
     let mut text = String::from(
@@ -41,6 +41,7 @@ fn figures_are_as_they_were() {
         assert_eq!(is, was, "if this is meant, run with RACKBUS_UPDATE=1 and commit the change");
     }
     assert_eq!(before.lines().count(), now.lines().count());
+    drawn(&rows);
     // Every figure of the papers that a model answers to has its row, and a miss says why.
     let numbers = |paper: &str, of: &[u32]| {
         of.iter().map(|number| format!("{paper}{number}")).collect::<Vec<_>>()
@@ -54,6 +55,20 @@ fn figures_are_as_they_were() {
     }
     for row in rows.iter().filter(|row| row.verdict == Verdict::Miss) {
         assert!(row.note.is_some(), "{} {} misses without a reason", row.id, row.case);
+    }
+}
+
+/// The book's pictures are those of the rows.
+fn drawn(rows: &[Row]) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/figures");
+    for (name, now) in pictures(rows) {
+        let file = folder.join(format!("{name}.svg"));
+        if std::env::var_os("RACKBUS_UPDATE").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(&file, &now).unwrap();
+        }
+        let before = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(before == now, "{name}.svg is another: run with RACKBUS_UPDATE=1 and commit it");
     }
 }
 

@@ -153,10 +153,13 @@ impl Diagram {
     }
 }
 
+/// A place and a size.
+type Area = ((f64, f64), (f64, f64));
+
 /// Where everything stands.
 struct Places {
     nodes: BTreeMap<usize, (f64, f64)>,
-    boxes: Vec<(String, ((f64, f64), (f64, f64)))>,
+    boxes: Vec<(String, Area)>,
     width: f64,
     height: f64,
 }

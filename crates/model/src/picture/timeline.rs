@@ -44,6 +44,11 @@ const LINE: f64 = 15.0;
 /// Passages that are drawn at most; more cannot be read.
 const MOST: usize = 120;
 
+/// A moment, to 10 ns: neighbours differ.
+fn moment_text(ns: f64) -> String {
+    if ns < 1e3 { span(ns) } else { format!("{:.2} us", ns / 1e3) }
+}
+
 /// Where moments stand: bursts are pulled apart so that they can be read, long waits are shortened; these
 /// are given too, with their places.
 fn spread(moments: &[f64], top: f64) -> (Vec<f64>, Vec<(f64, f64)>) {
@@ -97,9 +102,9 @@ impl Timeline {
             let height = at(*moment);
             if height - free >= LINE {
                 svg.styled(
-                    LEFT - 46.0,
+                    LEFT - 14.0,
                     height + 4.0,
-                    &span(*moment),
+                    &moment_text(*moment),
                     Anchor::End,
                     SOFT,
                     11.0,

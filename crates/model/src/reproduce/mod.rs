@@ -9,11 +9,14 @@ mod accelerator;
 mod device_lending;
 mod lab;
 mod marlin;
+mod pictures;
 mod sisci;
 
 use std::fmt;
 
 use serde::Serialize;
+
+pub use pictures::pictures;
 
 /// What a row claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,7 +1,10 @@
 //! `rackbus model reproduce`: the papers' figures, published and modelled.
 
-use rackbus_model::reproduce::{Kind, Row, Verdict, rows};
+use std::path::PathBuf;
 
+use rackbus_model::reproduce::{Kind, Row, Verdict, pictures, rows};
+
+use super::write;
 use crate::output::{Cell, Failure, Output, Tone};
 
 /// Model the published figures of the papers that rackbus follows, and compare.
@@ -9,17 +12,22 @@ use crate::output::{Cell, Failure, Output, Tone};
 #[command(after_help = "Examples:
   rackbus model reproduce
   rackbus model reproduce --only M       those of Marlin
+  rackbus model reproduce --pictures pictures/
   rackbus --json model reproduce         id, published, modelled, unit, error, kind, verdict")]
 pub struct Args {
     /// Only figures whose number begins so: DL, DL4, M, S, A.
     #[arg(long, value_name = "ID")]
     only: Option<String>,
+    /// Draw them into this folder (SVG).
+    #[arg(long, value_name = "DIR")]
+    pictures: Option<PathBuf>,
 }
 
 impl Args {
     pub fn run(&self, output: &Output) -> Result<(), Failure> {
         output.progress("simulating the papers' testbeds; this takes some seconds");
-        let mut rows = rows();
+        let all = rows();
+        let mut rows = all.clone();
         if let Some(only) = &self.only {
             rows.retain(|row| matches(row.id, only));
             if rows.is_empty() {
@@ -28,6 +36,11 @@ impl Args {
                     error,
                     "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9",
                 ));
+            }
+        }
+        if let Some(folder) = &self.pictures {
+            for (name, text) in pictures(&all) {
+                write(&folder.join(format!("{name}.svg")), &text)?;
             }
         }
         output.result(&rows, |o| {
