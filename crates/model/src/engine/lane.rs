@@ -77,6 +77,8 @@ pub(super) struct Lane {
     credit_return: Time,
     dllp_bytes: u32,
     queues: [VecDeque<u32>; 3],
+    /// Packets in all queues.
+    waiting: usize,
     next_order: u64,
     busy_until: Time,
     /// When the next [`Event::Free`] is due.
@@ -100,6 +102,7 @@ impl Lane {
             credit_return: parameters.credit_return,
             dllp_bytes: parameters.dllp_bytes,
             queues: Default::default(),
+            waiting: 0,
             next_order: 0,
             busy_until: Time::ZERO,
             wake: Time::MAX,
@@ -115,10 +118,6 @@ impl Lane {
     pub(super) fn is_whole(&mut self, now: Time) -> bool {
         self.collect(now);
         self.left == self.whole && self.queues.iter().all(VecDeque::is_empty)
-    }
-
-    fn waiting(&self) -> usize {
-        self.queues.iter().map(VecDeque::len).sum()
     }
 
     /// Takes the credits that have come back.
@@ -163,7 +162,8 @@ impl World {
         tlp.order = here.next_order;
         here.next_order += 1;
         here.queues[tlp.class as usize].push_back(id);
-        here.stats.longest = here.stats.longest.max(here.waiting() as u32);
+        here.waiting += 1;
+        here.stats.longest = here.stats.longest.max(here.waiting as u32);
         if self.trace.is_some() {
             self.note_ready(lane, id);
         }
@@ -183,7 +183,7 @@ impl World {
     fn send(&mut self, lane: u32) {
         let now = self.now;
         let here = &mut self.lanes[lane as usize];
-        if here.waiting() == 0 {
+        if here.waiting == 0 {
             return;
         }
         if here.busy_until > now {
@@ -195,7 +195,7 @@ impl World {
             Some(class) => {
                 self.transmit(lane, class);
                 let here = &self.lanes[lane as usize];
-                if here.waiting() > 0 {
+                if here.waiting > 0 {
                     let at = here.busy_until;
                     self.wake(lane, at);
                 }
@@ -222,6 +222,14 @@ impl World {
     /// The class whose first packet goes next: of those that may go, the one that has waited longest.
     fn choose(&self, lane: u32) -> Option<Class> {
         let here = &self.lanes[lane as usize];
+        // Mostly there is one kind of packets, and nothing to choose.
+        for class in [Class::Completion, Class::Posted, Class::NonPosted] {
+            let queue = &here.queues[class as usize];
+            if queue.len() == here.waiting {
+                let payload = self.tlps[*queue.front()?].payload();
+                return here.has_credits(class, payload).then_some(class);
+            }
+        }
         let heads = [Class::Posted, Class::NonPosted, Class::Completion].map(|class| {
             here.queues[class as usize].front().map(|id| (self.tlps[*id].order, class, *id))
         });
@@ -251,6 +259,7 @@ impl World {
         let measuring = self.measuring();
         let here = &mut self.lanes[lane as usize];
         let Some(id) = here.queues[class as usize].pop_front() else { return };
+        here.waiting -= 1;
         let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
@@ -260,8 +269,10 @@ impl World {
             Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
         };
         // DLLPs went out while the wire was idle; those still waiting go first.
-        let idle = wire.bytes_in(now.since(here.busy_until));
-        let debt = here.debt.saturating_sub(idle) as u32;
+        let debt = match here.debt {
+            0 => 0,
+            debt => debt.saturating_sub(wire.bytes_in(now.since(here.busy_until))) as u32,
+        };
         here.debt = 0;
         let bytes = wire.packet(header, payload);
         let lead = wire.time(debt);

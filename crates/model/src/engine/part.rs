@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use crate::time::Time;
 
 use super::iommu::{Iommu, IommuParameters};
+use super::requester::upto;
 use super::{Class, Event, LaneId, NONE, PartId, Tlp, World};
 
 /// What a part is like.
@@ -214,7 +215,7 @@ impl World {
             let tlp = self.tlps[id];
             let split = match part.parameters.split {
                 0 => tlp.bytes,
-                split => split - (tlp.address % u64::from(split)) as u32,
+                split => upto(split, tlp.address),
             };
             let Some(lane) = self.next_lane(&tlp) else { return };
             if tlp.bytes <= split {
@@ -260,11 +261,23 @@ impl World {
         let end = part.serve(now, tlp.bytes, more);
         let seen = end + part.parameters.access;
         self.release(tlp.ingress, tlp.class, tlp.payload(), end);
-        if tlp.class == Class::NonPosted || tlp.last {
+        if tlp.class == Class::NonPosted {
+            // The completions' stay behind a lane inside of the chip is waited for once, not by each.
+            let stay = self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.stay(Class::Completion));
+            self.events.schedule(seen + stay, Event::Served(id));
+        } else if tlp.last {
             self.events.schedule(seen, Event::Served(id));
         } else {
             self.tlps.remove(id);
         }
+    }
+
+    /// The part behind a lane inside of the chip, by which completions of a request leave its target.
+    fn inner_hop(&self, tlp: &Tlp) -> Option<&Part> {
+        let way = &self.ways[tlp.way as usize];
+        let before = usize::from(tlp.hop).checked_sub(1)?;
+        let inner = self.lanes[way.lanes[before] as usize].wire.is_none();
+        inner.then(|| &self.parts[way.parts[before] as usize])
     }
 
     /// A target has done what a request asked for.
@@ -275,15 +288,17 @@ impl World {
             return self.landed(tlp.owner);
         }
         let most = self.parts[self.part_of(&tlp) as usize].parameters.completion.max(1);
+        let hop = tlp.hop - u16::from(self.inner_hop(&tlp).is_some());
         let (mut address, mut left) = (tlp.address, tlp.bytes);
         while left > 0 {
-            let bytes = left.min(most - (address % u64::from(most)) as u32);
+            let bytes = left.min(upto(most, address));
             left -= bytes;
             address += u64::from(bytes);
             let completion = Tlp {
                 class: Class::Completion,
                 last: left == 0,
                 translated: true,
+                hop,
                 bytes,
                 ingress: NONE,
                 maker: NONE,

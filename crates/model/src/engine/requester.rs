@@ -100,6 +100,12 @@ pub(super) struct Op {
     until: Until,
 }
 
+/// How far it is from an address to the next multiple of `most`, a power of two.
+pub(super) fn upto(most: u32, address: u64) -> u32 {
+    debug_assert!(most.is_power_of_two(), "{most} is no power of two");
+    most - (address as u32 & (most - 1))
+}
+
 impl World {
     /// Adds a requester at a part.
     pub fn add_requester(&mut self, at: PartId, parameters: RequesterParameters) -> RequesterId {
@@ -237,14 +243,14 @@ impl World {
     /// those that have nothing to do.
     fn take_turn(&mut self, requester: u32) -> Option<u32> {
         let here = &mut self.requesters[requester as usize];
+        let payload = here.parameters.payload;
         for _ in 0..here.turns.len() {
             let stream = *here.turns.front()?;
             let queues = &mut here.streams[stream as usize];
             let write = queues.writes.front().copied().filter(|id| {
                 let op = &self.ops[*id];
-                let packet = u64::from(here.parameters.payload);
                 // A copy fills its packets, but for the last.
-                op.available >= op.left.min(packet - op.address % packet)
+                op.available >= op.left.min(u64::from(upto(payload, op.address)))
             });
             let read = queues.reads.front().copied().filter(|_| here.tags > 0);
             if let Some(id) = write.or(read) {
@@ -265,14 +271,13 @@ impl World {
         let here = &mut self.requesters[requester as usize];
         let parameters = here.parameters;
         let op = &mut self.ops[id];
-        let upto = |most: u32, address: u64| u64::from(most) - address % u64::from(most);
         let most = match (op.write, op.unaligned) {
             (true, _) => upto(parameters.payload, op.address),
             (false, None) => upto(parameters.read, op.address),
             (false, Some(begin)) => upto(parameters.read, op.address - begin)
                 .min(upto(parameters.alignment, op.address)),
         };
-        let bytes = op.left.min(most);
+        let bytes = op.left.min(u64::from(most));
         let address = op.address;
         op.left -= bytes;
         op.address += bytes;
