@@ -306,8 +306,25 @@ impl World {
         if maker != NONE {
             self.left_maker(maker);
         }
+        if class == Class::Completion && self.nobody_waits_for(lane, id) {
+            return;
+        }
         let at = self.stay_over(id, head, tail, bytes);
         self.events.schedule(at, Event::Ready(id));
+    }
+
+    /// Whether nothing depends on when a completion arrives: its requester has room for any number, and a
+    /// later one of the same request ends what waits. It is taken then, which saves its event.
+    fn nobody_waits_for(&mut self, lane: u32, id: u32) -> bool {
+        let tlp = self.tlps[id];
+        let endless =
+            self.lanes[lane as usize].whole.packets[Class::Completion as usize] == u32::MAX;
+        let free = !tlp.last && endless && self.next_lane(&tlp).is_none();
+        let taken = free && self.take_early(tlp.owner, tlp.bytes);
+        if taken {
+            self.tlps.remove(id);
+        }
+        taken
     }
 
     /// When a packet whose head and tail arrive then can be passed on, or has arrived as a whole.

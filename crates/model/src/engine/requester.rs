@@ -346,6 +346,18 @@ impl World {
         }
     }
 
+    /// Counts a completion's bytes before it has come, unless they are to be written on as they come.
+    pub(super) fn take_early(&mut self, request: u32, bytes: u32) -> bool {
+        let entry = &mut self.requests[request];
+        let op = &mut self.ops[entry.op];
+        if op.feeds != NONE {
+            return false;
+        }
+        entry.left -= bytes;
+        op.missing -= u64::from(bytes);
+        true
+    }
+
     /// A completion of `bytes` has come.
     pub(super) fn completed(&mut self, request: u32, bytes: u32) {
         let entry = &mut self.requests[request];
