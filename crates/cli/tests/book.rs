@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rackbus_fabric::rack::Rack;
+use rackbus_model::{timing, workload};
 
 fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src")
@@ -51,7 +52,7 @@ fn every_chapter_is_in_the_summary_and_every_link_leads_somewhere() {
 #[test]
 fn every_command_is_described() {
     let text = chapter("commands.md");
-    for before in [&[][..], &["vm"]] {
+    for (before, most) in [(&[][..], 5), (&["vm"], 5), (&["model"], 2)] {
         let help = Command::new(env!("CARGO_BIN_EXE_rackbus")).args(before).arg("--help").output();
         let help = String::from_utf8(help.unwrap().stdout).unwrap();
         let listed = help.split("Commands:\n").nth(1).unwrap().lines();
@@ -61,7 +62,7 @@ fn every_command_is_described() {
             .filter_map(|line| line.split_whitespace().next())
             .filter(|name| *name != "help")
             .collect();
-        assert!(commands.len() > 5, "no commands in {help}");
+        assert!(commands.len() > most, "no commands in {help}");
         for name in commands {
             let words = [&["rackbus"], before, &[name]].concat().join(" ");
             assert!(text.contains(&format!("## `{words}")), "no section on `{words}`");
@@ -74,8 +75,12 @@ fn every_rack_file_is_read() {
     let mut count = 0;
     for name in chapters() {
         for block in blocks(&chapter(&name), "toml") {
-            Rack::parse(&name, block).unwrap();
+            let rack = Rack::parse(&name, block).unwrap();
+            timing::read_for(&name, block, &rack).unwrap();
             count += 1;
+        }
+        for block in blocks(&chapter(&name), "toml,workload") {
+            workload::parse(&name, block).unwrap();
         }
     }
     assert!(count > 1, "the book shows {count} rack files");

@@ -266,6 +266,14 @@ impl Assembly {
         Ok(Source { end, stream: self.world.add_stream(requester) })
     }
 
+    /// The requester of a device, when it has made one.
+    pub fn requester(&self, end: End) -> Option<RequesterId> {
+        match end {
+            End::Device(id) => self.requesters.get(&id).copied(),
+            _ => None,
+        }
+    }
+
     /// What a device's DMA engine is like.
     pub fn dma(&self, id: ComponentId) -> RequesterParameters {
         let device = &self.timing.device;

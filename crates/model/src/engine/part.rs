@@ -56,8 +56,9 @@ pub(super) struct Part {
     /// Until when it serves what has come.
     busy_until: Time,
     trackers: u32,
-    /// Requests that wait for a tracker.
+    /// Requests that wait for a tracker, and how many had to.
     waiting: VecDeque<u32>,
+    waited: u64,
     /// By lane: until when packets that came by it wait for the translation of an earlier one.
     held: Vec<(u32, Time)>,
 }
@@ -69,6 +70,7 @@ impl Part {
             busy_until: Time::ZERO,
             trackers: parameters.trackers,
             waiting: VecDeque::new(),
+            waited: 0,
             held: Vec::new(),
             parameters,
         }
@@ -200,7 +202,9 @@ impl World {
         if tlp.class != Class::NonPosted || !through || !self.parts[here].tracks() {
             return self.go(lane, id);
         }
-        self.parts[here].waiting.push_back(id);
+        let part = &mut self.parts[here];
+        part.waiting.push_back(id);
+        part.waited += u64::from(part.trackers == 0);
         self.track(here);
     }
 
@@ -313,6 +317,16 @@ impl World {
     /// Translations of a part's IOMMU that were in its cache, and those that were not.
     pub fn translations(&self, part: PartId) -> (u64, u64) {
         self.parts[part.index()].iommu.as_ref().map_or((0, 0), Iommu::counts)
+    }
+
+    /// How many reads had to wait for a tracker of a part.
+    pub fn waited_for_trackers(&self, part: PartId) -> u64 {
+        self.parts[part.index()].waited
+    }
+
+    /// The parts of a way, from its beginning on.
+    pub fn parts_of(&self, way: super::WayId) -> impl Iterator<Item = PartId> {
+        self.ways[way.index()].parts.iter().map(|part| PartId(*part))
     }
 
     /// The parts that a lane leads from and to.

@@ -61,6 +61,10 @@ pub(super) struct Requester {
     turns: VecDeque<u32>,
     /// Bytes that are left of the first one's turn.
     turn: u64,
+    /// How often reads had to wait for a tag.
+    waited: u64,
+    /// Bytes of its packets, and of what its reads asked for, since measuring began.
+    moved: u64,
 }
 
 #[derive(Debug, Default)]
@@ -119,8 +123,24 @@ impl World {
             streams: Vec::new(),
             turns: VecDeque::new(),
             turn: u64::from(parameters.turn),
+            waited: 0,
+            moved: 0,
         });
         RequesterId((self.requesters.len() - 1) as u32)
+    }
+
+    /// How often reads of a requester had to wait for a tag.
+    pub fn waited_for_tags(&self, requester: RequesterId) -> u64 {
+        self.requesters[requester.index()].waited
+    }
+
+    /// The share of what a requester's engine can move that it moved since measuring began; `None` when
+    /// only the link bounds it.
+    pub fn engine_share(&self, requester: RequesterId) -> Option<f64> {
+        let here = &self.requesters[requester.index()];
+        let span = self.now.since(self.measured_from).seconds();
+        let rate = here.parameters.engine? as f64;
+        Some(if span > 0.0 { here.moved as f64 / span / rate } else { 0.0 })
     }
 
     /// Adds a stream to a requester.
@@ -253,6 +273,7 @@ impl World {
                 op.available >= op.left.min(u64::from(upto(payload, op.address)))
             });
             let read = queues.reads.front().copied().filter(|_| here.tags > 0);
+            here.waited += u64::from(here.tags == 0 && !queues.reads.is_empty());
             if let Some(id) = write.or(read) {
                 return Some(id);
             }
@@ -284,6 +305,7 @@ impl World {
         op.available -= if op.write { bytes } else { 0 };
         let done = op.left == 0;
         let op = *op;
+        here.moved += if self.now >= self.measured_from { bytes } else { 0 };
         here.waiting += 1;
         let moving = parameters.engine.map_or(0, |rate| bytes * 1_000_000_000_000 / rate.max(1));
         here.next = self.now + parameters.gap.max(Time::from_ps(moving));

@@ -57,8 +57,9 @@ pub struct FlowResult {
     pub jobs_per_second: f64,
     /// How long jobs took, in nanoseconds.
     pub latency_ns: Latency,
-    /// What keeps it from going faster: a link by its ends, `latency` when what is under way is too
-    /// little for the way's length, or `demand` when it gets all it asks for.
+    /// What keeps it from going faster: a full link by its ends, a device's engine or tags, a root's
+    /// split reads, `latency` when what is under way is too little for the way's length, or `demand`
+    /// when it gets all it asks for.
     pub bottleneck: String,
     /// Components between its ends, on the longest of its ways.
     pub hops: usize,

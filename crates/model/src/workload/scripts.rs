@@ -226,13 +226,35 @@ impl Run {
                 format!("{} to {}", self.assembly.name(from), self.assembly.name(to))
             }
             _ => match spec.arrivals {
-                Arrivals::Depth(_) => "latency".to_owned(),
-                Arrivals::Every(span) | Arrivals::Poisson(span) => {
-                    let asked = f64::from(spec.queues) / span.seconds();
-                    if rate >= 0.9 * asked { "demand".to_owned() } else { "latency".to_owned() }
+                Arrivals::Every(span) | Arrivals::Poisson(span)
+                    if rate >= 0.9 * f64::from(spec.queues) / span.seconds() =>
+                {
+                    "demand".to_owned()
                 }
+                _ => self.limit(spec, ways).unwrap_or_else(|| "latency".to_owned()),
             },
         }
+    }
+
+    /// What holds a flow up where no link is full: an engine, a root's reads under way, or a device's.
+    fn limit(&self, spec: &FlowSpec, ways: &[WayId]) -> Option<String> {
+        let world = &self.assembly.world;
+        let ends = spec.kind.ends();
+        let devices = ends.iter().filter_map(|name| {
+            let end = self.assembly.end(name).ok()?;
+            Some((*name, self.assembly.requester(end)?))
+        });
+        let devices: Vec<_> = devices.collect();
+        let full = |share: Option<f64>| share.is_some_and(|share| share >= FULL);
+        if let Some((name, _)) = devices.iter().find(|(_, at)| full(world.engine_share(*at))) {
+            return Some(format!("{name}: its engine"));
+        }
+        let mut parts = ways.iter().flat_map(|way| world.parts_of(*way));
+        if let Some(root) = parts.find(|part| world.waited_for_trackers(*part) > 0) {
+            return Some(format!("{}: split reads", self.assembly.name(root)));
+        }
+        let waits = devices.iter().find(|(_, at)| world.waited_for_tags(*at) > 0);
+        waits.map(|(name, _)| format!("{name}: its tags"))
     }
 
     fn step(&self, passage: &Passage) -> TraceStep {

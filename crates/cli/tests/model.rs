@@ -1,0 +1,190 @@
+//! `rackbus model`: what it answers, what it refuses and where, and the running rack.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use support::{Rack, THREE_HOSTS};
+
+fn example(name: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/model").join(name);
+    file.display().to_string()
+}
+
+fn rackbus(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rackbus")).arg("model").args(arguments).output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = rackbus(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A folder with a rack and a workload, changed.
+struct Files {
+    folder: tempfile::TempDir,
+}
+
+impl Files {
+    fn new(rack: impl Fn(String) -> String, workload: impl Fn(String) -> String) -> Files {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |name| std::fs::read_to_string(example(name)).unwrap();
+        std::fs::write(folder.path().join("rack.toml"), rack(read("rack.toml"))).unwrap();
+        std::fs::write(folder.path().join("workload.toml"), workload(read("workload.toml")))
+            .unwrap();
+        Files { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        let files =
+            ["rack.toml", "workload.toml"].map(|name| self.path(name).display().to_string());
+        rackbus(&[&["run", &files[0], &files[1]], more].concat())
+    }
+
+    /// What is said of a wrong file, without the folder's name.
+    fn refused(&self) -> String {
+        let output = self.run(&[]);
+        assert_eq!(output.status.code(), Some(2));
+        let folder = format!("{}/", self.folder.path().display());
+        String::from_utf8(output.stderr).unwrap().replace(&folder, "")
+    }
+}
+
+#[test]
+fn a_workload_is_answered_with_flows_tenants_and_links() {
+    let answer = json(&["run", &example("rack.toml"), &example("workload.toml")]);
+    let flows = answer["flows"].as_array().unwrap();
+    let names: Vec<&str> = flows.iter().map(|flow| flow["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["database", "training", "results"]);
+    assert_eq!(flows[1]["bottleneck"], "lender/root: split reads");
+    assert_eq!(flows[2]["bottleneck"], "demand");
+    let rate = flows[2]["bytes_per_second"].as_f64().unwrap();
+    assert!((rate / 2e9 - 1.0).abs() < 0.03, "{rate}");
+    assert_eq!(answer["tenants"].as_array().unwrap().len(), 2);
+    assert!(answer["links"].as_array().unwrap().iter().any(|l| l["there"].as_f64() > Some(0.2)));
+    // The same again: simulations are deterministic.
+    assert_eq!(answer, json(&["run", &example("rack.toml"), &example("workload.toml")]));
+}
+
+#[test]
+fn sweeps_answer_what_if() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let sweeps =
+        ["--sweep", "hosts.lender.iommu=true,false", "--sweep", "flows.training.depth=1,2"];
+    let answer = json(&[&["run", &rack, &workload][..], &sweeps].concat());
+    let answers = answer.as_array().unwrap();
+    assert_eq!(answers.len(), 4);
+    let training = |nth: usize| answers[nth]["flows"][1]["bytes_per_second"].as_f64().unwrap();
+    assert!(training(2) > 4.0 * training(0), "the IOMMU off frees the GPU's reads");
+    assert_eq!(answers[3]["variant"][1], serde_json::json!(["flows.training.depth", "2"]));
+}
+
+#[test]
+fn pictures_are_drawn() {
+    let files = Files::new(|rack| rack, |workload| workload.replace("2 ms", "100 us"));
+    let folder = files.path("pictures");
+    let output = files.run(&["--pictures", &folder.display().to_string()]);
+    assert!(output.status.success());
+    let timeline = files.path("timeline.svg").display().to_string();
+    let sources = ["rack.toml", "workload.toml"].map(|name| files.path(name).display().to_string());
+    let traced = rackbus(&["trace", &sources[0], &sources[1], "--picture", &timeline]);
+    let traced = String::from_utf8(traced.stdout).unwrap();
+    assert!(traced.contains("MRd 64 B") && traced.contains("in all"), "{traced}");
+    for file in
+        ["pictures/bandwidth.svg", "pictures/latency.svg", "pictures/links.svg", "timeline.svg"]
+    {
+        let text = std::fs::read_to_string(files.path(file)).unwrap();
+        assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"), "{file}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_refused_with_its_place() {
+    let same = |text: String| text;
+    type Change = Box<dyn Fn(String) -> String>;
+    let workload = |from: &'static str, to: &'static str| -> Change {
+        Box::new(move |text: String| text.replacen(from, to, 1))
+    };
+    let cases: Vec<(Change, Change, &str)> = vec![
+        (
+            Box::new(same),
+            workload("lender/nvme0", "lender/nvme9"),
+            "workload.toml:8:10: the rack has no `lender/nvme9`",
+        ),
+        (Box::new(same), workload("\"4 KiB\"", "-4096"), "workload.toml:9:8: `size` is no size"),
+        (
+            Box::new(same),
+            workload("to = \"beta\"", "to = \"beta@0x7000000000\""),
+            "workload.toml:18:6: no way leads",
+        ),
+        (
+            Box::new(same),
+            workload(
+                "from = \"lender/gpu0\"\nto = \"beta\"",
+                "from = \"alpha\"\nto = \"alpha@0x7000000000\"",
+            ),
+            "workload.toml:18:6: `alpha` cannot reach alpha@0x7000000000",
+        ),
+        (
+            workload(
+                "[fabric.switches.board]",
+                "[fabric.switches.other]\nhost = \"lender\"\n[[fabric.links]]\nends = [\"board\", \"other\"]\n[[fabric.links]]\nends = [\"other\", \"lender\"]\n[fabric.switches.board]",
+            ),
+            Box::new(same),
+            "closes a loop",
+        ),
+        (
+            workload(
+                "[timing.switch]",
+                "[timing.parts.board]\nlatancy = \"1 ns\"\n[timing.switch]",
+            ),
+            Box::new(same),
+            "rack.toml:67:1: unknown key `latancy` in timing.parts.board; did you mean `latency`?",
+        ),
+        (
+            workload(
+                "[timing.switch]",
+                "[timing.parts.\"lender/gpu0\"]\nmps = 512\n[timing.switch]",
+            ),
+            Box::new(same),
+            "the MPS of lender/gpu0 is 512 B, the rack's is 256 B",
+        ),
+        (
+            workload(
+                "ends = [\"alpha-ntb\", \"top-of-rack\"]",
+                "ends = [\"alpha-ntb\", \"alpha\"]",
+            ),
+            Box::new(same),
+            "workload.toml:8:10: no way leads from `alpha` to `lender/nvme0`",
+        ),
+    ];
+    for (rack, workload, expected) in cases {
+        let refused = Files::new(rack, workload).refused();
+        assert!(refused.contains(expected), "{refused}\n{expected}");
+        let told = refused.lines().filter(|line| line.starts_with("rackbus: "));
+        assert_eq!(told.count(), 1, "{refused}");
+    }
+    let missing = rackbus(&["run", "/nowhere/rack.toml", "/nowhere/workload.toml"]);
+    assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn the_running_rack_is_a_model_too() {
+    let rack = Rack::up(THREE_HOSTS);
+    let none = rack.bad(1, &["model", "run", "--live"]);
+    assert!(none.contains("nothing is lent"), "{none}");
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let answer = rack.good(&["model", "run", "--live", "--json"]);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let flow = &answer["flows"][0];
+    assert_eq!(flow["name"], format!("lease-{}", lease.lease));
+    assert_eq!(flow["ends"], serde_json::json!(["beta", "alpha/nvme0"]));
+    assert!(flow["jobs"].as_u64() > Some(100));
+}
