@@ -457,6 +457,7 @@ fn part(kind: Kind, iommu: bool, timing: &Timing, own: &PartTiming) -> PartParam
                 }),
                 split: root.split,
                 trackers: root.trackers,
+                combine: root.combine.min(timing.device.mps),
                 ..default
             }
         }

@@ -36,6 +36,8 @@ use lane::Lane;
 use part::Part;
 use requester::{Op, Requester};
 
+/// No place on a way.
+const NO_HOP: u16 = u16::MAX;
 /// No index.
 const NONE: u32 = u32::MAX;
 
@@ -147,6 +149,14 @@ impl Tlp {
 struct Request {
     op: u32,
     left: u32,
+    /// The place on its way where it was split, or [`NO_HOP`].
+    split_at: u16,
+    /// Bytes of its completions that have come there.
+    back: u32,
+    /// Of these, those that wait there for more.
+    held: u32,
+    /// All that it asks for.
+    whole: u32,
 }
 
 /// A way through the fabric.

@@ -31,6 +31,9 @@ pub struct PartParameters {
     pub split: u32,
     /// Read requests that it passes on from link to link at a time.
     pub trackers: u32,
+    /// Completions of a request that it has split are held until they are so many bytes, a power of two,
+    /// or all of the request; 0 passes each on as it comes.
+    pub combine: u32,
 }
 
 impl Default for PartParameters {
@@ -45,6 +48,7 @@ impl Default for PartParameters {
             iommu: None,
             split: 0,
             trackers: u32::MAX,
+            combine: 0,
         }
     }
 }
@@ -140,7 +144,9 @@ impl World {
             None => self.arrived(id),
             Some(lane) if tlp.back() => {
                 self.untrack(&tlp, lane);
-                self.go(lane, id);
+                if !self.hold_back(id, lane) {
+                    self.go(lane, id);
+                }
             }
             Some(lane) => {
                 if tlp.translated || self.translate(id) {
@@ -227,6 +233,8 @@ impl World {
                 self.go(lane, id);
                 continue;
             }
+            let request = &mut self.requests[tlp.owner];
+            request.split_at = request.split_at.min(tlp.hop);
             let rest = &mut self.tlps[id];
             rest.bytes -= split;
             rest.address += u64::from(split);
@@ -245,6 +253,37 @@ impl World {
             part.trackers += u32::from(part.trackers != u32::MAX);
             self.track(here);
         }
+    }
+
+    /// Whether a completion is held where its request was split, until more of it has come; what was held
+    /// before goes with this one otherwise.
+    fn hold_back(&mut self, id: u32, next: u32) -> bool {
+        let tlp = self.tlps[id];
+        let combine = self.parts[self.lanes[next as usize].from as usize].parameters.combine;
+        let request = &mut self.requests[tlp.owner];
+        if combine == 0 || request.split_at != tlp.hop {
+            return false;
+        }
+        request.back += tlp.bytes;
+        request.held += tlp.bytes;
+        if request.held < combine && request.back < request.whole {
+            self.tlps.remove(id);
+            let now = self.now;
+            self.release(tlp.ingress, tlp.class, tlp.bytes, now);
+            return true;
+        }
+        // The room of what was held is free already; only this one's is still taken.
+        let whole = std::mem::replace(&mut request.held, 0);
+        let last = request.back == request.whole;
+        if tlp.ingress != NONE && whole != tlp.bytes {
+            let now = self.now;
+            self.release(tlp.ingress, tlp.class, tlp.bytes, now);
+            self.tlps[id].ingress = NONE;
+        }
+        let combined = &mut self.tlps[id];
+        combined.bytes = whole;
+        combined.last = last;
+        false
     }
 
     /// A packet has come to the end of its way.

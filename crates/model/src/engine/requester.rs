@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use crate::time::Time;
 
 use super::job::Until;
-use super::{Class, Event, NONE, PartId, Request, RequesterId, StreamId, Tlp, WayId, World};
+use super::{
+    Class, Event, NO_HOP, NONE, PartId, Request, RequesterId, StreamId, Tlp, WayId, World,
+};
 
 /// What a requester is like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -323,7 +325,9 @@ impl World {
             id
         } else {
             here.tags -= 1;
-            self.requests.put(Request { op: id, left: bytes as u32 })
+            let whole = bytes as u32;
+            let (back, held) = (0, 0);
+            self.requests.put(Request { op: id, left: whole, split_at: NO_HOP, back, held, whole })
         };
         let packet = self.make(Tlp {
             class: if op.write { Class::Posted } else { Class::NonPosted },

@@ -202,6 +202,21 @@ fn a_root_splits_reads_that_it_passes_on() {
 }
 
 #[test]
+fn a_root_combines_completions_of_what_it_has_split() {
+    let requester = RequesterParameters { read: 512, ..RequesterParameters::default() };
+    let mut line = line(&[link(3, 8), link(3, 8)], Time::from_ns(100), Time::ZERO, requester);
+    let part = PartParameters { split: 64, trackers: 3, combine: 256, ..PartParameters::default() };
+    line.world.parts[1] = Part::new(part);
+    let flow = line.flow(line.read(576), Arrivals::Depth(2), 10, 576);
+    line.finish();
+    assert_eq!(line.world.flow(flow).jobs, 10);
+    let back = line.lanes.iter().map(|lane| line.world.lane(lane.back()));
+    let back: Vec<(u64, u64)> = back.map(|stats| (stats.packets, stats.payload)).collect();
+    // Nine pieces of 64 bytes come back; two completions of 256 and one of 64 go on.
+    assert_eq!(back, [(30, 5760), (90, 5760)]);
+}
+
+#[test]
 fn a_copy_writes_what_it_has_read() {
     let mut line =
         line(&[link(3, 4)], Time::ZERO, Time::from_ns(100), RequesterParameters::default());

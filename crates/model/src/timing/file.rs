@@ -103,12 +103,13 @@ fn timing(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<Timing> {
         set(place, time(&part, "completion_translation")?);
     }
     if let Some(value) = section.get("root") {
-        let keys = &["latency", "completion_latency", "split", "trackers"];
+        let keys = &["latency", "completion_latency", "split", "trackers", "combine"];
         let part = subsection(value, "timing.root", keys)?;
         set(&mut timing.root.latency, time(&part, "latency")?);
         set(&mut timing.root.completion_latency, time(&part, "completion_latency")?);
         set(&mut timing.root.split, power_or_none(&part, "split", 4096)?);
         set(&mut timing.root.trackers, count(&part, "trackers", 1, 1 << 20)?);
+        set(&mut timing.root.combine, power_or_none(&part, "combine", 4096)?);
     }
     if let Some(value) = section.get("iommu") {
         let part =

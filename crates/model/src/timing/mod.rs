@@ -157,6 +157,9 @@ pub struct RootTiming {
     pub split: u32,
     /// Such requests under way at a time. Default 32.
     pub trackers: u32,
+    /// Completions of a split request are combined to so many bytes; 0 passes them as they come.
+    /// Default 0: Device Lending (2019) saw the pieces, and says nothing of completions.
+    pub combine: u32,
 }
 
 impl Default for RootTiming {
@@ -166,6 +169,7 @@ impl Default for RootTiming {
             completion_latency: Time::from_ns(10),
             split: 64,
             trackers: 32,
+            combine: 0,
         }
     }
 }
