@@ -67,6 +67,18 @@ impl Problem {
     }
 }
 
+/// A file's text as a table.
+///
+/// # Errors
+/// [`Problem`] when it is no TOML.
+pub fn document(text: &str) -> Outcome<Spanned<DeTable<'_>>> {
+    DeTable::parse(text).map_err(|error| Problem {
+        span: error.span().unwrap_or(0..0),
+        what: error.message().trim().replace('\n', ", "),
+        allowed: "the file is TOML (https://toml.io)".to_owned(),
+    })
+}
+
 /// A table whose keys are taken one by one; what is left over is unknown.
 #[derive(Debug)]
 pub struct Section<'a> {

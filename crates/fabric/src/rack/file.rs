@@ -4,25 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeValue;
 
 use super::{
     Adapter, Backing, Cable, Control, Device, DeviceKind, Host, Modelled, Nvme, Physical, Rack,
     Switch, Window,
 };
 use crate::names::{self, is_name};
-use crate::text::{Named, Outcome, Problem, Section, list, mismatch, subsection, wrong};
+use crate::text::{Named, Outcome, Section, document, list, mismatch, subsection, wrong};
 use crate::values::{SIZES, format_size};
 
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
 pub(super) fn parse(text: &str) -> Outcome<Rack> {
-    let root = DeTable::parse(text).map_err(|error| Problem {
-        span: error.span().unwrap_or(0..0),
-        what: error.message().trim().replace('\n', ", "),
-        allowed: "the file is TOML (https://toml.io)".to_owned(),
-    })?;
+    let root = document(text)?;
     let top = Section::new(
         root.get_ref(),
         0..0,

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::text::{FileError, Outcome, Problem, Section, mismatch, subsection, wrong};
+use rackbus_fabric::text::{
+    FileError, Outcome, Problem, Section, document, mismatch, subsection, wrong,
+};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -22,11 +24,7 @@ pub fn parse(file: &str, text: &str, names: &[&str]) -> Result<Timing, FileError
 }
 
 fn read(text: &str, names: &[&str]) -> Outcome<Timing> {
-    let root = DeTable::parse(text).map_err(|error| Problem {
-        span: error.span().unwrap_or(0..0),
-        what: error.message().trim().replace('\n', ", "),
-        allowed: "the file is TOML (https://toml.io)".to_owned(),
-    })?;
+    let root = document(text)?;
     match root.get_ref().get("timing") {
         Some(value) => timing(value, names),
         None => Ok(Timing::default()),

@@ -1,7 +1,6 @@
 //! Reading a workload.
 
-use rackbus_fabric::text::{FileError, Named, Outcome, Problem, Section, list, wrong};
-use toml::de::DeTable;
+use rackbus_fabric::text::{FileError, Named, Outcome, Section, document, list, wrong};
 
 use super::{FlowKind, FlowSpec, Places, Workload};
 use crate::engine::Arrivals;
@@ -21,11 +20,7 @@ pub fn parse(file: &str, text: &str) -> Result<Workload, FileError> {
 }
 
 fn read(text: &str) -> Outcome<Workload> {
-    let root = DeTable::parse(text).map_err(|error| Problem {
-        span: error.span().unwrap_or(0..0),
-        what: error.message().trim().replace('\n', ", "),
-        allowed: "the file is TOML (https://toml.io)".to_owned(),
-    })?;
+    let root = document(text)?;
     let keys = &["seed", "duration", "warmup", "flows"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
     let duration = top.picoseconds("duration", LONGEST)?.unwrap_or(1_000_000_000);
