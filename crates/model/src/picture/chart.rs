@@ -1,224 +1,260 @@
-//! Lines and points over an axis.
+//! Lines over two axes, each labelled at its end.
+//!
+//! What was published stands as hollow circles in the colour of the line that models it, so that the
+//! two are compared where they are.
 
-use super::{Anchor, COLOURS, GRID, HEAD, INK, SOFT, Svg, apart, short, width_of};
-use crate::time::Time;
+use super::axis::{Axis, Laid};
+use super::label::spread;
+use super::svg::{Canvas, DIM, Font, GRID, INK, PAD, colour, dashed};
 
-/// What an axis counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
-    /// Evenly, from zero.
-    Linear,
-    /// By powers of ten.
-    Log,
-    /// Bytes, by powers of two.
-    Bytes,
-    /// Nanoseconds, by powers of ten.
-    Spans,
-}
-
-/// A line, or points.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Series {
-    /// What it is called, beside its end.
-    pub name: String,
-    /// Its points, from left to right.
-    pub points: Vec<(f64, f64)>,
-    /// Only points, hollow: measured values beside a modelled line. They have the colour of the line
-    /// before.
-    pub measured: bool,
-}
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 300.0;
+/// Between the plot's edges and its outermost points.
+const INSET: f64 = 8.0;
+/// Of a label, at most.
+const LABEL: f64 = 190.0;
+const LINE: f64 = 16.0;
 
 /// A chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// What one sees.
+    /// The headline: what one sees.
     pub title: String,
-    /// What the axes count.
+    /// What is shown, under which conditions.
     pub subtitle: String,
-    /// The axis to the right.
-    pub x: Scale,
-    /// The axis upwards.
-    pub y: Scale,
-    /// The lines.
+    /// To the right.
+    pub x: Axis,
+    /// Upwards.
+    pub y: Axis,
+    /// What is drawn. Points that an axis has no place for (zero on a logarithmic one) are left out.
     pub series: Vec<Series>,
 }
 
-const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 420.0;
-const LEFT: f64 = 64.0;
-const BOTTOM: f64 = 40.0;
-const LABEL_GAP: f64 = 17.0;
-/// From the right edge on, a line's end is too far for a label there.
-const FAR: f64 = 60.0;
-
-/// Values and where they stand.
-struct Axis {
-    scale: Scale,
-    least: f64,
-    most: f64,
-    from: f64,
-    to: f64,
+/// A line, points, or both, in one colour with one label.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Series {
+    /// Its label.
+    pub name: String,
+    /// A smaller line below the label. May be empty.
+    pub note: String,
+    /// What was modelled: joined by a line.
+    pub line: Vec<(f64, f64)>,
+    /// Points of the line to stress: solid circles.
+    pub dots: Vec<(f64, f64)>,
+    /// What was published: hollow circles.
+    pub published: Vec<(f64, f64)>,
 }
 
-impl Axis {
-    fn new(scale: Scale, values: impl Iterator<Item = f64>, (from, to): (f64, f64)) -> Axis {
-        let mut least = f64::MAX;
-        let mut most = f64::MIN;
-        for value in values.filter(|value| value.is_finite()) {
-            (least, most) = (least.min(value), most.max(value));
-        }
-        if least > most {
-            (least, most) = (0.0, 1.0);
-        }
-        if scale == Scale::Linear {
-            (least, most) = (least.min(0.0), if most > 0.0 { most * 1.06 } else { 1.0 });
-        } else {
-            least = least.max(1e-3);
-            most = most.max(least * 1.01);
-        }
-        Axis { scale, least, most, from, to }
+impl Series {
+    /// A line of that name.
+    pub fn line(name: impl Into<String>, line: Vec<(f64, f64)>) -> Series {
+        Series { name: name.into(), line, ..Series::default() }
     }
 
-    fn at(&self, value: f64) -> f64 {
-        let share = match self.scale {
-            Scale::Linear => (value - self.least) / (self.most - self.least),
-            _ => (value.max(self.least) / self.least).ln() / (self.most / self.least).ln(),
-        };
-        self.from + share * (self.to - self.from)
+    /// With a dot at each of its points.
+    pub fn dotted(self) -> Series {
+        Series { dots: self.line.clone(), ..self }
     }
 
-    fn ticks(&self) -> Vec<(f64, String)> {
-        match self.scale {
-            Scale::Linear => {
-                let step = round_step((self.most - self.least) / 5.0);
-                let count = (self.most / step).floor() as i64;
-                let first = (self.least / step).ceil() as i64;
-                (first..=count).map(|n| (n as f64 * step, short(n as f64 * step))).collect()
-            }
-            Scale::Bytes => {
-                let (first, last) =
-                    (self.least.log2().ceil() as i32, self.most.log2().floor() as i32);
-                let step = ((last - first) / 7 + 1).max(1) as usize;
-                (first..=last).step_by(step).map(|n| (2f64.powi(n), bytes(2f64.powi(n)))).collect()
-            }
-            Scale::Log | Scale::Spans => {
-                let name = |value: f64| match self.scale {
-                    Scale::Spans => span(value),
-                    _ => short(value),
-                };
-                let (first, last) =
-                    (self.least.log10().floor() as i32, self.most.log10().ceil() as i32);
-                let fine: &[f64] = if last - first <= 3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-                let all = (first..=last).flat_map(|n| fine.iter().map(move |f| f * 10f64.powi(n)));
-                let inside = |value: &f64| (self.least * 0.999..=self.most * 1.001).contains(value);
-                all.filter(inside).map(|value| (value, name(value))).collect()
-            }
-        }
+    /// With what was published.
+    pub fn published(self, published: Vec<(f64, f64)>) -> Series {
+        Series { published, ..self }
+    }
+
+    fn points(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.line.iter().chain(&self.dots).chain(&self.published).copied()
     }
 }
 
-/// 1, 2 or 5 times a power of ten.
-fn round_step(rough: f64) -> f64 {
-    let power = 10f64.powf(rough.log10().floor());
-    let times = [1.0, 2.0, 5.0, 10.0].into_iter().find(|times| times * power >= rough);
-    times.unwrap_or(10.0) * power
+/// Where the plot is on the card.
+struct Plot {
+    x: Laid,
+    y: Laid,
+    left: f64,
+    right: f64,
+    top: f64,
+    bottom: f64,
 }
 
-/// Bytes, as people write them.
-pub fn bytes(value: f64) -> String {
-    match value {
-        1073741824.0.. => format!("{} GiB", short(value / 1073741824.0)),
-        1048576.0.. => format!("{} MiB", short(value / 1048576.0)),
-        1024.0.. => format!("{} KiB", short(value / 1024.0)),
-        _ => format!("{} B", short(value)),
+impl Plot {
+    fn x(&self, value: f64) -> Option<f64> {
+        Some(self.left + INSET + self.x.part(value)? * (self.right - self.left - 2.0 * INSET))
+    }
+
+    fn y(&self, value: f64) -> Option<f64> {
+        Some(self.bottom - self.y.part(value)? * (self.bottom - self.top))
+    }
+
+    fn places(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+        points.iter().filter_map(|&(x, y)| self.x(x).zip(self.y(y))).collect()
     }
 }
 
-/// Nanoseconds, as people write them.
-pub fn span(ns: f64) -> String {
-    match ns {
-        1e6.. => format!("{} ms", short(ns / 1e6)),
-        1e3.. => format!("{} us", short(ns / 1e3)),
-        _ => format!("{} ns", short(ns)),
+/// A series' label: its lines, and the point that it belongs to.
+struct Label {
+    number: usize,
+    name: Vec<String>,
+    note: Vec<String>,
+    end: (f64, f64),
+}
+
+impl Label {
+    fn height(&self) -> f64 {
+        (self.name.len() + self.note.len()) as f64 * LINE + 4.0
     }
 }
+
+const NAME: Font = Font { size: 13.0, fill: INK, bold: true, anchor: super::svg::Anchor::Start };
 
 impl Chart {
-    /// Distributions of latencies: what share of all does not exceed a span.
-    pub fn distributions(title: &str, of: &[(String, Vec<(Time, f64)>)]) -> Chart {
-        let series = of.iter().map(|(name, points)| {
-            let first = points.first().map(|(span, _)| (span.ns(), 0.0));
-            let points = points.iter().map(|(span, share)| (span.ns(), share * 100.0));
-            let points = first.into_iter().chain(points).collect();
-            Series { name: name.clone(), points, measured: false }
-        });
-        Chart {
-            title: title.to_owned(),
-            subtitle: "share of jobs, in %, that take no longer than a time".to_owned(),
-            x: Scale::Spans,
-            y: Scale::Linear,
-            series: series.collect(),
-        }
-    }
-
     /// The picture.
     pub fn svg(&self) -> String {
-        let mut svg = Svg::new(WIDTH, HEIGHT, &self.title, &self.subtitle);
-        let longest = self.series.iter().filter(|series| !series.measured);
-        let labels = longest.map(|series| width_of(&series.name)).fold(0.0, f64::max);
-        let right = (WIDTH - labels - 30.0).max(WIDTH / 2.0);
-        let (top, bottom) = (HEAD + 12.0, HEIGHT - BOTTOM);
-        let points = || self.series.iter().flat_map(|series| series.points.iter().copied());
-        let x = Axis::new(self.x, points().map(|point| point.0), (LEFT, right));
-        let y = Axis::new(self.y, points().map(|point| point.1), (bottom, top));
-        for (value, name) in y.ticks() {
-            let at = y.at(value);
-            svg.line((LEFT, at), (right, at), GRID, 1.0);
-            svg.text(LEFT - 8.0, at + 4.5, &name, Anchor::End, SOFT);
+        let mut canvas = Canvas::new(&self.title, &self.subtitle, WIDTH);
+        if self.series.iter().any(|series| !series.published.is_empty()) {
+            key(&mut canvas);
         }
-        for (value, name) in x.ticks() {
-            let at = x.at(value);
-            svg.line((at, bottom), (at, bottom + 5.0), SOFT, 1.0);
-            svg.text(at, bottom + 20.0, &name, Anchor::Middle, SOFT);
-        }
-        svg.line((LEFT, bottom), (right, bottom), INK, 1.2);
-        let (mut ends, mut inner) = (Vec::new(), Vec::new());
-        let mut colour = 0;
-        for (nth, series) in self.series.iter().enumerate() {
-            if !series.measured && nth > 0 {
-                colour += 1;
+        let small = Font::new(12.0, DIM);
+        let points = || self.series.iter().flat_map(Series::points);
+        let x = self.x.lay(points().map(|point| point.0), false);
+        let y = self.y.lay(points().map(|point| point.1), true);
+
+        let note = Font::new(12.0, DIM);
+        let lines = self
+            .series
+            .iter()
+            .map(|series| (NAME.wrap(&series.name, LABEL), note.wrap(&series.note, LABEL)));
+        let lines: Vec<(Vec<String>, Vec<String>)> = lines.collect();
+        let widths = lines.iter().flat_map(|(name, more)| {
+            let names = name.iter().map(|line| NAME.width(line));
+            names.chain(more.iter().map(|line| note.width(line)))
+        });
+        let beside = widths.fold(0.0, f64::max);
+        let tall = lines.iter().map(|(name, more)| (name.len() + more.len()) as f64 * LINE + 4.0);
+        let ticks = y.ticks.iter().map(|tick| small.width(&tick.1)).fold(0.0, f64::max);
+        let top = canvas.top + 34.0;
+        let plot = Plot {
+            left: PAD + ticks + 8.0,
+            right: WIDTH - PAD - beside - 14.0,
+            top,
+            bottom: top + tall.sum::<f64>().max(HEIGHT),
+            x,
+            y,
+        };
+        plot.frame(&mut canvas);
+
+        let mut labels = Vec::new();
+        for (number, (series, (name, note))) in self.series.iter().zip(lines).enumerate() {
+            let line = plot.places(&series.line);
+            let dash = if dashed(number) { " stroke-dasharray=\"7 4\"" } else { "" };
+            canvas.polyline(&line, colour(number), 2.2, dash);
+            let published = plot.places(&series.published);
+            let ends = [line.last(), published.last()].into_iter().flatten();
+            if let Some(&end) = ends.reduce(|a, b| if b.0 > a.0 { b } else { a }) {
+                labels.push(Label { number, name, note, end });
             }
-            let ink = COLOURS[colour % COLOURS.len()];
-            let places: Vec<(f64, f64)> =
-                series.points.iter().map(|(a, b)| (x.at(*a), y.at(*b))).collect();
-            if series.measured {
-                places.iter().for_each(|at| svg.dot(*at, ink, true));
-            } else {
-                svg.path(&places, ink, 2.2);
-                match places.last() {
-                    Some(end) if end.0 > right - FAR => ends.push((*end, &series.name, ink)),
-                    // A line that ends before the others is named at its middle.
-                    Some(end) => {
-                        let half = (places[0].1 + end.1) / 2.0;
-                        let near = |at: &&(f64, f64)| ((at.1 - half).abs() * 10.0) as u64;
-                        let at = places.iter().min_by_key(near).unwrap_or(end);
-                        inner.push((*at, &series.name, ink));
-                    }
-                    None => {}
-                }
+        }
+        // Over all lines.
+        for (number, series) in self.series.iter().enumerate() {
+            for at in plot.places(&series.dots) {
+                canvas.circle(at, 3.2, colour(number), "#fff");
+            }
+            for at in plot.places(&series.published) {
+                canvas.circle(at, 4.2, "#fff", colour(number));
             }
         }
-        let heights: Vec<f64> = inner.iter().map(|label| label.0.1).collect();
-        let heights = apart(&heights, LABEL_GAP, (top, bottom));
-        for ((at, name, ink), height) in inner.iter().zip(heights) {
-            svg.text(at.0 + 9.0, height + 4.5, name, Anchor::Start, ink);
+        if labels.is_empty() {
+            let middle = ((plot.left + plot.right) / 2.0, (plot.top + plot.bottom) / 2.0);
+            canvas.text(middle.0, middle.1, "no data", small.middle());
         }
-        let heights: Vec<f64> = ends.iter().map(|end| end.0.1).collect();
-        let heights = apart(&heights, LABEL_GAP, (top, bottom));
-        for ((end, name, ink), height) in ends.iter().zip(heights) {
-            svg.line(*end, (right + 6.0, height), ink, 0.8);
-            svg.text(right + 10.0, height + 4.5, name, Anchor::Start, ink);
+        plot.labels(&mut canvas, &labels);
+        canvas.finish(plot.bottom + 44.0)
+    }
+}
+
+/// What lines and circles are, once for all series.
+fn key(canvas: &mut Canvas) {
+    let font = Font::new(12.0, DIM);
+    canvas.top += 20.0;
+    let y = canvas.top - 8.0;
+    canvas.line((PAD, y - 4.0), (PAD + 22.0, y - 4.0), DIM, 2.2);
+    canvas.text(PAD + 28.0, y, "modelled", font);
+    canvas.circle((PAD + 112.0, y - 4.0), 4.2, "#fff", DIM);
+    canvas.text(PAD + 122.0, y, "published", font);
+}
+
+impl Plot {
+    fn frame(&self, canvas: &mut Canvas) {
+        let font = Font::new(12.0, DIM);
+        canvas.text(PAD, self.top - 14.0, &self.y.caption, font);
+        for (value, text) in &self.y.ticks {
+            let Some(y) = self.y(*value) else { continue };
+            canvas.line((self.left, y), (self.right, y), GRID, 1.0);
+            canvas.text(self.left - 8.0, y + 4.0, text, font.end());
         }
-        svg.finish()
+        canvas.line((self.left, self.bottom), (self.right, self.bottom), INK, 1.0);
+        let mut free = f64::NEG_INFINITY;
+        for (value, text) in &self.x.ticks {
+            let Some(x) = self.x(*value) else { continue };
+            canvas.line((x, self.bottom), (x, self.bottom + 5.0), INK, 1.0);
+            let half = font.width(text) / 2.0;
+            if x - half >= free {
+                canvas.text(x, self.bottom + 19.0, text, font.middle());
+                free = x + half + 6.0;
+            }
+        }
+        let middle = (self.left + self.right) / 2.0;
+        canvas.text(middle, self.bottom + 40.0, &self.x.caption, font.middle());
+    }
+
+    fn labels(&self, canvas: &mut Canvas, labels: &[Label]) {
+        let wanted: Vec<(f64, f64)> =
+            labels.iter().map(|label| (label.end.1, label.height())).collect();
+        let centres = spread(&wanted, self.top - 10.0, self.bottom + 10.0);
+        let x = self.right + 10.0;
+        for (label, centre) in labels.iter().zip(centres) {
+            let (from, fill) = (label.end, colour(label.number));
+            if x - from.0 > 24.0 || (centre - from.1).abs() > 8.0 {
+                let bend = (self.right - 4.0).max(from.0 + 6.0);
+                let leader = [(from.0 + 6.0, from.1), (bend, from.1), (x - 4.0, centre)];
+                canvas.polyline(&leader, fill, 0.8, " opacity=\"0.6\"");
+            }
+            let mut y = centre - label.height() / 2.0 + 14.0;
+            for line in &label.name {
+                canvas.text(x, y, line, Font { fill, ..NAME });
+                y += LINE;
+            }
+            for line in &label.note {
+                canvas.text(x, y, line, Font::new(12.0, DIM));
+                y += LINE;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Scale, Unit};
+    use super::*;
+
+    #[test]
+    fn every_series_is_labelled_and_text_is_escaped() {
+        let series =
+            Series::line("a < b & \"c\"", vec![(1.0, 2.0), (1024.0, f64::NAN), (0.0, 3.0)]);
+        let chart = Chart {
+            title: "<headline>".into(),
+            subtitle: "it's\u{7}".into(),
+            x: Axis::new("size", Unit::Bytes, Scale::Log2),
+            y: Axis::new("time", Unit::Nanoseconds, Scale::Linear),
+            series: vec![series.published(vec![(64.0, 2.5)]), Series::line("empty", Vec::new())],
+        };
+        let svg = chart.svg();
+        let document = roxmltree::Document::parse(&svg).expect("well-formed");
+        let root = document.root_element();
+        assert_eq!(root.attribute("aria-label"), Some("<headline>. it's"));
+        assert_eq!(root.attribute("role"), Some("img"));
+        let texts: Vec<&str> = root.descendants().filter_map(|node| node.text()).collect();
+        assert!(texts.contains(&"a < b & \"c\"") && texts.contains(&"published"), "{texts:?}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        assert_eq!(svg, chart.svg());
     }
 }

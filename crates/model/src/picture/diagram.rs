@@ -1,20 +1,21 @@
-//! A rack's links, and how busy they are: hosts as boxes, what is in them in layers below their memory,
-//! switches between hosts under them. A link is as wide as its busier direction, and says both.
+//! A rack's links, and how busy they are: a stroke for each direction, the wider the busier.
 
 use std::collections::BTreeMap;
 
-use super::{Anchor, COLOURS, GRID, HEAD, INK, SOFT, Svg, width_of};
+use super::label::Places;
+use super::layout::{Layout, NODE, neighbours};
+use super::svg::{Canvas, DIM, FRAME, Font, INK, Rect, colour, escape, n};
 
 /// A part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// Its name; what is before the last `/` is not drawn.
     pub name: String,
-    /// What it is.
+    /// What it is: `root complex`, `memory`, `switch`, `ntb`.
     pub kind: String,
     /// The host it is in.
     pub host: Option<String>,
-    /// How many links from its host's root; between hosts, from an NTB.
+    /// How many links from its host's root; of no matter between hosts.
     pub depth: usize,
 }
 
@@ -23,12 +24,19 @@ pub struct Node {
 pub struct Edge {
     /// Its ends: indices of the nodes.
     pub ends: [usize; 2],
-    /// What it is.
+    /// What it is: `Gen3 x8`.
     pub label: String,
     /// How busy it is from the first end to the second, 0 to 1.
     pub there: f64,
     /// And back.
     pub back: f64,
+}
+
+impl Edge {
+    /// How busy its busier direction is.
+    fn share(&self) -> f64 {
+        self.there.max(self.back)
+    }
 }
 
 /// A rack.
@@ -42,181 +50,258 @@ pub struct Diagram {
     pub edges: Vec<Edge>,
 }
 
-const NODE: (f64, f64) = (118.0, 38.0);
-const GAP: (f64, f64) = (26.0, 62.0);
-const MARGIN: f64 = 24.0;
-/// Hosts in a row, and hosts that are drawn.
-const IN_ROW: usize = 4;
+/// Hosts that are drawn.
 const MOST_HOSTS: usize = 16;
+/// Less than this is not said, and as much as this below the busiest is as busy.
+const LITTLE: f64 = 0.005;
+const IDLE: &str = "#94a3b8";
+const BUSIEST: &str = "#c2410c";
+
+/// A link as it is drawn: from its upper end downwards, or from the left one to the right.
+struct Way {
+    /// Of the curve: its ends and what it is bent by.
+    curve: [(f64, f64); 4],
+    /// How busy it is forwards and backwards.
+    shares: [f64; 2],
+    /// What points forwards and backwards.
+    arrows: [&'static str; 2],
+}
 
 impl Diagram {
     /// The picture. Of more than 16 hosts those with the busiest links are drawn.
     pub fn svg(&self) -> String {
-        let kept = self.busiest_hosts();
-        let places = Places::of(self, &kept);
-        let all = self.nodes.iter().filter_map(|node| node.host.as_ref());
-        let mut hosts: Vec<&String> = all.collect();
-        hosts.sort();
-        hosts.dedup();
-        let mut subtitle = "the busier a link, the wider; both directions in %".to_owned();
-        if hosts.len() > kept.len() {
-            subtitle +=
-                &format!("; {} of {} hosts, those with the busiest links", kept.len(), hosts.len());
+        let (hosts, all) = self.busiest_hosts();
+        let outside = self.outside(&hosts, hosts.len() < all);
+        let mut subtitle =
+            "How busy links are in each direction: the wider, the busier; the busiest in red"
+                .to_owned();
+        if hosts.len() < all {
+            subtitle += &format!(". The {} of {all} hosts with the busiest links", hosts.len());
         }
-        let mut svg = Svg::new(places.width, places.height, &self.title, &subtitle);
-        for (name, (at, size)) in &places.boxes {
-            svg.area(*at, *size, "#f7f7f7", GRID);
-            svg.styled(at.0 + 10.0, at.1 + 18.0, name, Anchor::Start, INK, 13.0, true);
+        // The layout's width says how many lines the headline has.
+        let width = Layout::of(&self.nodes, &self.edges, &hosts, &outside, 0.0).width;
+        let mut canvas = Canvas::new(&self.title, &subtitle, width);
+        let top = canvas.top + 10.0;
+        let layout = Layout::of(&self.nodes, &self.edges, &hosts, &outside, top);
+        for (host, at, reversed) in &layout.hosts {
+            canvas.rect(*at, "#f8fafc", FRAME, " rx=\"6\"");
+            let y = if *reversed { at.y + at.height - 10.0 } else { at.y + 20.0 };
+            let font = Font::new(13.0, INK).bold();
+            canvas.text(at.x + 12.0, y, &font.cut(host, at.width - 24.0), font);
         }
-        let most = self.edges.iter().map(|edge| edge.there.max(edge.back)).fold(0.0, f64::max);
-        for edge in &self.edges {
-            let ends = edge.ends.map(|end| places.nodes.get(&end).copied());
-            let [Some(a), Some(b)] = ends else { continue };
-            let share = edge.there.max(edge.back);
-            let colour = match share {
-                _ if share > 0.005 && share >= most => COLOURS[1],
-                0.005.. => COLOURS[0],
-                _ => "#bbbbbb",
-            };
-            let middle = |at: (f64, f64)| (at.0 + NODE.0 / 2.0, at.1 + NODE.1 / 2.0);
-            let (from, to) = (middle(a), middle(b));
-            svg.line(from, to, colour, 1.2 + 9.0 * share);
+        let ways = self.ways(&layout);
+        let most = self.edges.iter().map(Edge::share).fold(0.0, f64::max);
+        for (nth, way) in &ways {
+            way.draw(&mut canvas, most, &self.says(&self.edges[*nth]));
         }
-        for (nth, at) in &places.nodes {
-            let node = &self.nodes[*nth];
-            svg.area(*at, NODE, "white", SOFT);
+        for (&nth, at) in &layout.nodes {
+            let node = &self.nodes[nth];
+            canvas.rect(*at, "#fff", "#64748b", " rx=\"4\"");
             let name = node.name.rsplit('/').next().unwrap_or(&node.name);
-            let x = at.0 + NODE.0 / 2.0;
-            svg.styled(x, at.1 + 16.0, name, Anchor::Middle, INK, 12.0, true);
-            svg.styled(x, at.1 + 30.0, &node.kind, Anchor::Middle, SOFT, 10.5, false);
+            let (name_font, kind) =
+                (Font::new(12.0, INK).bold().middle(), Font::new(11.0, DIM).middle());
+            let x = at.x + NODE.0 / 2.0;
+            canvas.text(x, at.y + 15.5, &name_font.cut(name, NODE.0 - 8.0), name_font);
+            canvas.text(x, at.y + 29.5, &kind.cut(&node.kind, NODE.0 - 8.0), kind);
         }
-        self.label_links(&mut svg, &places, most);
-        svg.finish()
+        label(&mut canvas, &layout, &ways, most);
+        canvas.finish(layout.bottom)
     }
 
-    /// Links' shares, above all lines and parts, on a ground of their own.
-    fn label_links(&self, svg: &mut Svg, places: &Places, most: f64) {
-        let mut taken: Vec<(f64, f64, f64)> = Vec::new();
-        for edge in &self.edges {
-            let [Some(a), Some(b)] = edge.ends.map(|end| places.nodes.get(&end).copied()) else {
-                continue;
-            };
-            let share = edge.there.max(edge.back);
-            if share < 0.005 {
-                continue;
-            }
-            // From the upper to the lower end.
-            let (down, up) =
-                if a.1 <= b.1 { (edge.there, edge.back) } else { (edge.back, edge.there) };
-            let text = format!("↓{:.0} ↑{:.0} %", down * 100.0, up * 100.0);
-            let width = width_of(&text) * 0.9 + 6.0;
-            let middle = ((a.0 + b.0 + NODE.0) / 2.0, (a.1 + b.1 + NODE.1) / 2.0);
-            let mut at = middle;
-            let meets = |at: (f64, f64), other: &(f64, f64, f64)| {
-                (at.0 - other.0).abs() < (width + other.2) / 2.0 && (at.1 - other.1).abs() < 17.0
-            };
-            while taken.iter().any(|other| meets(at, other)) {
-                at.1 += 17.0;
-            }
-            taken.push((at.0, at.1, width));
-            svg.area((at.0 - width / 2.0, at.1 - 9.0), (width, 17.0), "white", "none");
-            let colour = if share >= most { COLOURS[1] } else { INK };
-            svg.styled(at.0, at.1 + 4.0, &text, Anchor::Middle, colour, 11.5, share >= most);
-        }
+    /// What a link says when it is pointed at.
+    fn says(&self, edge: &Edge) -> String {
+        let [a, b] = edge.ends.map(|end| &self.nodes[end].name);
+        let (there, back) = (edge.there * 100.0, edge.back * 100.0);
+        format!("{a} to {b}, {}: {there:.0} % there, {back:.0} % back", edge.label)
     }
 
-    fn busiest_hosts(&self) -> Vec<String> {
+    /// The hosts to draw, in the order of the nodes, and how many there are.
+    fn busiest_hosts(&self) -> (Vec<String>, usize) {
         let mut busy: BTreeMap<&String, f64> = BTreeMap::new();
-        for node in &self.nodes {
-            busy.extend(node.host.as_ref().map(|host| (host, 0.0)));
+        for host in self.nodes.iter().filter_map(|node| node.host.as_ref()) {
+            busy.insert(host, 0.0);
         }
         for edge in &self.edges {
-            for end in edge.ends {
-                if let Some(share) =
-                    self.nodes[end].host.as_ref().and_then(|host| busy.get_mut(host))
-                {
-                    *share = share.max(edge.there).max(edge.back);
-                }
+            for host in edge.ends.iter().filter_map(|end| self.nodes[*end].host.as_ref()) {
+                busy.entry(host).and_modify(|share| *share = share.max(edge.share()));
             }
         }
+        let all = busy.len();
         let mut order: Vec<(&String, f64)> = busy.into_iter().collect();
         order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(b.0)));
         order.truncate(MOST_HOSTS);
-        // In the order of the nodes.
         let mut kept: Vec<String> = Vec::new();
         for host in self.nodes.iter().filter_map(|node| node.host.as_ref()) {
             if order.iter().any(|(name, _)| *name == host) && !kept.contains(host) {
                 kept.push(host.clone());
             }
         }
-        kept
-    }
-}
-
-/// A place and a size.
-type Area = ((f64, f64), (f64, f64));
-
-/// Where everything stands.
-struct Places {
-    nodes: BTreeMap<usize, (f64, f64)>,
-    boxes: Vec<(String, Area)>,
-    width: f64,
-    height: f64,
-}
-
-impl Places {
-    fn of(diagram: &Diagram, kept: &[String]) -> Places {
-        let mut places =
-            Places { nodes: BTreeMap::new(), boxes: Vec::new(), width: 480.0, height: 0.0 };
-        let mut top = HEAD + 8.0;
-        for row in kept.chunks(IN_ROW) {
-            let mut left = MARGIN;
-            let mut lowest = top;
-            for host in row {
-                let size = places.host(diagram, host, (left, top));
-                left += size.0 + GAP.0;
-                lowest = f64::max(lowest, top + size.1);
-            }
-            places.width = places.width.max(left - GAP.0 + MARGIN);
-            top = lowest + GAP.1;
-        }
-        let outside: Vec<usize> =
-            (0..diagram.nodes.len()).filter(|nth| diagram.nodes[*nth].host.is_none()).collect();
-        top = places.layers(diagram, &outside, (MARGIN, top), true);
-        places.height = top + MARGIN;
-        places
+        (kept, all)
     }
 
-    /// A host's parts, in a box.
-    fn host(&mut self, diagram: &Diagram, host: &str, at: (f64, f64)) -> (f64, f64) {
-        let own: Vec<usize> = (0..diagram.nodes.len())
-            .filter(|nth| diagram.nodes[*nth].host.as_deref() == Some(host))
+    /// What is in no host; when hosts are left out, without what only they are linked to.
+    fn outside(&self, hosts: &[String], some: bool) -> Vec<usize> {
+        let mut drawn: Vec<usize> = (0..self.nodes.len())
+            .filter(|&nth| self.nodes[nth].host.as_ref().is_none_or(|host| hosts.contains(host)))
             .collect();
-        let bottom = self.layers(diagram, &own, (at.0 + 12.0, at.1 + 28.0), false);
-        let right =
-            own.iter().filter_map(|nth| self.nodes.get(nth)).map(|at| at.0).fold(at.0, f64::max);
-        let size = (right + NODE.0 + 12.0 - at.0, bottom + 12.0 - at.1);
-        self.boxes.push((host.to_owned(), (at, size)));
-        size
+        let mut more = some;
+        while more {
+            let links = |node: usize, among: &[usize]| {
+                neighbours(&self.edges, node).filter(|other| among.contains(other)).count()
+            };
+            let ends = |&node: &usize| {
+                let inner = neighbours(&self.edges, node).count() > 1;
+                self.nodes[node].host.is_none() && inner && links(node, &drawn) < 2
+            };
+            let loose = drawn.iter().position(ends);
+            loose.map(|at| drawn.remove(at));
+            more = loose.is_some();
+        }
+        drawn.retain(|&node| self.nodes[node].host.is_none());
+        drawn
     }
 
-    /// Nodes by their depth, from top to bottom; gives where they end.
-    fn layers(&mut self, diagram: &Diagram, nodes: &[usize], at: (f64, f64), spread: bool) -> f64 {
-        let mut layers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for nth in nodes {
-            layers.entry(diagram.nodes[*nth].depth).or_default().push(*nth);
+    /// The links that are drawn, by their number.
+    fn ways(&self, layout: &Layout) -> Vec<(usize, Way)> {
+        let drawn = self.edges.iter().enumerate().filter_map(|(nth, edge)| {
+            let [a, b] = edge.ends.map(|end| layout.nodes.get(&end));
+            let (a, b) = (*a?, *b?);
+            let level = (a.y - b.y).abs() < 1.0;
+            let forward = if level { a.x <= b.x } else { a.y < b.y };
+            let (ends, shares) = match forward {
+                true => (edge.ends, [edge.there, edge.back]),
+                false => ([edge.ends[1], edge.ends[0]], [edge.back, edge.there]),
+            };
+            Some((nth, ends, shares, level))
+        });
+        let drawn: Vec<(usize, [usize; 2], [f64; 2], bool)> = drawn.collect();
+        // Links leave a side of a node in the order of where they go.
+        let port = |node: usize, other: usize, top: bool| {
+            let side = |end: usize| {
+                let (here, there) = (layout.nodes[&node], layout.nodes[&end]);
+                if (here.y - there.y).abs() < 1.0 {
+                    reversed(layout, node)
+                } else {
+                    there.y < here.y
+                }
+            };
+            let all = drawn.iter().filter_map(|(_, ends, ..)| match ends {
+                [a, b] if *a == node => Some(*b),
+                [a, b] if *b == node => Some(*a),
+                _ => None,
+            });
+            let mut all: Vec<usize> = all.filter(|&end| side(end) == top).collect();
+            all.sort_by(|a, b| layout.nodes[a].x.total_cmp(&layout.nodes[b].x).then(a.cmp(b)));
+            let rank = all.iter().position(|&end| end == other).unwrap_or(0) as f64;
+            let at = layout.nodes[&node];
+            let x = at.x + NODE.0 * (rank + 1.0) / (all.len() as f64 + 1.0);
+            (x, if top { at.y } else { at.y + NODE.1 })
+        };
+        let way = |&(nth, [from, to], shares, level): &(usize, [usize; 2], [f64; 2], bool)| {
+            let (curve, arrows) = if level {
+                let top = reversed(layout, from);
+                let (a, b) = (port(from, to, top), port(to, from, top));
+                let bend = if top { -58.0 } else { 58.0 };
+                ([a, (a.0, a.1 + bend), (b.0, b.1 + bend), b], ["→", "←"])
+            } else {
+                let (a, b) = (port(from, to, false), port(to, from, true));
+                let half = (b.1 - a.1) / 2.0;
+                ([a, (a.0, a.1 + half), (b.0, b.1 - half), b], ["↓", "↑"])
+            };
+            (nth, Way { curve, shares, arrows })
+        };
+        drawn.iter().map(way).collect()
+    }
+}
+
+/// Whether a node's way out is upwards: it is in a host that stands on its head.
+fn reversed(layout: &Layout, node: usize) -> bool {
+    let at = layout.nodes[&node];
+    layout.hosts.iter().any(|(_, host, reversed)| *reversed && host.overlaps(&at))
+}
+
+impl Way {
+    /// The point at a part of the way.
+    fn at(&self, part: f64) -> (f64, f64) {
+        let rest = 1.0 - part;
+        let weights = [
+            rest * rest * rest,
+            3.0 * rest * rest * part,
+            3.0 * rest * part * part,
+            part * part * part,
+        ];
+        let sum = |of: fn(&(f64, f64)) -> f64| {
+            self.curve.iter().zip(weights).map(|(point, weight)| of(point) * weight).sum()
+        };
+        (sum(|point| point.0), sum(|point| point.1))
+    }
+
+    /// Both directions beside each other, the forward one to the left.
+    fn draw(&self, canvas: &mut Canvas, most: f64, says: &str) {
+        canvas.raw(format_args!("<g fill=\"none\"><title>{}</title>", escape(says)));
+        for (share, side) in self.shares.into_iter().zip([-1.0, 1.0]) {
+            let width = 1.4 + 7.0 * share.clamp(0.0, 1.0);
+            let aside = side * (width / 2.0 + 0.8);
+            let [a, b, c, d] = self.curve.map(|(x, y)| format!("{} {}", n(x + aside), n(y)));
+            let (stroke, width) = (stroke(share, most), n(width));
+            canvas.raw(format_args!(
+                "<path d=\"M{a} C{b} {c} {d}\" stroke=\"{stroke}\" stroke-width=\"{width}\"/>"
+            ));
         }
-        let mut top = at.1;
-        for layer in layers.values() {
-            let width = layer.len() as f64 * (NODE.0 + GAP.0) - GAP.0;
-            let indent = if spread { ((self.width - width) / 2.0 - at.0).max(0.0) } else { 0.0 };
-            for (column, nth) in layer.iter().enumerate() {
-                let x = at.0 + indent + column as f64 * (NODE.0 + GAP.0);
-                self.nodes.insert(*nth, (x, top));
-            }
-            self.width = self.width.max(at.0 + indent + width + MARGIN);
-            top += NODE.1 + GAP.1;
-        }
-        if layers.is_empty() { at.1 } else { top - GAP.1 }
+        canvas.raw(format_args!("</g>"));
+    }
+}
+
+fn stroke(share: f64, most: f64) -> &'static str {
+    match share {
+        share if share < LITTLE => IDLE,
+        share if share > most - LITTLE => BUSIEST,
+        _ => colour(0),
+    }
+}
+
+/// Says how busy links are: on the link, away from nodes, other labels and, where there is room, other
+/// links.
+fn label(canvas: &mut Canvas, layout: &Layout, ways: &[(usize, Way)], most: f64) {
+    const PARTS: usize = 24;
+    let mut places = Places::default();
+    layout.nodes.values().for_each(|node| places.take(*node));
+    for (_, at, reversed) in &layout.hosts {
+        let y = if *reversed { at.y + at.height - 26.0 } else { at.y };
+        places.take(Rect::new(at.x, y, at.width, 26.0));
+    }
+    let mut order: Vec<&(usize, Way)> = ways.iter().collect();
+    let share = |way: &Way| way.shares[0].max(way.shares[1]);
+    order.sort_by(|a, b| share(&b.1).total_cmp(&share(&a.1)));
+    for (nth, way) in order.into_iter().filter(|(_, way)| share(way) >= LITTLE) {
+        let texts = [0, 1].map(|of| format!("{}{:.0} %", way.arrows[of], way.shares[of] * 100.0));
+        let text = texts.join(" ");
+        let busiest = share(way) > most - LITTLE;
+        let font = Font::new(11.0, if busiest { BUSIEST } else { INK }).middle();
+        let font = if busiest { font.bold() } else { font };
+        let width = font.width(&text) + 6.0;
+        // From the middle outwards, then ever further aside.
+        let parts = (0..PARTS).map(|step| {
+            let out = (step as f64 / 2.0).ceil() / PARTS as f64;
+            if step % 2 == 0 { 0.5 + out } else { 0.5 - out }
+        });
+        let candidates: Vec<Rect> = [0.0, 0.6, -0.6, 1.2, -1.2, 2.0, -2.0]
+            .into_iter()
+            .flat_map(|aside| parts.clone().map(move |part| (part, aside)))
+            .map(|(part, aside)| {
+                let (x, y) = way.at(part);
+                Rect::around(x + aside * width, y, width, 16.0)
+            })
+            .collect();
+        let crossed = |rect: &Rect| {
+            let others = ways.iter().filter(|other| other.0 != *nth);
+            others
+                .flat_map(|(_, way)| (1..PARTS).map(|part| way.at(part as f64 / PARTS as f64)))
+                .any(|(x, y)| rect.overlaps(&Rect::around(x, y, 6.0, 6.0)))
+        };
+        let clear: Vec<Rect> = candidates.iter().copied().filter(|rect| !crossed(rect)).collect();
+        let Some(at) = places.place(clear).or_else(|| places.place(candidates)) else { continue };
+        canvas.rect(at, "#fff", "none", " rx=\"3\" fill-opacity=\"0.9\"");
+        canvas.text(at.x + at.width / 2.0, at.y + 12.0, &text, font);
     }
 }

@@ -1,8 +1,12 @@
-//! A transaction, hop by hop: parts from left to right, time downwards, a packet's way slanting from one
-//! part to the next while it is on the link.
+//! A transaction, hop by hop: parts from left to right, time downwards. A packet slants from one part to
+//! the next while it is on the link, and a bar shows how long it stays in a part.
+//!
+//! Time has no scale: bursts are pulled apart so that they can be read, long waits are shortened. So
+//! whatever takes time has its span written beside it.
 
-use super::chart::span;
-use super::{Anchor, COLOURS, GRID, HEAD, INK, SOFT, Svg};
+use super::axis::Unit;
+use super::label::Places;
+use super::svg::{Canvas, DIM, FRAME, Font, INK, PAD, Rect, colour};
 
 /// A packet on a link.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,7 +19,7 @@ pub struct Passage {
     pub begin: f64,
     /// When its last bit came.
     pub end: f64,
-    /// What it is.
+    /// What it is: `MRd 512 B`.
     pub label: String,
     /// Its kind: requests, writes and completions have colours of their own.
     pub kind: usize,
@@ -34,104 +38,215 @@ pub struct Timeline {
     pub passages: Vec<Passage>,
 }
 
-const WIDTH: f64 = 920.0;
-const LEFT: f64 = 92.0;
+/// Between lanes.
+const LANE: f64 = 132.0;
+/// Room for moments, and for half a lane's name on either side.
+const LEFT: f64 = 128.0;
+const RIGHT: f64 = 62.0;
+const LEAST_WIDTH: f64 = 640.0;
 /// Between two moments: the least and the most that they are apart, and pixels per nanosecond.
-const STEPS: (f64, f64) = (6.0, 34.0);
+const STEPS: (f64, f64) = (10.0, 34.0);
 const PER_NS: f64 = 0.1;
-/// Height of a passage's label.
-const LINE: f64 = 15.0;
-/// Passages that are drawn at most; more cannot be read.
+/// Packets of one kind on one link that follow each other this closely are one burst, in nanoseconds.
+const BURST: f64 = 150.0;
+/// Bursts that are drawn at most; more cannot be read.
 const MOST: usize = 120;
 
-/// A moment, to 10 ns: neighbours differ.
-fn moment_text(ns: f64) -> String {
-    if ns < 1e3 { span(ns) } else { format!("{:.2} us", ns / 1e3) }
+/// Packets that are drawn as one.
+struct Burst<'a> {
+    first: &'a Passage,
+    last: &'a Passage,
+    many: usize,
 }
 
-/// Where moments stand: bursts are pulled apart so that they can be read, long waits are shortened; these
-/// are given too, with their places.
-fn spread(moments: &[f64], top: f64) -> (Vec<f64>, Vec<(f64, f64)>) {
-    let mut places = Vec::with_capacity(moments.len());
-    let mut breaks = Vec::new();
-    let mut at = top;
-    for (nth, moment) in moments.iter().enumerate() {
-        if nth > 0 {
-            let gap = moment - moments[nth - 1];
-            let step = (gap * PER_NS).clamp(STEPS.0, STEPS.1);
-            if gap * PER_NS > 2.0 * STEPS.1 {
-                breaks.push((at + step / 2.0 + 4.0, gap));
-            }
-            at += step;
+impl Burst<'_> {
+    fn text(&self) -> String {
+        let took = Unit::Nanoseconds.text(self.last.end - self.first.begin);
+        match self.many {
+            1 => format!("{} · {took}", self.first.label),
+            many => format!("{many} × {} · {took}", self.first.label),
         }
-        places.push(at);
     }
-    (places, breaks)
+
+    /// Of these, the one whose packets this one carries on: the last that came to where it begins, of
+    /// the same packets where there is one.
+    fn before<'a, 'b>(&self, all: &'a [Burst<'b>]) -> Option<&'a Burst<'b>> {
+        let begin = self.first;
+        let comes = |burst: &&Burst<'_>| {
+            burst.first.to == begin.from
+                && burst.first.from != burst.first.to
+                && burst.first.end <= begin.begin
+        };
+        let same =
+            |burst: &&Burst<'_>| burst.first.label == begin.label && burst.first.from != begin.to;
+        let last = |a: &&Burst<'_>, b: &&Burst<'_>| a.first.end.total_cmp(&b.first.end);
+        let alike = all.iter().filter(comes).filter(same).max_by(last);
+        alike.or_else(|| all.iter().filter(comes).max_by(last))
+    }
+}
+
+/// Packets as bursts, by time.
+fn bursts(passages: &[Passage]) -> Vec<Burst<'_>> {
+    let mut order: Vec<&Passage> = passages.iter().collect();
+    order.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+    let mut bursts: Vec<Burst<'_>> = Vec::new();
+    for passage in order {
+        let same = |burst: &&mut Burst<'_>| {
+            let last = burst.last;
+            (last.from, last.to, &last.label) == (passage.from, passage.to, &passage.label)
+        };
+        match bursts.iter_mut().rev().find(same) {
+            Some(burst) if passage.begin - burst.last.begin <= BURST => {
+                (burst.last, burst.many) = (passage, burst.many + 1);
+            }
+            _ => bursts.push(Burst { first: passage, last: passage, many: 1 }),
+        }
+    }
+    bursts
+}
+
+/// A packet's stay in a part: from where to where, and how long.
+type Stay = ((f64, f64), (f64, f64), String);
+
+/// Moments, and where they stand.
+struct Times {
+    moments: Vec<f64>,
+    places: Vec<f64>,
+}
+
+impl Times {
+    fn of(bursts: &[Burst<'_>], top: f64) -> Times {
+        let ends = |burst: &Burst<'_>| {
+            [burst.first.begin, burst.first.end, burst.last.begin, burst.last.end]
+        };
+        let mut moments: Vec<f64> = bursts.iter().flat_map(ends).collect();
+        moments.sort_by(f64::total_cmp);
+        moments.dedup();
+        let steps =
+            moments.windows(2).map(|pair| ((pair[1] - pair[0]) * PER_NS).clamp(STEPS.0, STEPS.1));
+        let places = std::iter::once(top).chain(steps.scan(top, |at, step| {
+            *at += step;
+            Some(*at)
+        }));
+        Times { places: places.collect(), moments }
+    }
+
+    fn at(&self, moment: f64) -> f64 {
+        let rank = self.moments.partition_point(|other| *other < moment);
+        self.places[rank.min(self.places.len() - 1)]
+    }
 }
 
 impl Timeline {
-    /// The picture.
+    /// The picture. Of very many packets the first are drawn.
     pub fn svg(&self) -> String {
-        let shown = &self.passages[..self.passages.len().min(MOST)];
-        let subtitle = match self.passages.len() - shown.len() {
+        let mut bursts = bursts(&self.passages);
+        let left_out: usize = bursts.iter().skip(MOST).map(|burst| burst.many).sum();
+        bursts.truncate(MOST);
+        let subtitle = match left_out {
             0 => self.subtitle.clone(),
             rest => format!("{}; {rest} later packets are not drawn", self.subtitle),
         };
-        let mut moments: Vec<f64> = shown.iter().flat_map(|p| [p.begin, p.end]).collect();
-        moments.sort_by(f64::total_cmp);
-        moments.dedup();
-        let top = HEAD + 34.0;
-        let (places, breaks) = spread(&moments, top);
-        let at = |moment: f64| {
-            let rank = moments.partition_point(|other| *other < moment);
-            places.get(rank).copied().unwrap_or(top)
-        };
-        let end = places.last().copied().unwrap_or(top);
-        let height = end + 30.0;
-        let mut svg = Svg::new(WIDTH, height, &self.title, &subtitle);
-        let step = (WIDTH - LEFT - 70.0) / (self.lanes.len().max(2) - 1) as f64;
-        let x = |lane: usize| LEFT + lane as f64 * step;
-        for (nth, name) in self.lanes.iter().enumerate() {
-            svg.line((x(nth), top - 6.0), (x(nth), end), GRID, 1.5);
-            // Neighbours' names stand on two heights, so that they do not meet.
-            let height = if nth % 2 == 0 { top - 24.0 } else { top - 10.0 };
-            svg.styled(x(nth), height, name, Anchor::Middle, INK, 12.0, true);
+        let lanes = self.lanes.len().max(1) as f64;
+        let width = (LEFT + (lanes - 1.0) * LANE + RIGHT + PAD).max(LEAST_WIDTH);
+        let mut canvas = Canvas::new(&self.title, &subtitle, width);
+        let top = canvas.top + 46.0;
+        let times = Times::of(&bursts, top);
+        let bottom = times.places.last().copied().unwrap_or(top) + 12.0;
+        let x = |lane: usize| LEFT + lane as f64 * LANE;
+        let name = Font::new(12.0, INK).bold().middle();
+        for (lane, text) in self.lanes.iter().enumerate() {
+            canvas.line((x(lane), top - 10.0), (x(lane), bottom), FRAME, 1.5);
+            canvas.text(x(lane), top - 18.0, &name.cut(text, LANE - 8.0), name);
         }
-        let mut free = f64::MIN;
-        for moment in &moments {
-            let height = at(*moment);
-            if height - free >= LINE {
-                svg.styled(
-                    LEFT - 14.0,
-                    height + 4.0,
-                    &moment_text(*moment),
-                    Anchor::End,
-                    SOFT,
-                    11.0,
-                    false,
-                );
-                free = height;
+        moments(&mut canvas, &times, &bursts);
+
+        let mut places = Places::default();
+        let stays = bursts.iter().filter_map(|burst| {
+            let before = burst.before(&bursts)?;
+            let at = x(burst.first.from);
+            let (from, to) = (times.at(before.first.end), times.at(burst.first.begin));
+            let took = Unit::Nanoseconds.text(burst.first.begin - before.first.end);
+            Some(((at, from), (at, to), took))
+        });
+        let mut stays: Vec<Stay> = stays.filter(|stay| stay.1.1 > stay.0.1).collect();
+        stays.dedup();
+        for (from, to, _) in &stays {
+            canvas.line(*from, *to, "#94a3b8", 5.0);
+            places.take_line(*from, *to, 6.0);
+        }
+        for burst in &bursts {
+            let way = |passage: &Passage| {
+                let (from, to) = (x(passage.from), x(passage.to));
+                ((from, times.at(passage.begin)), (to, times.at(passage.end)))
+            };
+            let (first, last) = (way(burst.first), way(burst.last));
+            let ink = colour(burst.first.kind);
+            if burst.many > 1 {
+                canvas.polygon(&[first.0, first.1, last.1, last.0], ink, 0.14);
+            }
+            for (from, to) in [first, last].into_iter().take(burst.many) {
+                canvas.line(from, to, ink, 1.8);
+                canvas.circle(to, 2.6, ink, ink);
+                places.take_line(from, to, 3.0);
             }
         }
-        for (height, gap) in breaks {
-            let text = format!("⋮ {} without a packet on any link", span(gap));
-            svg.styled(LEFT + 10.0, height, &text, Anchor::Start, SOFT, 11.0, false);
+        // Labels are never over one another; where there is no room at all, over a line.
+        let font = Font::new(11.0, DIM);
+        for (from, to, text) in &stays {
+            let wide = font.width(text) + 4.0;
+            let sides = [from.0 + 6.0 + wide / 2.0, from.0 - 6.0 - wide / 2.0];
+            let middle = (from.1 + to.1) / 2.0;
+            write(&mut canvas, &mut places, font, text, &sides.map(|side| (side, middle)));
         }
-        let mut below = vec![f64::MIN; self.lanes.len()];
-        for passage in shown {
-            let colour = COLOURS[passage.kind % COLOURS.len()];
-            let (from, to) =
-                ((x(passage.from), at(passage.begin)), (x(passage.to), at(passage.end)));
-            svg.line(from, to, colour, 1.8);
-            svg.dot(to, colour, false);
-            let gap = passage.from.min(passage.to);
-            let middle = ((from.0 + to.0) / 2.0, (from.1 + to.1) / 2.0 - 4.0);
-            // Where labels would meet, the later one is left out: its line says that it is one more.
-            if below.get(gap).is_some_and(|last| middle.1 - last >= 12.0) {
-                svg.styled(middle.0, middle.1, &passage.label, Anchor::Middle, colour, 11.0, false);
-                below[gap] = middle.1;
-            }
+        for burst in &bursts {
+            let font = Font::new(11.0, colour(burst.first.kind));
+            let at = |passage: &Passage, part: f64| {
+                let (from, to) = (x(passage.from), x(passage.to));
+                let (begin, end) = (times.at(passage.begin), times.at(passage.end));
+                (from + (to - from) * part, begin + (end - begin) * part)
+            };
+            let points = [0.5, 0.4, 0.6, 0.3, 0.7].map(|part| {
+                let (above, below) = (at(burst.first, part), at(burst.last, part));
+                [
+                    (above.0, (above.1 + below.1) / 2.0),
+                    (above.0, above.1 - 9.0),
+                    (below.0, below.1 + 9.0),
+                ]
+            });
+            write(&mut canvas, &mut places, font, &burst.text(), points.as_flattened());
         }
-        svg.finish()
+        canvas.finish(bottom)
+    }
+}
+
+/// When bursts begin, at the left, as far as there is room.
+fn moments(canvas: &mut Canvas, times: &Times, bursts: &[Burst<'_>]) {
+    let font = Font::new(11.0, DIM).end();
+    let mut free = f64::MIN;
+    for moment in bursts.iter().map(|burst| burst.first.begin) {
+        let at = times.at(moment);
+        if at >= free {
+            // To 10 ns, so that neighbours differ.
+            let text = match moment {
+                ns if ns < 1e3 => Unit::Nanoseconds.text(ns),
+                ns => format!("{:.2} us", ns / 1e3),
+            };
+            canvas.text(LEFT - 58.0, at + 4.0, &text, font);
+            free = at + 14.0;
+        }
+    }
+}
+
+/// A text at the first of the points where it is free, or further and further from them.
+fn write(canvas: &mut Canvas, places: &mut Places, font: Font, text: &str, points: &[(f64, f64)]) {
+    let wide = font.width(text) + 4.0;
+    let away = [0.0, -4.0, 4.0, -8.0, 8.0, -12.0, 12.0, -18.0, 18.0, -24.0, 24.0];
+    let candidates = away
+        .into_iter()
+        .flat_map(|down| points.iter().map(move |&(x, y)| Rect::around(x, y + down, wide, 13.0)));
+    let all: Vec<Rect> = candidates.collect();
+    if let Some(at) = places.place(all.iter().copied()).or_else(|| places.place_over_lines(all)) {
+        canvas.text(at.x + at.width / 2.0, at.y + 10.5, text, font.middle());
     }
 }

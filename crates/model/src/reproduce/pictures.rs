@@ -2,7 +2,8 @@
 
 use super::{Kind, Row};
 use crate::picture::bars::{Bars, Pair};
-use crate::picture::chart::{Chart, Scale, Series};
+use crate::picture::chart::{Chart, Series};
+use crate::picture::{Axis, Scale, Unit};
 
 /// Name and SVG text of each picture of `rows`.
 pub fn pictures(rows: &[Row]) -> Vec<(&'static str, String)> {
@@ -46,16 +47,18 @@ pub fn pictures(rows: &[Row]) -> Vec<(&'static str, String)> {
         (
             "sisci-bandwidth",
             lines(
-                "A processor's stores into remote memory: modelled lines, published points",
-                "MB/s over the bytes of a copy; Virtualized SISCI (2017), tables 5.4 and 5.5",
+                "A processor's stores into remote memory",
+                "Virtualized SISCI (2017), tables 5.4 and 5.5",
+                ("Size of a copy", "Bandwidth", "MB/s"),
                 &bandwidth,
             ),
         ),
         (
             "sisci-latency",
             lines(
-                "From store to remote load: modelled line, published points",
-                "us, half a round trip, over the bytes stored; Virtualized SISCI (2017), table 5.6",
+                "From store to remote load",
+                "Half a round trip; Virtualized SISCI (2017), table 5.6",
+                ("Size of a store", "Latency", "us"),
                 &latency,
             ),
         ),
@@ -73,19 +76,24 @@ fn bars(title: &str, subtitle: &str, rows: &[&Row]) -> String {
     Bars { title, subtitle, pairs: rows.iter().map(pair).collect() }.svg()
 }
 
-fn lines(title: &str, subtitle: &str, groups: &[(&str, Vec<&Row>)]) -> String {
+fn lines(
+    title: &str,
+    subtitle: &str,
+    (x, y, unit): (&str, &str, &str),
+    groups: &[(&str, Vec<&Row>)],
+) -> String {
     let mut series = Vec::new();
     for (name, rows) in groups {
         let points = |value: fn(&Row) -> f64| {
             rows.iter().filter_map(|row| Some((bytes(&row.case)?, value(row)))).collect()
         };
-        let name = (*name).to_owned();
-        let modelled = points(|row| row.modelled);
-        series.push(Series { name: name.clone(), points: modelled, measured: false });
-        series.push(Series { name, points: points(|row| row.published), measured: true });
+        let line = Series::line(*name, points(|row| row.modelled));
+        series.push(line.published(points(|row| row.published)));
     }
     let (title, subtitle) = (title.to_owned(), subtitle.to_owned());
-    Chart { title, subtitle, x: Scale::Bytes, y: Scale::Linear, series }.svg()
+    let x = Axis::new(x, Unit::Bytes, Scale::Log2);
+    let y = Axis::new(y, Unit::Plain(unit.to_owned()), Scale::Linear);
+    Chart { title, subtitle, x, y, series }.svg()
 }
 
 /// Bytes in a case's name: `64 KB`.

@@ -10,9 +10,10 @@ use super::scripts::{Failed, TraceStep, run};
 use super::{FlowKind, Workload};
 use crate::assembly::AssemblyError;
 use crate::engine::Arrivals;
-use crate::picture::chart::{Chart, Scale, Series, span};
+use crate::picture::chart::{Chart, Series};
 use crate::picture::diagram::{Diagram, Edge, Node};
 use crate::picture::timeline::{Passage, Timeline};
+use crate::picture::{Axis, Scale, Unit};
 use crate::time::Time;
 use crate::timing::Timing;
 
@@ -107,16 +108,16 @@ pub fn bandwidth(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Ch
             let alone = resized(workload, nth, size);
             let results = run(rack, timing, &alone, MOST)?;
             let rate = results.flows.first().map_or(0.0, |flow| flow.bytes_per_second);
-            points.push((size as f64, rate / 1e9));
+            points.push((size as f64, rate));
         }
         let name = workload.flows[nth].name.clone();
-        series.push(Series { name, points, measured: false });
+        series.push(Series::line(name, points));
     }
     Ok(Chart {
         title: "Bandwidth over size".to_owned(),
-        subtitle: "GB/s of each flow, alone in the rack, over the bytes of a job".to_owned(),
-        x: Scale::Bytes,
-        y: Scale::Linear,
+        subtitle: "Each flow alone in the rack".to_owned(),
+        x: Axis::new("Size of a job", Unit::Bytes, Scale::Log2),
+        y: Axis::new("Bandwidth", Unit::BytesPerSecond, Scale::Linear),
         series,
     })
 }
@@ -164,7 +165,7 @@ pub fn timeline(flow: &str, steps: &[TraceStep], took: Time) -> Timeline {
     let mut passages: Vec<Passage> = steps.iter().map(passage).collect();
     passages.sort_by(|a, b| a.begin.total_cmp(&b.begin));
     Timeline {
-        title: format!("{flow}: one job takes {}", span(took.ns())),
+        title: format!("{flow}: one job takes {}", Unit::Nanoseconds.text(took.ns())),
         subtitle: format!(
             "{} passages over links, time downwards: writes blue, read requests red, completions green",
             passages.len()
