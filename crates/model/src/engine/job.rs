@@ -193,6 +193,21 @@ impl World {
         FlowId(id)
     }
 
+    /// The steps of a flow's jobs.
+    pub fn steps(&self, flow: FlowId) -> &[Step] {
+        &self.scripts[self.flows[flow.index()].flow.script.index()]
+    }
+
+    /// Where a flow's jobs find their bytes.
+    pub fn addresses(&self, flow: FlowId) -> &Addresses {
+        &self.flows[flow.index()].flow.addresses
+    }
+
+    /// How many units a resource has.
+    pub fn units(&self, resource: ResourceId) -> u32 {
+        self.resources[resource.index()].units
+    }
+
     pub(super) fn arrival(&mut self, flow: u32) {
         let source = &self.flows[flow as usize];
         match source.flow.arrivals {

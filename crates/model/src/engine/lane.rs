@@ -155,6 +155,23 @@ impl Lane {
 }
 
 impl World {
+    /// What a lane is like.
+    pub fn lane_parameters(&self, lane: LaneId) -> LaneParameters {
+        let lane = &self.lanes[lane.index()];
+        LaneParameters {
+            wire: lane.wire,
+            propagation: lane.propagation,
+            credits: lane.whole,
+            credit_return: lane.credit_return,
+            dllp_bytes: lane.dllp_bytes,
+        }
+    }
+
+    /// All lanes.
+    pub fn lane_ids(&self) -> impl ExactSizeIterator<Item = LaneId> {
+        (0..self.lanes.len() as u32).map(LaneId)
+    }
+
     /// Puts a packet into the queue of `lane`.
     pub(super) fn enqueue(&mut self, lane: u32, id: u32) {
         let here = &mut self.lanes[lane as usize];

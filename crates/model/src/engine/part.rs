@@ -368,6 +368,16 @@ impl World {
         self.ways[way.index()].parts.iter().map(|part| PartId(*part))
     }
 
+    /// What a part is like.
+    pub fn part(&self, part: PartId) -> &PartParameters {
+        &self.parts[part.index()].parameters
+    }
+
+    /// All parts.
+    pub fn part_ids(&self) -> impl ExactSizeIterator<Item = PartId> {
+        (0..self.parts.len() as u32).map(PartId)
+    }
+
     /// The parts that a lane leads from and to.
     pub fn ends_of(&self, lane: LaneId) -> (PartId, PartId) {
         let lane = &self.lanes[lane.index()];

@@ -153,6 +153,22 @@ impl World {
         StreamId((self.streams.len() - 1) as u32)
     }
 
+    /// The requester of a stream.
+    pub fn requester_of(&self, stream: StreamId) -> RequesterId {
+        RequesterId(self.streams[stream.index()].0)
+    }
+
+    /// What a requester is like, and the part where it is.
+    pub fn requester(&self, requester: RequesterId) -> (&RequesterParameters, PartId) {
+        let here = &self.requesters[requester.index()];
+        (&here.parameters, PartId(here.part))
+    }
+
+    /// All requesters.
+    pub fn requester_ids(&self) -> impl ExactSizeIterator<Item = RequesterId> {
+        (0..self.requesters.len() as u32).map(RequesterId)
+    }
+
     /// The part where a stream's requests begin.
     pub fn part_of_stream(&self, stream: StreamId) -> PartId {
         PartId(self.requesters[self.streams[stream.index()].0 as usize].part)

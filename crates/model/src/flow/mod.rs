@@ -21,6 +21,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+mod cost;
+pub mod rack;
+
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +37,7 @@ pub struct Use {
     pub link: usize,
     /// Bytes on the link for each million bytes of payload: 1,090,000 where headers add 9 %. With
     /// 0 the flow does not load the link.
-    pub cost_ppm: u32,
+    pub cost_ppm: u64,
 }
 
 /// A flow that lasts: data that one part of the fabric keeps moving to another.

@@ -104,7 +104,7 @@ fn certify(capacities: &[u64], flows: &[Flow], shares: &Shares) {
     let mut highest = vec![0.0f64; capacities.len()];
     for (flow, share) in flows.iter().zip(&shares.flows) {
         for at in flow.uses.iter().filter(|at| at.cost_ppm > 0) {
-            loads[at.link] += share.rate * f64::from(at.cost_ppm) / 1e6;
+            loads[at.link] += share.rate * at.cost_ppm as f64 / 1e6;
             highest[at.link] = highest[at.link].max(share.rate / f64::from(flow.weight));
         }
     }
@@ -131,7 +131,7 @@ fn certify(capacities: &[u64], flows: &[Flow], shares: &Shares) {
 fn networks() -> impl Strategy<Value = (Vec<u64>, Vec<Flow>)> {
     let capacity = prop_oneof![1u64..20, 1_000_000_000u64..64_000_000_000];
     prop::collection::vec(capacity, 1..12).prop_flat_map(|capacities| {
-        let cost = prop_oneof![Just(1_000_000), Just(0), 1u32..2_000_000];
+        let cost = prop_oneof![Just(1_000_000), Just(0), 1u64..2_000_000];
         let at = (0..capacities.len(), cost).prop_map(|(link, cost_ppm)| Use { link, cost_ppm });
         let uses = prop::collection::vec(at, 0..6);
         let demand = prop::option::of(prop_oneof![0u64..20, 1_000_000u64..30_000_000_000]);

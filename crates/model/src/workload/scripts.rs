@@ -120,6 +120,12 @@ impl Run {
         Ok(run)
     }
 
+    /// The workload's flows: their queues, and the ways that their jobs use.
+    pub fn flows(&self) -> impl Iterator<Item = (&FlowSpec, &[FlowId], &[WayId])> {
+        let flows = self.workload.flows.iter().zip(&self.flows);
+        flows.map(|(spec, (queues, ways))| (spec, &queues[..], &ways[..]))
+    }
+
     /// Simulates it.
     ///
     /// # Errors

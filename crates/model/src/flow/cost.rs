@@ -1,0 +1,424 @@
+//! What a job takes of a rack, and how long it takes alone: read from the steps of its script, by
+//! the rules of the engine, in closed form.
+//!
+//! Bytes may cross several stages at once: an operation's time is that of its first packet, or of
+//! its first request and what that asks for, and for the rest that of the slowest stage.
+
+use crate::engine::{
+    Addresses, Class, FlowId, IommuParameters, LaneId, PartId, RequesterId, RequesterParameters,
+    ResourceId, Step, StreamId, Until, WayId, World,
+};
+use crate::time::Time;
+use crate::wire;
+
+/// Picoseconds of a second.
+pub(super) const SECOND: f64 = 1e12;
+
+/// Something that only so much fits through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Limit {
+    /// Bytes on a wire.
+    Lane(LaneId),
+    /// Bytes that a target serves.
+    Service(PartId),
+    /// Picoseconds of a root's trackers.
+    Trackers(PartId),
+    /// Picoseconds of an IOMMU's walkers.
+    Walkers(PartId),
+    /// Picoseconds of a requester's tags.
+    Tags(RequesterId),
+    /// Bytes that a requester's engine moves.
+    Engine(RequesterId),
+    /// Picoseconds of a requester that makes its packets with gaps.
+    Gap(RequesterId),
+    /// Picoseconds of a requester's places for packets that wait for the first link.
+    Window(RequesterId),
+}
+
+impl Limit {
+    /// What fits through in a second.
+    pub(super) fn capacity(self, world: &World) -> f64 {
+        match self {
+            Limit::Lane(id) => world.lane_parameters(id).wire.map_or(1.0, wire::Wire::rate),
+            Limit::Service(id) => 1024.0 * SECOND / world.part(id).service_per_byte.max(1) as f64,
+            Limit::Trackers(id) => f64::from(world.part(id).trackers) * SECOND,
+            Limit::Walkers(id) => {
+                f64::from(world.part(id).iommu.map_or(1, |iommu| iommu.walkers.max(1))) * SECOND
+            }
+            Limit::Tags(id) => f64::from(world.requester(id).0.tags) * SECOND,
+            Limit::Engine(id) => world.requester(id).0.engine.unwrap_or(1) as f64,
+            Limit::Gap(_) => SECOND,
+            Limit::Window(id) => f64::from(world.requester(id).0.window) * SECOND,
+        }
+    }
+
+    /// The requester whose own it is.
+    pub(super) fn requester(self) -> Option<RequesterId> {
+        match self {
+            Limit::Tags(id) | Limit::Engine(id) | Limit::Gap(id) | Limit::Window(id) => Some(id),
+            Limit::Lane(_) | Limit::Service(_) | Limit::Trackers(_) | Limit::Walkers(_) => None,
+        }
+    }
+}
+
+/// What a job takes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cost {
+    /// Of each limit, some of them more than once.
+    pub uses: Vec<(Limit, f64)>,
+    /// How long it takes alone, in picoseconds.
+    pub unloaded: f64,
+    /// For how long it has a unit of each resource, in picoseconds.
+    pub held: Vec<(ResourceId, f64)>,
+}
+
+/// What a job of `flow` takes, of which `depth` are under way at a time.
+pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
+    let mut cost = Cost::default();
+    let mut taken: Vec<(ResourceId, f64)> = Vec::new();
+    let mut walked = Vec::new();
+    let mut course = |stream, way, bytes| {
+        let mut course = Course::new(world, (stream, way), bytes, *world.addresses(flow), depth);
+        // A job's steps are in the same pages: the first that goes there has them translated.
+        course.walks &= !walked.contains(&way);
+        walked.push(way);
+        course
+    };
+    for step in world.steps(flow) {
+        match *step {
+            Step::Wait(span) => cost.unloaded += span.ps() as f64,
+            Step::Use(resource, span) => {
+                cost.unloaded += span.ps() as f64;
+                cost.held.push((resource, span.ps() as f64));
+            }
+            Step::Take(resource) => taken.push((resource, cost.unloaded)),
+            Step::Give(resource) => {
+                let since = taken.iter().find(|(other, _)| *other == resource);
+                let since = since.map_or(cost.unloaded, |(_, at)| *at);
+                cost.held.push((resource, cost.unloaded - since));
+            }
+            Step::Write { stream, way, bytes, until, .. } => {
+                cost.add(&[course(stream, way, bytes).write()], until);
+            }
+            Step::Read { stream, way, bytes, .. } => {
+                cost.add(&[course(stream, way, bytes).read()], Until::Landed);
+            }
+            Step::Copy { stream, from, to, bytes, until, .. } => {
+                let (read, write) = (course(stream, from, bytes), course(stream, to, bytes));
+                cost.add(&[read.read(), write.write()], until);
+            }
+            // Workloads have none of the one; the other takes nothing.
+            Step::Each(..) | Step::Mark(_) => {}
+        }
+    }
+    cost
+}
+
+impl Cost {
+    /// Adds a step's operations, of which each feeds the next.
+    fn add(&mut self, operations: &[Operation], until: Until) {
+        let slowest = |of: fn(&Stage) -> f64| {
+            operations.iter().flat_map(|one| &one.stages).map(of).fold(0.0, f64::max)
+        };
+        self.unloaded += match until {
+            Until::Landed => {
+                let waits = operations.iter().map(|one| one.waits).fold(0.0, f64::max);
+                let first = operations.iter().map(|one| one.first).sum::<f64>();
+                first + slowest(Stage::rest).max(waits)
+            }
+            // What follows on the same way waits behind it.
+            Until::Begun | Until::Issued => slowest(|stage| stage.time),
+        };
+        let uses = operations.iter().flat_map(|one| &one.stages);
+        self.uses.extend(uses.map(|stage| (stage.limit, stage.cost)));
+    }
+}
+
+/// A use of a limit by an operation.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    limit: Limit,
+    cost: f64,
+    /// How long that takes.
+    time: f64,
+    /// What of it passes while the first packet does: from 0 to 1.
+    first: f64,
+}
+
+impl Stage {
+    fn rest(&self) -> f64 {
+        self.time * (1.0 - self.first)
+    }
+}
+
+/// A read or write.
+struct Operation {
+    stages: Vec<Stage>,
+    /// How long its first packet takes, or its first request with its completions.
+    first: f64,
+    /// How long the first packet of a write waits for walks, while the others come after it.
+    waits: f64,
+}
+
+/// Walks of an IOMMU for a job.
+struct Walks {
+    nth: usize,
+    count: f64,
+    time: f64,
+}
+
+/// A way, and the bytes that move on it.
+struct Course<'a> {
+    world: &'a World,
+    requester: RequesterId,
+    is: &'a RequesterParameters,
+    /// What a packet stays where it is made.
+    stay: Time,
+    lanes: Vec<LaneId>,
+    target: PartId,
+    bytes: f64,
+    addresses: Addresses,
+    depth: f64,
+    /// Whether its pages may have to be looked up.
+    walks: bool,
+    stages: Vec<Stage>,
+}
+
+impl<'a> Course<'a> {
+    fn new(
+        world: &'a World,
+        (stream, way): (StreamId, WayId),
+        bytes: u64,
+        addresses: Addresses,
+        depth: u32,
+    ) -> Self {
+        let requester = world.requester_of(stream);
+        let (is, part) = world.requester(requester);
+        let lanes = world.lanes_of(way);
+        let target = lanes.last().map_or(part, |lane| world.ends_of(*lane).1);
+        Course {
+            world,
+            requester,
+            is,
+            stay: world.part(part).stay[Class::Posted as usize],
+            lanes,
+            target,
+            bytes: bytes as f64,
+            addresses,
+            depth: f64::from(depth),
+            walks: true,
+            stages: Vec::new(),
+        }
+    }
+
+    fn stage(&mut self, limit: Limit, cost: f64, first: f64) {
+        let time = cost / limit.capacity(self.world) * SECOND;
+        self.stages.push(Stage { limit, cost, time, first: first.min(1.0) });
+    }
+
+    /// How many packets its bytes are on average when they are cut at multiples of `most`.
+    fn packets(&self, most: u32) -> f64 {
+        let (most, bytes) = (u64::from(most.max(1)), self.bytes as u64);
+        let Addresses { stride, span, .. } = self.addresses;
+        let (mut offset, mut places, mut packets) = (0, 0, 0);
+        while places < (span / stride.max(1)).max(1) && (places == 0 || offset != 0) {
+            packets += (offset + bytes).div_ceil(most);
+            places += 1;
+            offset = (offset + stride) % most;
+        }
+        packets as f64 / places as f64
+    }
+
+    /// Bytes of a class of packets on one lane each, and the DLLPs that they cause.
+    fn packets_on(&mut self, lanes: &[LaneId], class: Class, packets: f64, bytes: f64) {
+        for lane in lanes {
+            let Some(wire) = self.world.lane_parameters(*lane).wire else { continue };
+            let around = f64::from(wire.packet(header(class), 0));
+            self.stage(Limit::Lane(*lane), packets * around + bytes, 1.0 / packets);
+            let dllps = self.world.lane_parameters(lane.back()).dllp_bytes;
+            self.stage(Limit::Lane(lane.back()), packets * f64::from(dllps), 1.0);
+        }
+    }
+
+    /// What the requester adds to each packet, or request for, so many bytes.
+    fn issue(&mut self, packets: f64) {
+        if self.is.engine.is_some() {
+            self.stage(Limit::Engine(self.requester), self.bytes, 1.0 / packets);
+        }
+        let gap = self.is.gap.ps() as f64;
+        if gap > 0.0 {
+            self.stage(Limit::Gap(self.requester), packets * gap, 1.0 / packets);
+        }
+        let stay = self.stay.ps() as f64;
+        if stay > 0.0 {
+            let room = f64::from(self.is.window) / packets;
+            self.stage(Limit::Window(self.requester), packets * stay, room);
+        }
+    }
+
+    /// What the target serves: `extra` picoseconds besides the bytes. Gives how long the first
+    /// `bytes` take.
+    fn service(&mut self, bytes: f64, extra: f64) -> f64 {
+        let part = self.world.part(self.target);
+        if part.service_per_byte == 0 {
+            return part.access.ps() as f64 + extra;
+        }
+        let per_byte = part.service_per_byte as f64 / 1024.0;
+        self.stage(Limit::Service(self.target), self.bytes + extra / per_byte, bytes / self.bytes);
+        part.access.ps() as f64 + bytes * per_byte + extra
+    }
+
+    /// The IOMMUs on the way: by the lane behind each, how often a job walks there and how long that
+    /// takes. Gives how long the first packet waits for them, too: also for those of the jobs beside it,
+    /// which go the same way.
+    fn walks(&mut self) -> (Vec<Walks>, f64) {
+        let (mut all, mut waits) = (Vec::new(), 0.0);
+        for nth in 1..self.lanes.len() {
+            let at = self.world.ends_of(self.lanes[nth]).0;
+            let Some(iommu) = self.world.part(at).iommu else { continue };
+            let (count, time) = (self.misses(&iommu), iommu.walk.ps() as f64);
+            if count > 0.0 {
+                self.stage(Limit::Walkers(at), count * time, f64::from(iommu.walkers) / count);
+                all.push(Walks { nth, count, time });
+            }
+            let hit = iommu.hit.ps() as f64;
+            waits += hit + (count * self.depth).min(1.0) * (time - hit);
+        }
+        (all, waits)
+    }
+
+    /// How often a job asks an IOMMU for a page that is not in its cache: never when the flow's fit,
+    /// else for each page that it begins.
+    fn misses(&self, iommu: &IommuParameters) -> f64 {
+        let Addresses { stride, span, random, .. } = self.addresses;
+        if !self.walks || span <= u64::from(iommu.entries) * iommu.page {
+            return 0.0;
+        }
+        let pages = stride as f64 / iommu.page as f64;
+        if random { pages.ceil() } else { pages }
+    }
+
+    fn write(mut self) -> Operation {
+        let packets = self.packets(self.is.payload);
+        let first = self.bytes.min(f64::from(self.is.payload));
+        let lanes = self.lanes.clone();
+        self.packets_on(&lanes, Class::Posted, packets, self.bytes);
+        self.issue(packets);
+        let part = self.world.part(self.target);
+        let whole = (self.bytes as u64).is_multiple_of(u64::from(part.line.max(1)));
+        let partial = if whole { 0.0 } else { part.partial_write.ps() as f64 };
+        let waits = self.walks().1;
+        let mut time = self.service(first, partial);
+        time += (self.stay + self.travel(&lanes, Class::Posted, first as u32)).ps() as f64;
+        Operation { stages: self.stages, first: time, waits }
+    }
+
+    fn read(mut self) -> Operation {
+        let requests = self.packets(self.is.read);
+        let asked = self.bytes.min(f64::from(self.is.read));
+        // From the first root on that splits them, requests are shorter.
+        let roots = self.tracking();
+        let splits = roots.iter().find(|nth| self.tracker(**nth).split != 0);
+        let (cut, piece) = splits.map_or((self.lanes.len(), self.is.read), |nth| {
+            (*nth, self.is.read.min(self.tracker(*nth).split))
+        });
+        let pieces = self.packets(piece);
+        let completion = self.world.part(self.target).completion.max(1).min(piece);
+        // The root that splits them may combine their completions on the way back.
+        let combine = splits.map_or(0, |nth| self.tracker(*nth).combine);
+        let combined = if combine == 0 { completion } else { combine.min(self.is.read) };
+        let lanes = self.lanes.clone();
+        let back: Vec<LaneId> = lanes.iter().rev().map(|lane| lane.back()).collect();
+        self.packets_on(&lanes[..cut], Class::NonPosted, requests, 0.0);
+        self.packets_on(&lanes[cut..], Class::NonPosted, pieces, 0.0);
+        let (behind, before) = back.split_at(lanes.len() - cut);
+        for (lanes, most) in [(behind, completion), (before, combined)] {
+            let completions = self.packets(most);
+            self.packets_on(lanes, Class::Completion, completions, self.bytes);
+        }
+        self.issue(requests);
+        // The first request, until all that it asks for has come.
+        let served = self.service(asked.min(f64::from(piece)), 0.0);
+        let carried = asked.min(f64::from(completion));
+        let slowest = self.stages.iter().map(|stage| stage.time).fold(0.0, f64::max);
+        let rest = slowest * (asked - carried) / self.bytes;
+        let trip = |from: usize| {
+            let there = self.travel(&lanes[from..], Class::NonPosted, 0);
+            let back = self.travel(&back[..lanes.len() - from], Class::Completion, carried as u32);
+            (there + back).ps() as f64 + served
+        };
+        let (whole, trips) = (trip(0) + self.stay.ps() as f64 + rest, roots.iter().copied());
+        let trips: Vec<(usize, f64)> = trips.map(|nth| (nth, trip(nth))).collect();
+        let (walks, waits) = self.walks();
+        // What comes after an access that waits for a walk waits with it, but walks overlap.
+        let held = |behind: usize, slots: f64, count: f64| -> f64 {
+            let walks = walks.iter().filter(|walks| walks.nth > behind);
+            walks.map(|walks| walks.time * count.min(walks.count * slots)).sum()
+        };
+        for (nth, trip) in trips {
+            let (at, slots) =
+                (self.world.ends_of(lanes[nth]).0, f64::from(self.tracker(nth).trackers));
+            let count = if nth < cut { requests } else { pieces };
+            let cost = count * trip + held(nth, slots, count);
+            self.stage(Limit::Trackers(at), cost, slots / count);
+        }
+        let slots = f64::from(self.is.tags);
+        let cost = requests * whole + held(0, slots, requests);
+        self.stage(Limit::Tags(self.requester), cost, slots / requests);
+        // A request's share of each stage is in its time.
+        for stage in &mut self.stages {
+            stage.first = stage.first.max(asked / self.bytes);
+        }
+        Operation { stages: self.stages, first: whole + waits, waits: 0.0 }
+    }
+
+    fn tracker(&self, nth: usize) -> &crate::engine::PartParameters {
+        self.world.part(self.world.ends_of(self.lanes[nth]).0)
+    }
+
+    /// The lanes by which requests leave parts that track them.
+    fn tracking(&self) -> Vec<usize> {
+        let tracks = |nth: &usize| {
+            let part = self.tracker(*nth);
+            let through = self.world.lane_parameters(self.lanes[*nth]).wire.is_some();
+            through && (part.split != 0 || part.trackers != u32::MAX)
+        };
+        (1..self.lanes.len()).filter(tracks).collect()
+    }
+
+    /// How long an empty way's lanes take a packet of so many bytes of payload from its maker to its
+    /// end.
+    fn travel(&self, lanes: &[LaneId], class: Class, payload: u32) -> Time {
+        let mut at = Time::ZERO;
+        for (nth, lane) in lanes.iter().enumerate() {
+            let here = self.world.lane_parameters(*lane);
+            let next = lanes.get(nth + 1).map(|lane| self.world.lane_parameters(*lane).wire);
+            let stay = self.world.part(self.world.ends_of(*lane).1).stay[class as usize];
+            at = match (here.wire, next) {
+                (None, None) => at,
+                (None, Some(_)) => at + stay,
+                (Some(wire), next) => {
+                    let bytes = wire.packet(header(class), payload);
+                    let begun = at + here.propagation;
+                    let (head, tail) = (wire.packet(header(class), 0), begun + wire.time(bytes));
+                    match next {
+                        None if class == Class::Completion => tail + stay,
+                        None => tail,
+                        Some(None) => tail + stay,
+                        Some(Some(next)) => {
+                            (begun + wire.time(head)).max(tail.since(next.time(bytes))) + stay
+                        }
+                    }
+                }
+            };
+        }
+        at
+    }
+}
+
+fn header(class: Class) -> u32 {
+    match class {
+        Class::Completion => wire::COMPLETION_HEADER,
+        Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
+    }
+}
