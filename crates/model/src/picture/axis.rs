@@ -96,7 +96,8 @@ impl Scale {
     }
 }
 
-/// An axis. Its range is that of the values; linear axes begin at zero unless values are far from it.
+/// An axis. Its range is that of the values; linear axes begin at zero unless values are far from
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Axis {
     /// What it measures, without the unit.

@@ -1,7 +1,7 @@
 //! Lines over two axes, each labelled at its end.
 //!
-//! What was published stands as hollow circles in the colour of the line that models it, so that the
-//! two are compared where they are.
+//! What was published stands as hollow circles in the colour of the line that models it, so that
+//! the two are compared where they are.
 
 use super::axis::{Axis, Laid};
 use super::label::spread;
@@ -26,7 +26,8 @@ pub struct Chart {
     pub x: Axis,
     /// Upwards.
     pub y: Axis,
-    /// What is drawn. Points that an axis has no place for (zero on a logarithmic one) are left out.
+    /// What is drawn. Points that an axis has no place for (zero on a logarithmic one) are left
+    /// out.
     pub series: Vec<Series>,
 }
 

@@ -105,7 +105,8 @@ impl Diagram {
             canvas.text(x, at.y + 29.5, &kind.cut(&node.kind, NODE.0 - 8.0), kind);
         }
         label(&mut canvas, &layout, &ways, most);
-        canvas.finish(layout.bottom)
+        let lowest = ways.iter().map(|(_, way)| way.at(0.5).1 + 12.0);
+        canvas.finish(lowest.fold(layout.bottom, f64::max))
     }
 
     /// What a link says when it is pointed at.
@@ -149,9 +150,15 @@ impl Diagram {
             let links = |node: usize, among: &[usize]| {
                 neighbours(&self.edges, node).filter(|other| among.contains(other)).count()
             };
+            let in_host = |node: &usize| self.nodes[*node].host.is_some();
             let ends = |&node: &usize| {
-                let inner = neighbours(&self.edges, node).count() > 1;
-                self.nodes[node].host.is_none() && inner && links(node, &drawn) < 2
+                let all: Vec<usize> = neighbours(&self.edges, node).collect();
+                let lost = all.iter().any(in_host)
+                    && !all
+                        .iter()
+                        .filter(|other| in_host(other))
+                        .any(|other| drawn.contains(other));
+                !in_host(&node) && (lost || all.len() > 1 && links(node, &drawn) < 2)
             };
             let loose = drawn.iter().position(ends);
             loose.map(|at| drawn.remove(at));
@@ -236,13 +243,36 @@ impl Way {
         (sum(|point| point.0), sum(|point| point.1))
     }
 
+    /// The part where nothing else is near: a bent way's end to which fewer links go.
+    fn alone(&self, ways: &[(usize, Way)]) -> f64 {
+        let [from, _, _, to] = self.curve;
+        if (from.0 - to.0).abs() < NODE.0 / 2.0 || (from.1 - to.1).abs() < 1.0 {
+            return 0.5;
+        }
+        let near = |end: (f64, f64)| {
+            let ends = ways.iter().flat_map(|(_, way)| [way.curve[0], way.curve[3]]);
+            ends.filter(|other| {
+                (other.1 - end.1).abs() < 1.0 && (other.0 - end.0).abs() < NODE.0 * 0.9
+            })
+            .count()
+        };
+        if near(from) < near(to) { 0.2 } else { 0.8 }
+    }
+
     /// Both directions beside each other, the forward one to the left.
     fn draw(&self, canvas: &mut Canvas, most: f64, says: &str) {
         canvas.raw(format_args!("<g fill=\"none\"><title>{}</title>", escape(says)));
         for (share, side) in self.shares.into_iter().zip([-1.0, 1.0]) {
             let width = 1.4 + 7.0 * share.clamp(0.0, 1.0);
             let aside = side * (width / 2.0 + 0.8);
-            let [a, b, c, d] = self.curve.map(|(x, y)| format!("{} {}", n(x + aside), n(y)));
+            // Where the way is flat, beside is below.
+            let [from, _, _, to] = self.curve;
+            let (right, down) = (to.0 - from.0, (to.1 - from.1).abs());
+            let below =
+                [0.0, 1.4, 1.4, 0.0].map(|by| -aside * by * right / (right.abs() + down + 1.0));
+            let points = self.curve.iter().zip(below);
+            let mut points = points.map(|((x, y), by)| format!("{} {}", n(x + aside), n(y + by)));
+            let [a, b, c, d] = std::array::from_fn(|_| points.next().unwrap_or_default());
             let (stroke, width) = (stroke(share, most), n(width));
             canvas.raw(format_args!(
                 "<path d=\"M{a} C{b} {c} {d}\" stroke=\"{stroke}\" stroke-width=\"{width}\"/>"
@@ -260,8 +290,8 @@ fn stroke(share: f64, most: f64) -> &'static str {
     }
 }
 
-/// Says how busy links are: on the link, away from nodes, other labels and, where there is room, other
-/// links.
+/// Says how busy links are: on the link, away from nodes, other labels and, where there is room,
+/// other links.
 fn label(canvas: &mut Canvas, layout: &Layout, ways: &[(usize, Way)], most: f64) {
     const PARTS: usize = 24;
     let mut places = Places::default();
@@ -280,27 +310,31 @@ fn label(canvas: &mut Canvas, layout: &Layout, ways: &[(usize, Way)], most: f64)
         let font = Font::new(11.0, if busiest { BUSIEST } else { INK }).middle();
         let font = if busiest { font.bold() } else { font };
         let width = font.width(&text) + 6.0;
-        // From the middle outwards, then ever further aside.
-        let parts = (0..PARTS).map(|step| {
+        // From where the link is on its own outwards, then ever further aside.
+        let best = way.alone(ways);
+        let parts = (0..2 * PARTS).map(move |step| {
             let out = (step as f64 / 2.0).ceil() / PARTS as f64;
-            if step % 2 == 0 { 0.5 + out } else { 0.5 - out }
+            if step % 2 == 0 { best + out } else { best - out }
         });
-        let candidates: Vec<Rect> = [0.0, 0.6, -0.6, 1.2, -1.2, 2.0, -2.0]
-            .into_iter()
-            .flat_map(|aside| parts.clone().map(move |part| (part, aside)))
-            .map(|(part, aside)| {
+        let parts = parts.filter(|part| (0.1..=0.9).contains(part));
+        let beside = |asides: &[f64]| {
+            let all = asides.iter().flat_map(|aside| parts.clone().map(move |part| (part, aside)));
+            let rect = |(part, aside): (f64, &f64)| {
                 let (x, y) = way.at(part);
                 Rect::around(x + aside * width, y, width, 16.0)
-            })
-            .collect();
+            };
+            all.map(rect).collect::<Vec<Rect>>()
+        };
         let crossed = |rect: &Rect| {
             let others = ways.iter().filter(|other| other.0 != *nth);
-            others
-                .flat_map(|(_, way)| (1..PARTS).map(|part| way.at(part as f64 / PARTS as f64)))
-                .any(|(x, y)| rect.overlaps(&Rect::around(x, y, 6.0, 6.0)))
+            let points = others
+                .flat_map(|(_, way)| (1..PARTS).map(|part| way.at(part as f64 / PARTS as f64)));
+            points.into_iter().any(|(x, y)| rect.overlaps(&Rect::around(x, y, 6.0, 6.0)))
         };
-        let clear: Vec<Rect> = candidates.iter().copied().filter(|rect| !crossed(rect)).collect();
-        let Some(at) = places.place(clear).or_else(|| places.place(candidates)) else { continue };
+        let clear = beside(&[0.0, 0.6, -0.6]).into_iter().filter(|rect| !crossed(rect));
+        let found = places.place(clear.collect::<Vec<Rect>>());
+        let found = found.or_else(|| places.place(beside(&[0.0, 0.6, -0.6, 1.2, -1.2, 2.0, -2.0])));
+        let Some(at) = found else { continue };
         canvas.rect(at, "#fff", "none", " rx=\"3\" fill-opacity=\"0.9\"");
         canvas.text(at.x + at.width / 2.0, at.y + 12.0, &text, font);
     }

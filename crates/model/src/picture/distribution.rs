@@ -1,8 +1,8 @@
 //! Distributions of latencies, as charts.
 //!
-//! A cumulative distribution lying on its side: shares of jobs to the right, by nines, and the time that
-//! such a share takes at most upwards. So lines end beside each other, where their labels are, and a
-//! tail has as much room as the middle.
+//! A cumulative distribution lying on its side: shares of jobs to the right, by nines, and the time
+//! that such a share takes at most upwards. So lines end beside each other, where their labels are,
+//! and a tail has as much room as the middle.
 
 use super::axis::{Axis, Scale, Unit};
 use super::chart::{Chart, Series};
@@ -14,8 +14,8 @@ const NINES: (f64, f64) = (2.0, 5.0);
 const FAR: f64 = 20.0;
 
 impl Chart {
-    /// Distributions of latencies, each a name and, ascending, spans with the share of all jobs that
-    /// takes no longer. The 50th and 99th percentiles are marked.
+    /// Distributions of latencies, each a name and, ascending, spans with the share of all jobs
+    /// that takes no longer. The 50th and 99th percentiles are marked.
     pub fn distributions(title: &str, of: &[(String, Vec<(Time, f64)>)]) -> Chart {
         let rarest = of.iter().flat_map(|(_, points)| points).map(|point| point.1);
         let nines = rarest.filter_map(|share| Scale::Nines.at(share)).fold(NINES.0, f64::max);

@@ -1,8 +1,9 @@
 //! Where the parts of a rack's diagram stand.
 //!
-//! Hosts are boxes in one row, or in two when there are many; in each box a tree below the root complex,
-//! its memory above. The lower row stands on its head, so that ways out of all hosts begin next to what
-//! is between them: switches and whatever else is in no host, by how far it is from either row.
+//! Hosts are boxes in one row, or in two when there are many; in each box a tree below the root
+//! complex, its memory above. The lower row stands on its head, so that ways out of all hosts begin
+//! next to what is between them: switches and whatever else is in no host, by how far it is from
+//! either row.
 
 use std::collections::{BTreeMap, VecDeque};
 

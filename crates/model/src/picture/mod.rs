@@ -1,8 +1,8 @@
 //! Pictures of results, as SVG: data in, text out.
 //!
 //! Each stands on a white card of its own, with a headline and its units. Labels stand at what they
-//! name, so that no legend must be searched, and never over one another; numbers have few digits. The
-//! same data gives the same bytes.
+//! name, so that no legend must be searched, and never over one another; numbers have few digits.
+//! The same data gives the same bytes.
 //!
 //! * [`chart`]: lines over two axes, with what was published beside what was modelled.
 //! * [`bars`]: published and modelled values beside each other.

@@ -71,7 +71,63 @@ fn a_large_rack_shows_its_busiest_hosts() {
     assert!(svg.contains("16 of 40 hosts") && svg.contains(">h39<") && !svg.contains(">h3<"));
 }
 
+/// Hosts with a board, a drive and an NTB each, below a switch; shares by turns.
+fn rack(hosts: usize, shares: &[f64]) -> Diagram {
+    let mut nodes = vec![Node { name: "top".into(), kind: "switch".into(), host: None, depth: 0 }];
+    let mut ends = Vec::new();
+    for host in 0..hosts {
+        let root = nodes.len();
+        for (name, depth) in [("root", 0), ("board", 1), ("nvme0", 2), ("nvme1", 2), ("ntb", 1)] {
+            let (name, host) = (format!("h{host}/{name}"), Some(format!("h{host}")));
+            nodes.push(Node { name, kind: "part".into(), host, depth });
+        }
+        let links = [(0, 1), (1, 2), (1, 3), (0, 4)];
+        ends.extend(links.map(|(a, b)| [root + a, root + b]));
+        ends.push([root + 4, 0]);
+    }
+    let mut shares = shares.iter().copied().cycle();
+    let mut share = || shares.next().unwrap_or(0.0);
+    let edges = ends.into_iter().map(|ends| Edge {
+        ends,
+        label: "Gen4 x8".into(),
+        there: share(),
+        back: share(),
+    });
+    Diagram { title: "t".into(), edges: edges.collect(), nodes }
+}
+
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Every busy link is labelled, no label is over another or over a part.
+    #[test]
+    fn a_diagrams_labels_never_meet(
+        hosts in 1..12usize,
+        shares in prop::collection::vec(0.01..1.0f64, 1..9),
+    ) {
+        let diagram = rack(hosts, &shares);
+        let svg = diagram.svg();
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let rect = |node: roxmltree::Node<'_, '_>| {
+            let number = |name| node.attribute(name).unwrap().parse::<f64>().unwrap();
+            // Coordinates are rounded to a tenth.
+            let (width, height) = (number("width") - 0.2, number("height") - 0.2);
+            svg::Rect::new(number("x") + 0.1, number("y") + 0.1, width, height)
+        };
+        let rects = |attribute: &str, value: &str| -> Vec<svg::Rect> {
+            let all = document.descendants();
+            all.filter(|node| node.attribute(attribute) == Some(value)).map(rect).collect()
+        };
+        let (parts, labels) = (rects("rx", "4"), rects("fill-opacity", "0.9"));
+        prop_assert_eq!(parts.len(), diagram.nodes.len());
+        prop_assert_eq!(labels.len(), diagram.edges.len());
+        for (nth, label) in labels.iter().enumerate() {
+            prop_assert!(!parts.iter().any(|part| part.overlaps(label)), "{:?}", label);
+            prop_assert!(!labels[..nth].iter().any(|other| other.overlaps(label)), "{:?}", label);
+        }
+        prop_assert_eq!(&svg, &diagram.svg());
+    }
+
     #[test]
     fn any_data_draws_the_same_picture_twice(
         points in prop::collection::vec((1e-3f64..1e9, 0.0f64..1e12), 0..30),

@@ -1,8 +1,8 @@
-//! A transaction, hop by hop: parts from left to right, time downwards. A packet slants from one part to
-//! the next while it is on the link, and a bar shows how long it stays in a part.
+//! A transaction, hop by hop: parts from left to right, time downwards. A packet slants from one
+//! part to the next while it is on the link, and a bar shows how long it stays in a part.
 //!
-//! Time has no scale: bursts are pulled apart so that they can be read, long waits are shortened. So
-//! whatever takes time has its span written beside it.
+//! Time has no scale: bursts are pulled apart so that they can be read, long waits are shortened.
+//! So whatever takes time has its span written beside it.
 
 use super::axis::Unit;
 use super::label::Places;
@@ -39,15 +39,16 @@ pub struct Timeline {
 }
 
 /// Between lanes.
-const LANE: f64 = 132.0;
+const LANE: f64 = 152.0;
 /// Room for moments, and for half a lane's name on either side.
 const LEFT: f64 = 128.0;
 const RIGHT: f64 = 62.0;
 const LEAST_WIDTH: f64 = 640.0;
 /// Between two moments: the least and the most that they are apart, and pixels per nanosecond.
-const STEPS: (f64, f64) = (10.0, 34.0);
+const STEPS: (f64, f64) = (14.0, 34.0);
 const PER_NS: f64 = 0.1;
-/// Packets of one kind on one link that follow each other this closely are one burst, in nanoseconds.
+/// Packets of one kind on one link that follow each other this closely are one burst, in
+/// nanoseconds.
 const BURST: f64 = 150.0;
 /// Bursts that are drawn at most; more cannot be read.
 const MOST: usize = 120;
@@ -68,20 +69,23 @@ impl Burst<'_> {
         }
     }
 
-    /// Of these, the one whose packets this one carries on: the last that came to where it begins, of
-    /// the same packets where there is one.
+    /// Of these, the one whose packets this one carries on, or answers: the last of the same
+    /// packets that came to where it begins; without any, the last packet of all, unless another
+    /// burst has left from there since.
     fn before<'a, 'b>(&self, all: &'a [Burst<'b>]) -> Option<&'a Burst<'b>> {
-        let begin = self.first;
-        let comes = |burst: &&Burst<'_>| {
-            burst.first.to == begin.from
-                && burst.first.from != burst.first.to
-                && burst.first.end <= begin.begin
+        let (here, begin) = (self.first.from, self.first.begin);
+        let comes = |burst: &&Burst<'_>| burst.first.to == here && burst.first.end <= begin;
+        let same = |burst: &&Burst<'_>| {
+            burst.first.label == self.first.label && burst.first.from != self.first.to
         };
-        let same =
-            |burst: &&Burst<'_>| burst.first.label == begin.label && burst.first.from != begin.to;
         let last = |a: &&Burst<'_>, b: &&Burst<'_>| a.first.end.total_cmp(&b.first.end);
-        let alike = all.iter().filter(comes).filter(same).max_by(last);
-        alike.or_else(|| all.iter().filter(comes).max_by(last))
+        all.iter().filter(comes).filter(same).max_by(last).or_else(|| {
+            let came = all.iter().filter(comes).max_by(last)?;
+            let since = came.first.end..begin;
+            let left =
+                |burst: &Burst<'_>| burst.first.from == here && since.contains(&burst.first.begin);
+            (!all.iter().any(left)).then_some(came)
+        })
     }
 }
 
@@ -152,7 +156,7 @@ impl Timeline {
         let mut canvas = Canvas::new(&self.title, &subtitle, width);
         let top = canvas.top + 46.0;
         let times = Times::of(&bursts, top);
-        let bottom = times.places.last().copied().unwrap_or(top) + 12.0;
+        let bottom = times.places.last().copied().unwrap_or(top) + 22.0;
         let x = |lane: usize| LEFT + lane as f64 * LANE;
         let name = Font::new(12.0, INK).bold().middle();
         for (lane, text) in self.lanes.iter().enumerate() {
@@ -162,6 +166,10 @@ impl Timeline {
         moments(&mut canvas, &times, &bursts);
 
         let mut places = Places::default();
+        for lane in 0..self.lanes.len() {
+            places.take(Rect::around(x(lane), top - 22.0, LANE, 14.0));
+            places.take_line((x(lane), top - 10.0), (x(lane), bottom), 2.0);
+        }
         let stays = bursts.iter().filter_map(|burst| {
             let before = burst.before(&bursts)?;
             let at = x(burst.first.from);
@@ -206,18 +214,23 @@ impl Timeline {
                 let (begin, end) = (times.at(passage.begin), times.at(passage.end));
                 (from + (to - from) * part, begin + (end - begin) * part)
             };
-            let points = [0.5, 0.4, 0.6, 0.3, 0.7].map(|part| {
+            let points = parts(burst.first).into_iter().flat_map(|part| {
                 let (above, below) = (at(burst.first, part), at(burst.last, part));
-                [
-                    (above.0, (above.1 + below.1) / 2.0),
-                    (above.0, above.1 - 9.0),
-                    (below.0, below.1 + 9.0),
-                ]
+                let middle = (above.1 + below.1) / 2.0;
+                [(above.0, middle), (above.0, above.1 - 9.0), (below.0, below.1 + 9.0)]
             });
-            write(&mut canvas, &mut places, font, &burst.text(), points.as_flattened());
+            let points: Vec<(f64, f64)> = points.collect();
+            write(&mut canvas, &mut places, font, &burst.text(), &points);
         }
         canvas.finish(bottom)
     }
+}
+
+/// Where along a passage its label may stand: between lanes first.
+fn parts(passage: &Passage) -> Vec<f64> {
+    let lanes = passage.from.abs_diff(passage.to).max(1);
+    let middles = (0..lanes).map(|lane| (lane as f64 + 0.5) / lanes as f64);
+    middles.chain([0.4, 0.6, 0.3, 0.7]).collect()
 }
 
 /// When bursts begin, at the left, as far as there is room.
@@ -246,7 +259,43 @@ fn write(canvas: &mut Canvas, places: &mut Places, font: Font, text: &str, point
         .into_iter()
         .flat_map(|down| points.iter().map(move |&(x, y)| Rect::around(x, y + down, wide, 13.0)));
     let all: Vec<Rect> = candidates.collect();
-    if let Some(at) = places.place(all.iter().copied()).or_else(|| places.place_over_lines(all)) {
-        canvas.text(at.x + at.width / 2.0, at.y + 10.5, text, font.middle());
+    let clear = places.place(all.iter().copied());
+    let Some(at) = clear.or_else(|| places.place_over_lines(all)) else { return };
+    if clear.is_none() {
+        canvas.rect(at, "#fff", "none", " fill-opacity=\"0.8\"");
+    }
+    canvas.text(at.x + at.width / 2.0, at.y + 10.5, text, font.middle());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passage(from: usize, to: usize, begin: f64, label: &str) -> Passage {
+        Passage { from, to, begin, end: begin + 5.0, label: label.into(), kind: 0 }
+    }
+
+    #[test]
+    fn packets_in_a_row_are_one_burst_that_stays_where_it_came_to() {
+        let writes = (0..4).flat_map(|nth| {
+            let begin = 40.0 * f64::from(nth);
+            [passage(0, 1, begin, "MWr 256 B"), passage(1, 2, begin + 105.0, "MWr 256 B")]
+        });
+        let passages: Vec<Passage> = writes.chain([passage(0, 1, 900.0, "MWr 256 B")]).collect();
+        let bursts = bursts(&passages);
+        let shape: Vec<_> = bursts.iter().map(|burst| (burst.first.from, burst.many)).collect();
+        assert_eq!(shape, [(0, 4), (1, 4), (0, 1)]);
+        assert_eq!(bursts[0].text(), "4 × MWr 256 B · 125 ns");
+        let before = bursts[1].before(&bursts).expect("it came from somewhere");
+        assert_eq!((before.first.from, bursts[1].first.begin - before.first.end), (0, 100.0));
+        assert!(bursts[0].before(&bursts).is_none());
+        // An answer stays too; what leaves after it does not.
+        let passages = [
+            passage(0, 1, 0.0, "MRd 64 B"),
+            passage(1, 0, 50.0, "CplD 64 B"),
+            passage(1, 0, 400.0, "MWr 4 B"),
+        ];
+        let bursts = super::bursts(&passages);
+        assert!(bursts[1].before(&bursts).is_some() && bursts[2].before(&bursts).is_none());
     }
 }
