@@ -94,6 +94,11 @@ impl Pending for BareHeap {
     }
 }
 
+/// Events per second of the bare heap, of so many pending.
+pub(super) fn bare_heap(pending: u32, time: Duration) -> f64 {
+    hold::<BareHeap>(pending, Spread::Even, time)
+}
+
 /// Holds `pending` events for about `time`; returns events per second.
 fn hold<P: Pending>(pending: u32, spread: Spread, time: Duration) -> f64 {
     let (mut events, mut delays) = (P::default(), Delays::new(spread));

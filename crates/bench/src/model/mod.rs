@@ -4,8 +4,10 @@
 //! processor: a simulation is one thread.
 
 mod events;
+mod large;
 #[cfg(feature = "peers")]
 mod nexosim_peer;
+mod reads;
 mod simpy_peer;
 
 use std::time::Duration;
@@ -37,7 +39,14 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
     pin(CLIENT_CPU);
     let mut bench = Bench { settings, report };
-    bench.events()
+    bench.events()?;
+    bench.reads()?;
+    bench.large()
+}
+
+/// What a case's rack or workload, which is part of it, is refused with.
+fn refused(error: impl ToString) -> BenchError {
+    BenchError::Peer(error.to_string())
 }
 
 /// What the cases share.

@@ -1,0 +1,104 @@
+//! Fair shares in a large rack.
+
+use std::time::Instant;
+
+use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
+use rackbus_model::engine::Arrivals;
+use rackbus_model::flow::rack::shares;
+use rackbus_model::random::Random;
+use rackbus_model::time::Time;
+use rackbus_model::timing::Timing;
+use rackbus_model::workload::{FlowKind, FlowSpec, Places, Workload};
+
+use super::{Bench, refused};
+use crate::BenchError;
+
+const HOSTS: u64 = 10_000;
+const FLOWS: u64 = 100_000;
+/// Seconds that it may take.
+const LIMIT: f64 = 10.0;
+/// Links below a switch.
+const PORTS: usize = 31;
+
+/// Hosts with a drive and an NTB each, below a tree of switches; every other one has an IOMMU.
+fn rack() -> Result<Rack, BenchError> {
+    let mut text = "name = \"large\"\n".to_owned();
+    let mut physical = Physical::default();
+    let cable = |a: &str, b: &str, generation, lanes| Cable {
+        ends: [a.to_owned(), b.to_owned()],
+        generation,
+        lanes,
+    };
+    let mut level = Vec::new();
+    for nth in 0..HOSTS {
+        let host = format!("h{nth}");
+        let (drive, ntb) = (format!("{host}/nvme0"), format!("{host}/ntb"));
+        text += &format!("[hosts.{host}]\niommu = {}\n", nth % 2 == 0);
+        text += &format!("[hosts.{host}.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 GiB\"\n");
+        physical.links.extend([cable(&host, &drive, 3, 4), cable(&host, &ntb, 3, 16)]);
+        physical.adapters.push(Adapter { name: ntb.clone(), host });
+        level.push(ntb);
+    }
+    while level.len() > 1 {
+        let mut above = Vec::new();
+        for below in level.chunks(PORTS) {
+            let name = format!("s{}", physical.switches.len());
+            physical.links.extend(below.iter().map(|part| cable(part, &name, 4, 16)));
+            physical.switches.push(Switch { name: name.clone(), host: None });
+            above.push(name);
+        }
+        level = above;
+    }
+    let mut rack = Rack::parse("rack", &text).map_err(refused)?;
+    rack.fabric = Some(physical);
+    Ok(rack)
+}
+
+/// Reads and writes of random drives, to random hosts' memory.
+fn workload() -> Workload {
+    let mut random = Random::new(1);
+    let flow = |nth: u64| {
+        let [from, to] = [(); 2].map(|()| format!("h{}", random.below(HOSTS)));
+        let from = format!("{from}/nvme0");
+        let kind = match nth % 2 {
+            0 => FlowKind::Read { from, to },
+            _ => FlowKind::Write { from, to },
+        };
+        FlowSpec {
+            name: format!("f{nth}"),
+            tenant: None,
+            kind,
+            size: 4096,
+            arrivals: Arrivals::Depth(32),
+            queues: 1,
+            count: u64::MAX,
+            begin: Time::ZERO,
+            random: false,
+            span: 64 << 20,
+            places: Places::default(),
+        }
+    };
+    let flows = (0..FLOWS).map(flow).collect();
+    Workload { seed: 1, duration: Time::from_us(1_000), warmup: Time::ZERO, flows }
+}
+
+impl Bench<'_> {
+    /// From rack and workload to the shares, ways included.
+    pub(super) fn large(&mut self) -> Result<(), BenchError> {
+        let case = "flow level, 10,000 hosts, 100,000 flows";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let (rack, workload, timing) = (rack()?, workload(), Timing::default());
+        let took = || {
+            let start = Instant::now();
+            let level = shares(&rack, &timing, &workload).map_err(refused)?;
+            let took = start.elapsed().as_secs_f64();
+            match level.flows.iter().all(|flow| flow.bytes_per_second > 0.0) {
+                true => Ok(took),
+                false => Err(BenchError::Peer("a flow has no share".to_owned())),
+            }
+        };
+        self.rates(case, "the limit: less is better", "s", took, || Ok(LIMIT))
+    }
+}
