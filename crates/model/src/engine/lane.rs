@@ -4,6 +4,11 @@
 //! Credits come back when the receiver has passed a packet on. Their return costs no event: a lane
 //! that has enough of them never looks, and one that waits is woken by the return.
 //!
+//! Packets that still have root complexes to cross have queues and credits apart from those that have not,
+//! by how many ([`LEVELS`]), as virtual channels would be. Up and down a tree nothing can wait in a ring,
+//! but ways through several roots and NTBs go down and up again: with one set of buffers, traffic of both
+//! ways between two hosts could wait for each other for ever.
+//!
 //! Ordering (PCI Express specification 2.4.1, table 2-40, without relaxed or ID-based ordering): a
 //! write may pass everything but earlier writes; requests and completions pass no earlier write that
 //! came the same way; completions pass requests, so that no ring of waiting parts can close.
@@ -13,9 +18,12 @@ use std::collections::VecDeque;
 use crate::time::Time;
 use crate::wire::{self, Wire};
 
-use super::{Class, Event, LaneId, NONE, Passage, World};
+use super::{Class, Event, LaneId, NONE, Passage, Room, Tlp, World};
 
-/// What a receiver has room for, by class; `u32::MAX` for without end.
+/// Root complexes that a packet may have before it and still be told from those with fewer.
+pub(super) const LEVELS: usize = 4;
+
+/// What a receiver has room for, at each level and by class; `u32::MAX` for without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credits {
     /// Packets, by [`Class`].
@@ -61,10 +69,16 @@ pub struct LaneStats {
     pub longest: u32,
 }
 
+/// A queue: level and class.
+type Place = (usize, Class);
+
+const CLASSES: [Class; 3] = [Class::Posted, Class::NonPosted, Class::Completion];
+
 #[derive(Debug, Clone, Copy)]
 struct Return {
     at: Time,
     class: Class,
+    level: u8,
     data: u32,
 }
 
@@ -76,7 +90,8 @@ pub(super) struct Lane {
     propagation: Time,
     credit_return: Time,
     dllp_bytes: u32,
-    queues: [VecDeque<u32>; 3],
+    /// By level and class.
+    queues: [[VecDeque<u32>; 3]; LEVELS],
     /// Packets in all queues.
     waiting: usize,
     next_order: u64,
@@ -84,7 +99,7 @@ pub(super) struct Lane {
     /// When the next [`Event::Free`] is due.
     wake: Time,
     whole: Credits,
-    left: Credits,
+    left: [Credits; LEVELS],
     returns: VecDeque<Return>,
     starved: bool,
     /// Bytes of DLLPs that wait for the wire.
@@ -107,7 +122,7 @@ impl Lane {
             busy_until: Time::ZERO,
             wake: Time::MAX,
             whole: parameters.credits,
-            left: parameters.credits,
+            left: [parameters.credits; LEVELS],
             returns: VecDeque::new(),
             starved: false,
             debt: 0,
@@ -117,38 +132,38 @@ impl Lane {
 
     pub(super) fn is_whole(&mut self, now: Time) -> bool {
         self.collect(now);
-        self.left == self.whole && self.queues.iter().all(VecDeque::is_empty)
+        self.left.iter().all(|left| *left == self.whole) && self.waiting == 0
     }
 
     /// Takes the credits that have come back.
     fn collect(&mut self, now: Time) {
         while let Some(back) = self.returns.front().filter(|back| back.at <= now) {
-            let class = back.class as usize;
-            self.left.packets[class] += 1;
-            self.left.data[class] += back.data;
+            let (class, left) = (back.class as usize, &mut self.left[usize::from(back.level)]);
+            left.packets[class] += 1;
+            left.data[class] += back.data;
             self.returns.pop_front();
         }
     }
 
-    fn has_credits(&self, class: Class, payload: u32) -> bool {
-        let class = class as usize;
-        self.left.packets[class] > 0
-            && self.left.data[class] >= payload.div_ceil(wire::CREDIT_BYTES)
+    fn has_credits(&self, tlp: &Tlp) -> bool {
+        let (class, left) = (tlp.class as usize, &self.left[usize::from(tlp.level)]);
+        left.packets[class] > 0 && left.data[class] >= tlp.payload().div_ceil(wire::CREDIT_BYTES)
     }
 
-    fn spend(&mut self, class: Class, payload: u32) {
-        let class = class as usize;
+    fn spend(&mut self, tlp: &Tlp) {
+        let (class, left) = (tlp.class as usize, &mut self.left[usize::from(tlp.level)]);
         if self.whole.packets[class] != u32::MAX {
-            self.left.packets[class] -= 1;
-            self.left.data[class] -= payload.div_ceil(wire::CREDIT_BYTES);
+            left.packets[class] -= 1;
+            left.data[class] -= tlp.payload().div_ceil(wire::CREDIT_BYTES);
         }
     }
 
-    fn give_back(&mut self, class: Class, payload: u32, at: Time) {
+    fn give_back(&mut self, room: Room, at: Time) {
+        let Room { class, level, payload } = room;
         if self.whole.packets[class as usize] == u32::MAX {
             return;
         }
-        let back = Return { at, class, data: payload.div_ceil(wire::CREDIT_BYTES) };
+        let back = Return { at, class, level, data: payload.div_ceil(wire::CREDIT_BYTES) };
         let behind = self.returns.iter().rev().take_while(|other| other.at > at).count();
         self.returns.insert(self.returns.len() - behind, back);
     }
@@ -174,11 +189,13 @@ impl World {
 
     /// Puts a packet into the queue of `lane`.
     pub(super) fn enqueue(&mut self, lane: u32, id: u32) {
+        let level = self.level_ahead(&self.tlps[id]);
         let here = &mut self.lanes[lane as usize];
         let tlp = &mut self.tlps[id];
         tlp.order = here.next_order;
+        tlp.level = level;
         here.next_order += 1;
-        here.queues[tlp.class as usize].push_back(id);
+        here.queues[usize::from(level)][tlp.class as usize].push_back(id);
         here.waiting += 1;
         here.stats.longest = here.stats.longest.max(here.waiting as u32);
         if self.trace.is_some() {
@@ -209,8 +226,8 @@ impl World {
         }
         here.collect(now);
         match self.choose(lane) {
-            Some(class) => {
-                self.transmit(lane, class);
+            Some(place) => {
+                self.transmit(lane, place);
                 let here = &self.lanes[lane as usize];
                 if here.waiting > 0 {
                     let at = here.busy_until;
@@ -236,51 +253,46 @@ impl World {
         }
     }
 
-    /// The class whose first packet goes next: of those that may go, the one that has waited longest.
-    fn choose(&self, lane: u32) -> Option<Class> {
+    /// The queue whose first packet goes next: of those that may go, the one that has waited longest.
+    fn choose(&self, lane: u32) -> Option<Place> {
         let here = &self.lanes[lane as usize];
-        // Mostly there is one kind of packets, and nothing to choose.
+        // Mostly all that wait are of a kind, and there is nothing to choose.
         for class in [Class::Completion, Class::Posted, Class::NonPosted] {
-            let queue = &here.queues[class as usize];
+            let queue = &here.queues[0][class as usize];
             if queue.len() == here.waiting {
-                let payload = self.tlps[*queue.front()?].payload();
-                return here.has_credits(class, payload).then_some(class);
+                let first = &self.tlps[*queue.front()?];
+                return here.has_credits(first).then_some((0, class));
             }
         }
-        let heads = [Class::Posted, Class::NonPosted, Class::Completion].map(|class| {
-            here.queues[class as usize].front().map(|id| (self.tlps[*id].order, class, *id))
+        let places = (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class)));
+        let may_go = places.filter_map(|(level, class)| {
+            let tlp = &self.tlps[*here.queues[level][class as usize].front()?];
+            let free = here.has_credits(tlp) && !self.is_behind_a_write(lane, tlp);
+            free.then_some((tlp.order, (level, class)))
         });
-        let mut heads = Heads(heads);
-        while let Some((_, class, id)) = heads.take_oldest() {
-            let tlp = &self.tlps[id];
-            if here.has_credits(class, tlp.payload()) && !self.is_behind_a_write(lane, id) {
-                return Some(class);
-            }
-        }
-        None
+        may_go.min_by_key(|(order, _)| *order).map(|(_, place)| place)
     }
 
-    /// Whether an earlier write that came the same way waits here, which the packet must not pass.
-    fn is_behind_a_write(&self, lane: u32, id: u32) -> bool {
-        let tlp = &self.tlps[id];
-        tlp.class != Class::Posted
-            && self.lanes[lane as usize].queues[Class::Posted as usize]
-                .iter()
-                .map(|write| &self.tlps[*write])
-                .take_while(|write| write.order < tlp.order)
-                .any(|write| write.ingress == tlp.ingress)
+    /// Whether an earlier write that came the same way waits here, which a packet must not pass.
+    fn is_behind_a_write(&self, lane: u32, tlp: &Tlp) -> bool {
+        let earlier = |queues: &[VecDeque<u32>; 3]| {
+            let writes = queues[Class::Posted as usize].iter().map(|write| &self.tlps[*write]);
+            let mut before = writes.take_while(|write| write.order < tlp.order);
+            before.any(|write| write.ingress == tlp.ingress)
+        };
+        tlp.class != Class::Posted && self.lanes[lane as usize].queues.iter().any(earlier)
     }
 
-    fn transmit(&mut self, lane: u32, class: Class) {
+    fn transmit(&mut self, lane: u32, (level, class): Place) {
         let now = self.now;
         let measuring = self.measuring();
         let here = &mut self.lanes[lane as usize];
-        let Some(id) = here.queues[class as usize].pop_front() else { return };
+        let Some(id) = here.queues[level][class as usize].pop_front() else { return };
         here.waiting -= 1;
         let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
-        here.spend(class, payload);
+        here.spend(tlp);
         let header = match class {
             Class::Completion => wire::COMPLETION_HEADER,
             Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
@@ -304,8 +316,8 @@ impl World {
         }
         let head = now + lead + wire.time(wire.packet(header, 0)) + here.propagation;
         let tail = here.busy_until + here.propagation;
-        let (from_lane, maker) = (tlp.ingress, tlp.maker);
-        tlp.ingress = lane;
+        let (from_lane, maker, room) = (tlp.ingress, tlp.maker, tlp.room());
+        (tlp.ingress, tlp.room_level, tlp.room_bytes) = (lane, tlp.level, payload);
         tlp.maker = NONE;
         tlp.translated = false;
         if class == Class::Completion {
@@ -319,7 +331,7 @@ impl World {
         if self.trace.is_some() {
             self.note_sent(lane, id, now, tail);
         }
-        self.release(from_lane, class, payload, left_at);
+        self.release(from_lane, room, left_at);
         if maker != NONE {
             self.left_maker(maker);
         }
@@ -362,13 +374,13 @@ impl World {
     }
 
     /// The room that a packet took at the end of `lane` is free again at `at`.
-    pub(super) fn release(&mut self, lane: u32, class: Class, payload: u32, at: Time) {
+    pub(super) fn release(&mut self, lane: u32, room: Room, at: Time) {
         if lane == NONE {
             return;
         }
         let there = &mut self.lanes[lane as usize];
         let back = at + there.propagation + there.credit_return;
-        there.give_back(class, payload, back);
+        there.give_back(room, back);
         if there.starved {
             there.starved = false;
             let first = there.returns.front().map_or(back, |back| back.at);
@@ -400,15 +412,5 @@ impl World {
         if let Some(passage) = open {
             (passage.begin, passage.end) = (begin, end);
         }
-    }
-}
-
-/// Up to three heads of queues.
-struct Heads([Option<(u64, Class, u32)>; 3]);
-
-impl Heads {
-    fn take_oldest(&mut self) -> Option<(u64, Class, u32)> {
-        let oldest = self.0.iter_mut().filter(|head| head.is_some()).min_by_key(|head| **head);
-        oldest.and_then(Option::take)
     }
 }

@@ -130,13 +130,30 @@ struct Tlp {
     /// The requester to tell when it leaves the part where it was made.
     maker: u32,
     address: u64,
+    /// The level of the queue that it is in, and of the room that it takes where it is.
+    level: u8,
+    room_level: u8,
+    /// Bytes of payload that it takes room for where it is.
+    room_bytes: u32,
     /// When it joined the queue that it is in, counted.
     order: u64,
+}
+
+/// Room that a packet takes.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    class: Class,
+    level: u8,
+    payload: u32,
 }
 
 impl Tlp {
     fn payload(&self) -> u32 {
         if self.class == Class::NonPosted { 0 } else { self.bytes }
+    }
+
+    fn room(&self) -> Room {
+        Room { class: self.class, level: self.room_level, payload: self.room_bytes }
     }
 
     fn back(&self) -> bool {
@@ -165,6 +182,8 @@ struct Way {
     parts: Box<[u32]>,
     /// `lanes[i]` leads from `parts[i]` to `parts[i + 1]`.
     lanes: Box<[u32]>,
+    /// By part: how many of those after it track the reads that they pass on.
+    stages: Box<[u8]>,
 }
 
 /// Places that are used again.
@@ -367,8 +386,14 @@ impl World {
             assert_eq!(parts.last(), Some(&lane.from), "a way's lanes join");
             parts.push(lane.to);
         }
-        let lanes = lanes.iter().map(|lane| lane.0).collect();
-        self.ways.push(Way { parts: parts.into(), lanes });
+        let lanes: Box<[u32]> = lanes.iter().map(|lane| lane.0).collect();
+        let outer = |lane: u32| self.lanes[lane as usize].wire.is_some();
+        let mut stages = vec![0; parts.len()];
+        for nth in (1..lanes.len()).rev() {
+            let tracks = self.parts[parts[nth] as usize].tracks() && outer(lanes[nth]);
+            stages[nth - 1] = (stages[nth] + u8::from(tracks)).min(part::STAGES as u8 - 1);
+        }
+        self.ways.push(Way { parts: parts.into(), lanes, stages: stages.into() });
         WayId((self.ways.len() - 1) as u32)
     }
 

@@ -29,7 +29,9 @@ pub struct PartParameters {
     /// The most bytes of a read request that it passes on from one link to another; 0 passes them on
     /// as they are. Device Lending (2019, section 7.1): Xeon roots make four of 64 bytes of one of 256.
     pub split: u32,
-    /// Read requests that it passes on from link to link at a time.
+    /// Read requests that it passes on from link to link at a time. Those that have other parts with
+    /// trackers before them have as many of their own: were they the same, requests of both ways could
+    /// wait for each other for ever.
     pub trackers: u32,
     /// Completions of a request that it has split are held until they are so many bytes, a power of two,
     /// or all of the request; 0 passes each on as it comes.
@@ -53,15 +55,24 @@ impl Default for PartParameters {
     }
 }
 
+/// Parts with trackers that a request may have before it and still be told from those with fewer.
+pub(super) const STAGES: usize = super::lane::LEVELS;
+
+#[derive(Debug)]
+struct Stage {
+    free: u32,
+    waiting: VecDeque<u32>,
+}
+
 #[derive(Debug)]
 pub(super) struct Part {
     parameters: PartParameters,
     iommu: Option<Iommu>,
     /// Until when it serves what has come.
     busy_until: Time,
-    trackers: u32,
-    /// Requests that wait for a tracker, and how many had to.
-    waiting: VecDeque<u32>,
+    /// By stage: trackers that are free, and requests that wait for one.
+    stages: [Stage; STAGES],
+    /// How many had to wait.
     waited: u64,
     /// By lane: until when packets that came by it wait for the translation of an earlier one.
     held: Vec<(u32, Time)>,
@@ -72,8 +83,10 @@ impl Part {
         Part {
             iommu: parameters.iommu.map(Iommu::new),
             busy_until: Time::ZERO,
-            trackers: parameters.trackers,
-            waiting: VecDeque::new(),
+            stages: std::array::from_fn(|_| Stage {
+                free: parameters.trackers,
+                waiting: VecDeque::new(),
+            }),
             waited: 0,
             held: Vec::new(),
             parameters,
@@ -85,11 +98,13 @@ impl Part {
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        self.trackers == self.parameters.trackers && self.waiting.is_empty()
+        let whole =
+            |stage: &Stage| stage.free == self.parameters.trackers && stage.waiting.is_empty();
+        self.stages.iter().all(whole)
     }
 
     /// Whether it counts the reads that it passes on.
-    fn tracks(&self) -> bool {
+    pub(super) fn tracks(&self) -> bool {
         self.parameters.split != 0 || self.parameters.trackers != u32::MAX
     }
 
@@ -208,20 +223,33 @@ impl World {
         if tlp.class != Class::NonPosted || !through || !self.parts[here].tracks() {
             return self.go(lane, id);
         }
+        let nth = self.stage(tlp);
         let part = &mut self.parts[here];
-        part.waiting.push_back(id);
-        part.waited += u64::from(part.trackers == 0);
-        self.track(here);
+        part.stages[nth].waiting.push_back(id);
+        part.waited += u64::from(part.stages[nth].free == 0);
+        self.track(here, nth);
+    }
+
+    /// The level of the room that a packet takes behind the next lane: roots that it has before it there.
+    pub(super) fn level_ahead(&self, tlp: &Tlp) -> u8 {
+        // Completions end at roots and devices with room for all; they wait in no ring.
+        if tlp.back() { 0 } else { self.ways[tlp.way as usize].stages[usize::from(tlp.hop)] }
+    }
+
+    /// How many parts with trackers a packet, or the request that it completes, has before it there.
+    fn stage(&self, tlp: &Tlp) -> usize {
+        usize::from(self.ways[tlp.way as usize].stages[usize::from(tlp.hop)])
     }
 
     /// Passes on what there are trackers for of the reads that wait at a part, in pieces.
-    fn track(&mut self, here: usize) {
-        while let Some(id) = self.parts[here].waiting.front().copied() {
+    fn track(&mut self, here: usize, nth: usize) {
+        while let Some(id) = self.parts[here].stages[nth].waiting.front().copied() {
             let part = &mut self.parts[here];
-            if part.trackers == 0 {
+            let stage = &mut part.stages[nth];
+            if stage.free == 0 {
                 return;
             }
-            part.trackers -= u32::from(part.trackers != u32::MAX);
+            stage.free -= u32::from(stage.free != u32::MAX);
             let tlp = self.tlps[id];
             let split = match part.parameters.split {
                 0 => tlp.bytes,
@@ -229,7 +257,7 @@ impl World {
             };
             let Some(lane) = self.next_lane(&tlp) else { return };
             if tlp.bytes <= split {
-                self.parts[here].waiting.pop_front();
+                self.parts[here].stages[nth].waiting.pop_front();
                 self.go(lane, id);
                 continue;
             }
@@ -249,9 +277,10 @@ impl World {
         let here = self.lanes[next as usize].from as usize;
         let through = tlp.ingress != NONE && self.lanes[next as usize].wire.is_some();
         if tlp.last && through && self.parts[here].tracks() {
-            let part = &mut self.parts[here];
-            part.trackers += u32::from(part.trackers != u32::MAX);
-            self.track(here);
+            let nth = self.stage(tlp);
+            let stage = &mut self.parts[here].stages[nth];
+            stage.free += u32::from(stage.free != u32::MAX);
+            self.track(here, nth);
         }
     }
 
@@ -269,17 +298,11 @@ impl World {
         if request.held < combine && request.back < request.whole {
             self.tlps.remove(id);
             let now = self.now;
-            self.release(tlp.ingress, tlp.class, tlp.bytes, now);
+            self.release(tlp.ingress, tlp.room(), now);
             return true;
         }
-        // The room of what was held is free already; only this one's is still taken.
         let whole = std::mem::replace(&mut request.held, 0);
         let last = request.back == request.whole;
-        if tlp.ingress != NONE && whole != tlp.bytes {
-            let now = self.now;
-            self.release(tlp.ingress, tlp.class, tlp.bytes, now);
-            self.tlps[id].ingress = NONE;
-        }
         let combined = &mut self.tlps[id];
         combined.bytes = whole;
         combined.last = last;
@@ -291,7 +314,7 @@ impl World {
         let now = self.now;
         let tlp = self.tlps[id];
         if tlp.class == Class::Completion {
-            self.release(tlp.ingress, tlp.class, tlp.bytes, now);
+            self.release(tlp.ingress, tlp.room(), now);
             self.tlps.remove(id);
             return self.completed(tlp.owner, tlp.bytes);
         }
@@ -303,7 +326,7 @@ impl World {
         };
         let end = part.serve(now, tlp.bytes, more);
         let seen = end + part.parameters.access;
-        self.release(tlp.ingress, tlp.class, tlp.payload(), end);
+        self.release(tlp.ingress, tlp.room(), end);
         if tlp.class == Class::NonPosted {
             // The completions' stay behind a lane inside of the chip is waited for once, not by each.
             let stay = self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.stay(Class::Completion));
@@ -345,6 +368,9 @@ impl World {
                 bytes,
                 ingress: NONE,
                 maker: NONE,
+                level: 0,
+                room_level: 0,
+                room_bytes: 0,
                 order: 0,
                 ..tlp
             };

@@ -356,6 +356,9 @@ impl World {
             ingress: NONE,
             maker: requester,
             address,
+            level: 0,
+            room_level: 0,
+            room_bytes: 0,
             order: 0,
         });
         if done && op.until == Until::Issued && op.job != NONE {
