@@ -58,7 +58,7 @@ struct Lab {
 }
 
 fn link() -> impl Strategy<Value = Link> {
-    (1u8..=6, prop::sample::select(vec![1u8, 2, 4, 8, 16]))
+    (1u8..=6, prop::sample::select(vec![1u8, 2, 4, 8]))
 }
 
 fn host() -> impl Strategy<Value = Host> {
@@ -249,6 +249,7 @@ impl Lab {
         self.flows[0].queues = 1;
         self.room = (256, 256);
         self.dllp = 64;
+        self.hosts.iter_mut().for_each(|host| host.iommu = false);
     }
 
     /// When the last job ends.
@@ -257,10 +258,12 @@ impl Lab {
     }
 }
 
-/// A flow's jobs overlap: when one link is faster, which of their packets meet on another changes a
-/// little. 1 % is more than that, and less than any link that is missed.
-fn slack(time: Time) -> Time {
-    time + time / 100 + Time::from_ns(1)
+/// What a change may cost that should cost nothing: jobs one by one, no more than rounding. Where jobs
+/// overlap, a faster link lets other packets of theirs meet, and queues served in order of arrival may then
+/// end a little later, as jobs on several machines do (Graham, 1969).
+fn slack(lab: &Lab, time: Time) -> Time {
+    let overlap = if lab.flows[0].depth > 1 { time / 20 } else { Time::ZERO };
+    time + overlap + Time::from_ns(1)
 }
 
 fn cases(cases: u32) -> Config {
@@ -268,7 +271,7 @@ fn cases(cases: u32) -> Config {
 }
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(cases(200))]
 
     #[test]
     fn all_jobs_are_done_and_nothing_is_left(lab in lab(1..6)) {
@@ -342,22 +345,22 @@ proptest! {
     }
 
     #[test]
-    fn more_lanes_are_never_slower(mut lab in lab(1..2), which in any::<u8>()) {
+    fn more_lanes_are_never_slower(mut lab in lab(1..2)) {
         lab.plain();
         let before = lab.ends_at(8);
+        // All links alike. One fast link between slow ones may take longer than a slow one: it cannot send
+        // on a packet's head before the tail is near, and so ends the cut-through.
         let mut wider = lab.clone();
-        let mut links: Vec<&mut Link> = wider.between.iter_mut().collect();
-        links.push(&mut wider.cable);
+        let double = |link: &mut Link| link.1 *= 2;
+        wider.between.iter_mut().for_each(double);
+        double(&mut wider.cable);
         for host in &mut wider.hosts {
-            links.extend(host.switches.iter_mut());
-            links.extend(host.devices.iter_mut().map(|device| &mut device.1));
-            links.push(&mut host.ntb.1);
+            host.switches.iter_mut().for_each(double);
+            host.devices.iter_mut().for_each(|device| double(&mut device.1));
+            double(&mut host.ntb.1);
         }
-        let count = links.len();
-        let link = &mut *links[usize::from(which) % count];
-        link.1 = (link.1 * 2).min(16);
         let after = wider.ends_at(8);
-        prop_assert!(after <= slack(before), "{before} became {after}");
+        prop_assert!(after <= slack(&lab, before), "{before} became {after}");
     }
 
     #[test]
@@ -367,7 +370,7 @@ proptest! {
         let mut longer = lab.clone();
         longer.own_switches = true;
         let after = longer.ends_at(8);
-        prop_assert!(slack(after) >= before, "{before} became {after}");
+        prop_assert!(slack(&lab, after) >= before, "{before} became {after}");
     }
 
     #[test]
@@ -379,6 +382,6 @@ proptest! {
         let mut roomy = lab.clone();
         roomy.room = (lab.room.0 * 2, lab.room.1 * 2);
         let after = roomy.ends_at(8);
-        prop_assert!(after <= slack(before), "{before} became {after}");
+        prop_assert!(after <= slack(&lab, before), "{before} became {after}");
     }
 }

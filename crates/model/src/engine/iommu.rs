@@ -25,8 +25,8 @@ pub struct IommuParameters {
 #[derive(Debug)]
 pub struct Iommu {
     parameters: IommuParameters,
-    /// By set: pages, the one used last first. [`u64::MAX`] is none.
-    sets: Vec<[u64; WAYS]>,
+    /// By set: pages and when their translation is there, the one used last first. [`u64::MAX`] is none.
+    sets: Vec<[(u64, Time); WAYS]>,
     /// When each walker is free.
     walkers: Vec<Time>,
     hits: u64,
@@ -39,7 +39,7 @@ impl Iommu {
         let sets = (parameters.entries as usize).div_ceil(WAYS).next_power_of_two();
         Iommu {
             parameters,
-            sets: vec![[u64::MAX; WAYS]; sets],
+            sets: vec![[(u64::MAX, Time::ZERO); WAYS]; sets],
             walkers: vec![Time::ZERO; parameters.walkers.max(1) as usize],
             hits: 0,
             misses: 0,
@@ -54,17 +54,18 @@ impl Iommu {
         let mixed = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let count = self.sets.len();
         let set = &mut self.sets[mixed as usize & (count - 1)];
-        let found = set.iter().position(|other| *other == tag);
+        let found = set.iter().position(|(other, _)| *other == tag);
         set[..=found.unwrap_or(WAYS - 1)].rotate_right(1);
-        set[0] = tag;
         if found.is_some() {
             self.hits += 1;
-            return now + self.parameters.hit;
+            // It may be that the walk for it is still under way.
+            return (now + self.parameters.hit).max(set[0].1);
         }
         self.misses += 1;
         let walker = self.walkers.iter_mut().min();
         let Some(walker) = walker else { return now + self.parameters.walk };
         *walker = now.max(*walker) + self.parameters.walk;
+        set[0] = (tag, *walker);
         *walker
     }
 
@@ -95,6 +96,13 @@ mod tests {
         assert_eq!(iommu.translate(Time::from_us(1), 1, 0x1fff), Time::from_ns(1002));
         assert_eq!(iommu.translate(Time::from_us(1), 2, 0x1000), Time::from_ns(1200));
         assert_eq!(iommu.counts(), (1, 2));
+    }
+
+    #[test]
+    fn who_asks_while_a_page_is_walked_waits_for_it() {
+        let mut iommu = iommu(64, 1);
+        assert_eq!(iommu.translate(Time::ZERO, 1, 0), Time::from_ns(200));
+        assert_eq!(iommu.translate(Time::from_ns(50), 1, 64), Time::from_ns(200));
     }
 
     #[test]
