@@ -87,6 +87,18 @@ fn sweeps_answer_what_if() {
 }
 
 #[test]
+fn shares_are_near_what_is_simulated() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let shared = json(&["run", &rack, &workload, "--flow-level"]);
+    let simulated = json(&["run", &rack, &workload]);
+    let rate =
+        |answer: &Value, nth: usize| answer["flows"][nth]["bytes_per_second"].as_f64().unwrap();
+    let results = rate(&shared, 2) / rate(&simulated, 2);
+    assert!((0.95..=1.05).contains(&results), "{results}");
+    assert_eq!(shared["flows"][1]["bottleneck"], "lender/root: split reads");
+}
+
+#[test]
 fn pictures_are_drawn() {
     let files = Files::new(|rack| rack, |workload| workload.replace("2 ms", "100 us"));
     let folder = files.path("pictures");

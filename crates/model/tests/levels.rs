@@ -241,7 +241,7 @@ fn every_kind_of_flow_takes_what_is_computed() {
         ("read", ends, 5.0),
         ("copy", copy, 5.0),
         ("request", "from = \"beta\"\nto = \"alpha\"\nsize = \"64 B\"", 0.1),
-        ("ring", &format!("{device}\nservice = \"5 us\"\nunits = 4"), 20.0),
+        ("ring", &format!("{device}\nservice = \"5 us\"\nunits = 4"), 30.0),
         ("nvme-read", device, 45.0),
         ("nvme-write", device, 25.0),
     ];

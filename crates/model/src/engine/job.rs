@@ -212,8 +212,13 @@ impl World {
         let source = &self.flows[flow as usize];
         match source.flow.arrivals {
             Arrivals::Depth(depth) => {
-                let first = u64::from(depth).min(source.flow.count);
-                (0..first).for_each(|_| self.start(flow, false));
+                for _ in 0..u64::from(depth).min(source.flow.count) {
+                    // Jobs that end at once have been followed by others already.
+                    let source = &self.flows[flow as usize];
+                    if source.begun < source.flow.count {
+                        self.start(flow, false);
+                    }
+                }
             }
             Arrivals::Every(span) => self.arrive_and_again(flow, span),
             Arrivals::Poisson(mean) => {

@@ -102,6 +102,8 @@ pub(super) struct Lane {
     left: [Credits; LEVELS],
     returns: VecDeque<Return>,
     starved: bool,
+    /// When the last write that it sent has been, or will be, ready to be passed on.
+    writes_ready: Time,
     /// Bytes of DLLPs that wait for the wire.
     debt: u64,
     pub(super) stats: LaneStats,
@@ -125,6 +127,7 @@ impl Lane {
             left: [parameters.credits; LEVELS],
             returns: VecDeque::new(),
             starved: false,
+            writes_ready: Time::ZERO,
             debt: 0,
             stats: LaneStats::default(),
         }
@@ -237,9 +240,9 @@ impl World {
             None => {
                 let here = &mut self.lanes[lane as usize];
                 here.stats.starved += 1;
-                match here.returns.front().map(|back| back.at) {
-                    Some(at) => self.wake(lane, at),
-                    None => here.starved = true,
+                here.starved = true;
+                if let Some(at) = here.returns.front().map(|back| back.at) {
+                    self.wake(lane, at);
                 }
             }
         }
@@ -289,14 +292,12 @@ impl World {
         let here = &mut self.lanes[lane as usize];
         let Some(id) = here.queues[level][class as usize].pop_front() else { return };
         here.waiting -= 1;
+        here.starved = false;
         let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
         here.spend(tlp);
-        let header = match class {
-            Class::Completion => wire::COMPLETION_HEADER,
-            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
-        };
+        let header = tlp.header();
         // DLLPs went out while the wire was idle; those still waiting go first.
         let debt = match here.debt {
             0 => 0,
@@ -316,7 +317,9 @@ impl World {
         }
         let head = now + lead + wire.time(wire.packet(header, 0)) + here.propagation;
         let tail = here.busy_until + here.propagation;
-        let (from_lane, maker, room) = (tlp.ingress, tlp.maker, tlp.room());
+        let from_lane = if tlp.piece { NONE } else { tlp.ingress };
+        let (maker, room) = (tlp.maker, tlp.room());
+        tlp.piece = false;
         (tlp.ingress, tlp.room_level, tlp.room_bytes) = (lane, tlp.level, payload);
         tlp.maker = NONE;
         tlp.translated = false;
@@ -338,7 +341,13 @@ impl World {
         if class == Class::Completion && self.nobody_waits_for(lane, id) {
             return;
         }
-        let at = self.stay_over(id, head, tail, bytes);
+        let at = self.stay_over(id, head, tail);
+        // Whatever their stays: nothing that came by a lane passes a write that came before it.
+        let here = &mut self.lanes[lane as usize];
+        let at = at.max(here.writes_ready);
+        if class == Class::Posted {
+            here.writes_ready = at;
+        }
         self.events.schedule(at, Event::Ready(id));
     }
 
@@ -357,7 +366,7 @@ impl World {
     }
 
     /// When a packet whose head and tail arrive then can be passed on, or has arrived as a whole.
-    fn stay_over(&self, id: u32, head: Time, tail: Time, bytes: u32) -> Time {
+    fn stay_over(&self, id: u32, head: Time, tail: Time) -> Time {
         let tlp = &self.tlps[id];
         let Some(next) = self.next_lane(tlp) else {
             // A processor's completions cross its root complex last.
@@ -368,7 +377,10 @@ impl World {
         let stay = part.stay(tlp.class);
         match self.lanes[next as usize].wire {
             // Its tail must be here when it is to be sent.
-            Some(wire) => head.max(tail.since(wire.time(bytes))) + stay,
+            Some(wire) => {
+                let bytes = wire.packet(tlp.header(), tlp.payload());
+                head.max(tail.since(wire.time(bytes))) + stay
+            }
             None => tail + stay,
         }
     }
@@ -381,8 +393,8 @@ impl World {
         let there = &mut self.lanes[lane as usize];
         let back = at + there.propagation + there.credit_return;
         there.give_back(room, back);
+        // Credits of a later packet may be back before those that the lane waits for.
         if there.starved {
-            there.starved = false;
             let first = there.returns.front().map_or(back, |back| back.at);
             self.wake(lane, first.max(self.now));
         }

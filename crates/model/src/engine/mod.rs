@@ -23,6 +23,7 @@ use std::fmt;
 use crate::queue::EventQueue;
 use crate::random::Random;
 use crate::time::Time;
+use crate::wire;
 
 pub use iommu::{Iommu, IommuParameters};
 pub use job::{Addresses, Arrivals, Flow, Script, Step, Until};
@@ -135,6 +136,8 @@ struct Tlp {
     room_level: u8,
     /// Bytes of payload that it takes room for where it is.
     room_bytes: u32,
+    /// It is a piece of a request, whose room is its last piece's to give back.
+    piece: bool,
     /// When it joined the queue that it is in, counted.
     order: u64,
 }
@@ -150,6 +153,13 @@ struct Room {
 impl Tlp {
     fn payload(&self) -> u32 {
         if self.class == Class::NonPosted { 0 } else { self.bytes }
+    }
+
+    fn header(&self) -> u32 {
+        match self.class {
+            Class::Completion => wire::COMPLETION_HEADER,
+            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
+        }
     }
 
     fn room(&self) -> Room {

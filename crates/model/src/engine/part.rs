@@ -157,6 +157,7 @@ impl World {
         let tlp = self.tlps[id];
         match self.next_lane(&tlp) {
             None => self.arrived(id),
+            Some(_) if tlp.back() && self.held_back(id) => {}
             Some(lane) if tlp.back() => {
                 self.untrack(&tlp, lane);
                 if !self.hold_back(id, lane) {
@@ -195,6 +196,20 @@ impl World {
         } else {
             self.events.schedule(now + stay, Event::Ready(id));
         }
+    }
+
+    /// Whether a completion waits for the translation of a write that came before it by the same lane.
+    fn held_back(&mut self, id: u32) -> bool {
+        let now = self.now;
+        let tlp = &mut self.tlps[id];
+        let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
+        let until = self.parts[index as usize].held_until(tlp.ingress);
+        let waits = !tlp.translated && until > now;
+        if waits {
+            tlp.translated = true;
+            self.events.schedule(until, Event::Ready(id));
+        }
+        waits
     }
 
     /// Has a request's address translated where it is; `false` when it has to wait for that.
@@ -266,8 +281,9 @@ impl World {
             let rest = &mut self.tlps[id];
             rest.bytes -= split;
             rest.address += u64::from(split);
-            // The request's room here is free when its last piece has gone.
-            let piece = self.make(Tlp { bytes: split, ingress: NONE, maker: NONE, ..tlp });
+            // The request's room here is free when its last piece has gone; all keep its order.
+            let piece = Tlp { bytes: split, piece: true, maker: NONE, ..tlp };
+            let piece = self.make(piece);
             self.go(lane, piece);
         }
     }
@@ -371,6 +387,7 @@ impl World {
                 level: 0,
                 room_level: 0,
                 room_bytes: 0,
+                piece: false,
                 order: 0,
                 ..tlp
             };

@@ -359,6 +359,7 @@ impl World {
             level: 0,
             room_level: 0,
             room_bytes: 0,
+            piece: false,
             order: 0,
         });
         if done && op.until == Until::Issued && op.job != NONE {

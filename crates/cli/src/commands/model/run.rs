@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rackbus_model::workload::{self, Results, pictures};
+use rackbus_model::flow::rack::{FlowLevel, shares};
+use rackbus_model::workload::{self, Failed, LinkResult, Results, pictures};
 use serde::Serialize;
 
 use super::variants::{self, Sweep, Variant};
@@ -18,6 +19,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model run rack.toml workload.toml --sweep hosts.lender.iommu=true,false
   rackbus model run rack.toml workload.toml --sweep fabric.links.0.lanes=4,8,16 --sweep flows.a.depth=1,8
   rackbus model run rack.toml workload.toml --pictures pictures/
+  rackbus model run rack.toml workload.toml --flow-level
   rackbus model run --live                   the running rack, with its leases as the workload
   rackbus model run --live workload.toml     the running rack, with another workload
   rackbus --json model run rack.toml workload.toml")]
@@ -34,6 +36,9 @@ pub struct Args {
     /// Draw bandwidth over size, latencies and links into this folder (SVG), one set for each variant.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
+    /// Share links fairly instead of simulating packets: bandwidth of thousands of hosts in seconds.
+    #[arg(long, conflicts_with = "pictures")]
+    flow_level: bool,
     /// The most events of a simulation.
     #[arg(long, value_name = "N", default_value_t = 4_000_000_000)]
     max_events: u64,
@@ -41,12 +46,12 @@ pub struct Args {
 
 /// What came of a variant.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct Outcome<T> {
     /// The values that were chosen.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     variant: Vec<(String, String)>,
     #[serde(flatten)]
-    results: Results,
+    results: T,
 }
 
 impl Args {
@@ -55,27 +60,45 @@ impl Args {
         let variants = variants::all(&rack, &workload, &self.sweep)?;
         let cases: Vec<Case> =
             variants.iter().map(|v| Case::read(&v.rack, &v.workload)).collect::<Result<_, _>>()?;
-        if let Some(case) = cases.first() {
-            let (flows, duration) = (case.workload.flows.len(), case.workload.duration);
-            let several =
-                if cases.len() > 1 { format!(", {} variants", cases.len()) } else { String::new() };
-            output.progress(&format!("simulating {duration} of {flows} flows{several}"));
+        let (flows, duration) = match cases.first() {
+            Some(case) => (case.workload.flows.len(), case.workload.duration),
+            None => return Ok(()),
+        };
+        let several =
+            if cases.len() > 1 { format!(", {} variants", cases.len()) } else { String::new() };
+        if self.flow_level {
+            output.progress(&format!("sharing links among {flows} flows{several}"));
+            let share = |case: &Case| shares(&case.rack, &case.timing, &case.workload);
+            let outcomes = all(&variants, &cases, share)?;
+            self.answer(output, &outcomes, show_shares);
+            return Ok(());
         }
-        let outcomes = self.simulate(&variants, &cases)?;
+        output.progress(&format!("simulating {duration} of {flows} flows{several}"));
+        let simulate =
+            |case: &Case| workload::run(&case.rack, &case.timing, &case.workload, self.max_events);
+        let outcomes = all(&variants, &cases, simulate)?;
         if let Some(folder) = &self.pictures {
             self.draw(folder, &cases, &outcomes, output)?;
         }
-        let show = |o: &Output| {
-            show_flows(o, &outcomes);
-            show_tenants(o, &outcomes);
-            show_links(o, &outcomes);
-        };
-        match &outcomes[..] {
-            // Without sweeps there is one thing to tell, not a list.
-            [only] if self.sweep.is_empty() => output.result(only, show),
-            _ => output.result(&outcomes, show),
-        }
+        self.answer(output, &outcomes, |o, outcomes| {
+            show_flows(o, outcomes);
+            show_tenants(o, outcomes);
+            show_links(o, outcomes.iter().map(|one| (one, used(&one.results.links))), outcomes);
+        });
         Ok(())
+    }
+
+    fn answer<T: Serialize>(
+        &self,
+        output: &Output,
+        outcomes: &[Outcome<T>],
+        show: impl FnOnce(&Output, &[Outcome<T>]),
+    ) {
+        match outcomes {
+            // Without sweeps there is one thing to tell, not a list.
+            [only] if self.sweep.is_empty() => output.result(only, |o| show(o, outcomes)),
+            _ => output.result(&outcomes, |o| show(o, outcomes)),
+        }
     }
 
     async fn sources(&self, common: &Common) -> Result<(Source, Source), Failure> {
@@ -89,43 +112,38 @@ impl Args {
             )),
         }
     }
+}
 
-    /// Simulates all cases, on all processors; the first failure in their order is told.
-    fn simulate(&self, variants: &[Variant], cases: &[Case]) -> Result<Vec<Outcome>, Failure> {
-        let next = AtomicUsize::new(0);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(cases.len());
-        let work = || {
-            let mut done = Vec::new();
-            while let Some(nth) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < cases.len())
-            {
-                let case = &cases[nth];
-                let results =
-                    workload::run(&case.rack, &case.timing, &case.workload, self.max_events);
-                done.push((nth, results.map_err(|failed| case.failure(failed))));
-            }
-            done
-        };
-        let mut done = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            workers
-                .into_iter()
-                .flat_map(|worker| worker.join().unwrap_or_default())
-                .collect::<Vec<_>>()
-        });
-        done.sort_by_key(|(nth, _)| *nth);
-        if done.len() < cases.len() {
-            return Err(Failure::new(
-                "a simulation broke off",
-                "report this as an error of rackbus",
-            ));
+/// Answers all cases, on all processors; the first failure in their order is told.
+fn all<T: Send>(
+    variants: &[Variant],
+    cases: &[Case],
+    answer: impl Fn(&Case) -> Result<T, Failed> + Sync,
+) -> Result<Vec<Outcome<T>>, Failure> {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(cases.len());
+    let work = || {
+        let mut done = Vec::new();
+        while let Some(nth) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < cases.len())
+        {
+            let case = &cases[nth];
+            done.push((nth, answer(case).map_err(|failed| case.failure(failed))));
         }
-        done.into_iter()
-            .map(|(nth, results)| {
-                Ok(Outcome { variant: variants[nth].choice.clone(), results: results? })
-            })
-            .collect()
+        done
+    };
+    let mut done = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect::<Vec<_>>()
+    });
+    done.sort_by_key(|(nth, _)| *nth);
+    if done.len() < cases.len() {
+        return Err(Failure::new("a simulation broke off", "report this as an error of rackbus"));
     }
+    let outcome = |(nth, results): (usize, Result<T, Failure>)| {
+        Ok(Outcome { variant: variants[nth].choice.clone(), results: results? })
+    };
+    done.into_iter().map(outcome).collect()
 }
 
 impl Args {
@@ -133,7 +151,7 @@ impl Args {
         &self,
         folder: &Path,
         cases: &[Case],
-        outcomes: &[Outcome],
+        outcomes: &[Outcome<Results>],
         output: &Output,
     ) -> Result<(), Failure> {
         output.progress(&format!("drawing into {}", folder.display()));
@@ -157,17 +175,17 @@ impl Args {
 }
 
 /// The columns of a variant: its values.
-fn choice(outcome: &Outcome) -> Vec<Cell> {
+fn choice<T>(outcome: &Outcome<T>) -> Vec<Cell> {
     outcome.variant.iter().map(|(_, value)| value.as_str().into()).collect()
 }
 
-fn head<'a>(outcomes: &'a [Outcome], own: &[&'a str]) -> Vec<&'a str> {
+fn head<'a, T>(outcomes: &'a [Outcome<T>], own: &[&'a str]) -> Vec<&'a str> {
     let keys =
         outcomes.first().into_iter().flat_map(|o| o.variant.iter().map(|(key, _)| key.as_str()));
     keys.chain(own.iter().copied()).collect()
 }
 
-fn show_flows(o: &Output, outcomes: &[Outcome]) {
+fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
     let own = ["flow", "rate", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {
@@ -190,7 +208,7 @@ fn show_flows(o: &Output, outcomes: &[Outcome]) {
     o.table(&head(outcomes, &own), rows.collect());
 }
 
-fn show_tenants(o: &Output, outcomes: &[Outcome]) {
+fn show_tenants(o: &Output, outcomes: &[Outcome<Results>]) {
     let rows: Vec<Vec<Cell>> = outcomes
         .iter()
         .flat_map(|outcome| {
@@ -212,27 +230,57 @@ fn show_tenants(o: &Output, outcomes: &[Outcome]) {
     }
 }
 
-fn show_links(o: &Output, outcomes: &[Outcome]) {
+/// A link's ends, what it is, and how busy it is there and back.
+type Busy<'a> = (&'a [String; 2], &'a str, f64, f64);
+
+fn used(links: &[LinkResult]) -> Vec<Busy<'_>> {
+    links.iter().map(|link| (&link.ends, link.link.as_str(), link.there, link.back)).collect()
+}
+
+fn show_links<'a, T: 'a>(
+    o: &Output,
+    links: impl Iterator<Item = (&'a Outcome<T>, Vec<Busy<'a>>)>,
+    outcomes: &[Outcome<T>],
+) {
     let tone = |share: f64| if share >= 0.95 { Tone::Busy } else { Tone::Plain };
     let percent = |share: f64| Cell(format!("{:.1} %", share * 100.0), tone(share));
-    let rows: Vec<Vec<Cell>> = outcomes
-        .iter()
-        .flat_map(|outcome| {
-            let used = |link: &&rackbus_model::workload::LinkResult| link.there + link.back > 0.0;
-            outcome.results.links.iter().filter(used).map(move |link| {
-                let mut cells = choice(outcome);
-                cells.extend([
-                    link.ends.join(" - ").into(),
-                    link.link.as_str().into(),
-                    percent(link.there),
-                    percent(link.back),
-                ]);
-                cells
-            })
-        })
-        .collect();
+    let mut rows: Vec<Vec<Cell>> = Vec::new();
+    for (outcome, links) in links {
+        for (ends, what, there, back) in links.into_iter().filter(|link| link.2 + link.3 > 0.0) {
+            let mut cells = choice(outcome);
+            cells.extend([ends.join(" - ").into(), what.into(), percent(there), percent(back)]);
+            rows.push(cells);
+        }
+    }
     if !rows.is_empty() {
         o.line("");
         o.table(&head(outcomes, &["link", "what", "there", "back"]), rows);
     }
+}
+
+fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
+    let own = ["flow", "rate", "jobs/s", "alone", "hops", "held up by"];
+    let rows = outcomes.iter().flat_map(|outcome| {
+        outcome.results.flows.iter().map(move |flow| {
+            let mut cells = choice(outcome);
+            cells.extend([
+                flow.name.as_str().into(),
+                rate(flow.bytes_per_second).into(),
+                format!("{:.0}", flow.jobs_per_second).into(),
+                span(flow.unloaded_ns).into(),
+                flow.hops.to_string().into(),
+                flow.bottleneck.as_str().into(),
+            ]);
+            cells
+        })
+    });
+    o.table(&head(outcomes, &own), rows.collect());
+    let links = outcomes.iter().map(|outcome| {
+        let busy = outcome.results.links.iter();
+        (
+            outcome,
+            busy.map(|link| (&link.ends, link.link.as_str(), link.there, link.back)).collect(),
+        )
+    });
+    show_links(o, links, outcomes);
 }
