@@ -1,12 +1,12 @@
 //! The event-driven simulation: packets (TLPs) on their way through links and parts, and the jobs
 //! that cause them.
 //!
-//! * [`lane`]: one direction of a link: queues, credits, ordering, the wire.
-//! * [`part`]: what happens to a packet in a switch, bridge, root complex, memory or device.
-//! * [`iommu`]: translation with a cache and page walks.
-//! * [`requester`]: what makes requests of reads and writes: DMA engines, processors.
-//! * [`job`]: the scripts that workloads are made of.
-//! * [`stats`]: what is counted.
+//! * `lane`: one direction of a link: queues, credits, ordering, the wire.
+//! * `part`: what happens to a packet in a switch, bridge, root complex, memory or device.
+//! * `iommu`: translation with a cache and page walks.
+//! * `requester`: what makes requests of reads and writes: DMA engines, processors.
+//! * `job`: the scripts that workloads are made of.
+//! * `stats`: what is counted.
 //!
 //! A packet costs one event for each hop, and one more where it had to wait. Switches and bridges cut
 //! through: they send on a packet's head before its tail has come, when the next link is no faster.

@@ -329,6 +329,10 @@ impl World {
     fn arrived(&mut self, id: u32) {
         let now = self.now;
         let tlp = self.tlps[id];
+        if tlp.maker != NONE {
+            // A way to where it begins: no link tells when it has left.
+            self.left_maker(tlp.maker);
+        }
         if tlp.class == Class::Completion {
             self.release(tlp.ingress, tlp.room(), now);
             self.tlps.remove(id);

@@ -250,6 +250,17 @@ fn jobs_wait_for_their_turn_at_a_resource() {
 }
 
 #[test]
+fn a_way_may_end_where_it_begins() {
+    let mut line = line(&[link(3, 8)], Time::ZERO, Time::ZERO, RequesterParameters::default());
+    line.way = line.world.add_way(PartId(0), &[]);
+    let mut script = line.write(4096, Until::Landed);
+    script.extend(line.read(4096));
+    let flow = line.flow(script, Arrivals::Depth(2), 10, 4096);
+    line.finish();
+    assert_eq!(line.world.flow(flow).jobs, 10);
+}
+
+#[test]
 fn what_can_never_go_on_is_told() {
     let mut line = line(&[link(3, 8)], Time::ZERO, Time::ZERO, RequesterParameters::default());
     let server = line.world.add_resource(1);

@@ -17,6 +17,8 @@ use crate::picture::{Axis, Scale, Unit};
 use crate::time::Time;
 use crate::timing::Timing;
 
+/// Lines that can be told apart in a chart.
+const LINES: usize = 12;
 /// Sizes of the picture of bandwidth over size: powers of two from 64 B to 1 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 6..=20;
 /// How long each of its points is simulated: in the time of a job, and at least.
@@ -26,9 +28,15 @@ const MOST: u64 = 200_000_000;
 
 /// The distributions of flows' latencies.
 pub fn latencies(results: &Results) -> Chart {
-    let of: Vec<_> =
-        results.flows.iter().map(|flow| (flow.name.clone(), flow.distribution.clone())).collect();
-    Chart::distributions("Latency of each flow", &of)
+    let flows = results.flows.iter().take(LINES);
+    let of: Vec<_> = flows.map(|flow| (flow.name.clone(), flow.distribution.clone())).collect();
+    let title = format!("Latency of each flow{}", first(results.flows.len()));
+    Chart::distributions(&title, &of)
+}
+
+/// What to say of flows that are not drawn.
+fn first(flows: usize) -> String {
+    if flows > LINES { format!(", the first {LINES} of {flows}") } else { String::new() }
 }
 
 /// How busy the links are.
@@ -102,7 +110,7 @@ fn depths(topology: &Topology) -> BTreeMap<ComponentId, usize> {
 /// [`Failed`] as [`run`] has it.
 pub fn bandwidth(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Chart, Failed> {
     let mut series = Vec::new();
-    for nth in 0..workload.flows.len() {
+    for nth in 0..workload.flows.len().min(LINES) {
         let mut points = Vec::new();
         for size in SIZES.map(|power| 1 << power) {
             let alone = resized(workload, nth, size);
@@ -115,7 +123,7 @@ pub fn bandwidth(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Ch
     }
     Ok(Chart {
         title: "Bandwidth over size".to_owned(),
-        subtitle: "Each flow alone in the rack".to_owned(),
+        subtitle: format!("Each flow alone in the rack{}", first(workload.flows.len())),
         x: Axis::new("Size of a job", Unit::Bytes, Scale::Log2),
         y: Axis::new("Bandwidth", Unit::BytesPerSecond, Scale::Linear),
         series,
