@@ -121,6 +121,14 @@ impl<E: Copy> EventQueue<E> {
         self.insert(at.max(self.now), event);
     }
 
+    /// Bytes of memory that it holds.
+    pub fn memory(&self) -> usize {
+        let chunk = size_of::<[(Time, E); CHUNK]>();
+        self.buckets.capacity() * size_of::<Bucket>()
+            + self.chunks.events.capacity() * chunk
+            + self.chunks.next.capacity() * size_of::<u32>()
+    }
+
     /// Takes the next event out, and makes its time the present.
     #[inline]
     pub fn pop(&mut self) -> Option<(Time, E)> {

@@ -44,15 +44,6 @@ fn simulate(workload: &Workload, timing: &Timing) -> Result<Run, BenchError> {
     Ok(run)
 }
 
-/// Bytes of this process in memory.
-fn resident() -> Result<f64, BenchError> {
-    let path = "/proc/self/status";
-    let text = std::fs::read_to_string(path).map_err(BenchError::io(path))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let size = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-    Ok(size.ok_or_else(|| BenchError::Peer(format!("{path} has no VmRSS")))? * 1024.0)
-}
-
 /// Bytes in memory for each of so many read requests under way at once.
 fn memory(count: u32) -> Result<f64, BenchError> {
     let mut workload = workload::parse("workload", READS).map_err(refused)?;
@@ -63,11 +54,8 @@ fn memory(count: u32) -> Result<f64, BenchError> {
     let mut timing = Timing::default();
     timing.device.tags = count;
     timing.link.nonposted = count;
-    let before = resident()?;
     let run = simulate(&workload, &timing)?;
-    let bytes = resident()? - before;
-    drop(run);
-    Ok(bytes / f64::from(count))
+    Ok(run.assembly.world.memory() as f64 / f64::from(count))
 }
 
 impl Bench<'_> {

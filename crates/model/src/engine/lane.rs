@@ -133,6 +133,11 @@ impl Lane {
         }
     }
 
+    pub(super) fn memory(&self) -> usize {
+        let queues = self.queues.iter().flatten().map(VecDeque::capacity).sum::<usize>();
+        queues * size_of::<u32>() + self.returns.capacity() * size_of::<Return>()
+    }
+
     pub(super) fn is_whole(&mut self, now: Time) -> bool {
         self.collect(now);
         self.left.iter().all(|left| *left == self.whole) && self.waiting == 0

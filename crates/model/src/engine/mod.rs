@@ -225,6 +225,10 @@ impl<T> Slab<T> {
         self.free.push(id);
     }
 
+    fn memory(&self) -> usize {
+        self.items.capacity() * size_of::<T>() + self.free.capacity() * size_of::<u32>()
+    }
+
     fn used(&self) -> usize {
         self.items.len() - self.free.len()
     }
@@ -436,6 +440,15 @@ impl World {
     /// What a flow counted since measuring began.
     pub fn flow(&self, flow: FlowId) -> &FlowStats {
         &self.flows[flow.index()].stats
+    }
+
+    /// Bytes of memory for what is under way: packets, requests, operations, jobs, queues and events.
+    pub fn memory(&self) -> usize {
+        let slabs =
+            [self.tlps.memory(), self.requests.memory(), self.ops.memory(), self.jobs.memory()];
+        let queues = self.lanes.iter().map(Lane::memory).sum::<usize>()
+            + self.requesters.iter().map(Requester::memory).sum::<usize>();
+        slabs.iter().sum::<usize>() + queues + self.events.memory()
     }
 
     /// Whether everything is where it was before the first packet: no packet, request, operation or

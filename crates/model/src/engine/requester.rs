@@ -78,6 +78,12 @@ struct Stream {
 }
 
 impl Requester {
+    pub(super) fn memory(&self) -> usize {
+        let queued = |stream: &Stream| stream.reads.capacity() + stream.writes.capacity();
+        let queues = self.streams.iter().map(queued).sum::<usize>() + self.turns.capacity();
+        queues * size_of::<u32>() + self.streams.capacity() * size_of::<Stream>()
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.tags == self.parameters.tags && self.waiting == 0 && self.turns.is_empty()
     }
