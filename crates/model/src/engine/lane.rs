@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use crate::time::Time;
 use crate::wire::{self, Wire};
 
-use super::{Class, Event, LaneId, NONE, Passage, Room, Tlp, World};
+use super::{Class, Event, LaneId, NONE, Passage, Room, Tlp, WayId, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
 pub(super) const LEVELS: usize = 4;
@@ -190,6 +190,11 @@ impl World {
         }
     }
 
+    /// Whether a lane is one of a link, and not inside of a chip.
+    pub(super) fn is_link(&self, lane: u32) -> bool {
+        self.lanes[lane as usize].wire.is_some()
+    }
+
     /// All lanes.
     pub fn lane_ids(&self) -> impl ExactSizeIterator<Item = LaneId> {
         (0..self.lanes.len() as u32).map(LaneId)
@@ -343,8 +348,15 @@ impl World {
         if maker != NONE {
             self.left_maker(maker);
         }
-        if class == Class::Completion && self.nobody_waits_for(lane, id) {
-            return;
+        if class == Class::Completion {
+            let tlp = self.tlps[id];
+            if tlp.last && self.is_tracked(&tlp) {
+                let stage = self.stage(&tlp) as u8;
+                self.events.schedule(tail, Event::Answered(stage, lane));
+            }
+            if self.nobody_waits_for(lane, id) {
+                return;
+            }
         }
         let at = self.stay_over(id, head, tail);
         // Whatever their stays: nothing that came by a lane passes a write that came before it.
@@ -407,8 +419,11 @@ impl World {
 
     fn note_ready(&mut self, lane: u32, id: u32) {
         let tlp = &self.tlps[id];
+        let (packet, whole) = self.numbers[id as usize];
         let passage = Passage {
-            packet: self.numbers[id as usize],
+            packet,
+            whole,
+            way: WayId(tlp.way),
             class: tlp.class,
             bytes: tlp.bytes,
             lane: LaneId(lane),
@@ -422,7 +437,7 @@ impl World {
     }
 
     fn note_sent(&mut self, lane: u32, id: u32, begin: Time, end: Time) {
-        let packet = self.numbers[id as usize];
+        let (packet, _) = self.numbers[id as usize];
         let open = self.trace.iter_mut().flatten().rev().find(|passage| {
             passage.packet == packet && passage.lane.0 == lane && passage.begin == Time::MAX
         });

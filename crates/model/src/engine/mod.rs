@@ -103,6 +103,8 @@ enum Event {
     Free(u32),
     /// A target has served a packet.
     Served(u32),
+    /// A read of a stage that the part at a lane's end tracks has been answered.
+    Answered(u8, u32),
     /// A requester may make its next packet.
     Pump(u32),
     /// A job goes on.
@@ -136,7 +138,7 @@ struct Tlp {
     room_level: u8,
     /// Bytes of payload that it takes room for where it is.
     room_bytes: u32,
-    /// It is a piece of a request, whose room is its last piece's to give back.
+    /// It is a piece of a packet, whose room is its last piece's to give back.
     piece: bool,
     /// When it joined the queue that it is in, counted.
     order: u64,
@@ -250,8 +252,13 @@ impl<T> std::ops::IndexMut<u32> for Slab<T> {
 /// A packet's stay on one hop, for a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Passage {
-    /// The packet, numbered in the order of making. Pieces of a split request have their own.
+    /// The packet, numbered in the order of making. Pieces of a request that was split, or of completions
+    /// that were combined, have their own.
     pub packet: u64,
+    /// The packet of which it is a piece; itself where it is none.
+    pub whole: u64,
+    /// Its way; completions go it backwards.
+    pub way: WayId,
     /// Its class.
     pub class: Class,
     /// Bytes that it carries, or that a read asks for.
@@ -269,7 +276,7 @@ pub struct Passage {
 /// Why a simulation cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stuck {
-    /// Nothing will happen any more, and yet there are jobs.
+    /// Nothing will happen any more, and yet there are jobs or packets.
     #[error(
         "at {at} nothing moves any more while {jobs} jobs and {packets} packets wait; give the links more \
          credits, or the resources more units"
@@ -314,8 +321,9 @@ pub struct World {
     measured_from: Time,
     random: Random,
     trace: Option<Vec<Passage>>,
-    /// By packet slot: its number, while there is a trace.
-    numbers: Vec<u64>,
+    /// By packet slot: its number, and that of the packet of which it is a piece, while there is a
+    /// trace.
+    numbers: Vec<(u64, u64)>,
     made: u64,
 }
 
@@ -416,8 +424,12 @@ impl World {
         self.measured_from = at;
     }
 
-    /// Keeps each packet's passages from now on.
+    /// Keeps each packet's passages from now on. Packets that are under way are numbered as if they were
+    /// made now.
     pub fn keep_trace(&mut self) {
+        let slots = self.tlps.items.len() as u64;
+        self.numbers = (self.made..self.made + slots).map(|number| (number, number)).collect();
+        self.made += slots;
         self.trace = Some(Vec::new());
     }
 
@@ -481,7 +493,8 @@ impl World {
             }
             self.step();
         }
-        if self.jobs.used() > 0 {
+        // Packets whose jobs do not wait for them can be stuck too.
+        if self.jobs.used() + self.tlps.used() > 0 {
             let (jobs, packets) = (self.jobs.used(), self.tlps.used());
             return Err(Stuck::Deadlock { at: self.now, jobs, packets });
         }
@@ -499,6 +512,7 @@ impl World {
             Event::Ready(tlp) => self.ready(tlp),
             Event::Free(lane) => self.lane_free(lane),
             Event::Served(tlp) => self.served(tlp),
+            Event::Answered(stage, lane) => self.untrack(lane, usize::from(stage)),
             Event::Pump(requester) => self.pump_timer(requester),
             Event::Job(job) => self.go_on(job),
             Event::Arrival(flow) => self.arrival(flow),
@@ -513,11 +527,18 @@ impl World {
         let id = self.tlps.put(tlp);
         if self.trace.is_some() {
             let slot = id as usize;
-            self.numbers.resize(self.numbers.len().max(slot + 1), 0);
-            self.numbers[slot] = self.made;
+            self.numbers.resize(self.numbers.len().max(slot + 1), (0, 0));
+            self.numbers[slot] = (self.made, self.made);
         }
         self.made += 1;
         id
+    }
+
+    /// Tells a trace that a packet is a piece of another.
+    fn number_as_piece(&mut self, piece: u32, of: u32) {
+        if self.trace.is_some() {
+            self.numbers[piece as usize].1 = self.numbers[of as usize].1;
+        }
     }
 
     fn measuring(&self) -> bool {

@@ -76,6 +76,17 @@ pub(super) struct Part {
     waited: u64,
     /// By lane: until when packets that came by it wait for the translation of an earlier one.
     held: Vec<(u32, Time)>,
+    /// By lane: until when the last write stays that came by it, and by another part of the chip.
+    writes: Vec<(u32, Time)>,
+}
+
+/// The entry of a lane.
+fn last(times: &mut Vec<(u32, Time)>, lane: u32) -> &mut Time {
+    let nth = times.iter().position(|(by, _)| *by == lane).unwrap_or_else(|| {
+        times.push((lane, Time::ZERO));
+        times.len() - 1
+    });
+    &mut times[nth].1
 }
 
 impl Part {
@@ -89,6 +100,7 @@ impl Part {
             }),
             waited: 0,
             held: Vec::new(),
+            writes: Vec::new(),
             parameters,
         }
     }
@@ -108,15 +120,19 @@ impl Part {
         self.parameters.split != 0 || self.parameters.trackers != u32::MAX
     }
 
-    fn held_until(&self, lane: u32) -> Time {
-        self.held.iter().find(|(by, _)| *by == lane).map_or(Time::ZERO, |(_, until)| *until)
-    }
-
-    fn hold(&mut self, lane: u32, until: Time) {
-        match self.held.iter_mut().find(|(by, _)| *by == lane) {
-            Some((_, at)) => *at = until,
-            None => self.held.push((lane, until)),
+    /// Until when a packet stays that came at `now` from another part of the chip: no shorter than a write
+    /// before it that came by the same lane.
+    fn stay_inside(&mut self, now: Time, tlp: &Tlp) -> Time {
+        let at = now + self.stay(tlp.class);
+        let [write, request, completion] = self.parameters.stay;
+        if request.min(completion) >= write {
+            return at;
         }
+        let writes = last(&mut self.writes, tlp.ingress);
+        if tlp.class == Class::Posted {
+            *writes = at;
+        }
+        at.max(*writes)
     }
 
     /// Serves `bytes` from when it is free on; gives the end.
@@ -155,11 +171,12 @@ impl World {
     /// A packet's stay where it is, is over.
     pub(super) fn ready(&mut self, id: u32) {
         let tlp = self.tlps[id];
+        if tlp.back() && self.held_back(id) {
+            return;
+        }
         match self.next_lane(&tlp) {
             None => self.arrived(id),
-            Some(_) if tlp.back() && self.held_back(id) => {}
             Some(lane) if tlp.back() => {
-                self.untrack(&tlp, lane);
                 if !self.hold_back(id, lane) {
                     self.go(lane, id);
                 }
@@ -187,14 +204,14 @@ impl World {
         if maker != NONE {
             self.left_maker(maker);
         }
-        let stay = match self.next_lane(&tlp) {
-            Some(_) => self.parts[self.part_of(&tlp) as usize].stay(tlp.class),
-            None => Time::ZERO,
-        };
-        if stay == Time::ZERO {
+        // A processor's completions cross its root complex last.
+        let stays = tlp.back() || self.next_lane(&tlp).is_some();
+        let index = self.part_of(&tlp) as usize;
+        let at = if stays { self.parts[index].stay_inside(now, &tlp) } else { now };
+        if at == now {
             self.ready(id);
         } else {
-            self.events.schedule(now + stay, Event::Ready(id));
+            self.events.schedule(at, Event::Ready(id));
         }
     }
 
@@ -203,8 +220,13 @@ impl World {
         let now = self.now;
         let tlp = &mut self.tlps[id];
         let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
-        let until = self.parts[index as usize].held_until(tlp.ingress);
-        let waits = !tlp.translated && until > now;
+        let part = &mut self.parts[index as usize];
+        if part.iommu.is_none() {
+            return false;
+        }
+        let until = *last(&mut part.held, tlp.ingress);
+        // At that very time, the write may still be among the events to come.
+        let waits = !tlp.translated && until >= now && until > Time::ZERO;
         if waits {
             tlp.translated = true;
             self.events.schedule(until, Event::Ready(id));
@@ -220,25 +242,39 @@ impl World {
         let part = &mut self.parts[index as usize];
         // What begins here is the processor's own, and translated already.
         let Some(iommu) = part.iommu.as_mut().filter(|_| tlp.hop > 0) else { return true };
-        let at = iommu.translate(now, tlp.way, tlp.address).max(part.held_until(tlp.ingress));
-        if at <= now {
+        let translated = iommu.translate(now, tlp.way, tlp.address);
+        let held = last(&mut part.held, tlp.ingress);
+        // At that very time, the earlier packet may still be among the events to come.
+        if translated <= now && (*held < now || *held == Time::ZERO) {
             return true;
         }
-        part.hold(tlp.ingress, at);
+        let at = translated.max(*held);
+        *held = at;
         tlp.translated = true;
         self.events.schedule(at, Event::Ready(id));
         false
     }
 
+    /// Whether a packet is, or completes, a read that the part where it is passes on from link to link,
+    /// and counts.
+    pub(super) fn is_tracked(&self, tlp: &Tlp) -> bool {
+        let lanes = &self.ways[tlp.way as usize].lanes;
+        let hop = usize::from(tlp.hop);
+        let is_link = |lane: Option<&u32>| lane.is_some_and(|lane| self.is_link(*lane));
+        tlp.class != Class::Posted
+            && self.parts[self.part_of(tlp) as usize].tracks()
+            && hop.checked_sub(1).is_some_and(|before| is_link(lanes.get(before)))
+            && is_link(lanes.get(hop))
+    }
+
     /// Passes a request on.
     fn forward(&mut self, lane: u32, id: u32) {
-        let tlp = &self.tlps[id];
-        let here = self.lanes[lane as usize].from as usize;
-        let through = tlp.hop > 0 && self.lanes[lane as usize].wire.is_some();
-        if tlp.class != Class::NonPosted || !through || !self.parts[here].tracks() {
+        let tlp = self.tlps[id];
+        if !self.is_tracked(&tlp) {
             return self.go(lane, id);
         }
-        let nth = self.stage(tlp);
+        let here = self.part_of(&tlp) as usize;
+        let nth = self.stage(&tlp);
         let part = &mut self.parts[here];
         part.stages[nth].waiting.push_back(id);
         part.waited += u64::from(part.stages[nth].free == 0);
@@ -252,7 +288,7 @@ impl World {
     }
 
     /// How many parts with trackers a packet, or the request that it completes, has before it there.
-    fn stage(&self, tlp: &Tlp) -> usize {
+    pub(super) fn stage(&self, tlp: &Tlp) -> usize {
         usize::from(self.ways[tlp.way as usize].stages[usize::from(tlp.hop)])
     }
 
@@ -284,20 +320,17 @@ impl World {
             // The request's room here is free when its last piece has gone; all keep its order.
             let piece = Tlp { bytes: split, piece: true, maker: NONE, ..tlp };
             let piece = self.make(piece);
+            self.number_as_piece(piece, id);
             self.go(lane, piece);
         }
     }
 
-    /// A completion passes the part that tracked its request.
-    fn untrack(&mut self, tlp: &Tlp, next: u32) {
-        let here = self.lanes[next as usize].from as usize;
-        let through = tlp.ingress != NONE && self.lanes[next as usize].wire.is_some();
-        if tlp.last && through && self.parts[here].tracks() {
-            let nth = self.stage(tlp);
-            let stage = &mut self.parts[here].stages[nth];
-            stage.free += u32::from(stage.free != u32::MAX);
-            self.track(here, nth);
-        }
+    /// All of a completion that ends what the part at a lane's end tracks has come.
+    pub(super) fn untrack(&mut self, lane: u32, nth: usize) {
+        let here = self.lanes[lane as usize].to as usize;
+        let stage = &mut self.parts[here].stages[nth];
+        stage.free += u32::from(stage.free != u32::MAX);
+        self.track(here, nth);
     }
 
     /// Whether a completion is held where its request was split, until more of it has come; what was held
@@ -310,17 +343,24 @@ impl World {
             return false;
         }
         request.back += tlp.bytes;
-        request.held += tlp.bytes;
-        if request.held < combine && request.back < request.whole {
+        let last = request.back == request.whole;
+        // What does not fit with this one goes before it, and leaves the room to it.
+        let before = if request.held + tlp.bytes > combine { request.held } else { 0 };
+        request.held = request.held + tlp.bytes - before;
+        if before > 0 {
+            let before = self.make(Tlp { bytes: before, last: false, piece: true, ..tlp });
+            self.number_as_piece(before, id);
+            self.go(next, before);
+        }
+        let request = &mut self.requests[tlp.owner];
+        if request.held < combine && !last {
             self.tlps.remove(id);
             let now = self.now;
             self.release(tlp.ingress, tlp.room(), now);
             return true;
         }
-        let whole = std::mem::replace(&mut request.held, 0);
-        let last = request.back == request.whole;
         let combined = &mut self.tlps[id];
-        combined.bytes = whole;
+        combined.bytes = std::mem::replace(&mut request.held, 0);
         combined.last = last;
         false
     }

@@ -267,3 +267,239 @@ fn what_can_never_go_on_is_told() {
     line.flow(vec![Step::Take(server)], Arrivals::Depth(1), 2, 1);
     assert!(matches!(line.world.run(Time::MAX, 1_000), Err(Stuck::Deadlock { jobs: 1, .. })));
 }
+
+/// A root, or what else stands at place `nth` of a line.
+fn at(line: &mut Line, nth: usize, parameters: PartParameters) {
+    line.world.parts[nth] = Part::new(parameters);
+}
+
+fn begins(world: &World, class: Class, lane: LaneId) -> Vec<Time> {
+    let passages = world.trace().iter();
+    let passages = passages.filter(|passage| (passage.class, passage.lane) == (class, lane));
+    passages.map(|passage| passage.begin).collect()
+}
+
+#[test]
+fn trackers_come_back_however_a_part_is_joined() {
+    let inside = GEN3_X8;
+    for links in [[link(3, 8), inside, link(3, 8)], [inside, link(3, 8), inside]] {
+        let mut line = line(&links, Time::ZERO, Time::ZERO, RequesterParameters::default());
+        for nth in 1..3 {
+            at(&mut line, nth, PartParameters { split: 64, trackers: 2, ..Default::default() });
+        }
+        let flow = line.flow(line.read(512), Arrivals::Depth(2), 8, 512);
+        line.finish();
+        assert_eq!(line.world.flow(flow).jobs, 8);
+    }
+}
+
+#[test]
+fn reads_by_way_of_two_roots_do_not_wait_for_each_other() {
+    let links = [link(3, 8); 3];
+    let mut line = line(&links, Time::ZERO, Time::ZERO, RequesterParameters::default());
+    for nth in 1..3 {
+        at(&mut line, nth, PartParameters { split: 64, trackers: 1, ..Default::default() });
+    }
+    let far = PartId(3);
+    let other = line.world.add_requester(far, RequesterParameters::default());
+    let stream = line.world.add_stream(other);
+    let lanes: Vec<LaneId> = line.lanes.iter().rev().map(|lane| lane.back()).collect();
+    let way = line.world.add_way(far, &lanes);
+    line.flow(line.read(4096), Arrivals::Depth(1), 1, 4096);
+    let theirs = vec![Step::Read { stream, way, address: 0, bytes: 4096 }];
+    line.flow(theirs, Arrivals::Depth(1), 1, 4096);
+    line.finish();
+}
+
+#[test]
+fn pieces_of_a_read_pass_no_earlier_write() {
+    let credits = Credits { packets: [1, 64, 64], data: [64; 3] };
+    let slow = LaneParameters { credits, credit_return: Time::from_us(5), ..link(3, 8) };
+    let requester = RequesterParameters { window: 8, ..RequesterParameters::default() };
+    let mut line = line(&[link(3, 8), slow], Time::ZERO, Time::ZERO, requester);
+    at(&mut line, 1, PartParameters { split: 64, ..Default::default() });
+    line.world.keep_trace();
+    let mut script = line.write(256, Until::Begun);
+    script.extend(line.write(256, Until::Begun));
+    script.extend(line.read(256));
+    line.flow(script, Arrivals::Depth(1), 1, 256);
+    line.finish();
+    let writes = begins(&line.world, Class::Posted, line.lanes[1]);
+    let pieces = begins(&line.world, Class::NonPosted, line.lanes[1]);
+    assert_eq!((writes.len(), pieces.len()), (2, 4));
+    assert!(writes[1] < pieces[0], "{writes:?} {pieces:?}");
+}
+
+#[test]
+fn completions_pass_no_earlier_write_inside_a_part() {
+    let [stay, walk] = [70, 330].map(Time::from_ns);
+    let iommu = IommuParameters { entries: 4, page: 4096, hit: Time::ZERO, walk, walkers: 1 };
+    let quick = PartParameters { stay: [stay, stay, Time::ZERO], ..Default::default() };
+    let walks = PartParameters { stay: [stay; 3], iommu: Some(iommu), ..Default::default() };
+    for (root, walk) in [(quick, Time::ZERO), (walks, walk)] {
+        let access = Time::from_us(1);
+        let mut line = line(&[link(3, 8); 2], stay, access, RequesterParameters::default());
+        at(&mut line, 1, root);
+        line.world.keep_trace();
+        let far = PartId(2);
+        let other = line.world.add_requester(far, RequesterParameters::default());
+        let stream = line.world.add_stream(other);
+        let lanes = [line.lanes[1].back(), line.lanes[0].back()];
+        let way = line.world.add_way(far, &lanes);
+        line.flow(line.read(64), Arrivals::Depth(1), 1, 64);
+        // The answer goes 1,076 ns and a walk after the beginning; the write just before it.
+        let begin = Time::from_ns(1_060) + walk;
+        let write = Step::Write { stream, way, address: 0, bytes: 64, until: Until::Landed };
+        line.flow(vec![Step::Wait(begin), write], Arrivals::Depth(1), 1, 64);
+        line.finish();
+        let order =
+            |lane| [Class::Posted, Class::Completion].map(|of| begins(&line.world, of, lane)[0]);
+        assert!(order(lanes[0]).is_sorted(), "the write comes first");
+        assert!(order(lanes[1]).is_sorted(), "the completion overtook it: {:?}", order(lanes[1]));
+    }
+}
+
+#[test]
+fn nothing_passes_what_is_translated_at_that_very_time() {
+    let mut line = line(&[link(3, 8); 2], Time::ZERO, Time::ZERO, RequesterParameters::default());
+    // The walk ends just when the read's stay is over, which was known before the walk began.
+    let walk = Wire::pcie(3, 8).time(24 + 64);
+    let iommu = IommuParameters { entries: 4, page: 4096, hit: Time::ZERO, walk, walkers: 1 };
+    let stay = [Time::from_ns(70); 3];
+    at(&mut line, 1, PartParameters { iommu: Some(iommu), stay, ..Default::default() });
+    line.world.keep_trace();
+    let mut script = line.write(64, Until::Begun);
+    script.extend(line.read(64));
+    line.flow(script, Arrivals::Depth(1), 1, 64);
+    line.finish();
+    let [write, read] =
+        [Class::Posted, Class::NonPosted].map(|of| begins(&line.world, of, line.lanes[1])[0]);
+    assert!(write < read);
+}
+
+#[test]
+fn credits_that_come_back_early_are_used_at_once() {
+    // A root passes a long write on by a slow link, then a short one by a fast one: the short one's
+    // room is free first.
+    let credits = Credits { packets: [2, 64, 64], data: [64; 3] };
+    let first = LaneParameters { credits, ..link(3, 8) };
+    let requester = RequesterParameters { window: 8, ..RequesterParameters::default() };
+    let mut line = line(&[first, link(1, 1)], Time::from_ns(100), Time::ZERO, requester);
+    line.world.keep_trace();
+    let third = line.world.add_part(PartParameters::default());
+    let fast = line.world.add_link((PartId(1), third), link(3, 8), link(3, 8));
+    let way = line.world.add_way(PartId(0), &[line.lanes[0], fast]);
+    let mut script = line.write(256, Until::Begun);
+    let stream = line.stream;
+    let short = |until| Step::Write { stream, way, address: 0, bytes: 64, until };
+    script.extend([short(Until::Begun), short(Until::Landed)]);
+    line.flow(script, Arrivals::Depth(1), 1, 64);
+    line.finish();
+    let writes = begins(&line.world, Class::Posted, line.lanes[0]);
+    assert!(
+        writes[2] < Time::from_us(1),
+        "the third write waited for the first's room: {writes:?}"
+    );
+}
+
+#[test]
+fn a_packet_is_passed_on_when_all_of_it_is_there_in_time() {
+    // Flits frame no single packet: on the second link it is shorter.
+    let mut line =
+        line(&[link(5, 4), link(6, 4)], Time::ZERO, Time::ZERO, RequesterParameters::default());
+    let flow = line.flow(line.write(256, Until::Landed), Arrivals::Depth(1), 1, 256);
+    line.finish();
+    assert_eq!(line.world.flow(flow).latency.mean(), Wire::pcie(5, 4).time(24 + 256));
+}
+
+#[test]
+fn a_fast_link_between_slow_ones_waits_for_whole_packets() {
+    // What comes slowly cannot be sent on quickly before nearly all of it is there.
+    let (slow, fast) = (Wire::pcie(1, 1), Wire::pcie(1, 16));
+    for (middle, passes) in
+        [(slow, slow.time(24) * 2), (fast, slow.time(280) - fast.time(280 - 24))]
+    {
+        let middle = LaneParameters { wire: Some(middle), ..GEN3_X8 };
+        let links = [link(1, 1), middle, link(1, 1)];
+        let mut line = line(&links, Time::ZERO, Time::ZERO, RequesterParameters::default());
+        let flow = line.flow(line.write(256, Until::Landed), Arrivals::Depth(1), 1, 256);
+        line.finish();
+        assert_eq!(line.world.flow(flow).latency.mean(), passes + slow.time(280));
+    }
+}
+
+#[test]
+fn a_faster_link_frees_no_tracker_later() {
+    let ended = [1, 2].map(|generation| {
+        let links = [link(generation, 16), link(1, 1)];
+        let requester = RequesterParameters { read: 256, ..RequesterParameters::default() };
+        let mut line = line(&links, Time::ZERO, Time::ZERO, requester);
+        at(&mut line, 1, PartParameters { trackers: 1, ..Default::default() });
+        let flow = line.flow(line.read(4096), Arrivals::Depth(1), 1, 4096);
+        line.finish();
+        line.world.flow(flow).ended
+    });
+    assert!(ended[1] <= ended[0], "{ended:?}");
+}
+
+#[test]
+fn a_processors_completion_crosses_its_root_from_inside_too() {
+    let [request, answer] = [70, 10].map(Time::from_ns);
+    let cable = Wire::pcie(3, 8);
+    let cases =
+        [(vec![GEN3_X8], Time::ZERO), (vec![GEN3_X8, link(3, 8)], cable.time(24) + cable.time(84))];
+    for (links, cable) in cases {
+        let mut line = line(&links, Time::ZERO, Time::ZERO, RequesterParameters::default());
+        at(&mut line, 0, PartParameters { stay: [request, request, answer], ..Default::default() });
+        let flow = line.flow(line.read(64), Arrivals::Depth(1), 1, 64);
+        line.finish();
+        assert_eq!(line.world.flow(flow).latency.mean(), request + cable + answer);
+    }
+}
+
+#[test]
+fn what_a_root_combines_is_no_more_than_asked_for() {
+    let requester = RequesterParameters { read: 256, ..RequesterParameters::default() };
+    let mut line = line(&[link(3, 8); 2], Time::ZERO, Time::ZERO, requester);
+    at(&mut line, 1, PartParameters { split: 64, combine: 128, ..PartParameters::default() });
+    line.world.keep_trace();
+    // Pieces of 63, 64 and 2 bytes.
+    let step = Step::Read { stream: line.stream, way: line.way, address: 1281, bytes: 129 };
+    line.flow(vec![step], Arrivals::Depth(1), 1, 129);
+    line.finish();
+    let back = line.lanes[0].back();
+    let sizes = line.world.trace().iter().filter(|passage| passage.lane == back);
+    assert_eq!(sizes.map(|passage| passage.bytes).collect::<Vec<_>>(), [127, 2]);
+}
+
+#[test]
+fn a_trace_can_begin_at_any_time() {
+    let mut line = line(&[link(3, 8); 2], Time::ZERO, Time::ZERO, RequesterParameters::default());
+    line.flow(line.write(4096, Until::Landed), Arrivals::Depth(1), 2, 4096);
+    line.world.run(Time::from_ns(100), 1_000).unwrap();
+    assert!(line.world.trace().is_empty());
+    line.world.keep_trace();
+    line.finish();
+    let last = line.world.trace().iter().filter(|passage| passage.lane == line.lanes[1]);
+    assert!((16..32).contains(&last.count()));
+}
+
+#[test]
+fn jobs_that_end_at_once_are_no_more_than_asked_for() {
+    let mut line = line(&[link(3, 8)], Time::ZERO, Time::ZERO, RequesterParameters::default());
+    let flow = line.flow(line.write(64, Until::Begun), Arrivals::Depth(4), 6, 64);
+    line.finish();
+    assert_eq!(line.world.flow(flow).jobs, 6);
+    assert_eq!(line.world.lane(line.lanes[0]).packets, 6);
+}
+
+#[test]
+fn packets_that_no_job_waits_for_are_told_when_they_are_stuck() {
+    // There is never room for a whole packet.
+    let credits = Credits { packets: [1; 3], data: [15; 3] };
+    let narrow = LaneParameters { credits, ..link(3, 8) };
+    let mut line = line(&[narrow], Time::ZERO, Time::ZERO, RequesterParameters::default());
+    line.flow(line.write(256, Until::Issued), Arrivals::Depth(1), 1, 256);
+    let stuck = line.world.run(Time::MAX, 1_000);
+    assert!(matches!(stuck, Err(Stuck::Deadlock { jobs: 0, packets: 1, .. })), "{stuck:?}");
+}
