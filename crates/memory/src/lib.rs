@@ -10,10 +10,11 @@
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
 //! * [`event`]: doorbells between processes (eventfd).
 //! * [`spin`]: how long to poll before sleeping.
-//! * [`stream`]: connections that pass descriptors.
+//! * [`stream`], [`packets`]: connections that pass descriptors.
 
 pub mod event;
 pub mod guard;
+pub mod packets;
 pub mod region;
 pub mod slice;
 pub mod space;
@@ -21,6 +22,7 @@ pub mod spin;
 pub mod stream;
 
 pub use event::Event;
+pub use packets::{PacketListener, Packets};
 pub use rackbus_fabric::Access;
 pub use region::{Region, RegionError, SharedMemory};
 pub use slice::{DmaSlice, PinnedSlice};

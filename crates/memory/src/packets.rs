@@ -1,0 +1,311 @@
+//! Whole messages with descriptors beside them: a UNIX socket that keeps the borders of messages.
+//!
+//! [`Packets`] is the control path of shared memory: between a process and its host's node, and
+//! between two nodes on one machine. One message is one system call, and a receiver that is busy
+//! may poll for a short time before it sleeps ([`AdaptiveSpin`]): a wake-up costs more than all
+//! the rest of a call.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with, socketpair,
+};
+use rustix::process::Uid;
+
+use crate::spin::AdaptiveSpin;
+use crate::stream::StreamError;
+
+/// Bytes of the longest message.
+pub const MAX_PACKET: usize = 32 << 10;
+
+/// The most descriptors beside one message.
+pub const MAX_PACKET_DESCRIPTORS: usize = 64;
+
+/// One end of a connection that carries messages.
+#[derive(Debug)]
+pub struct Packets(OwnedFd);
+
+/// A message as it came.
+#[derive(Debug)]
+pub struct Packet {
+    /// Bytes of it, at the head of the buffer that it was received into.
+    pub length: usize,
+    /// The descriptors beside it.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Packets {
+    /// Two ends of one connection.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn pair() -> std::io::Result<(Packets, Packets)> {
+        let (a, b) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        Ok((Packets(a), Packets(b)))
+    }
+
+    /// Connects to who listens at `path`.
+    ///
+    /// # Errors
+    /// When nobody listens there, or the path is too long for a socket.
+    pub fn connect(path: &Path) -> std::io::Result<Packets> {
+        let socket = packet_socket()?;
+        loop {
+            match connect(&socket, &SocketAddrUnix::new(path)?) {
+                Ok(()) => return Ok(Packets(socket)),
+                Err(Errno::INTR) => {}
+                // The listener's queue is full: it will be there in a moment.
+                Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes an end that a peer passed; anything but such a socket is refused.
+    ///
+    /// # Errors
+    /// When it is no packet socket, or cannot be made non-blocking.
+    pub fn from_peer(fd: OwnedFd) -> std::io::Result<Packets> {
+        if rustix::net::sockopt::socket_domain(&fd)? != AddressFamily::UNIX
+            || rustix::net::sockopt::socket_type(&fd)? != SocketType::SEQPACKET
+        {
+            return Err(std::io::Error::other("the descriptor is no packet socket"));
+        }
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Packets(fd))
+    }
+
+    /// Sends a message if the peer has room for it at once.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`] when the peer has no room now; any other means that the
+    /// connection is of no more use.
+    pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(StreamError::TooManyDescriptors);
+        }
+        loop {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.0, &[IoSlice::new(message)], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Receives a message into `buffer` (of at least [`MAX_PACKET`] bytes) if there is one.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`] when there is none now; [`StreamError::Closed`] when there will
+    /// be none any more.
+    pub fn try_receive(&self, buffer: &mut [u8]) -> Result<Packet, StreamError> {
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_DESCRIPTORS))];
+        loop {
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(buffer)];
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let received = match recvmsg(&self.0, &mut slices, &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let mut fds = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(passed) = message {
+                    fds.extend(passed);
+                }
+            }
+            if received.bytes == 0 {
+                return Err(StreamError::Closed);
+            }
+            if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+                return Err(StreamError::TooManyDescriptors);
+            }
+            return Ok(Packet { length: received.bytes, fds });
+        }
+    }
+
+    /// Waits for a message: polls as long as `spin` has found worth while, then sleeps, until
+    /// `deadline` at most.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`] after the deadline, and as [`try_receive`](Packets::try_receive).
+    pub fn receive(
+        &self,
+        buffer: &mut [u8],
+        spin: &mut AdaptiveSpin,
+        deadline: Option<Instant>,
+    ) -> Result<Packet, StreamError> {
+        let begun = Instant::now();
+        let budget = Duration::from_nanos(spin.budget_ns());
+        loop {
+            match self.try_receive(buffer) {
+                Err(StreamError::TimedOut) => {}
+                other => {
+                    spin.found();
+                    return other;
+                }
+            }
+            if begun.elapsed() >= budget {
+                break;
+            }
+            // Whoever is to answer may need this processor.
+            std::thread::yield_now();
+        }
+        spin.in_vain();
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if !self.wait_readable(left) {
+                return Err(StreamError::TimedOut);
+            }
+            match self.try_receive(buffer) {
+                Err(StreamError::TimedOut) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Sleeps until there is something to receive, or the peer is gone; false after `left`.
+    fn wait_readable(&self, left: Option<Duration>) -> bool {
+        let left = left.map(|left| rustix::time::Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        let mut polled = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
+        match rustix::event::poll(&mut polled, left.as_ref()) {
+            Ok(0) => false,
+            // An interrupted wait is a look too many.
+            _ => true,
+        }
+    }
+
+    /// The user of the process at the other end, as the system knows it.
+    ///
+    /// # Errors
+    /// When the system cannot tell.
+    pub fn peer_user(&self) -> std::io::Result<Uid> {
+        Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid)
+    }
+
+    /// Ends the conversation in both directions, from any thread.
+    pub fn shut_down(&self) {
+        // Fails only when it is shut down already.
+        let _ = shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+impl AsFd for Packets {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Packets> for OwnedFd {
+    fn from(packets: Packets) -> OwnedFd {
+        packets.0
+    }
+}
+
+fn packet_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// Listens for connections that carry messages.
+#[derive(Debug)]
+pub struct PacketListener(OwnedFd);
+
+impl PacketListener {
+    /// Listens at `path`; a socket left there by a process that is gone is replaced.
+    ///
+    /// # Errors
+    /// When another process listens there, or the path cannot be made.
+    pub fn bind(path: &Path) -> std::io::Result<PacketListener> {
+        if Packets::connect(path).is_ok() {
+            let text = format!("another process listens at {}", path.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = packet_socket()?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        listen(&socket, 1024)?;
+        Ok(PacketListener(socket))
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn accept(&self) -> std::io::Result<Packets> {
+        loop {
+            let mut polled = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
+            match rustix::event::poll(&mut polled, None) {
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
+            }
+            match accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => return Ok(Packets(socket)),
+                Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Event;
+
+    #[test]
+    fn messages_keep_their_borders_and_descriptors() {
+        let (a, b) = Packets::pair().unwrap();
+        let event = Event::new().unwrap();
+        a.send(b"one", &[event.as_fd()]).unwrap();
+        a.send(b"three", &[]).unwrap();
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        let first = b.receive(&mut buffer, &mut spin, None).unwrap();
+        assert_eq!((first.length, first.fds.len()), (3, 1));
+        let same = Event::from_peer(first.fds.into_iter().next().unwrap()).unwrap();
+        assert!(same.ring() && event.drain());
+        assert_eq!(b.try_receive(&mut buffer).unwrap().length, 5);
+        assert_eq!(b.try_receive(&mut buffer).unwrap_err(), StreamError::TimedOut);
+        drop(a);
+        assert_eq!(b.try_receive(&mut buffer).unwrap_err(), StreamError::Closed);
+    }
+
+    #[test]
+    fn a_full_peer_is_not_waited_for() {
+        let (a, _b) = Packets::pair().unwrap();
+        let sent = (0..100_000).find(|_| a.send(&[7; 1000], &[]).is_err());
+        assert!(sent.is_some());
+        assert_eq!(a.send(&[7; 1000], &[]).unwrap_err(), StreamError::TimedOut);
+    }
+}
