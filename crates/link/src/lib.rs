@@ -47,6 +47,9 @@ pub enum Service {
         /// The lease's fencing epoch.
         epoch: u64,
     },
+    /// To use segments and interrupts of the host: a packet socket follows, and the conversation
+    /// goes on there.
+    Segments,
 }
 
 /// The answer to a hello.

@@ -7,9 +7,13 @@
 //! completes against that page; whoever owns the region sees [`torn_count`] move, and drops the
 //! peer. A SIGBUS anywhere else goes to the handler that was installed before, as if the guard
 //! were not there.
+//!
+//! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
+//! means that it can be read but not written. A thread that writes to it all the same raises
+//! SIGSEGV; the guard lets it wait until the region is thawed, and try again.
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once};
 
 const SLOTS: usize = 1024;
@@ -25,7 +29,15 @@ struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
     state: AtomicU8,
+    /// 1 while a part of the range may not be written: what writers wait on (a futex).
+    frozen: AtomicU32,
+    /// Writes that were tried again since the range was thawed last.
+    retries: AtomicU32,
 }
+
+/// Writes to a thawed range that may fault before a fault is somebody's mistake: those that
+/// were under way when it was thawed, at most one of each thread.
+const RETRIES: u32 = 4096;
 
 /// A block of slots; blocks are never freed, so the handler may walk them at any time.
 struct Block {
@@ -41,6 +53,8 @@ impl Block {
                     start: AtomicUsize::new(0),
                     end: AtomicUsize::new(0),
                     state: AtomicU8::new(FREE),
+                    frozen: AtomicU32::new(0),
+                    retries: AtomicU32::new(RETRIES),
                 }
             }; SLOTS],
             next: AtomicPtr::new(ptr::null_mut()),
@@ -54,6 +68,7 @@ static REGISTRY: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
 static TORN_COUNT: AtomicU64 = AtomicU64::new(0);
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// How many pages of registered regions have been replaced since the process started. A shell
 /// compares it before and after work on peers' memory: one load tells that nothing was torn.
@@ -79,7 +94,7 @@ impl Registration {
     pub(crate) fn new(start: usize, length: usize) -> Self {
         INSTALL.call_once(|| {
             REGISTRY.lock().expect("no panic under the lock").extend(FIRST.slots.iter());
-            install();
+            install(libc::SIGBUS, &PREVIOUS);
         });
         let mut free = REGISTRY.lock().expect("no panic under the lock");
         if free.is_empty() {
@@ -95,8 +110,25 @@ impl Registration {
         let slot = free.pop().expect("a block was just added");
         slot.start.store(start, Ordering::Relaxed);
         slot.end.store(start + length, Ordering::Relaxed);
+        slot.frozen.store(0, Ordering::Relaxed);
+        slot.retries.store(RETRIES, Ordering::Relaxed);
         slot.state.store(WHOLE, Ordering::Release);
         Registration { slot }
+    }
+
+    /// From now on a write that faults waits until [`thaw`](Registration::thaw). To be called
+    /// before any part of the range is protected.
+    pub(crate) fn freeze(&self) {
+        static FREEZES: Once = Once::new();
+        FREEZES.call_once(|| install(libc::SIGSEGV, &PREVIOUS_SEGV));
+        self.slot.frozen.store(1, Ordering::Release);
+    }
+
+    /// Lets writers go on. To be called when every part of the range can be written again.
+    pub(crate) fn thaw(&self) {
+        self.slot.retries.store(0, Ordering::Relaxed);
+        self.slot.frozen.store(0, Ordering::Release);
+        futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
     }
 
     /// Whether a page of the range was replaced because its owner truncated the file.
@@ -112,28 +144,47 @@ impl Drop for Registration {
     }
 }
 
-fn install() {
+/// Waits or wakes on a word of this process.
+fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
+    // SAFETY: the word lives for ever; a futex call is async-signal-safe and touches nothing else.
+    unsafe {
+        let none = ptr::null::<libc::timespec>();
+        let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, none);
+    }
+}
+
+fn install(signal: libc::c_int, before: &AtomicPtr<libc::sigaction>) {
     // SAFETY: the structures are plain data, zero is a valid value for them; the handler only
-    // touches atomics and calls mmap, sysconf-free, and sigaction, all async-signal-safe on Linux.
+    // touches atomics and calls mmap, futex and sigaction, all async-signal-safe on Linux.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
         libc::sigemptyset(&raw mut action.sa_mask);
         let previous = Box::leak(Box::new(std::mem::zeroed::<libc::sigaction>()));
-        if libc::sigaction(libc::SIGBUS, &raw const action, previous) == 0 {
-            PREVIOUS.store(previous, Ordering::Release);
+        if libc::sigaction(signal, &raw const action, previous) == 0 {
+            before.store(previous, Ordering::Release);
         }
     }
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands a valid siginfo to a SA_SIGINFO handler.
-    let address = unsafe { (*info).si_addr() } as usize;
-    if replace_page(address) {
-        return;
-    }
-    let previous = PREVIOUS.load(Ordering::Acquire);
+    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    let previous = if signal == libc::SIGSEGV {
+        /// A page is there, but does not allow the access.
+        const SEGV_ACCERR: libc::c_int = 2;
+        if code == SEGV_ACCERR && find(address).is_some_and(wait_for_thaw) {
+            return;
+        }
+        PREVIOUS_SEGV.load(Ordering::Acquire)
+    } else {
+        if find(address).is_some_and(|slot| replace_in(slot, address)) {
+            return;
+        }
+        PREVIOUS.load(Ordering::Acquire)
+    };
     // SAFETY: `previous` is null or the leaked action that was installed before ours, whose
     // handler is called in the way its flags say; restoring it lets the default action happen
     // when the faulting instruction runs again.
@@ -154,8 +205,18 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     }
 }
 
-/// Puts a page of zeroes at `address` if it lies in a registered range.
-fn replace_page(address: usize) -> bool {
+/// Waits while a range is frozen; whether the write is worth another try.
+fn wait_for_thaw(slot: &'static Slot) -> bool {
+    // A futex call may return early.
+    if slot.frozen.load(Ordering::Acquire) == 1 {
+        futex(&slot.frozen, libc::FUTEX_WAIT, 1);
+        return true;
+    }
+    slot.retries.fetch_add(1, Ordering::Relaxed) < RETRIES
+}
+
+/// The registered range that `address` lies in.
+fn find(address: usize) -> Option<&'static Slot> {
     let mut block = &FIRST;
     loop {
         for slot in &block.slots {
@@ -165,21 +226,19 @@ fn replace_page(address: usize) -> bool {
             let (start, end) =
                 (slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed));
             if (start..end).contains(&address) {
-                return replace_in(slot, start, end, address);
+                return Some(slot);
             }
         }
         // SAFETY: null or a leaked block.
-        match unsafe { block.next.load(Ordering::Acquire).as_ref() } {
-            Some(next) => block = next,
-            None => return false,
-        }
+        block = unsafe { block.next.load(Ordering::Acquire).as_ref() }?;
     }
 }
 
 /// Replaces the faulting page; where that is refused (a huge page cannot be replaced in part),
 /// the rest of the range from there on.
-fn replace_in(slot: &Slot, start: usize, end: usize, address: usize) -> bool {
+fn replace_in(slot: &Slot, address: usize) -> bool {
     const PAGE: usize = 4096;
+    let (start, end) = (slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed));
     let page = address & !(PAGE - 1);
     for (from, length) in [(page, PAGE), (start, end - start)] {
         // SAFETY: [from, from + length) is inside a range that its registration keeps mapped, so

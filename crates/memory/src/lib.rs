@@ -8,6 +8,7 @@
 //! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
+//! * [`sparse`]: memory files copied and emptied.
 //! * [`event`]: doorbells between processes (eventfd).
 //! * [`spin`]: how long to poll before sleeping.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
@@ -18,6 +19,7 @@ pub mod packets;
 pub mod region;
 pub mod slice;
 pub mod space;
+pub mod sparse;
 pub mod spin;
 pub mod stream;
 

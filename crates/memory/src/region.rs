@@ -55,8 +55,12 @@ pub struct Region {
     mapped: usize,
     /// Where the asked range begins in it.
     lead: usize,
+    /// The file's first byte that is mapped.
+    file_offset: u64,
     length: usize,
     access: Access,
+    /// Whether the range is somebody's own memory, to be given back as such.
+    lent: bool,
     registration: Registration,
 }
 
@@ -80,40 +84,38 @@ impl Region {
         length: u64,
         access: Access,
     ) -> Result<Region, RegionError> {
-        let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
-        #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
-        if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as i64)) {
-            return Err(RegionError::NotMemory);
-        }
-        let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
-        let file_size = u64::try_from(stat.st_size).unwrap_or(0);
-        let out = RegionError::OutOfFile { offset, length, file_size };
-        match offset.checked_add(length) {
-            Some(end) if length > 0 && end <= file_size => {}
-            _ => return Err(out),
-        }
-        let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096).next_power_of_two();
+        Region::map_at(None, fd, offset, length, access)
+    }
+
+    /// The same, at an address of the caller's choice, where nothing is mapped yet.
+    ///
+    /// # Errors
+    /// As [`map`](Region::map), and when something is mapped there.
+    pub fn map_at(
+        address: Option<usize>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Region, RegionError> {
+        let page = check_memory(fd, offset, length)?;
         let lead = offset % page;
-        let (Ok(mapped), Ok(lead_bytes), Ok(bytes)) =
-            (usize::try_from(lead + length), usize::try_from(lead), usize::try_from(length))
-        else {
-            return Err(out);
+        let out = || RegionError::OutOfFile { offset, length, file_size: 0 };
+        let mapped = usize::try_from(lead + length).map_err(|_| out())?;
+        let (lead_bytes, bytes) = (mapped - (length as usize), length as usize);
+        let (hint, flags) = match address.map(|address| address.checked_sub(lead_bytes)) {
+            None => (0, MapFlags::SHARED),
+            Some(Some(start)) => (start, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE),
+            Some(None) => return Err(out()),
         };
-        let mut protection = ProtFlags::empty();
-        if access.contains(Access::READ) {
-            protection |= ProtFlags::READ;
-        }
-        if access.contains(Access::WRITE) {
-            // x86 has no write-only pages; reading back is harmless, the domain still denies it.
-            protection |= ProtFlags::READ | ProtFlags::WRITE;
-        }
-        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        // SAFETY: a fresh mapping, where the kernel chooses or where nothing is mapped, overlaps
+        // nothing of ours.
         let base = unsafe {
             rustix::mm::mmap(
-                std::ptr::null_mut(),
+                std::ptr::without_provenance_mut(hint),
                 mapped,
-                protection,
-                MapFlags::SHARED,
+                protection(access),
+                flags,
                 fd,
                 offset - lead,
             )
@@ -124,10 +126,70 @@ impl Region {
             base,
             mapped,
             lead: lead_bytes,
+            file_offset: offset - lead,
             length: bytes,
             access,
+            lent: false,
             registration: Registration::new(base.as_ptr() as usize, mapped),
         })
+    }
+
+    /// Room for `length` bytes where memory is [`adopt`](Region::adopt)ed piece by piece; until
+    /// then it has private zeroes.
+    ///
+    /// # Errors
+    /// [`RegionError`] when the process has no room.
+    pub fn reserve(length: u64, access: Access) -> Result<Region, RegionError> {
+        let out = RegionError::OutOfFile { offset: 0, length, file_size: 0 };
+        let mapped = usize::try_from(length).ok().filter(|length| *length > 0).ok_or(out)?;
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        let base = unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection(access), flags)
+        }
+        .map_err(system("mmap"))?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
+        Ok(Region {
+            base,
+            mapped,
+            lead: 0,
+            file_offset: 0,
+            length: mapped,
+            access,
+            lent: false,
+            registration: Registration::new(base.as_ptr() as usize, mapped),
+        })
+    }
+
+    /// Puts `fd`, which has their bytes already, in the place of `length` bytes of this process'
+    /// own memory at `address`, so that others can be given them.
+    ///
+    /// # Safety
+    /// The range is whole pages that the caller owns, and stays the caller's: when the region is
+    /// dropped, it is private memory with the same bytes again.
+    ///
+    /// # Errors
+    /// As [`map`](Region::map).
+    pub unsafe fn over(
+        address: usize,
+        fd: BorrowedFd<'_>,
+        length: u64,
+    ) -> Result<Region, RegionError> {
+        check_memory(fd, 0, length)?;
+        let access = Access::READ | Access::WRITE;
+        let out = RegionError::OutOfFile { offset: 0, length, file_size: 0 };
+        let mapped = usize::try_from(length).map_err(|_| out)?;
+        let at = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the caller owns the range and lets it be replaced.
+        let base = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            rustix::mm::mmap(at, mapped, protection(access), flags, fd, 0)
+        }
+        .map_err(system("mmap"))?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
+        let registration = Registration::new(address, mapped);
+        let (lead, file_offset, length, lent) = (0, 0, mapped, true);
+        Ok(Region { base, mapped, lead, file_offset, length, access, lent, registration })
     }
 
     /// Bytes of the asked range.
@@ -161,6 +223,80 @@ impl Region {
         self.whole().part(offset, length)
     }
 
+    /// Stops writers of a range of the file (in its bytes): whoever writes to it waits until
+    /// [`adopt`](Region::adopt). Reading goes on. Nothing happens where the range is not mapped.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn freeze(&self, offset: u64, length: u64) -> Result<(), RegionError> {
+        let Some((start, length, _)) = self.pages(offset, length) else { return Ok(()) };
+        if !self.access.contains(Access::WRITE) {
+            return Ok(());
+        }
+        self.registration.freeze();
+        // SAFETY: whole pages of our own mapping, which stay readable; writers wait (guard).
+        unsafe {
+            let flags = rustix::mm::MprotectFlags::READ;
+            rustix::mm::mprotect(self.base.add(start).as_ptr().cast(), length, flags)
+        }
+        .map_err(system("mprotect"))
+    }
+
+    /// Puts other memory, which has the same bytes, in the place of a range of the file, and lets
+    /// its writers go on. `from` is the range's first byte in that memory.
+    ///
+    /// # Errors
+    /// When the memory is not what it should be, or the system refuses; writers go on then with
+    /// private zeroes, never with the old memory.
+    pub fn adopt(
+        &self,
+        offset: u64,
+        length: u64,
+        fd: BorrowedFd<'_>,
+        from: u64,
+    ) -> Result<(), RegionError> {
+        let Some((start, length, skipped)) = self.pages(offset, length) else { return Ok(()) };
+        let replaced = check_memory(fd, from + skipped, length as u64 - self.tail(start, length))
+            .and_then(|_| {
+                // SAFETY: replaces whole pages of our own mapping, which stay mapped.
+                unsafe {
+                    rustix::mm::mmap(
+                        self.base.add(start).as_ptr().cast(),
+                        length,
+                        protection(self.access),
+                        MapFlags::SHARED | MapFlags::FIXED,
+                        fd,
+                        from + skipped,
+                    )
+                }
+                .map_err(system("mmap"))
+            });
+        if replaced.is_err() {
+            self.sever()?;
+        }
+        self.registration.thaw();
+        replaced.map(drop)
+    }
+
+    /// The pages of this mapping that hold a range of the file: where they begin here, their
+    /// bytes, and how far into the range they begin.
+    fn pages(&self, offset: u64, length: u64) -> Option<(usize, usize, u64)> {
+        const PAGE: u64 = 4096;
+        let end = self.file_offset.saturating_add((self.mapped as u64).next_multiple_of(PAGE));
+        let start = offset.max(self.file_offset);
+        let end = offset.saturating_add(length).next_multiple_of(PAGE).min(end);
+        if start >= end {
+            return None;
+        }
+        let here = usize::try_from(start - self.file_offset).ok()?;
+        Some((here, usize::try_from(end - start).ok()?, start - offset))
+    }
+
+    /// Bytes of the last page that are beyond the mapping's end.
+    fn tail(&self, start: usize, length: usize) -> u64 {
+        (start + length).saturating_sub(self.mapped) as u64
+    }
+
     /// Takes the shared memory away for good: whoever still holds a slice of the region reads and
     /// writes private zeroes from now on (invariant I4, whatever the holder does).
     ///
@@ -183,10 +319,64 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.lent && self.give_back().is_ok() {
+            return;
+        }
         // SAFETY: the mapping is ours and nobody holds a slice of it any more (lifetimes); a
         // failure to unmap would only leak address space.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
+}
+
+impl Region {
+    /// Makes lent memory private again, with its bytes.
+    fn give_back(&self) -> rustix::io::Result<()> {
+        use rustix::mm::{MprotectFlags, MremapFlags, mmap_anonymous, mprotect, mremap_fixed};
+        let at = self.base.as_ptr().cast();
+        self.registration.freeze();
+        // SAFETY: the range is ours until it is given back; the copy is of the same length, and
+        // takes its place in one step. Writers wait meanwhile (guard).
+        let outcome = unsafe {
+            mprotect(at, self.mapped, MprotectFlags::READ).and_then(|()| {
+                let access = ProtFlags::READ | ProtFlags::WRITE;
+                let null = std::ptr::null_mut();
+                let copy = mmap_anonymous(null, self.mapped, access, MapFlags::PRIVATE)?;
+                std::ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), self.mapped);
+                let flags = MremapFlags::MAYMOVE;
+                mremap_fixed(copy, self.mapped, self.mapped, flags, at).map(drop)
+            })
+        };
+        self.registration.thaw();
+        outcome
+    }
+}
+
+/// Checks that a range of a file is there, and memory; its page size.
+fn check_memory(fd: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, RegionError> {
+    let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
+    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
+    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as i64)) {
+        return Err(RegionError::NotMemory);
+    }
+    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
+    let file_size = u64::try_from(stat.st_size).unwrap_or(0);
+    match offset.checked_add(length) {
+        Some(end) if length > 0 && end <= file_size => {}
+        _ => return Err(RegionError::OutOfFile { offset, length, file_size }),
+    }
+    Ok(u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096).next_power_of_two())
+}
+
+fn protection(access: Access) -> ProtFlags {
+    let mut protection = ProtFlags::empty();
+    if access.contains(Access::READ) {
+        protection |= ProtFlags::READ;
+    }
+    if access.contains(Access::WRITE) {
+        // x86 has no write-only pages; reading back is harmless, the domain still denies it.
+        protection |= ProtFlags::READ | ProtFlags::WRITE;
+    }
+    protection
 }
 
 /// Memory of our own that can be handed to other processes: a sealed memfd, mapped.
@@ -204,13 +394,22 @@ impl SharedMemory {
     /// # Errors
     /// [`RegionError`] when the system has no memory or descriptors left, or `length` is zero.
     pub fn create(name: &str, length: u64) -> Result<SharedMemory, RegionError> {
+        let fd = SharedMemory::reserve(name, length)?;
+        let region = Region::map(fd.as_fd(), 0, length, Access::READ | Access::WRITE)?;
+        Ok(SharedMemory { file: Arc::new(File::from(fd)), region: Arc::new(region) })
+    }
+
+    /// The same, not mapped: what is handed out by somebody who does not look into it.
+    ///
+    /// # Errors
+    /// As [`create`](SharedMemory::create).
+    pub fn reserve(name: &str, length: u64) -> Result<OwnedFd, RegionError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
         rustix::fs::ftruncate(&fd, length).map_err(system("ftruncate"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(system("fcntl(F_ADD_SEALS)"))?;
-        let region = Region::map(fd.as_fd(), 0, length, Access::READ | Access::WRITE)?;
-        Ok(SharedMemory { file: Arc::new(File::from(fd)), region: Arc::new(region) })
+        Ok(fd)
     }
 
     /// The mapped region.
@@ -245,5 +444,91 @@ impl SharedMemory {
 impl AsFd for SharedMemory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const BOTH: Access = Access::READ.union(Access::WRITE);
+
+    fn file(size: u64) -> OwnedFd {
+        SharedMemory::reserve("test", size).unwrap()
+    }
+
+    #[test]
+    fn memory_moves_under_a_writer_without_losing_a_write() {
+        let (old, new) = (file(8192), file(8192));
+        let region = Region::map(old.as_fd(), 0, 8192, BOTH).unwrap();
+        let other = Region::map(old.as_fd(), 0, 8192, BOTH).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut last = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    last += 1;
+                    region.whole().store_u64(4096, last, Ordering::Release).unwrap();
+                }
+                last
+            });
+            while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < 1000 {}
+            region.freeze(0, 8192).unwrap();
+            let at_move = region.whole().load_u64(4096, Ordering::Acquire).unwrap();
+            crate::sparse::copy_sparse((&old, 0), (&new, 0), 8192).unwrap();
+            region.adopt(0, 8192, new.as_fd(), 0).unwrap();
+            while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < at_move + 1000 {}
+            stop.store(true, Ordering::Relaxed);
+            let last = writer.join().unwrap();
+            assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(last));
+            // The old memory has nothing of what came after.
+            assert_eq!(other.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
+        });
+    }
+
+    #[test]
+    fn own_memory_is_lent_and_given_back_with_its_bytes() {
+        let room = Region::reserve(8192, BOTH).unwrap();
+        room.whole().part(4096, 4).unwrap().copy_from(b"mine");
+        let address = room.whole().as_ptr() as usize;
+        std::mem::forget(room);
+        let shared = file(8192);
+        let over = {
+            let copy = Region::map(shared.as_fd(), 0, 8192, BOTH).unwrap();
+            copy.whole().part(4096, 4).unwrap().copy_from(b"mine");
+            // SAFETY: the range was reserved above and forgotten.
+            unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap()
+        };
+        let other = Region::map(shared.as_fd(), 4096, 4, BOTH).unwrap();
+        other.whole().copy_from(b"ours");
+        let mut text = [0; 4];
+        over.whole().part(4096, 4).unwrap().copy_to(&mut text);
+        assert_eq!(&text, b"ours");
+        drop(over);
+        // SAFETY: given back, the range is private memory of this process.
+        let after = unsafe { std::ptr::read((address + 4096) as *const [u8; 4]) };
+        assert_eq!(&after, b"ours");
+        other.whole().copy_from(b"else");
+        // SAFETY: as above.
+        let after = unsafe { std::ptr::read((address + 4096) as *const [u8; 4]) };
+        assert_eq!(&after, b"ours");
+    }
+
+    #[test]
+    fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
+        let (all, page) = (file(4 * 4096), file(4096));
+        let region = Region::map(all.as_fd(), 4096, 2 * 4096, BOTH).unwrap();
+        Region::map(page.as_fd(), 0, 4096, BOTH).unwrap().whole().copy_from(b"page");
+        region.freeze(8192, 4096).unwrap();
+        region.adopt(8192, 4096, page.as_fd(), 0).unwrap();
+        let mut text = [0; 4];
+        region.whole().part(4096, 4).unwrap().copy_to(&mut text);
+        assert_eq!(&text, b"page");
+        region.whole().part(0, 1).unwrap().copy_from(b"x");
+        // What lies outside of the mapping is nobody's business.
+        region.adopt(0, 4096, page.as_fd(), 0).unwrap();
+        region.whole().part(0, 1).unwrap().copy_to(&mut text[..1]);
+        assert_eq!(text[0], b'x');
     }
 }

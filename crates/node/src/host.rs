@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
+use rackbus_link::Service;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_pci::Function;
 use rackbus_pci::engine::EngineOptions;
+use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{Borrower, Grant, LossListener};
 use crate::lender::{LendError, Lender};
+use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 
 /// What a device is.
@@ -37,6 +40,8 @@ pub struct NodeOptions {
     pub engine: EngineOptions,
     /// The rack's hosts and functions, and what joins them here.
     pub topology: Topology,
+    /// What the segment service goes by.
+    pub segments: Settings,
 }
 
 /// The control plane's socket in a run directory.
@@ -84,7 +89,11 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
 
     let link = folder.join("link.sock");
     let listener = ShmListener::bind(&link).map_err(path_error(&link))?;
-    attend(listener, &options, lender.clone()).map_err(NodeError::Thread)?;
+    let settings = options.segments.clone();
+    let segments =
+        Segments::new(&options.rack, &options.host, &options.run_dir, Arc::new(ShmLink), settings);
+    attend(listener, &options, lender.clone(), segments.clone()).map_err(NodeError::Thread)?;
+    segments.start(&folder).map_err(path_error(&folder.join(SOCKET)))?;
 
     let (heard, inbox) = mpsc::unbounded_channel();
     let unplugger = Unplugger::new(&options.run_dir, &options.host);
@@ -106,6 +115,7 @@ fn attend(
     listener: ShmListener,
     options: &NodeOptions,
     lender: Arc<Lender>,
+    segments: Arc<Segments>,
 ) -> std::io::Result<()> {
     let (rack, host) = (options.rack.clone(), options.host.clone());
     let accept = move || {
@@ -118,11 +128,14 @@ fn attend(
                     continue;
                 }
             };
-            let (lender, rack, host) = (lender.clone(), rack.clone(), host.clone());
-            let talk = move || {
-                if let Some(incoming) = hear(stream, &rack, &host) {
-                    lender.attend(incoming);
+            let (lender, segments) = (lender.clone(), segments.clone());
+            let (rack, host) = (rack.clone(), host.clone());
+            let talk = move || match hear(stream, &rack, &host) {
+                Some(incoming) if incoming.hello.service == Service::Segments => {
+                    segments.attend(incoming);
                 }
+                Some(incoming) => lender.attend(incoming),
+                None => {}
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
                 tracing::error!(%error, "a connection to the link was dropped: no thread for it");

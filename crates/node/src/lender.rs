@@ -196,7 +196,9 @@ impl Lender {
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
     /// conversation on this thread until it ends.
     pub fn attend(&self, incoming: Incoming) {
-        let Service::Function { device, lease, epoch } = incoming.hello.service.clone();
+        let Service::Function { device, lease, epoch } = incoming.hello.service.clone() else {
+            return incoming.refuse("this is for functions");
+        };
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
             Ok(lent) => lent.clone(),

@@ -6,6 +6,7 @@ use rackbus_devices::nvme::{BackingConfig, NvmeConfig};
 use rackbus_fabric::rack::{self, Backing};
 use rackbus_node::{DeviceKind, NodeOptions};
 use rackbus_pci::engine::EngineOptions;
+use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
 use crate::commands::{read_rack, start_log};
@@ -51,6 +52,7 @@ impl Args {
             run_dir,
             engine: EngineOptions::default(),
             topology,
+            segments: segments(&rack, &self.host),
         };
         paths::make_private(&state_dir)?;
         tokio::select! {
@@ -59,6 +61,20 @@ impl Args {
             }),
             () = process::asked_to_end() => Ok(()),
         }
+    }
+}
+
+/// What the host's segment service goes by.
+fn segments(rack: &rack::Rack, host: &str) -> Settings {
+    let id = |n: usize| 4 * (n as u32 + 1);
+    let range = |n: usize, h: &rack::Host| HostRange { base: (n as u64) << 46, size: h.memory };
+    let here = rack.hosts.iter().position(|h| h.name == host).unwrap_or(0);
+    Settings {
+        node: id(here),
+        hosts: rack.hosts.iter().enumerate().map(|(n, h)| (id(n), h.name.clone())).collect(),
+        range: range(here, &rack.hosts[here]),
+        ranges: rack.hosts.iter().enumerate().map(|(n, h)| (id(n), range(n, h))).collect(),
+        rules: Default::default(),
     }
 }
 

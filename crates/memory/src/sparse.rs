@@ -1,0 +1,101 @@
+//! Memory files as files: copied where they have bytes, and emptied.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::region::{Region, RegionError};
+use rackbus_fabric::Access;
+
+/// Bytes that are mapped at a time while copying.
+const CHUNK: u64 = 64 << 20;
+
+fn system(what: &'static str) -> impl FnOnce(Errno) -> RegionError {
+    move |cause| RegionError::System { what, cause }
+}
+
+/// Copies `length` bytes of one memory file to another that is zero there. Pages that the first
+/// does not have stay away from the second as well.
+///
+/// # Errors
+/// [`RegionError`] when a range is not in its file, or the system refuses.
+pub fn copy_sparse(
+    from: (impl AsFd, u64),
+    to: (impl AsFd, u64),
+    length: u64,
+) -> Result<(), RegionError> {
+    let (source, target) = (from.0.as_fd(), to.0.as_fd());
+    let mut at = 0;
+    while at < length {
+        let data = match rustix::fs::seek(source, SeekFrom::Data(from.1 + at)) {
+            Ok(data) => data.saturating_sub(from.1),
+            Err(Errno::NXIO) => return Ok(()),
+            Err(cause) => return Err(system("lseek(SEEK_DATA)")(cause)),
+        };
+        if data >= length {
+            return Ok(());
+        }
+        let hole = rustix::fs::seek(source, SeekFrom::Hole(from.1 + data))
+            .map_err(system("lseek(SEEK_HOLE)"))?;
+        let end = hole.saturating_sub(from.1).min(length).min(data + CHUNK);
+        let source = Region::map(source, from.1 + data, end - data, Access::READ)?;
+        let target = Region::map(target, to.1 + data, end - data, Access::READ | Access::WRITE)?;
+        target.whole().copy_from_slice(source.whole());
+        if source.torn() {
+            return Err(system("copy")(Errno::IO));
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// Takes the pages of a range away: whoever still maps them reads zeroes from now on, and they use
+/// no memory.
+///
+/// # Errors
+/// [`RegionError::System`] when the file is no memory file of ours.
+pub fn empty(file: impl AsFd, offset: u64, length: u64) -> Result<(), RegionError> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, flags, offset, length).map_err(system("fallocate(PUNCH_HOLE)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SharedMemory;
+
+    #[test]
+    fn copies_only_what_is_there_and_empties_for_every_holder() {
+        let a = SharedMemory::create("a", 10 << 30).unwrap();
+        let b = SharedMemory::create("b", 10 << 30).unwrap();
+        for at in [0, 5 << 30, (10 << 30) - 5] {
+            a.whole().part(at, 5).unwrap().copy_from(b"hello");
+        }
+        copy_sparse((&a, 0), (&b, 0), 10 << 30).unwrap();
+        for at in [0, 5 << 30, (10 << 30) - 5] {
+            let mut text = [0; 5];
+            b.whole().part(at, 5).unwrap().copy_to(&mut text);
+            assert_eq!(&text, b"hello");
+        }
+        let used = rustix::fs::fstat(&b).unwrap().st_blocks * 512;
+        assert!(used <= 3 * 4096, "{used} bytes are used");
+        empty(&b, 0, 10 << 30).unwrap();
+        assert_eq!(rustix::fs::fstat(&b).unwrap().st_blocks, 0);
+        let mut text = [1; 5];
+        b.whole().copy_to(&mut text);
+        assert_eq!(text, [0; 5]);
+    }
+
+    #[test]
+    fn a_part_is_copied_to_another_place() {
+        let a = SharedMemory::create("a", 3 * 4096).unwrap();
+        let b = SharedMemory::create("b", 4096).unwrap();
+        a.whole().part(4096, 4).unwrap().copy_from(b"page");
+        a.whole().part(8192, 4).unwrap().copy_from(b"next");
+        copy_sparse((&a, 4096), (&b, 0), 4096).unwrap();
+        let mut text = [0; 4];
+        b.whole().copy_to(&mut text);
+        assert_eq!(&text, b"page");
+    }
+}

@@ -1,0 +1,255 @@
+//! The segment service of a host: the sockets and descriptors around its
+//! [`Directory`](rackbus_segment::Directory), which decides.
+//!
+//! Each process that attaches has a session: a socket for its requests, which it waits on, and one
+//! for events ([`sessions`]). Each other node has up to two conversations with this one: the one in
+//! which this host's processes are connectors, and the one in which they are owners ([`peers`]).
+//! A thread for each of them receives, asks the directory under one lock, and sends what it says
+//! itself, so that connecting takes two round trips and no thread in between. Nothing waits under
+//! the lock: a peer that takes no messages is given up ([`outbox`]).
+
+mod objects;
+mod outbox;
+mod peers;
+mod sessions;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_link::Link;
+use rackbus_memory::sparse;
+use rackbus_segment::directory::{Attached, Settings};
+use rackbus_segment::message::encode;
+use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
+
+use objects::{Object, Store};
+use outbox::{Letter, Outbox};
+
+/// The socket in a host's folder that processes attach to.
+pub const SOCKET: &str = "segments.sock";
+
+/// A host's segment service.
+pub struct Segments {
+    rack: String,
+    host: String,
+    run_dir: PathBuf,
+    link: Arc<dyn Link>,
+    begun: Instant,
+    state: Mutex<State>,
+    /// Signalled when the directory may want to be told of time sooner.
+    sooner: Condvar,
+}
+
+impl std::fmt::Debug for Segments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Segments").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+struct State {
+    directory: Directory,
+    store: Store,
+    hosts: Vec<(NodeId, String)>,
+    next_session: u64,
+    sessions: HashMap<SessionId, Session>,
+    owners: HashMap<NodeId, Owner>,
+    connectors: HashMap<NodeId, Arc<Outbox>>,
+}
+
+struct Session {
+    calls: Arc<Outbox>,
+    /// Known from its hello on.
+    events: Option<Arc<Outbox>>,
+}
+
+/// The conversation with an owner's node.
+enum Owner {
+    /// Being connected to, with what is to be said then.
+    Dialling(Vec<Letter>),
+    Here(Arc<Outbox>),
+}
+
+impl Segments {
+    /// The service of `host`, which finds other nodes in the rack's run directory.
+    pub fn new(
+        rack: &str,
+        host: &str,
+        run_dir: &Path,
+        link: Arc<dyn Link>,
+        settings: Settings,
+    ) -> Arc<Segments> {
+        let hosts = settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect();
+        Arc::new(Segments {
+            rack: rack.to_owned(),
+            host: host.to_owned(),
+            run_dir: run_dir.to_owned(),
+            link,
+            begun: Instant::now(),
+            state: Mutex::new(State {
+                directory: Directory::new(settings),
+                store: Store::default(),
+                hosts,
+                next_session: 1,
+                sessions: HashMap::new(),
+                owners: HashMap::new(),
+                connectors: HashMap::new(),
+            }),
+            sooner: Condvar::new(),
+        })
+    }
+
+    /// Listens for processes and keeps the time, on threads of its own.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be made.
+    pub fn start(self: &Arc<Self>, folder: &Path) -> std::io::Result<()> {
+        self.listen(&folder.join(SOCKET))?;
+        let service = self.clone();
+        let keep_time = move || service.keep_time();
+        std::thread::Builder::new().name("segments' time".into()).spawn(keep_time).map(drop)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Asks the directory, and does what it says.
+    fn ask(
+        self: &Arc<Self>,
+        question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<Output>,
+    ) {
+        let now = self.now();
+        let mut state = self.lock();
+        let State { directory, store, .. } = &mut *state;
+        let outputs = question(directory, now, store);
+        self.perform(&mut state, outputs);
+        if state.directory.next_tick().is_some() {
+            self.sooner.notify_one();
+        }
+    }
+
+    fn perform(self: &Arc<Self>, state: &mut State, outputs: Vec<Output>) {
+        let mut outputs = VecDeque::from(outputs);
+        while let Some(output) = outputs.pop_front() {
+            match output {
+                Output::Send(to, attached) => self.deliver(state, to, &attached),
+                Output::Copy { ticket, from, to, length } => {
+                    let ends = (state.store.get(from.0), state.store.get(to.0));
+                    let (Some(source), Some(target)) = ends else { continue };
+                    let ends = ((source.clone(), from.1), (target.clone(), to.1));
+                    if let Err(error) = self.copy(ticket, ends, length) {
+                        let outcome = Err(format!("no thread to move memory: {error}"));
+                        let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                        outputs.extend(directory.copied(now, ticket, outcome, store));
+                    }
+                }
+                Output::Empty { object, offset, length } => {
+                    let Some(object) = state.store.get(object) else { continue };
+                    // What its last page has beyond the end is nobody's.
+                    let length = length.next_multiple_of(4096);
+                    if let Err(error) = sparse::empty(&**object.fd(), offset, length) {
+                        tracing::error!(%error, "memory that was taken away could not be emptied");
+                    }
+                }
+                Output::Forget(object) => state.store.forget(object),
+                Output::Cut(session) => {
+                    tracing::warn!(session = session.0, "a process did not answer and is cut off");
+                    if let Some(session) = state.sessions.get(&session) {
+                        session.calls.packets().shut_down();
+                    }
+                }
+            }
+        }
+    }
+
+    fn deliver(self: &Arc<Self>, state: &mut State, to: To, attached: &[Attached]) {
+        let fds = match state.store.attach(attached) {
+            Ok(fds) => fds,
+            Err(error) => {
+                tracing::error!(%error, "a message could not be sent with its memory");
+                return;
+            }
+        };
+        match to {
+            To::Reply(session, reply) => {
+                if let Some(session) = state.sessions.get(&session) {
+                    session.calls.send(Letter { bytes: encode(&reply), fds });
+                }
+            }
+            To::Event(session, event) => {
+                if let Some(events) = state.sessions.get(&session).and_then(|it| it.events.as_ref())
+                {
+                    events.send(Letter { bytes: encode(&event), fds });
+                }
+            }
+            To::Ask(node, ask) => {
+                let letter = Letter { bytes: encode(&ask), fds };
+                match state.owners.get_mut(&node) {
+                    Some(Owner::Here(outbox)) => outbox.send(letter),
+                    Some(Owner::Dialling(waiting)) => waiting.push(letter),
+                    None => {
+                        state.owners.insert(node, Owner::Dialling(vec![letter]));
+                        self.dial(state, node);
+                    }
+                }
+            }
+            To::Tell(node, tell) => {
+                if let Some(outbox) = state.connectors.get(&node) {
+                    outbox.send(Letter { bytes: encode(&tell), fds });
+                }
+            }
+        }
+    }
+
+    /// Copies on a thread of its own: it may be gigabytes.
+    fn copy(
+        self: &Arc<Self>,
+        ticket: Handle,
+        (from, to): ((Arc<Object>, u64), (Arc<Object>, u64)),
+        length: u64,
+    ) -> std::io::Result<()> {
+        let service = self.clone();
+        let copy = move || {
+            let (source, target) = (&**from.0.fd(), &**to.0.fd());
+            let outcome = sparse::copy_sparse((source, from.1), (target, to.1), length);
+            let outcome = outcome.map_err(|error| error.to_string());
+            service.ask(|directory, now, objects| directory.copied(now, ticket, outcome, objects));
+        };
+        std::thread::Builder::new().name("move".into()).spawn(copy).map(drop)
+    }
+
+    fn keep_time(self: &Arc<Self>) {
+        let mut state = self.lock();
+        loop {
+            let now = self.now();
+            state = match state.directory.next_tick() {
+                Some(due) if due <= now => {
+                    let State { directory, store, .. } = &mut *state;
+                    let outputs = directory.tick(now, store);
+                    self.perform(&mut state, outputs);
+                    state
+                }
+                Some(due) => {
+                    let wait = Duration::from_millis(due - now);
+                    let woken = self.sooner.wait_timeout(state, wait);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.sooner.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// What a peer sent along, as objects; to be forgotten again when the message is dealt with.
+    fn take_in(state: &mut State, fds: Vec<OwnedFd>) -> Vec<Attached> {
+        // Whatever rights a descriptor has, it had them when the peer passed it.
+        let object = |fd| Attached { object: state.store.add(fd), write: true };
+        fds.into_iter().map(object).collect()
+    }
+}

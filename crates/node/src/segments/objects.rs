@@ -1,0 +1,111 @@
+//! The memory and events that a host's directory of segments speaks of, as descriptors.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use rackbus_memory::{Event, SharedMemory};
+use rackbus_segment::directory::{Attached, LinePart};
+use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
+use rackbus_segment::{ObjectId, Objects};
+use rustix::fs::{Mode, OFlags};
+
+/// One of them.
+#[derive(Debug)]
+pub struct Object {
+    fd: Arc<OwnedFd>,
+    /// The same memory for those who may only load from it.
+    read_only: OnceLock<Arc<OwnedFd>>,
+}
+
+impl Object {
+    fn new(fd: OwnedFd) -> Arc<Object> {
+        Arc::new(Object { fd: Arc::new(fd), read_only: OnceLock::new() })
+    }
+
+    /// The descriptor with all rights.
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    /// A descriptor with the rights that go along with a message.
+    fn with(&self, write: bool) -> std::io::Result<Arc<OwnedFd>> {
+        if write {
+            return Ok(self.fd.clone());
+        }
+        if let Some(fd) = self.read_only.get() {
+            return Ok(fd.clone());
+        }
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(self.read_only.get_or_init(|| Arc::new(fd)).clone())
+    }
+}
+
+/// All of a host's.
+#[derive(Debug, Default)]
+pub struct Store {
+    objects: HashMap<ObjectId, Arc<Object>>,
+    next: u64,
+}
+
+impl Store {
+    /// Takes a descriptor in.
+    pub fn add(&mut self, fd: OwnedFd) -> ObjectId {
+        self.next += 1;
+        let id = ObjectId(self.next);
+        self.objects.insert(id, Object::new(fd));
+        id
+    }
+
+    /// One of them.
+    pub fn get(&self, id: ObjectId) -> Option<&Arc<Object>> {
+        self.objects.get(&id)
+    }
+
+    /// Lets go of one.
+    pub fn forget(&mut self, id: ObjectId) {
+        self.objects.remove(&id);
+    }
+
+    /// What goes along with a message.
+    ///
+    /// # Errors
+    /// When an object is gone, or the process has no descriptors left.
+    pub fn attach(&self, attached: &[Attached]) -> std::io::Result<Vec<Arc<OwnedFd>>> {
+        let one = |it: &Attached| match self.objects.get(&it.object) {
+            Some(object) => object.with(it.write),
+            None => Err(std::io::Error::other("the object is gone")),
+        };
+        attached.iter().map(one).collect()
+    }
+
+    fn memory_named(&mut self, name: &str, size: u64) -> Result<ObjectId, String> {
+        let memory = SharedMemory::reserve(name, size).map_err(|error| error.to_string())?;
+        // Whoever has another user's rights gets at it by descriptor only.
+        rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(|error| error.to_string())?;
+        Ok(self.add(memory))
+    }
+}
+
+impl Objects for Store {
+    fn memory(&mut self, size: u64) -> Result<ObjectId, String> {
+        self.memory_named("rackbus segment", size)
+    }
+
+    fn event(&mut self) -> Result<ObjectId, String> {
+        let event = Event::new().map_err(|error| error.to_string())?;
+        let fd = event.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        Ok(self.add(fd))
+    }
+
+    fn line(&mut self, part: LinePart) -> Result<ObjectId, String> {
+        match part {
+            LinePart::Doorbell => self.memory_named("rackbus interrupt", 4096),
+            LinePart::Ring => self.memory_named(
+                "rackbus messages",
+                u64::from(DATA_SLOTS) * (MAX_DATA as u64 + 64) + 4096,
+            ),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Messages to somebody who may be slow to take them: never waited for, kept in order, and given
+//! up when there are too many.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_memory::{Packets, StreamError};
+use rustix::event::{PollFd, PollFlags};
+
+/// Messages that wait for a peer before it counts as gone.
+const MOST: usize = 65_536;
+
+/// A message with its descriptors.
+#[derive(Debug)]
+pub struct Letter {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// What goes along.
+    pub fds: Vec<Arc<OwnedFd>>,
+}
+
+/// One direction of a conversation.
+#[derive(Debug)]
+pub struct Outbox {
+    packets: Packets,
+    waiting: Mutex<VecDeque<Letter>>,
+}
+
+impl Outbox {
+    /// Of a connection.
+    pub fn new(packets: Packets) -> Arc<Outbox> {
+        Arc::new(Outbox { packets, waiting: Mutex::new(VecDeque::new()) })
+    }
+
+    /// The connection, to receive from.
+    pub fn packets(&self) -> &Packets {
+        &self.packets
+    }
+
+    /// Sends a message, or keeps it until there is room. A peer that is gone loses it: whoever
+    /// receives from it learns that.
+    pub fn send(self: &Arc<Self>, letter: Letter) {
+        let mut waiting = self.lock();
+        if waiting.is_empty() {
+            match self.now(&letter) {
+                Ok(()) => return,
+                Err(StreamError::TimedOut) => {}
+                Err(_) => return self.packets.shut_down(),
+            }
+            let outbox = self.clone();
+            let deliver = move || outbox.deliver();
+            if std::thread::Builder::new().name("outbox".into()).spawn(deliver).is_err() {
+                return self.packets.shut_down();
+            }
+        }
+        if waiting.len() >= MOST {
+            tracing::warn!("a peer that takes no messages is given up");
+            return self.packets.shut_down();
+        }
+        waiting.push_back(letter);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Letter>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self, letter: &Letter) -> Result<(), StreamError> {
+        let fds: Vec<_> = letter.fds.iter().map(|fd| fd.as_fd()).collect();
+        self.packets.send(&letter.bytes, &fds)
+    }
+
+    /// Sends what waits, until nothing does.
+    fn deliver(&self) {
+        loop {
+            let mut polled = [PollFd::from_borrowed_fd(self.packets.as_fd(), PollFlags::OUT)];
+            // An interrupted wait is a try too many.
+            let _ = rustix::event::poll(&mut polled, None);
+            let mut waiting = self.lock();
+            while let Some(letter) = waiting.front() {
+                match self.now(letter) {
+                    Ok(()) => drop(waiting.pop_front()),
+                    Err(StreamError::TimedOut) => break,
+                    Err(_) => {
+                        waiting.clear();
+                        self.packets.shut_down();
+                    }
+                }
+            }
+            if waiting.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rackbus_memory::AdaptiveSpin;
+    use rackbus_memory::packets::MAX_PACKET;
+
+    #[test]
+    fn a_slow_peer_gets_everything_in_order() {
+        let (ours, theirs) = Packets::pair().unwrap();
+        let outbox = Outbox::new(ours);
+        for number in 0..20_000_u32 {
+            outbox.send(Letter { bytes: number.to_le_bytes().to_vec(), fds: Vec::new() });
+        }
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        for number in 0..20_000_u32 {
+            let packet = theirs.receive(&mut buffer, &mut spin, None).unwrap();
+            assert_eq!(buffer[..packet.length], number.to_le_bytes());
+        }
+    }
+}

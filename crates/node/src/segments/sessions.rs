@@ -1,0 +1,102 @@
+//! Processes of this host: how they attach, and what becomes of them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::{AdaptiveSpin, PacketListener, Packets};
+use rackbus_segment::SessionId;
+use rackbus_segment::message::{Request, decode};
+use rustix::process::getuid;
+
+use super::outbox::Outbox;
+use super::{Segments, Session};
+
+impl Segments {
+    pub(super) fn listen(self: &Arc<Self>, path: &Path) -> std::io::Result<()> {
+        let listener = PacketListener::bind(path)?;
+        let service = self.clone();
+        let accept = move || {
+            loop {
+                match listener.accept() {
+                    Ok(packets) => service.welcome(packets),
+                    Err(error) => {
+                        tracing::error!(%error, "no process can attach");
+                        std::thread::sleep(std::time::Duration::from_millis(50));
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("segments".into()).spawn(accept).map(drop)
+    }
+
+    /// Only processes of the node's own user, or root's, are listened to: the kernel says whose
+    /// they are.
+    fn welcome(self: &Arc<Self>, packets: Packets) {
+        match packets.peer_user() {
+            Ok(user) if user == getuid() || user.is_root() => {}
+            Ok(user) => {
+                tracing::warn!(user = user.as_raw(), "a process of another user was refused");
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "whose process wants to attach is not known");
+                return;
+            }
+        }
+        let service = self.clone();
+        let serve = move || service.serve(packets);
+        if let Err(error) = std::thread::Builder::new().name("session".into()).spawn(serve) {
+            tracing::error!(%error, "a process was refused: no thread for it");
+        }
+    }
+
+    fn serve(self: &Arc<Self>, packets: Packets) {
+        let calls = Outbox::new(packets);
+        let id = {
+            let mut state = self.lock();
+            let id = SessionId(state.next_session);
+            state.next_session += 1;
+            state.sessions.insert(id, Session { calls: calls.clone(), events: None });
+            id
+        };
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
+        while let Ok(packet) = calls.packets().receive(&mut buffer, &mut spin, None) {
+            let Some(request) = buffer.get(..packet.length).and_then(decode::<Request>) else {
+                tracing::warn!(session = id.0, "a process that makes no sense is cut off");
+                break;
+            };
+            if matches!(request, Request::Hello { .. }) && !self.hear_events(id, packet.fds) {
+                break;
+            }
+            self.ask(|directory, now, objects| directory.request(now, id, request, objects));
+        }
+        let mut state = self.lock();
+        if let Some(events) = state.sessions.remove(&id).and_then(|session| session.events) {
+            events.packets().shut_down();
+        }
+        drop(state);
+        self.ask(|directory, _, objects| directory.closed(id, objects));
+    }
+
+    /// Takes the socket for events that comes with a hello; false when there is none.
+    fn hear_events(self: &Arc<Self>, id: SessionId, fds: Vec<std::os::fd::OwnedFd>) -> bool {
+        let Some(Ok(packets)) = fds.into_iter().next().map(Packets::from_peer) else {
+            return false;
+        };
+        let events = Outbox::new(packets);
+        match self.lock().sessions.get_mut(&id) {
+            Some(session) if session.events.is_none() => session.events = Some(events.clone()),
+            _ => return false,
+        }
+        let service = self.clone();
+        let listen = move || {
+            let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
+            while let Ok(packet) = events.packets().receive(&mut buffer, &mut spin, None) {
+                let Some(notice) = buffer.get(..packet.length).and_then(decode) else { break };
+                service.ask(|directory, now, objects| directory.noticed(now, id, notice, objects));
+            }
+        };
+        std::thread::Builder::new().name("session's notices".into()).spawn(listen).is_ok()
+    }
+}

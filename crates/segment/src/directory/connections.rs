@@ -1,0 +1,357 @@
+//! What this host's processes are connected to, wherever it is; and the questions that are on
+//! their way to other nodes.
+
+use std::ops::Range;
+
+use super::{Answer, Attached, Directory, Guest, Led, Objects, To, done};
+use crate::message::{
+    Ask, BROADCAST_NODE, Change, Connected, Event, Grant, Handle, Holder, InterruptKind, NodeId,
+    Question, Refusal, Reply, SegmentId, SegmentKind, SessionId, Target, Tell,
+};
+
+/// Milliseconds that another node may take for an answer, at most.
+const LONGEST: u64 = 3_000;
+/// And at least, so that those who do not want to wait have a chance.
+const SHORTEST: u64 = 500;
+
+/// A connection of this host's process.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub session: SessionId,
+    pub owner: NodeId,
+    /// Whether the far end is still there.
+    pub alive: bool,
+}
+
+/// A question on its way.
+#[derive(Debug)]
+pub(super) struct Pending {
+    session: SessionId,
+    owner: NodeId,
+    connection: Handle,
+    what: Asked,
+    /// When the session is told that nobody answers; `None` when it has been.
+    pub deadline: Option<u64>,
+}
+
+/// What a session waits for.
+#[derive(Debug, Clone, Copy)]
+enum Asked {
+    Connection,
+    Member { id: SegmentId, size: u64 },
+    Fact,
+}
+
+impl Directory {
+    pub(super) fn connect(
+        &mut self,
+        session: SessionId,
+        node: NodeId,
+        id: SegmentId,
+        timeout_ms: u32,
+        what: Target,
+    ) -> Answer {
+        let node = match what {
+            Target::Group => self.group_home(),
+            Target::Attach => self.settings.node,
+            Target::Segment => node,
+        };
+        let question = Directory::segment_question(id, what);
+        self.question(session, node, timeout_ms, question, Asked::Connection)
+    }
+
+    pub(super) fn connect_interrupt(
+        &mut self,
+        session: SessionId,
+        node: NodeId,
+        kind: InterruptKind,
+        number: u32,
+        timeout_ms: u32,
+    ) -> Answer {
+        let question = Question::Interrupt { kind, number };
+        self.question(session, node, timeout_ms, question, Asked::Connection)
+    }
+
+    pub(super) fn ask_group(&mut self, session: SessionId, id: SegmentId, size: u64) -> Answer {
+        let question = Question::Group { id, size: Some(size) };
+        let home = self.group_home();
+        self.question(session, home, u32::MAX, question, Asked::Member { id, size })
+    }
+
+    pub(super) fn map_pages(&mut self, session: SessionId, address: u64, length: u64) -> Answer {
+        let inside = |range: &Range<u64>| {
+            range.contains(&address) && address.checked_add(length).is_some_and(|e| e <= range.end)
+        };
+        let range = self.settings.ranges.iter().find(|(_, range)| inside(&range.addresses()));
+        let (node, _) = range.ok_or(Refusal::NoSuchSegment)?;
+        let question = Question::Pages { address, length };
+        self.question(session, *node, u32::MAX, question, Asked::Connection)
+    }
+
+    pub(super) fn probe(&mut self, session: SessionId, node: NodeId) -> Answer {
+        self.question(session, node, u32::MAX, Question::Probe, Asked::Fact)
+    }
+
+    pub(super) fn alive(&mut self, session: SessionId, holder: Holder) -> Answer {
+        let question = Question::Alive(holder.session);
+        self.question(session, holder.node, u32::MAX, question, Asked::Fact)
+    }
+
+    fn question(
+        &mut self,
+        session: SessionId,
+        owner: NodeId,
+        timeout_ms: u32,
+        what: Question,
+        asked: Asked,
+    ) -> Answer {
+        if owner == BROADCAST_NODE || !self.settings.hosts.contains_key(&owner) {
+            return Err(Refusal::NoSuchNode);
+        }
+        if !matches!(asked, Asked::Fact) {
+            self.count(session)?;
+        }
+        let (request, connection) = (self.handle().0, self.handle());
+        let wait = u64::from(timeout_ms).clamp(SHORTEST, LONGEST);
+        let deadline = Some(self.now.saturating_add(wait));
+        self.pending.insert(request, Pending { session, owner, connection, what: asked, deadline });
+        self.send(To::Ask(owner, Ask::Question { request, connection, what }), Vec::new());
+        Ok(None)
+    }
+
+    /// An owner's node says something.
+    pub(super) fn hear_tell(&mut self, from: NodeId, tell: Tell, attached: Vec<Attached>) {
+        match tell {
+            Tell::Answer { request, answer } => {
+                if self.pending.get(&request).is_some_and(|pending| pending.owner == from) {
+                    self.answered(request, answer, attached);
+                }
+            }
+            Tell::Remote { connection, change } => {
+                let Some(session) = self.connected(from, connection) else { return };
+                if change == Change::Lost
+                    && let Some(connection) = self.connections.get_mut(&connection)
+                {
+                    connection.alive = false;
+                }
+                self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
+            }
+            Tell::Freeze { ticket, connection, offset, length } => {
+                let Some(session) = self.connected(from, connection) else { return };
+                let event = Event::Freeze { ticket, keeper: connection, offset, length };
+                self.send(To::Event(session, event), Vec::new());
+            }
+            Tell::Adopt { ticket, connection, offset, length } => {
+                let Some(session) = self.connected(from, connection) else { return };
+                let keeper = connection;
+                let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
+                self.send(To::Event(session, event), attached);
+            }
+        }
+    }
+
+    /// The session behind a live connection to that owner's node.
+    fn connected(&self, owner: NodeId, connection: Handle) -> Option<SessionId> {
+        let connection = self.connections.get(&connection)?;
+        (connection.owner == owner && connection.alive).then_some(connection.session)
+    }
+
+    /// A session that keeps memory through a connection has frozen it, or adopted the new one.
+    pub(super) fn pass_on(&mut self, session: SessionId, connection: Handle, ask: Ask) {
+        let mine = self.connections.get(&connection).filter(|it| it.session == session);
+        if let Some(owner) = mine.map(|connection| connection.owner) {
+            self.send(To::Ask(owner, ask), Vec::new());
+        }
+    }
+
+    fn answered(&mut self, request: u64, answer: Result<Grant, Refusal>, attached: Vec<Attached>) {
+        let Some(pending) = self.pending.remove(&request) else { return };
+        let Pending { session, owner, connection, what, deadline } = pending;
+        let late = deadline.is_none() || !self.sessions.contains_key(&session);
+        let grant = match answer {
+            Ok(grant) => grant,
+            Err(refusal) => {
+                if !matches!(what, Asked::Fact) {
+                    self.discount(session);
+                }
+                if !late {
+                    self.send(To::Reply(session, Reply::Refused(refusal)), Vec::new());
+                }
+                return;
+            }
+        };
+        if late {
+            // Nobody waits for it any more.
+            if !matches!(what, Asked::Fact) {
+                self.discount(session);
+                self.send(To::Ask(owner, Ask::Disconnect { connection }), Vec::new());
+            }
+            return;
+        }
+        let reply = match (what, grant) {
+            (Asked::Fact, Grant::Alive(alive)) => Reply::Alive(alive),
+            (Asked::Fact, _) => Reply::Done,
+            (Asked::Member { id, size }, _) => self.new_member(session, id, size, connection),
+            (Asked::Connection, Grant::Memory { size, write, address }) => {
+                Reply::Connected(Connected { connection, size, write, address })
+            }
+            (Asked::Connection, Grant::Pages { lengths, write }) => {
+                Reply::Pages { connection, lengths, write }
+            }
+            // A peer that answers something else than it was asked is not to be understood.
+            (Asked::Connection, _) => Reply::Refused(Refusal::NotResponding),
+        };
+        if !matches!(what, Asked::Fact) {
+            self.connections.insert(connection, Connection { session, owner, alive: true });
+        }
+        self.send(To::Reply(session, reply), attached);
+    }
+
+    fn new_member(
+        &mut self,
+        session: SessionId,
+        id: SegmentId,
+        size: u64,
+        connection: Handle,
+    ) -> Reply {
+        let segment = self.handle();
+        let member = super::segments::Segment {
+            id,
+            session,
+            size,
+            kind: SegmentKind::Group,
+            memory: None,
+            offset: None,
+            available: false,
+            shared: false,
+            group: Some(connection),
+            guests: Default::default(),
+            moving: None,
+        };
+        // It counts twice: as a connection, and as a segment.
+        let _ = self.count(session);
+        self.segments.insert(segment, member);
+        Reply::Created { segment, id, address: None }
+    }
+
+    pub(super) fn disconnect(&mut self, session: SessionId, handle: Handle) -> Answer {
+        match self.connections.get(&handle) {
+            Some(connection) if connection.session == session => {}
+            _ => return Err(Refusal::Stale),
+        }
+        self.leave(handle);
+        done()
+    }
+
+    /// Ends a connection of this host's.
+    pub(super) fn leave(&mut self, handle: Handle) {
+        let Some(connection) = self.connections.remove(&handle) else { return };
+        self.discount(connection.session);
+        if connection.alive {
+            let ask = Ask::Disconnect { connection: handle };
+            self.send(To::Ask(connection.owner, ask), Vec::new());
+        }
+    }
+
+    pub(super) fn drop_connections(&mut self, session: SessionId) {
+        let of = |(handle, connection): (&Handle, &Connection)| {
+            (connection.session == session).then_some(*handle)
+        };
+        let handles: Vec<Handle> = self.connections.iter().filter_map(of).collect();
+        for handle in handles {
+            self.leave(handle);
+        }
+    }
+
+    /// The node of owners is gone: what led there is lost, and nobody will answer.
+    pub(super) fn lose_owner(&mut self, node: NodeId) {
+        let lost = self.connections.iter_mut().filter(|(_, it)| it.owner == node && it.alive);
+        let lost: Vec<(Handle, SessionId)> = lost
+            .map(|(handle, connection)| {
+                connection.alive = false;
+                (*handle, connection.session)
+            })
+            .collect();
+        for (connection, session) in lost {
+            for change in [Change::NotOperational, Change::Lost] {
+                self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
+            }
+        }
+        let open: Vec<u64> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| pending.owner == node)
+            .map(|(request, _)| *request)
+            .collect();
+        for request in open {
+            self.answered(request, Err(Refusal::NotResponding), Vec::new());
+        }
+    }
+
+    /// Tells those who have waited long enough.
+    pub(super) fn expire_questions(&mut self) {
+        let now = self.now;
+        let late = self.pending.values_mut().filter(|it| it.deadline.is_some_and(|at| at <= now));
+        let late: Vec<SessionId> = late
+            .map(|pending| {
+                pending.deadline = None;
+                pending.session
+            })
+            .collect();
+        for session in late {
+            self.send(To::Reply(session, Reply::Refused(Refusal::NotResponding)), Vec::new());
+        }
+    }
+
+    /// A connector's node says something.
+    pub(super) fn hear_ask(&mut self, from: NodeId, ask: Ask, objects: &mut dyn Objects) {
+        match ask {
+            Ask::Question { request, connection, what } => {
+                let guest = (from, connection);
+                let answer = match self.guests.contains_key(&guest) {
+                    true => Err(Refusal::Stale),
+                    false => self.answer(guest, what, objects),
+                };
+                let (answer, attached) = match answer {
+                    Ok((grant, attached)) => (Ok(grant), attached),
+                    Err(refusal) => (Err(refusal), Vec::new()),
+                };
+                self.send(To::Tell(from, Tell::Answer { request, answer }), attached);
+            }
+            Ask::Disconnect { connection } => self.drop_guest((from, connection)),
+            Ask::Frozen { ticket, connection } => self.guest_frozen(ticket, (from, connection)),
+            Ask::Adopted { ticket, connection } => self.guest_adopted(ticket, (from, connection)),
+        }
+    }
+
+    fn answer(
+        &mut self,
+        guest: Guest,
+        what: Question,
+        objects: &mut dyn Objects,
+    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+        match what {
+            Question::Segment { id, what } => self.connect_guest(guest, id, what),
+            Question::Group { id, size } => self.join_group(guest, id, size, objects),
+            Question::Interrupt { kind, number } => {
+                self.connect_sender(guest, (kind, number), objects)
+            }
+            Question::Pages { address, length } => self.reach_pages(guest, address, length),
+            Question::Probe => Ok((Grant::Here, Vec::new())),
+            Question::Alive(session) => {
+                Ok((Grant::Alive(self.sessions.contains_key(&session)), Vec::new()))
+            }
+        }
+    }
+
+    /// A connection of others to something of this host's is over.
+    pub(super) fn drop_guest(&mut self, guest: Guest) {
+        match self.guests.remove(&guest) {
+            Some(Led::Segment(handle)) => self.guest_left_segment(guest, handle),
+            Some(Led::Group(id)) => self.leave_group(guest, id),
+            Some(Led::Interrupt(kind, number)) => self.sender_left(guest, (kind, number)),
+            Some(Led::Pages(extent)) => self.guest_left_pages(guest, extent),
+            None => {}
+        }
+    }
+}

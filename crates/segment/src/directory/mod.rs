@@ -1,0 +1,481 @@
+//! One host's directory of shared memory: its segments, interrupts and extents, who is connected
+//! to them, and what its own processes are connected to elsewhere.
+//!
+//! A node has two parts to play, and a conversation with each other node for each of them: as the
+//! *connector's* node it asks on behalf of its processes ([`connections`]), as the *owner's* node
+//! it answers ([`segments`], [`interrupts`], [`groups`], [`pages`]). A process that connects to its
+//! own host goes the same way, with the node as both.
+//!
+//! Taking memory away from somebody who may keep the old mapping for ever means to move it
+//! ([`moves`]): those who keep the memory stop writing, it is copied elsewhere, they go on there,
+//! and what was left behind is emptied.
+
+mod connections;
+mod groups;
+mod interrupts;
+mod moves;
+mod pages;
+mod segments;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::stub::{Extents, Rules};
+
+use crate::message::{
+    Ask, Event, Handle, InterruptKind, NodeId, Notice, ObjectId, Refusal, Reply, Request,
+    SegmentId, SessionId, Share, Tell, VERSION, Welcome,
+};
+use connections::{Connection, Pending};
+use groups::Group;
+use interrupts::Interrupt;
+use moves::{Move, Ticket};
+use pages::Extent;
+use segments::Segment;
+
+/// What one process may have of segments, connections, interrupts and extents together.
+pub const MAX_HANDLES: u32 = 65_536;
+
+/// Makes what the directory needs, at once.
+pub trait Objects {
+    /// Memory of so many bytes, zeroed, sparse.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn memory(&mut self, size: u64) -> Result<ObjectId, String>;
+
+    /// An event.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn event(&mut self) -> Result<ObjectId, String>;
+
+    /// The line of an interrupt, or the ring of a sender to it.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn line(&mut self, part: LinePart) -> Result<ObjectId, String>;
+}
+
+/// What memory an interrupt needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinePart {
+    /// The doorbell that its senders ring.
+    Doorbell,
+    /// One sender's messages.
+    Ring,
+}
+
+/// An object that goes with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attached {
+    /// Which.
+    pub object: ObjectId,
+    /// Whether the receiver may store to it.
+    pub write: bool,
+}
+
+impl Attached {
+    /// With loads and stores.
+    fn whole(object: ObjectId) -> Self {
+        Attached { object, write: true }
+    }
+}
+
+/// Whom a message is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum To {
+    /// The session that asked.
+    Reply(SessionId, Reply),
+    /// A session, unasked.
+    Event(SessionId, Event),
+    /// The node of an owner.
+    Ask(NodeId, Ask),
+    /// The node of a connector.
+    Tell(NodeId, Tell),
+}
+
+/// What the shell has to do, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Send a message.
+    Send(To, Vec<Attached>),
+    /// Copy memory, then call [`Directory::copied`].
+    Copy {
+        /// For which move.
+        ticket: Handle,
+        /// From where.
+        from: (ObjectId, u64),
+        /// To where.
+        to: (ObjectId, u64),
+        /// Bytes.
+        length: u64,
+    },
+    /// Empty a range of memory: who still maps it reads zeroes from now on.
+    Empty {
+        /// Which memory.
+        object: ObjectId,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Let go of an object.
+    Forget(ObjectId),
+    /// End a session: it did not answer. [`Directory::closed`] is to be called.
+    Cut(SessionId),
+}
+
+/// A host's exported memory in the rack's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostRange {
+    /// Its first byte.
+    pub base: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl HostRange {
+    /// Its addresses.
+    pub fn addresses(&self) -> std::ops::Range<u64> {
+        self.base..self.base.saturating_add(self.size)
+    }
+}
+
+/// What the directory knows from the rack file.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// This host.
+    pub node: NodeId,
+    /// All hosts.
+    pub hosts: BTreeMap<NodeId, String>,
+    /// Where this host's exported memory is in the rack's address space.
+    pub range: HostRange,
+    /// Each host's exported memory, to find whom an address belongs to.
+    pub ranges: Vec<(NodeId, HostRange)>,
+    /// Who may use whose segments.
+    pub rules: Rules,
+}
+
+/// A connection of another host's process to something of this host: its node, and what that
+/// node calls it.
+type Guest = (NodeId, Handle);
+
+/// See the module's documentation. Time is in milliseconds of the shell's clock.
+#[derive(Debug)]
+pub struct Directory {
+    settings: Settings,
+    next: u64,
+    now: u64,
+    sessions: BTreeMap<SessionId, u32>,
+    space: Extents,
+    segments: BTreeMap<Handle, Segment>,
+    by_id: BTreeMap<SegmentId, Handle>,
+    groups: BTreeMap<SegmentId, Group>,
+    interrupts: BTreeMap<(InterruptKind, u32), Interrupt>,
+    interrupt_handles: BTreeMap<Handle, (InterruptKind, u32)>,
+    extents: BTreeMap<Handle, Extent>,
+    /// What connections of others' processes lead to here.
+    guests: BTreeMap<Guest, Led>,
+    connections: BTreeMap<Handle, Connection>,
+    pending: BTreeMap<u64, Pending>,
+    moves: BTreeMap<Handle, Move>,
+    tickets: BTreeMap<Handle, Ticket>,
+    out: Vec<Output>,
+    /// Messages of this node to itself.
+    own: VecDeque<(To, Vec<Attached>)>,
+}
+
+/// What a guest's connection leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Led {
+    Segment(Handle),
+    Group(SegmentId),
+    Interrupt(InterruptKind, u32),
+    /// Opened pages of an extent, from this offset on.
+    Pages(Handle),
+}
+
+impl Directory {
+    /// An empty one.
+    pub fn new(settings: Settings) -> Directory {
+        let space = Extents::new(settings.range.size);
+        Directory {
+            settings,
+            next: 1,
+            now: 0,
+            sessions: BTreeMap::new(),
+            space,
+            segments: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            interrupts: BTreeMap::new(),
+            interrupt_handles: BTreeMap::new(),
+            extents: BTreeMap::new(),
+            guests: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            moves: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            out: Vec::new(),
+            own: VecDeque::new(),
+        }
+    }
+
+    /// A session says something.
+    pub fn request(
+        &mut self,
+        now: u64,
+        session: SessionId,
+        request: Request,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.now = now;
+        let answer = if matches!(request, Request::Hello { .. }) {
+            self.hello(session, &request)
+        } else if self.sessions.contains_key(&session) {
+            self.requested(session, request, objects)
+        } else {
+            Err(Refusal::Version)
+        };
+        match answer {
+            Ok(Some((reply, attached))) => self.send(To::Reply(session, reply), attached),
+            Ok(None) => {}
+            Err(refusal) => self.send(To::Reply(session, Reply::Refused(refusal)), Vec::new()),
+        }
+        self.finish(objects)
+    }
+
+    /// A session answers an event.
+    pub fn noticed(
+        &mut self,
+        now: u64,
+        session: SessionId,
+        notice: Notice,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.now = now;
+        let keeper = match notice {
+            Notice::Frozen { keeper, .. } | Notice::Adopted { keeper, .. } => keeper,
+        };
+        let connected = self.connections.contains_key(&keeper);
+        match notice {
+            Notice::Frozen { ticket, .. } if connected => {
+                self.pass_on(session, keeper, Ask::Frozen { ticket, connection: keeper });
+            }
+            Notice::Adopted { ticket, .. } if connected => {
+                self.pass_on(session, keeper, Ask::Adopted { ticket, connection: keeper });
+            }
+            Notice::Frozen { ticket, .. } => self.session_frozen(session, ticket, keeper),
+            Notice::Adopted { ticket, .. } => self.session_adopted(session, ticket, keeper),
+        }
+        self.finish(objects)
+    }
+
+    /// A session is gone, and with it all that it had.
+    pub fn closed(&mut self, session: SessionId, objects: &mut dyn Objects) -> Vec<Output> {
+        if self.sessions.remove(&session).is_some() {
+            self.drop_connections(session);
+            self.drop_segments(session);
+            self.drop_interrupts(session);
+            self.drop_extents(session);
+            self.drop_tickets(session);
+        }
+        self.finish(objects)
+    }
+
+    /// Another node, as a connector's, says something. What came beside it is not looked at.
+    pub fn asked(
+        &mut self,
+        now: u64,
+        from: NodeId,
+        ask: Ask,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.now = now;
+        self.hear_ask(from, ask, objects);
+        self.finish(objects)
+    }
+
+    /// Another node, as an owner's, says something.
+    pub fn told(
+        &mut self,
+        now: u64,
+        from: NodeId,
+        tell: Tell,
+        attached: Vec<Attached>,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.now = now;
+        self.hear_tell(from, tell, attached);
+        self.finish(objects)
+    }
+
+    /// The conversation with an owner's node has ended, or could not begin.
+    pub fn owner_gone(&mut self, node: NodeId, objects: &mut dyn Objects) -> Vec<Output> {
+        self.lose_owner(node);
+        self.finish(objects)
+    }
+
+    /// The conversation with a connector's node has ended.
+    pub fn connector_gone(&mut self, node: NodeId, objects: &mut dyn Objects) -> Vec<Output> {
+        let first = (node, Handle(0));
+        let last = (node, Handle(u64::MAX));
+        let gone: Vec<Guest> = self.guests.range(first..=last).map(|(guest, _)| *guest).collect();
+        for guest in gone {
+            self.drop_guest(guest);
+        }
+        self.finish(objects)
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<Output> {
+        self.now = now;
+        self.expire_questions();
+        self.expire_moves();
+        self.finish(objects)
+    }
+
+    /// When [`tick`](Directory::tick) is to be called next, if at all.
+    pub fn next_tick(&self) -> Option<u64> {
+        let questions = self.pending.values().filter_map(|pending| pending.deadline);
+        questions.chain(self.moves.values().map(|one| one.deadline)).min()
+    }
+
+    fn hello(&mut self, session: SessionId, request: &Request) -> Answer {
+        if *request != (Request::Hello { version: VERSION }) || self.sessions.contains_key(&session)
+        {
+            return Err(Refusal::Version);
+        }
+        self.sessions.insert(session, 0);
+        let hosts = self.settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect();
+        let welcome = Welcome { session, node: self.settings.node, hosts };
+        Ok(Some((Reply::Welcome(welcome), Vec::new())))
+    }
+
+    fn requested(
+        &mut self,
+        session: SessionId,
+        request: Request,
+        objects: &mut dyn Objects,
+    ) -> Answer {
+        match request {
+            Request::Hello { .. } => Err(Refusal::Version),
+            Request::CreateSegment { id, choose, size, kind } => {
+                self.create_segment(session, (id, choose), size, kind, objects)
+            }
+            Request::GiveMemory { segment } => self.give_memory(session, segment, objects),
+            Request::SetAvailable { segment } => self.set_available(session, segment),
+            Request::SetUnavailable { segment, how } => {
+                self.set_unavailable(session, segment, how, objects)
+            }
+            Request::Share { segment } => self.share(session, segment),
+            Request::Remove { segment } => self.remove_segment(session, segment),
+            Request::Connect { node, id, timeout_ms, what } => {
+                self.connect(session, node, id, timeout_ms, what)
+            }
+            Request::Disconnect { connection } => self.disconnect(session, connection),
+            Request::CreateInterrupt { kind, number, shared } => {
+                self.create_interrupt(session, kind, number, shared, objects)
+            }
+            Request::RemoveInterrupt { interrupt } => self.remove_interrupt(session, interrupt),
+            Request::ConnectInterrupt { node, kind, number, timeout_ms } => {
+                self.connect_interrupt(session, node, kind, number, timeout_ms)
+            }
+            Request::Probe { node } => self.probe(session, node),
+            Request::Alive { holder } => self.alive(session, holder),
+            Request::SetShare { first, last, node, share } => {
+                self.set_share(session, first..=last, node, share, objects)
+            }
+            Request::ListSegments { skip } => Ok(Some((self.list_segments(skip), Vec::new()))),
+            Request::Allocate { size } => self.allocate(session, size, objects),
+            Request::Free { extent } => self.free(session, extent),
+            Request::OpenPages { extent, offset, length, node, write } => self.open_pages(
+                session,
+                extent,
+                offset..offset.saturating_add(length),
+                (node, write),
+                objects,
+            ),
+            Request::ClosePages { extent, offset, length } => {
+                self.close_pages(session, extent, offset..offset.saturating_add(length))
+            }
+            Request::MapPages { address, length } => self.map_pages(session, address, length),
+        }
+    }
+
+    fn handle(&mut self) -> Handle {
+        let handle = Handle(self.next);
+        self.next += 1;
+        handle
+    }
+
+    /// Counts one more thing that a session has.
+    fn count(&mut self, session: SessionId) -> Result<(), Refusal> {
+        match self.sessions.get_mut(&session) {
+            Some(count) if *count < MAX_HANDLES => {
+                *count += 1;
+                Ok(())
+            }
+            Some(_) => Err(Refusal::TooMany(MAX_HANDLES)),
+            None => Err(Refusal::Version),
+        }
+    }
+
+    fn discount(&mut self, session: SessionId) {
+        if let Some(count) = self.sessions.get_mut(&session) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// Sends, to this node itself where it is meant.
+    fn send(&mut self, to: To, attached: Vec<Attached>) {
+        match to {
+            To::Ask(node, _) | To::Tell(node, _) if node == self.settings.node => {
+                self.own.push_back((to, attached));
+            }
+            To::Event(session, _) | To::Reply(session, _)
+                if !self.sessions.contains_key(&session)
+                    && !matches!(to, To::Reply(_, Reply::Refused(_))) => {}
+            to => self.out.push(Output::Send(to, attached)),
+        }
+    }
+
+    /// Hears what this node said to itself, and hands out what is to be done.
+    fn finish(&mut self, objects: &mut dyn Objects) -> Vec<Output> {
+        let node = self.settings.node;
+        self.settle_moves(objects);
+        while let Some((to, attached)) = self.own.pop_front() {
+            match to {
+                To::Ask(_, ask) => self.hear_ask(node, ask, objects),
+                To::Tell(_, tell) => self.hear_tell(node, tell, attached),
+                To::Reply(..) | To::Event(..) => {}
+            }
+            self.settle_moves(objects);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// What the rules let a host do with a segment of this one.
+    fn rule(&self, id: SegmentId, node: NodeId) -> Share {
+        if node == self.settings.node {
+            return Share::Write;
+        }
+        let hosts = &self.settings.hosts;
+        match (hosts.get(&self.settings.node), hosts.get(&node)) {
+            (Some(owner), Some(host)) => self.settings.rules.allowed(owner, id, host).into(),
+            _ => Share::None,
+        }
+    }
+}
+
+/// An answer to give now, or one that comes later (`None`).
+type Answer = Result<Option<(Reply, Vec<Attached>)>, Refusal>;
+
+/// The answer that says only that it is done.
+fn done() -> Answer {
+    Ok(Some((Reply::Done, Vec::new())))
+}
+
+fn system(cause: String) -> Refusal {
+    Refusal::System(cause)
+}

@@ -1,0 +1,430 @@
+//! The host's own segments: made, offered, taken back, removed.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use super::moves::{Keeper, Kept};
+use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, done, system};
+use crate::message::{
+    Change, Event, FIRST_FREE_ID, Grant, Handle, NodeId, ObjectId, Question, Refusal, Reply,
+    SegmentEntry, SegmentId, SegmentKind, SessionId, Share, Target, Tell, Withdrawal,
+};
+
+/// Bytes of the largest segment or extent.
+const MAX_SIZE: u64 = 1 << 62;
+
+/// Segments in one reply to a list.
+const LISTED: usize = 128;
+
+/// A segment of this host.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub id: SegmentId,
+    pub session: SessionId,
+    pub size: u64,
+    pub kind: SegmentKind,
+    /// `None` while an empty segment has none, and for members of a group.
+    pub memory: Option<ObjectId>,
+    /// Where in this host's export.
+    pub offset: Option<u64>,
+    pub available: bool,
+    pub shared: bool,
+    /// A member's connection to its group.
+    pub group: Option<Handle>,
+    pub guests: BTreeMap<Guest, Share>,
+    /// The move that is under way.
+    pub moving: Option<Handle>,
+}
+
+impl Directory {
+    pub(super) fn create_segment(
+        &mut self,
+        session: SessionId,
+        (id, choose): (SegmentId, bool),
+        size: u64,
+        kind: SegmentKind,
+        objects: &mut dyn Objects,
+    ) -> Answer {
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Refusal::Size);
+        }
+        if kind == SegmentKind::Group {
+            return self.ask_group(session, id, size);
+        }
+        let id = match choose {
+            true => self.free_id(id)?,
+            false if self.by_id.contains_key(&id) => return Err(Refusal::InUse),
+            false => id,
+        };
+        self.count(session)?;
+        let made = self.make_memory(size, kind, objects);
+        let (offset, memory) = made.inspect_err(|_| self.discount(session))?;
+        let handle = self.handle();
+        self.segments.insert(
+            handle,
+            Segment {
+                id,
+                session,
+                size,
+                kind,
+                memory,
+                offset,
+                available: false,
+                shared: false,
+                group: None,
+                guests: BTreeMap::new(),
+                moving: None,
+            },
+        );
+        self.by_id.insert(id, handle);
+        let address = offset.map(|offset| self.settings.range.base + offset);
+        let attached = memory.map(Attached::whole).into_iter().collect();
+        Ok(Some((Reply::Created { segment: handle, id, address }, attached)))
+    }
+
+    /// Takes room of the export, and memory for it where the segment has its own.
+    fn make_memory(
+        &mut self,
+        size: u64,
+        kind: SegmentKind,
+        objects: &mut dyn Objects,
+    ) -> Result<(Option<u64>, Option<ObjectId>), Refusal> {
+        let offset = self.take_room(size)?;
+        if kind == SegmentKind::Empty {
+            return Ok((Some(offset), None));
+        }
+        match objects.memory(size) {
+            Ok(memory) => Ok((Some(offset), Some(memory))),
+            Err(cause) => {
+                self.give_room(offset, size);
+                Err(system(cause))
+            }
+        }
+    }
+
+    fn free_id(&self, first: SegmentId) -> Result<SegmentId, Refusal> {
+        let first = first.max(FIRST_FREE_ID);
+        let mut candidates = (first..=u32::MAX).chain(FIRST_FREE_ID..first);
+        candidates.find(|id| !self.by_id.contains_key(id)).ok_or(Refusal::InUse)
+    }
+
+    pub(super) fn give_memory(
+        &mut self,
+        session: SessionId,
+        handle: Handle,
+        objects: &mut dyn Objects,
+    ) -> Answer {
+        let segment = self.own_segment(session, handle)?;
+        if segment.kind != SegmentKind::Empty || segment.memory.is_some() {
+            return Err(Refusal::Illegal("only an empty segment can be given memory, once".into()));
+        }
+        let memory = objects.memory(segment.size).map_err(system)?;
+        segment.memory = Some(memory);
+        Ok(Some((Reply::Memory, vec![Attached::whole(memory)])))
+    }
+
+    /// A session's own segment.
+    pub(super) fn own_segment(
+        &mut self,
+        session: SessionId,
+        handle: Handle,
+    ) -> Result<&mut Segment, Refusal> {
+        match self.segments.get_mut(&handle) {
+            Some(segment) if segment.session == session => Ok(segment),
+            _ => Err(Refusal::Stale),
+        }
+    }
+
+    pub(super) fn set_available(&mut self, session: SessionId, handle: Handle) -> Answer {
+        let segment = self.own_segment(session, handle)?;
+        if segment.kind == SegmentKind::Private {
+            return Err(Refusal::Illegal("a private segment cannot be made available".into()));
+        }
+        if segment.memory.is_none() && segment.group.is_none() {
+            return Err(Refusal::Illegal("an empty segment has nothing to offer yet".into()));
+        }
+        segment.available = true;
+        done()
+    }
+
+    pub(super) fn set_unavailable(
+        &mut self,
+        session: SessionId,
+        handle: Handle,
+        how: Withdrawal,
+        objects: &mut dyn Objects,
+    ) -> Answer {
+        let segment = self.own_segment(session, handle)?;
+        segment.available = false;
+        let guests: Vec<Guest> = segment.guests.keys().copied().collect();
+        match how {
+            Withdrawal::Quiet => done(),
+            Withdrawal::Notify => {
+                for (node, connection) in guests {
+                    let change = Change::Disconnect;
+                    self.send(To::Tell(node, Tell::Remote { connection, change }), Vec::new());
+                }
+                done()
+            }
+            Withdrawal::Force => self.revoke(session, vec![(handle, guests)], objects),
+        }
+    }
+
+    pub(super) fn share(&mut self, session: SessionId, handle: Handle) -> Answer {
+        let segment = self.own_segment(session, handle)?;
+        if segment.memory.is_none() {
+            return Err(Refusal::Illegal("an empty segment has nothing to share yet".into()));
+        }
+        segment.shared = true;
+        done()
+    }
+
+    pub(super) fn remove_segment(&mut self, session: SessionId, handle: Handle) -> Answer {
+        self.own_segment(session, handle)?;
+        self.end_segment(handle);
+        done()
+    }
+
+    /// Ends every segment of a session.
+    pub(super) fn drop_segments(&mut self, session: SessionId) {
+        let of = |(handle, segment): (&Handle, &Segment)| {
+            (segment.session == session).then_some(*handle)
+        };
+        let handles: Vec<Handle> = self.segments.iter().filter_map(of).collect();
+        for handle in handles {
+            self.end_segment(handle);
+        }
+    }
+
+    fn end_segment(&mut self, handle: Handle) {
+        let Some(segment) = self.segments.remove(&handle) else { return };
+        self.discount(segment.session);
+        if let Some(ticket) = segment.moving {
+            self.abandon_move(ticket);
+        }
+        if self.by_id.get(&segment.id) == Some(&handle) {
+            self.by_id.remove(&segment.id);
+        }
+        for (node, connection) in segment.guests.into_keys() {
+            self.guests.remove(&(node, connection));
+            let tell = Tell::Remote { connection, change: Change::Lost };
+            self.send(To::Tell(node, tell), Vec::new());
+        }
+        if let Some(connection) = segment.group {
+            self.leave(connection);
+        }
+        if let Some(object) = segment.memory {
+            // A process that keeps the mapping reads zeroes, and holds no memory.
+            self.out.push(Output::Empty { object, offset: 0, length: segment.size });
+            self.out.push(Output::Forget(object));
+        }
+        if let Some(offset) = segment.offset {
+            self.give_room(offset, segment.size);
+        }
+    }
+
+    /// Another node's process, or one of this node's, wants to use a segment.
+    pub(super) fn connect_guest(
+        &mut self,
+        guest: Guest,
+        id: SegmentId,
+        what: Target,
+    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+        let rule = self.rule(id, guest.0);
+        let handle = *self.by_id.get(&id).ok_or(Refusal::NoSuchSegment)?;
+        let segment = self.segments.get_mut(&handle).ok_or(Refusal::NoSuchSegment)?;
+        let open = match what {
+            Target::Attach => segment.shared && guest.0 == self.settings.node,
+            Target::Segment | Target::Group => segment.available,
+        };
+        let Some(memory) = segment.memory.filter(|_| open) else {
+            return Err(Refusal::NoSuchSegment);
+        };
+        if rule == Share::None {
+            return Err(Refusal::Denied);
+        }
+        if segment.moving.is_some() {
+            return Err(Refusal::Busy);
+        }
+        segment.guests.insert(guest, rule);
+        let write = rule == Share::Write;
+        let address = segment.offset.map(|offset| self.settings.range.base + offset);
+        let grant = Grant::Memory { size: segment.size, write, address };
+        let event = Event::Connected { segment: handle, node: guest.0 };
+        let owner = segment.session;
+        self.guests.insert(guest, Led::Segment(handle));
+        self.send(To::Event(owner, event), Vec::new());
+        Ok((grant, vec![Attached { object: memory, write }]))
+    }
+
+    /// A guest has let go of a segment.
+    pub(super) fn guest_left_segment(&mut self, guest: Guest, handle: Handle) {
+        let Some(segment) = self.segments.get_mut(&handle) else { return };
+        if segment.guests.remove(&guest).is_none() {
+            return;
+        }
+        let (owner, moving) = (segment.session, segment.moving);
+        let event = Event::Disconnected { segment: handle, node: guest.0 };
+        self.send(To::Event(owner, event), Vec::new());
+        if let Some(ticket) = moving {
+            self.keeper_gone(ticket, Keeper::Guest(guest));
+        }
+    }
+
+    /// Takes segments away from some of those that are connected to them. Answers when nothing of
+    /// what their owners write from then on can be read by them (invariant I4).
+    fn revoke(
+        &mut self,
+        session: SessionId,
+        revoked: Vec<(Handle, Vec<Guest>)>,
+        objects: &mut dyn Objects,
+    ) -> Answer {
+        let mut begun = Vec::new();
+        for (handle, guests) in revoked {
+            let Some(segment) = self.segments.get_mut(&handle) else { continue };
+            let before = segment.guests.len();
+            for guest in &guests {
+                segment.guests.remove(guest);
+            }
+            if segment.guests.len() == before {
+                continue;
+            }
+            for guest in guests {
+                self.guests.remove(&guest);
+                let tell = Tell::Remote { connection: guest.1, change: Change::Lost };
+                self.send(To::Tell(guest.0, tell), Vec::new());
+                let segment_event = Event::Disconnected { segment: handle, node: guest.0 };
+                if let Some(owner) = self.segments.get(&handle).map(|segment| segment.session) {
+                    self.send(To::Event(owner, segment_event), Vec::new());
+                }
+            }
+            begun.push(handle);
+        }
+        if begun.is_empty() {
+            return done();
+        }
+        let ticket = self.new_ticket(session);
+        for handle in begun {
+            self.move_segment(handle, ticket, objects);
+        }
+        self.answer_ticket(ticket)
+    }
+
+    /// Begins to move a segment into new memory.
+    fn move_segment(&mut self, handle: Handle, ticket: Handle, objects: &mut dyn Objects) {
+        let Some(segment) = self.segments.get(&handle) else { return };
+        let Some(old) = segment.memory else { return };
+        if let Some(moving) = segment.moving {
+            // Where others have moved on already, it needs another move after this one.
+            self.move_again(moving, ticket);
+            return;
+        }
+        let new = match objects.memory(segment.size) {
+            Ok(new) => new,
+            Err(cause) => return self.ticket_failed(ticket, system(cause)),
+        };
+        let mut keepers = vec![Keeper::Session(segment.session, handle)];
+        keepers.extend(segment.guests.keys().map(|guest| Keeper::Guest(*guest)));
+        let length = segment.size;
+        let kept = Kept::Segment(handle);
+        let begun = self.begin_move(ticket, kept, ((old, 0), (new, 0)), 0..length, keepers);
+        if let Some(segment) = self.segments.get_mut(&handle) {
+            segment.moving = Some(begun);
+        }
+    }
+
+    /// A segment is in its new memory.
+    pub(super) fn segment_moved(
+        &mut self,
+        handle: Handle,
+        (old, new): (ObjectId, ObjectId),
+        again: Vec<Handle>,
+        objects: &mut dyn Objects,
+    ) {
+        if let Some(segment) = self.segments.get_mut(&handle) {
+            segment.memory = Some(new);
+            segment.moving = None;
+            if old != new {
+                self.out.push(Output::Empty { object: old, offset: 0, length: segment.size });
+                self.out.push(Output::Forget(old));
+            }
+        }
+        for ticket in again {
+            self.move_segment(handle, ticket, objects);
+        }
+    }
+
+    pub(super) fn set_share(
+        &mut self,
+        session: SessionId,
+        ids: RangeInclusive<SegmentId>,
+        node: Option<NodeId>,
+        share: Share,
+        objects: &mut dyn Objects,
+    ) -> Answer {
+        if ids.is_empty() {
+            return Err(Refusal::Illegal(
+                "the first segment of a range comes before its last".into(),
+            ));
+        }
+        let hosts: Vec<(NodeId, String)> = match node {
+            Some(node) => {
+                let name = self.settings.hosts.get(&node).ok_or(Refusal::NoSuchNode)?;
+                vec![(node, name.clone())]
+            }
+            None => self.settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect(),
+        };
+        let owner = self.settings.hosts.get(&self.settings.node).cloned().unwrap_or_default();
+        for (_, host) in &hosts {
+            self.settings.rules.set(&owner, ids.clone(), host, share.into());
+        }
+        let mut revoked = Vec::new();
+        for (id, handle) in self.by_id.range(ids) {
+            let Some(segment) = self.segments.get(handle) else { continue };
+            let lost = |(guest, share): (&Guest, &Share)| {
+                (self.rule(*id, guest.0) < *share).then_some(*guest)
+            };
+            let guests: Vec<Guest> = segment.guests.iter().filter_map(lost).collect();
+            revoked.push((*handle, guests));
+        }
+        self.revoke(session, revoked, objects)
+    }
+
+    pub(super) fn list_segments(&self, skip: u32) -> Reply {
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        let mut entries = self.by_id.iter().skip(skip).filter_map(|(id, handle)| {
+            let segment = self.segments.get(handle)?;
+            let mut connections: Vec<NodeId> =
+                segment.guests.keys().map(|(node, _)| *node).collect();
+            connections.truncate(32);
+            Some(SegmentEntry {
+                id: *id,
+                size: segment.size,
+                available: segment.available,
+                session: segment.session,
+                connections,
+                address: segment.offset.map(|offset| self.settings.range.base + offset),
+            })
+        });
+        let list = entries.by_ref().take(LISTED).collect();
+        Reply::Segments { list, more: entries.next().is_some() }
+    }
+
+    /// Takes room of what this host exports.
+    pub(super) fn take_room(&mut self, size: u64) -> Result<u64, Refusal> {
+        let free = self.space.free_bytes();
+        self.space.allocate(size).ok_or(Refusal::NoSpace { free })
+    }
+
+    pub(super) fn give_room(&mut self, offset: u64, size: u64) {
+        self.space.free(offset, size);
+    }
+
+    /// The question behind a connection to a segment.
+    pub(super) fn segment_question(id: SegmentId, what: Target) -> Question {
+        match what {
+            Target::Segment | Target::Attach => Question::Segment { id, what },
+            Target::Group => Question::Group { id, size: None },
+        }
+    }
+}

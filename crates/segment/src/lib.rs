@@ -1,0 +1,17 @@
+#![forbid(unsafe_code)]
+//! Shared memory between hosts, as decisions: who has which segment, who may reach it, and who is
+//! told what happened to it.
+//!
+//! * [`message`]: what processes, nodes and their peers say to each other.
+//! * [`directory`]: one host's [`Directory`](directory::Directory), the state machine behind its
+//!   node's segment service.
+//!
+//! Pure: no I/O, no clock, no threads. Memory and interrupts are numbers here ([`ObjectId`]); the
+//! shell holds the descriptors behind them and makes new ones when asked ([`directory::Objects`]).
+
+pub mod directory;
+pub mod message;
+
+pub use directory::{Directory, Objects, Output, To};
+pub use message::{Handle, NodeId, ObjectId, SegmentId, SessionId};
+pub mod stub;
