@@ -1,0 +1,41 @@
+#![deny(unsafe_code)]
+//! A process on a host of the rack: its segments, those of others, interrupts, pages of the rack's
+//! address space, and copies between them.
+//!
+//! ```no_run
+//! use rackbus_attach::{Location, SegmentOptions, Session};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // On one host:
+//! let session = Session::open(&Location::from_environment()?)?;
+//! let segment = session.create_segment(&SegmentOptions::shared(4711, 1 << 20))?;
+//! segment.set_available()?;
+//!
+//! // On another:
+//! # let other = session.clone();
+//! let remote = other.connect(4, 4711, 1_000)?;
+//! let mapping = remote.map(0, 1 << 20)?;
+//! mapping.whole().copy_from(b"seen by everybody who has it mapped");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What is mapped is memory: loads, stores and copies touch it with no software in between. The
+//! node is asked only to make, connect and end things. When a host, a node or a process dies,
+//! mappings stay where they are and read zeroes; who was connected is told ([`Happening`]).
+
+mod events;
+mod location;
+mod memory;
+mod segments;
+mod session;
+
+pub use events::{Happening, Watch};
+pub use location::{Location, LocationError};
+pub use memory::Mapping;
+pub use rackbus_segment::message::{
+    BROADCAST_NODE, Change, Holder, MAX_DATA, NodeId, Refusal, SegmentEntry, SegmentId,
+    SegmentKind, Share, Withdrawal,
+};
+pub use segments::{LocalSegment, RemoteSegment, SegmentOptions};
+pub use session::{AttachError, Session};

@@ -1,0 +1,149 @@
+//! Memory that a process has through its node, and that the node may move elsewhere.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rackbus_memory::region::RegionError;
+use rackbus_memory::{Access, DmaSlice, Region};
+
+use crate::session::AttachError;
+
+/// How long a new mapping waits for a move that is under way: longer than the node lets one last.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A mapping of a segment or of pages: memory, whosever it is.
+///
+/// It stays where it is until it is dropped. When the memory is taken away, or its owner dies, it
+/// reads zeroes; writing to it then reaches nobody. Nothing that happens elsewhere makes an
+/// access to it fail.
+#[derive(Debug, Clone)]
+pub struct Mapping(Arc<Region>);
+
+impl Mapping {
+    pub(crate) fn new(region: Arc<Region>) -> Mapping {
+        Mapping(region)
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> DmaSlice<'_> {
+        self.0.whole()
+    }
+
+    /// The region behind it, for copies and locks.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.0
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never: a mapping has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// The memory of a segment, a connection or an extent, with the mappings of it.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    state: Mutex<State>,
+    moved: Condvar,
+    access: Access,
+}
+
+#[derive(Debug)]
+struct State {
+    file: Option<Arc<OwnedFd>>,
+    regions: Vec<Weak<Region>>,
+    frozen: bool,
+}
+
+impl Memory {
+    pub(crate) fn new(file: Option<OwnedFd>, write: bool) -> Arc<Memory> {
+        let access = match write {
+            true => Access::READ | Access::WRITE,
+            false => Access::READ,
+        };
+        let state = State { file: file.map(Arc::new), regions: Vec::new(), frozen: false };
+        Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether stores are allowed.
+    pub(crate) fn writable(&self) -> bool {
+        self.access.contains(Access::WRITE)
+    }
+
+    pub(crate) fn set_file(&self, file: OwnedFd) {
+        self.lock().file = Some(Arc::new(file));
+    }
+
+    /// Adds a mapping that was made otherwise.
+    pub(crate) fn keep(&self, region: &Arc<Region>) {
+        self.lock().regions.push(Arc::downgrade(region));
+    }
+
+    pub(crate) fn has_file(&self) -> bool {
+        self.lock().file.is_some()
+    }
+
+    /// Maps a range; `address` asks for a place of the caller's choice.
+    pub(crate) fn map(
+        &self,
+        (offset, length): (u64, u64),
+        address: Option<usize>,
+        read_only: bool,
+    ) -> Result<Mapping, AttachError> {
+        let state = self.lock();
+        let waited = self.moved.wait_timeout_while(state, PATIENCE, |state| state.frozen);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let file = match &state.file {
+            Some(file) if !state.frozen => file.clone(),
+            Some(_) => return Err(AttachError::Busy),
+            None => return Err(AttachError::NoMemory),
+        };
+        let access = if read_only { Access::READ } else { self.access };
+        let region = Region::map_at(address, file.as_fd(), offset, length, access)?;
+        let region = Arc::new(region);
+        state.regions.retain(|region| region.strong_count() > 0);
+        state.regions.push(Arc::downgrade(&region));
+        Ok(Mapping(region))
+    }
+
+    /// The node moves a range elsewhere: writers wait from now on.
+    pub(crate) fn freeze(&self, offset: u64, length: u64) -> Result<(), RegionError> {
+        let mut state = self.lock();
+        state.frozen = true;
+        for region in state.regions.iter().filter_map(Weak::upgrade) {
+            region.freeze(offset, length)?;
+        }
+        Ok(())
+    }
+
+    /// The range is in `file` from now on, beginning at `from`; `whole` when that is all of it.
+    pub(crate) fn adopt(
+        &self,
+        (offset, length): (u64, u64),
+        file: OwnedFd,
+        from: u64,
+        whole: bool,
+    ) -> Result<(), RegionError> {
+        let mut state = self.lock();
+        let regions: Vec<Arc<Region>> = state.regions.iter().filter_map(Weak::upgrade).collect();
+        let outcomes =
+            regions.iter().map(|region| region.adopt(offset, length, file.as_fd(), from));
+        let outcome = outcomes.fold(Ok(()), Result::and);
+        if whole {
+            state.file = Some(Arc::new(file));
+        }
+        state.frozen = false;
+        self.moved.notify_all();
+        outcome
+    }
+}

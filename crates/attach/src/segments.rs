@@ -1,0 +1,368 @@
+//! Segments: this process' own, and those it is connected to.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_memory::{Access, Region};
+use rackbus_segment::Handle;
+use rackbus_segment::message::{
+    BROADCAST_NODE, Connected, NodeId, Reply, Request, SegmentId, SegmentKind, Target, Withdrawal,
+};
+
+use crate::events::{Callback, Watch};
+use crate::memory::{Mapping, Memory};
+use crate::session::{AttachError, Session, Watched};
+
+/// What a new segment is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentOptions {
+    /// Its number on this host; for a group, the group's.
+    pub id: SegmentId,
+    /// Whether the node may choose another number, from `id` upwards.
+    pub choose: bool,
+    /// Bytes; any number from 1.
+    pub size: u64,
+    /// What it is.
+    pub kind: SegmentKind,
+}
+
+impl SegmentOptions {
+    /// A segment for others, with this number and size in bytes.
+    pub fn shared(id: SegmentId, size: u64) -> SegmentOptions {
+        SegmentOptions { id, choose: false, size, kind: SegmentKind::Shared }
+    }
+}
+
+/// A segment of this process. It ends when it is dropped; those that are connected lose it.
+#[derive(Debug)]
+pub struct LocalSegment {
+    session: Session,
+    handle: Handle,
+    id: SegmentId,
+    size: u64,
+    kind: SegmentKind,
+    address: Option<u64>,
+    memory: Arc<Memory>,
+    watch: Arc<Watch>,
+    removed: std::sync::atomic::AtomicBool,
+}
+
+impl Session {
+    /// Makes a segment.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`]: the number is in use, the size is 0, or nothing is left of the
+    /// host's export.
+    pub fn create_segment(&self, options: &SegmentOptions) -> Result<LocalSegment, AttachError> {
+        self.create_segment_watched(options, None)
+    }
+
+    /// The same, with somebody who is called for what happens to it.
+    ///
+    /// # Errors
+    /// As [`create_segment`](Session::create_segment).
+    pub fn create_segment_watched(
+        &self,
+        options: &SegmentOptions,
+        callback: Option<Callback>,
+    ) -> Result<LocalSegment, AttachError> {
+        let SegmentOptions { id, choose, size, kind } = *options;
+        let (reply, fds) = self.call(&Request::CreateSegment { id, choose, size, kind })?;
+        let Reply::Created { segment: handle, id, address } = reply else {
+            return Err(AttachError::Protocol);
+        };
+        let memory = Memory::new(fds.into_iter().next(), true);
+        let watch = Watch::new(callback);
+        let watched =
+            Watched { watch: Arc::downgrade(&watch), memory: Arc::downgrade(&memory), size };
+        self.registry().watch(handle, watched, self);
+        let (session, removed) = (self.clone(), false.into());
+        Ok(LocalSegment { session, handle, id, size, kind, address, memory, watch, removed })
+    }
+
+    /// Connects to a segment of a host, for at most `timeout_ms` milliseconds (bounded to about
+    /// three seconds). [`BROADCAST_NODE`] connects to a multicast group.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`]: there is no such segment or host, or it may not be used.
+    pub fn connect(
+        &self,
+        node: NodeId,
+        id: SegmentId,
+        timeout_ms: u32,
+    ) -> Result<RemoteSegment, AttachError> {
+        self.connect_watched(node, id, timeout_ms, None)
+    }
+
+    /// The same, with somebody who is called for what happens to it.
+    ///
+    /// # Errors
+    /// As [`connect`](Session::connect).
+    pub fn connect_watched(
+        &self,
+        node: NodeId,
+        id: SegmentId,
+        timeout_ms: u32,
+        callback: Option<Callback>,
+    ) -> Result<RemoteSegment, AttachError> {
+        let what = if node == BROADCAST_NODE { Target::Group } else { Target::Segment };
+        self.connect_to(node, id, timeout_ms, what, callback)
+    }
+
+    /// Attaches to a segment that another process of this host shares.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when there is none.
+    pub fn attach(
+        &self,
+        id: SegmentId,
+        callback: Option<Callback>,
+    ) -> Result<RemoteSegment, AttachError> {
+        self.connect_to(self.node(), id, u32::MAX, Target::Attach, callback)
+    }
+
+    fn connect_to(
+        &self,
+        node: NodeId,
+        id: SegmentId,
+        timeout_ms: u32,
+        what: Target,
+        callback: Option<Callback>,
+    ) -> Result<RemoteSegment, AttachError> {
+        let (reply, fds) = self.call(&Request::Connect { node, id, timeout_ms, what })?;
+        let (Reply::Connected(connected), Some(file)) = (reply, fds.into_iter().next()) else {
+            return Err(AttachError::Protocol);
+        };
+        let Connected { connection: handle, size, write, address } = connected;
+        let memory = Memory::new(Some(file), write);
+        let watch = Watch::new(callback);
+        let watched =
+            Watched { watch: Arc::downgrade(&watch), memory: Arc::downgrade(&memory), size };
+        self.registry().watch(handle, watched, self);
+        let session = self.clone();
+        Ok(RemoteSegment { session, handle, node, id, size, address, memory, watch })
+    }
+}
+
+impl LocalSegment {
+    /// Its number.
+    pub fn id(&self) -> SegmentId {
+        self.id
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its place in the rack's address space; members of groups have none.
+    pub fn address(&self) -> Option<u64> {
+        self.address
+    }
+
+    /// What happens to it.
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// Lets others connect.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] for private segments, and empty ones without memory.
+    pub fn set_available(&self) -> Result<(), AttachError> {
+        self.session.done(&Request::SetAvailable { segment: self.handle })
+    }
+
+    /// Lets nobody connect any more. With [`Withdrawal::Force`] those that are connected lose it:
+    /// when this returns, they read and write nothing of it, even where they keep it mapped.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn set_unavailable(&self, how: Withdrawal) -> Result<(), AttachError> {
+        self.session.done(&Request::SetUnavailable { segment: self.handle, how })
+    }
+
+    /// Lets other processes of this host attach.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] for empty segments without memory.
+    pub fn share(&self) -> Result<(), AttachError> {
+        self.session.done(&Request::Share { segment: self.handle })
+    }
+
+    /// Maps `length` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`AttachError`] when the range is not inside, or there is no memory yet.
+    pub fn map(&self, offset: u64, length: u64) -> Result<Mapping, AttachError> {
+        self.memory.map((offset, length), None, false)
+    }
+
+    /// The same at an address where nothing is mapped yet, or to be read only.
+    ///
+    /// # Errors
+    /// As [`map`](LocalSegment::map).
+    pub fn map_as(
+        &self,
+        range: (u64, u64),
+        address: Option<usize>,
+        read_only: bool,
+    ) -> Result<Mapping, AttachError> {
+        self.memory.map(range, address, read_only)
+    }
+
+    /// Gives an empty segment memory of its own.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when it has some, or was not made empty.
+    pub fn give_memory(&self) -> Result<(), AttachError> {
+        let file = self.ask_memory()?;
+        self.memory.set_file(file);
+        Ok(())
+    }
+
+    fn ask_memory(&self) -> Result<OwnedFd, AttachError> {
+        match self.session.call(&Request::GiveMemory { segment: self.handle })? {
+            (Reply::Memory, fds) => fds.into_iter().next().ok_or(AttachError::Protocol),
+            _ => Err(AttachError::Protocol),
+        }
+    }
+
+    /// Makes memory of this process the memory of an empty segment: what is written there is
+    /// seen by all that are connected, and the other way round. When the mapping that this returns
+    /// is dropped, the memory is private again, with its bytes.
+    ///
+    /// # Safety
+    /// `address` and the segment's size are whole pages of readable and writable memory of this
+    /// process, which is not unmapped or mapped anew before the mapping is dropped.
+    ///
+    /// # Errors
+    /// [`AttachError`] when the segment is not empty, or the memory cannot be replaced.
+    #[allow(unsafe_code)]
+    pub unsafe fn register(&self, address: usize) -> Result<Mapping, AttachError> {
+        let file = self.ask_memory()?;
+        {
+            let access = Access::READ | Access::WRITE;
+            let copy = Region::map(file.as_fd(), 0, self.size, access)?;
+            let length = usize::try_from(self.size).unwrap_or(usize::MAX);
+            // SAFETY: the caller says that this is memory of its own, of that size.
+            let bytes = unsafe {
+                let start: *const u8 = std::ptr::with_exposed_provenance(address);
+                std::slice::from_raw_parts(start, length)
+            };
+            copy.whole().copy_from(bytes);
+        }
+        // SAFETY: as the caller says.
+        let region = unsafe { Region::over(address, file.as_fd(), self.size) }?;
+        let region = Arc::new(region);
+        self.memory.keep(&region);
+        self.memory.set_file(file);
+        Ok(Mapping::new(region))
+    }
+
+    /// Whether it has memory.
+    pub fn has_memory(&self) -> bool {
+        self.memory.has_file()
+    }
+
+    /// What it was made as.
+    pub fn kind(&self) -> SegmentKind {
+        self.kind
+    }
+
+    /// Ends it now. Mappings stay and read zeroes.
+    ///
+    /// # Errors
+    /// [`AttachError`] when the node is gone, in which case it is ended all the same.
+    pub fn remove(&self) -> Result<(), AttachError> {
+        if self.removed.swap(true, std::sync::atomic::Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.watch.end();
+        self.session.registry().forget(self.handle);
+        self.session.done(&Request::Remove { segment: self.handle })
+    }
+}
+
+impl Drop for LocalSegment {
+    fn drop(&mut self) {
+        // A node that is gone has ended it already.
+        let _ = self.remove();
+    }
+}
+
+/// A connection to a segment. It ends when it is dropped; mappings stay, but are not moved along
+/// any more.
+#[derive(Debug)]
+pub struct RemoteSegment {
+    session: Session,
+    handle: Handle,
+    node: NodeId,
+    id: SegmentId,
+    size: u64,
+    address: Option<u64>,
+    memory: Arc<Memory>,
+    watch: Arc<Watch>,
+}
+
+impl RemoteSegment {
+    /// The host it is on.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Its number there.
+    pub fn id(&self) -> SegmentId {
+        self.id
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its place in the rack's address space; groups have none.
+    pub fn address(&self) -> Option<u64> {
+        self.address
+    }
+
+    /// Whether stores are allowed.
+    pub fn writable(&self) -> bool {
+        self.memory.writable()
+    }
+
+    /// What happens to it.
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// Maps `length` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`AttachError`] when the range is not inside.
+    pub fn map(&self, offset: u64, length: u64) -> Result<Mapping, AttachError> {
+        self.memory.map((offset, length), None, false)
+    }
+
+    /// The same at an address where nothing is mapped yet, or to be read only.
+    ///
+    /// # Errors
+    /// As [`map`](RemoteSegment::map).
+    pub fn map_as(
+        &self,
+        range: (u64, u64),
+        address: Option<usize>,
+        read_only: bool,
+    ) -> Result<Mapping, AttachError> {
+        self.memory.map(range, address, read_only)
+    }
+}
+
+impl Drop for RemoteSegment {
+    fn drop(&mut self) {
+        self.watch.end();
+        self.session.registry().forget(self.handle);
+        // A node that is gone has ended it already.
+        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+    }
+}

@@ -1,0 +1,434 @@
+//! A process' conversation with its host's node.
+//!
+//! Requests go over one socket and are answered there, one after the other; events come over a
+//! second one, on which a thread answers what concerns moved memory by itself. So a call never
+//! waits for an event, and an event never for a callback.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::region::RegionError;
+use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
+use rackbus_segment::message::{
+    Change, Event, Holder, NodeId, Notice, Refusal, Reply, Request, SegmentEntry, SegmentId, Share,
+    VERSION, Welcome, decode, encode,
+};
+use rackbus_segment::{Handle, SessionId};
+
+use crate::events::{Calls, Happening, Watch};
+use crate::location::Location;
+use crate::memory::Memory;
+
+/// How long the node may take for an answer: longer than it gives other nodes.
+const ANSWER: Duration = Duration::from_secs(15);
+/// How long moving memory may take: tens of gigabytes are copied.
+const MOVED: Duration = Duration::from_secs(120);
+/// How long to try again while memory is being moved.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// Events kept for what is not known yet.
+const MOST_EARLY: usize = 1024;
+
+/// Why something could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// No node listens on this host.
+    #[error("no node answers at {}: {cause}; is the rack up?", path.display())]
+    NoNode {
+        /// Its socket.
+        path: std::path::PathBuf,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The node is gone.
+    #[error("the host's node is gone ({0}); what is mapped stays, nothing new can be had")]
+    Gone(StreamError),
+    /// The node, or another's, said no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The node answered something that makes no sense.
+    #[error("the host's node does not speak this protocol; use the library of its version")]
+    Protocol,
+    /// Memory could not be mapped.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The system refused.
+    #[error("{what}: {cause}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The memory is being moved and that takes too long.
+    #[error("the memory is being moved; try again")]
+    Busy,
+    /// An empty segment has no memory yet.
+    #[error("the segment has no memory yet")]
+    NoMemory,
+    /// Memory may only be read.
+    #[error("the memory may only be read")]
+    ReadOnly,
+}
+
+/// A conversation with the host's node. Clones are the same one; it ends with the last of them and
+/// of what was had through it.
+#[derive(Debug, Clone)]
+pub struct Session(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    welcome: Welcome,
+    calls: Mutex<Line>,
+    events: Arc<Packets>,
+    registry: Arc<Registry>,
+}
+
+/// The socket of requests.
+#[derive(Debug)]
+struct Line {
+    packets: Packets,
+    buffer: Vec<u8>,
+    spin: AdaptiveSpin,
+}
+
+/// What events are about.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    watched: Mutex<HashMap<Handle, Watched>>,
+    /// Events about things whose making has not been heard of yet: they come on another socket.
+    early: Mutex<VecDeque<(Handle, Event, Vec<OwnedFd>)>>,
+    finished: Mutex<HashMap<Handle, Result<(), Refusal>>>,
+    ended: Condvar,
+    gone: AtomicBool,
+    calls: Calls,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Watched {
+    pub watch: Weak<Watch>,
+    pub memory: Weak<Memory>,
+    pub size: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Attaches to the node of the host that the process is on.
+    ///
+    /// # Errors
+    /// [`AttachError`] when no node is there, or does not let this process in.
+    pub fn open(location: &Location) -> Result<Session, AttachError> {
+        let path = location.socket();
+        let packets = Packets::connect(&path)
+            .map_err(|cause| AttachError::NoNode { path: path.clone(), cause })?;
+        let failed = |what| move |cause| AttachError::System { what, cause };
+        let (events, theirs) = Packets::pair().map_err(failed("socketpair"))?;
+        let mut line =
+            Line { packets, buffer: vec![0; MAX_PACKET], spin: AdaptiveSpin::new(1_000, 50_000) };
+        let hello = Request::Hello { version: VERSION };
+        let welcome = match line.call(&hello, &[theirs.as_fd()])? {
+            (Reply::Welcome(welcome), _) => welcome,
+            (Reply::Refused(refusal), _) => return Err(refusal.into()),
+            _ => return Err(AttachError::Protocol),
+        };
+        let registry = Arc::new(Registry {
+            watched: Mutex::default(),
+            early: Mutex::default(),
+            finished: Mutex::default(),
+            ended: Condvar::new(),
+            gone: AtomicBool::new(false),
+            calls: Calls::start().map_err(failed("a thread for callbacks"))?,
+        });
+        let events = Arc::new(events);
+        let (listening, registered) = (events.clone(), registry.clone());
+        let listen = move || registered.listen(&listening);
+        std::thread::Builder::new()
+            .name("rackbus events".into())
+            .spawn(listen)
+            .map_err(failed("a thread for events"))?;
+        Ok(Session(Arc::new(Inner { welcome, calls: Mutex::new(line), events, registry })))
+    }
+
+    /// This host's node id.
+    pub fn node(&self) -> NodeId {
+        self.0.welcome.node
+    }
+
+    /// The rack's hosts and their node ids, by id.
+    pub fn hosts(&self) -> &[(NodeId, String)] {
+        &self.0.welcome.hosts
+    }
+
+    /// Who this session is, in the whole rack: what it holds locks as.
+    pub fn holder(&self) -> Holder {
+        Holder { node: self.0.welcome.node, session: self.0.welcome.session }
+    }
+
+    /// Whether the node is gone.
+    pub fn is_gone(&self) -> bool {
+        self.0.registry.gone.load(Ordering::Acquire)
+    }
+
+    /// Ends the conversation now, whoever still has a clone of it. All that was had is given back.
+    pub fn close(&self) {
+        self.0.events.shut_down();
+        lock(&self.0.calls).packets.shut_down();
+    }
+
+    /// Whether a host's node answers.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when it does not, or there is no such host.
+    pub fn probe(&self, node: NodeId) -> Result<(), AttachError> {
+        self.done(&Request::Probe { node })
+    }
+
+    /// Whether a session of any host still lives.
+    ///
+    /// # Errors
+    /// [`AttachError`] when that cannot be told.
+    pub fn alive(&self, holder: Holder) -> Result<bool, AttachError> {
+        match self.call(&Request::Alive { holder })? {
+            (Reply::Alive(alive), _) => Ok(alive),
+            _ => Err(AttachError::Protocol),
+        }
+    }
+
+    /// Changes who may use this host's segments, connected already or not. When it returns, who
+    /// lost the right reads and writes nothing of these segments any more.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn set_share(
+        &self,
+        segments: std::ops::RangeInclusive<SegmentId>,
+        node: Option<NodeId>,
+        share: Share,
+    ) -> Result<(), AttachError> {
+        let (first, last) = segments.into_inner();
+        self.done(&Request::SetShare { first, last, node, share })
+    }
+
+    /// All segments of this host.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn segments(&self) -> Result<Vec<SegmentEntry>, AttachError> {
+        let mut all = Vec::new();
+        loop {
+            let skip = u32::try_from(all.len()).unwrap_or(u32::MAX);
+            match self.call(&Request::ListSegments { skip })? {
+                (Reply::Segments { list, more }, _) => {
+                    all.extend(list);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                _ => return Err(AttachError::Protocol),
+            }
+        }
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.0.registry
+    }
+
+    /// Asks the node; a refusal is an error.
+    pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
+        let begun = Instant::now();
+        loop {
+            match lock(&self.0.calls).call(request, &[])? {
+                (Reply::Refused(Refusal::Busy), _) if begun.elapsed() < BUSY => {}
+                (Reply::Refused(refusal), _) => return Err(refusal.into()),
+                answer => return Ok(answer),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Asks the node for something that has no result, and waits until it is done.
+    pub(crate) fn done(&self, request: &Request) -> Result<(), AttachError> {
+        match self.call(request)? {
+            (Reply::Done, _) => Ok(()),
+            (Reply::Started { ticket }, _) => self.0.registry.wait_finished(ticket),
+            _ => Err(AttachError::Protocol),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Ends the thread of events, which ends that of callbacks.
+        self.events.shut_down();
+    }
+}
+
+impl Line {
+    fn call(
+        &mut self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
+        self.packets.send(&encode(request), fds).map_err(AttachError::Gone)?;
+        let deadline = Instant::now().checked_add(ANSWER);
+        let packet = match self.packets.receive(&mut self.buffer, &mut self.spin, deadline) {
+            Ok(packet) => packet,
+            Err(cause) => {
+                // An answer that came later would be taken for another request's.
+                self.packets.shut_down();
+                return Err(AttachError::Gone(cause));
+            }
+        };
+        let reply = self.buffer.get(..packet.length).and_then(decode);
+        Ok((reply.ok_or(AttachError::Protocol)?, packet.fds))
+    }
+}
+
+impl Registry {
+    /// Tells what events about `handle` are for, and what has happened to it already.
+    pub(crate) fn watch(&self, handle: Handle, watched: Watched, session: &Session) {
+        let early: Vec<_> = {
+            let mut early = lock(&self.early);
+            lock(&self.watched).insert(handle, watched);
+            let (mine, others): (Vec<_>, Vec<_>) =
+                early.drain(..).partition(|(about, ..)| *about == handle);
+            *early = others.into();
+            mine
+        };
+        for (_, event, fds) in early.into_iter().rev() {
+            self.heard(event, fds, &session.0.events);
+        }
+        if self.gone.load(Ordering::Acquire) {
+            self.all_gone();
+        }
+    }
+
+    pub(crate) fn forget(&self, handle: Handle) {
+        lock(&self.watched).remove(&handle);
+    }
+
+    fn get(&self, handle: Handle) -> Option<Watched> {
+        lock(&self.watched).get(&handle).cloned()
+    }
+
+    fn listen(&self, events: &Packets) {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
+        while let Ok(packet) = events.receive(&mut buffer, &mut spin, None) {
+            match buffer.get(..packet.length).and_then(decode::<Event>) {
+                Some(event) => self.heard(event, packet.fds, events),
+                None => break,
+            }
+        }
+        self.gone.store(true, Ordering::Release);
+        self.all_gone();
+        self.ended.notify_all();
+    }
+
+    /// The node is gone, and with it everything that was had through it.
+    fn all_gone(&self) {
+        let all: Vec<Watched> = lock(&self.watched).values().cloned().collect();
+        for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
+            if !watch.lost() {
+                watch.happened(Happening::Remote(Change::NotOperational), &self.calls);
+                watch.happened(Happening::Remote(Change::Lost), &self.calls);
+            }
+        }
+    }
+
+    fn happened(&self, handle: Handle, happening: Happening) {
+        if let Some(watch) = self.get(handle).and_then(|watched| watched.watch.upgrade()) {
+            watch.happened(happening, &self.calls);
+        }
+    }
+
+    fn heard(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
+        if let Some(handle) = about(&event) {
+            let mut early = lock(&self.early);
+            if !lock(&self.watched).contains_key(&handle) {
+                // What is forgotten already is soon the oldest.
+                early.truncate(MOST_EARLY);
+                early.push_front((handle, event, fds));
+                return;
+            }
+        }
+        match event {
+            Event::Connected { segment, node } => {
+                self.happened(segment, Happening::Connected(node));
+            }
+            Event::Disconnected { segment, node } => {
+                self.happened(segment, Happening::Disconnected(node));
+            }
+            Event::Remote { connection, change } => {
+                self.happened(connection, Happening::Remote(change));
+            }
+            Event::Sender { .. } | Event::SenderGone { .. } => {}
+            Event::Freeze { ticket, keeper, offset, length } => {
+                let memory = self.get(keeper).and_then(|watched| watched.memory.upgrade());
+                if let Some(Err(error)) = memory.map(|memory| memory.freeze(offset, length)) {
+                    tracing::error!(%error, "memory cannot be kept from its writers");
+                    return;
+                }
+                answer(events, Notice::Frozen { ticket, keeper });
+            }
+            Event::Adopt { ticket, keeper, offset, length, from } => {
+                let watched = self.get(keeper);
+                let whole = watched.as_ref().is_some_and(|it| (offset, length) == (0, it.size));
+                let memory = watched.and_then(|watched| watched.memory.upgrade());
+                if let (Some(memory), Some(file)) = (memory, fds.into_iter().next())
+                    && let Err(error) = memory.adopt((offset, length), file, from, whole)
+                {
+                    tracing::error!(%error, "moved memory cannot be mapped");
+                }
+                answer(events, Notice::Adopted { ticket, keeper });
+            }
+            Event::Finished { ticket, outcome } => {
+                lock(&self.finished).insert(ticket, outcome);
+                self.ended.notify_all();
+            }
+        }
+    }
+
+    fn wait_finished(&self, ticket: Handle) -> Result<(), AttachError> {
+        let going_on = |finished: &mut HashMap<Handle, _>| {
+            !finished.contains_key(&ticket) && !self.gone.load(Ordering::Acquire)
+        };
+        let finished = lock(&self.finished);
+        let waited = self.ended.wait_timeout_while(finished, MOVED, going_on);
+        let mut finished = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match finished.remove(&ticket) {
+            Some(outcome) => Ok(outcome?),
+            None => Err(AttachError::Gone(StreamError::TimedOut)),
+        }
+    }
+}
+
+/// What an event is about.
+fn about(event: &Event) -> Option<Handle> {
+    match event {
+        Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
+        Event::Remote { connection, .. } => Some(*connection),
+        Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
+        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } => Some(*keeper),
+        Event::Finished { .. } => None,
+    }
+}
+
+fn answer(events: &Packets, notice: Notice) {
+    if let Err(error) = events.send(&encode(&notice), &[]) {
+        tracing::warn!(%error, "the node could not be answered");
+    }
+}
+
+/// Only its number, not what it is for.
+impl From<&Session> for SessionId {
+    fn from(session: &Session) -> SessionId {
+        session.0.welcome.session
+    }
+}

@@ -1,0 +1,199 @@
+//! Two hosts' segment services and processes' sessions with them: what is shared, with whom, and
+//! what becomes of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_attach::{
+    Change, Happening, Location, Refusal, SegmentKind, SegmentOptions, Session, Share, Withdrawal,
+};
+use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_node::segments::Segments;
+use rackbus_segment::directory::{HostRange, Settings};
+
+const ALPHA: u32 = 4;
+const BETA: u32 = 8;
+const GAMMA: u32 = 12;
+const SOON: Option<Duration> = Some(Duration::from_secs(5));
+
+/// Hosts with nothing but their segment services.
+struct Rack(tempfile::TempDir);
+
+impl Rack {
+    fn start() -> Rack {
+        let rack = Rack(tempfile::tempdir().unwrap());
+        for node in [ALPHA, BETA, GAMMA] {
+            start(rack.0.path(), node);
+        }
+        rack
+    }
+
+    fn session(&self, node: u32) -> Session {
+        let location = Location { run_dir: self.0.path().to_owned(), host: name(node).to_owned() };
+        Session::open(&location).unwrap()
+    }
+}
+
+fn name(node: u32) -> &'static str {
+    match node {
+        ALPHA => "alpha",
+        BETA => "beta",
+        _ => "gamma",
+    }
+}
+
+fn start(run_dir: &Path, node: u32) {
+    let folder = run_dir.join(name(node));
+    std::fs::create_dir_all(&folder).unwrap();
+    let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
+    let nodes = [ALPHA, BETA, GAMMA];
+    let settings = Settings {
+        node,
+        hosts: nodes.iter().map(|node| (*node, name(*node).to_owned())).collect::<BTreeMap<_, _>>(),
+        range: range(node),
+        ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
+        rules: Default::default(),
+    };
+    let service = Segments::new("test", name(node), run_dir, Arc::new(ShmLink), settings);
+    service.start(&folder).unwrap();
+    let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
+    std::thread::spawn(move || {
+        loop {
+            let Ok(stream) = listener.accept() else { return };
+            let service = service.clone();
+            std::thread::spawn(move || {
+                if let Some(incoming) = hear(stream, "test", name(node)) {
+                    service.attend(incoming);
+                }
+            });
+        }
+    });
+}
+
+fn refusal<T: std::fmt::Debug>(outcome: Result<T, rackbus_attach::AttachError>) -> Refusal {
+    match outcome.unwrap_err() {
+        rackbus_attach::AttachError::Refused(refusal) => refusal,
+        other => panic!("{other}"),
+    }
+}
+
+fn word(mapping: &rackbus_attach::Mapping, offset: usize) -> u64 {
+    mapping.whole().read_obj::<u64>(offset).unwrap()
+}
+
+#[test]
+fn what_one_host_stores_another_loads() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 12_345)).unwrap();
+    assert_eq!(refusal(beta.connect(ALPHA, 7, 100)), Refusal::NoSuchSegment);
+    segment.set_available().unwrap();
+    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    assert_eq!((remote.size(), remote.writable()), (12_345, true));
+    assert_eq!(segment.watch().wait(SOON), Some(Happening::Connected(BETA)));
+    let (here, there) = (segment.map(0, 12_345).unwrap(), remote.map(4099, 8).unwrap());
+    there.whole().write_obj(0, &42_u64).unwrap();
+    assert_eq!(word(&here, 4099), 42);
+    drop(remote);
+    assert_eq!(segment.watch().wait(SOON), Some(Happening::Disconnected(BETA)));
+    // On one host, too.
+    let other = rack.session(ALPHA).connect(ALPHA, 7, 100).unwrap();
+    assert_eq!(word(&other.map(4099, 8).unwrap(), 0), 42);
+}
+
+#[test]
+fn numbers_are_taken_once_and_free_again() {
+    let rack = Rack::start();
+    let (one, two) = (rack.session(ALPHA), rack.session(ALPHA));
+    let segment = one.create_segment(&SegmentOptions::shared(0xffff_ffff, 1)).unwrap();
+    let again = SegmentOptions::shared(0xffff_ffff, 1);
+    assert_eq!(refusal(two.create_segment(&again)), Refusal::InUse);
+    let chosen = SegmentOptions { choose: true, ..SegmentOptions::shared(0, 8) };
+    let (first, second) =
+        (two.create_segment(&chosen).unwrap(), two.create_segment(&chosen).unwrap());
+    assert_eq!((first.id(), second.id()), (1024, 1025));
+    drop(segment);
+    two.create_segment(&again).unwrap();
+    assert_eq!(refusal(two.create_segment(&SegmentOptions::shared(1, 0))), Refusal::Size);
+    let huge = SegmentOptions::shared(1, 65 << 30);
+    assert!(matches!(refusal(two.create_segment(&huge)), Refusal::NoSpace { .. }));
+    let sparse = two.create_segment(&SegmentOptions::shared(1, 32 << 30)).unwrap();
+    let end = sparse.map((32 << 30) - 8, 8).unwrap();
+    end.whole().write_obj(0, &1_u64).unwrap();
+}
+
+#[test]
+fn a_removed_segment_reads_zeroes_and_its_connectors_are_told() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
+    segment.set_available().unwrap();
+    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    let mapping = remote.map(0, 8192).unwrap();
+    mapping.whole().write_obj(0, &9_u64).unwrap();
+    drop(segment);
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(word(&mapping, 0), 0);
+    let next = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
+    next.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
+    assert_eq!(word(&mapping, 0), 0, "the next owner's data");
+}
+
+#[test]
+fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
+    let rack = Rack::start();
+    let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 1 << 20)).unwrap();
+    segment.set_available().unwrap();
+    let mine = segment.map(0, 1 << 20).unwrap();
+    let (kept, lost) =
+        (beta.connect(ALPHA, 7, 100).unwrap(), gamma.connect(ALPHA, 7, 100).unwrap());
+    let (kept_map, lost_map) = (kept.map(0, 1 << 20).unwrap(), lost.map(0, 1 << 20).unwrap());
+    mine.whole().write_obj(4096, &1_u64).unwrap();
+    assert_eq!((word(&kept_map, 4096), word(&lost_map, 4096)), (1, 1));
+
+    alpha.set_share(7..=7, Some(GAMMA), Share::None).unwrap();
+    mine.whole().write_obj(4096, &2_u64).unwrap();
+    assert_eq!((word(&kept_map, 4096), word(&lost_map, 4096)), (2, 0));
+    lost_map.whole().write_obj(4096, &3_u64).unwrap();
+    assert_eq!((word(&mine, 4096), word(&kept_map, 4096)), (2, 2));
+    assert_eq!(lost.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(refusal(gamma.connect(ALPHA, 7, 100)), Refusal::Denied);
+
+    segment.set_unavailable(Withdrawal::Force).unwrap();
+    mine.whole().write_obj(4096, &4_u64).unwrap();
+    assert_eq!(word(&kept_map, 4096), 0);
+    assert_eq!(kept.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+}
+
+#[test]
+fn whoever_may_only_load_cannot_store() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    alpha.set_share(0..=u32::MAX, None, Share::Read).unwrap();
+    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    assert!(!remote.writable());
+    segment.map(0, 8).unwrap().whole().write_obj(0, &6_u64).unwrap();
+    assert_eq!(word(&remote.map(0, 8).unwrap(), 0), 6);
+}
+
+#[test]
+fn one_store_reaches_every_member_of_a_group() {
+    let rack = Rack::start();
+    let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
+    let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 4096) };
+    assert_eq!(refusal(sessions[1].connect(252, 3, 100)), Refusal::NoSuchSegment);
+    // A member's memory is that of the group.
+    let members = [1, 2].map(|n: usize| sessions[n].create_segment(&options).unwrap());
+    let sender = sessions[0].connect(252, 3, 100).unwrap();
+    sender.map(0, 8).unwrap().whole().write_obj(0, &8_u64).unwrap();
+    for member in &members {
+        assert_eq!(word(&member.map(0, 8).unwrap(), 0), 8);
+    }
+    drop(members);
+    assert_eq!(sender.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+}
