@@ -1,4 +1,4 @@
-//! A doorbell between threads or processes: an eventfd.
+//! A descriptor that rings, between threads or processes: an eventfd.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

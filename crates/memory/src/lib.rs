@@ -9,24 +9,31 @@
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
 //! * [`sparse`]: memory files copied and emptied.
-//! * [`event`]: doorbells between processes (eventfd).
+//! * [`event`]: a descriptor that rings (eventfd).
+//! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
+//! * [`ring`]: messages from one process to another, in shared memory.
 //! * [`spin`]: how long to poll before sleeping.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 
+pub mod doorbell;
 pub mod event;
 pub mod guard;
 pub mod packets;
 pub mod region;
+pub mod ring;
 pub mod slice;
 pub mod space;
 pub mod sparse;
 pub mod spin;
 pub mod stream;
+mod sync;
 
+pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use packets::{PacketListener, Packets};
 pub use rackbus_fabric::Access;
 pub use region::{Region, RegionError, SharedMemory};
+pub use ring::{Consumer, Producer, PushError, RingLayout};
 pub use slice::{DmaSlice, PinnedSlice};
 pub use space::{DmaFault, DmaSpace, MapError, UnmapError};
 pub use spin::AdaptiveSpin;

@@ -1,0 +1,245 @@
+//! An interrupt between processes: a count in shared memory, and a way to sleep until it moves.
+//!
+//! A ring is one atomic addition. Only when somebody has announced that it sleeps does a ring also
+//! make a system call: a wake-up costs a hundred times the rest. Who waits looks at the count for a
+//! bounded time ([`AdaptiveSpin`]) before it sleeps.
+//!
+//! Any number of threads in any number of processes may wait on one doorbell, each for another
+//! count. They sleep on the line itself (futex), because an eventfd is one token: whoever takes it
+//! takes it from all the others. The [`Event`] is for one more party who cannot sleep on memory:
+//! a thread that polls many descriptors, or a virtual machine whose interrupt it is
+//! ([`Doorbell::arm`]).
+//!
+//! A peer that writes rubbish into the line, or dies between counting its ring and waking, can
+//! delay a waiter until its next look, [`RECHECK`] later; never keep it.
+
+mod line;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rackbus_fabric::Access;
+use rustix::thread::futex;
+
+use crate::event::Event;
+use crate::region::Region;
+use crate::spin::AdaptiveSpin;
+
+pub(crate) use line::{Line, Look};
+
+/// Bytes of a doorbell in a region: a cache line of its own.
+pub const DOORBELL_BYTES: usize = 64;
+const _: () = assert!(size_of::<Line>() == DOORBELL_BYTES);
+
+/// The longest sleep between two looks at the line.
+pub const RECHECK: Duration = Duration::from_millis(500);
+
+/// Polls between two looks at the clock.
+const POLLS_PER_CLOCK: u64 = 16;
+
+/// Why a wait ended without a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// No ring came in time.
+    #[error("no ring came in time")]
+    TimedOut,
+    /// The doorbell was closed, or its memory was taken away: no ring will come any more.
+    #[error("the doorbell was closed")]
+    Closed,
+}
+
+/// One end of a doorbell; every party that rings or waits has its own, over the same bytes.
+#[derive(Debug)]
+pub struct Doorbell {
+    region: Arc<Region>,
+    line: NonNull<Line>,
+    event: Event,
+    /// Closed as far as this end knows: a peer that opens the line again does not open this.
+    closed: AtomicBool,
+}
+
+// SAFETY: the line is atomics in memory that `region` keeps mapped.
+unsafe impl Send for Doorbell {}
+// SAFETY: as above.
+unsafe impl Sync for Doorbell {}
+
+impl Doorbell {
+    /// The doorbell in the [`DOORBELL_BYTES`] from `offset` of `region`; zeroes are a doorbell that
+    /// never rang. `None` when they are not inside, not aligned to a cache line, or the region
+    /// cannot be both read and written.
+    pub fn new(region: Arc<Region>, offset: usize, event: Event) -> Option<Doorbell> {
+        let line = shared::<Line>(&region, offset)?;
+        Some(Doorbell { region, line, event, closed: AtomicBool::new(false) })
+    }
+
+    fn line(&self) -> &Line {
+        // SAFETY: checked in `new`; the region stays mapped, and atomics are sound on memory that
+        // others change.
+        unsafe { self.line.as_ref() }
+    }
+
+    /// Rings: who waits sees another count.
+    #[inline]
+    pub fn ring(&self) {
+        let wake = self.line().ring();
+        self.wake(wake);
+    }
+
+    /// How often it rang, modulo 2^32.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        self.line().count()
+    }
+
+    /// Waits until the count is another than `seen`, and returns it: polls as long as `spin` says,
+    /// then sleeps. A ring that came before is seen at once.
+    ///
+    /// # Errors
+    /// [`WaitError::TimedOut`] after `timeout` (`None` waits for ever), [`WaitError::Closed`] when
+    /// no ring can come any more; what the rings announced before is then for the caller to look
+    /// at once more.
+    pub fn wait(
+        &self,
+        seen: u32,
+        spin: &mut AdaptiveSpin,
+        timeout: Option<Duration>,
+    ) -> Result<u32, WaitError> {
+        let sharing = futex::Flags::empty();
+        match wait_on(self.line(), seen, || self.is_closed(), sharing, spin, timeout) {
+            Some(Look::Rung(count)) => Ok(count),
+            Some(_) => Err(WaitError::Closed),
+            None => Err(WaitError::TimedOut),
+        }
+    }
+
+    /// Closes it for ever, for everybody, and wakes all who wait. Counts as one more ring.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        let wake = self.line().close();
+        self.wake(wake);
+    }
+
+    /// Whether it was closed, or its memory was taken away.
+    pub fn is_closed(&self) -> bool {
+        if self.closed.load(Ordering::Acquire) {
+            return true;
+        }
+        let closed = self.line().is_closed() || self.region.torn();
+        if closed {
+            self.closed.store(true, Ordering::Release);
+        }
+        closed
+    }
+
+    /// Asks that the next ring, or the closing, rings the event too, once: then the descriptor
+    /// ([`AsFd`]) is readable. False when there is nothing to wait for, because the count is
+    /// another than `seen` already or the doorbell is closed. For one poller.
+    pub fn arm(&self, seen: u32) -> bool {
+        self.line().arm(seen) == Look::Same && !self.is_closed()
+    }
+
+    /// Takes the event back to rest; for the poller, before it looks at the count.
+    pub fn disarm(&self) {
+        self.event.drain();
+    }
+
+    #[inline]
+    fn wake(&self, wake: line::Wake) {
+        if wake.sleepers {
+            wake_all(self.line().turn_word(), futex::Flags::empty());
+        }
+        if wake.poller {
+            self.event.ring();
+        }
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// A structure of atomics at `offset` of `region`: `None` when it is not inside, not aligned, or
+/// the region cannot be both read and written.
+pub(crate) fn shared<T>(region: &Region, offset: usize) -> Option<NonNull<T>> {
+    if !region.access().contains(Access::READ | Access::WRITE) {
+        return None;
+    }
+    let at = NonNull::new(region.slice(offset, size_of::<T>())?.as_ptr())?.cast::<T>();
+    at.is_aligned().then_some(at)
+}
+
+/// Waits until `line` has another count than `seen`, or is closed, or `gone` says that nobody will
+/// ring it any more; `None` when that took longer than `timeout`.
+pub(crate) fn wait_on(
+    line: &Line,
+    seen: u32,
+    gone: impl Fn() -> bool,
+    sharing: futex::Flags,
+    spin: &mut AdaptiveSpin,
+    timeout: Option<Duration>,
+) -> Option<Look> {
+    let found = || {
+        let look = if gone() { Look::Closed } else { line.look(seen) };
+        Some(look).filter(|look| *look != Look::Same)
+    };
+    if let Some(found) = found() {
+        return Some(found);
+    }
+    let begun = Instant::now();
+    let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
+    let budget = Duration::from_nanos(spin.budget_ns()).min(timeout.unwrap_or(Duration::MAX));
+    for polls in 1u64.. {
+        std::hint::spin_loop();
+        if let Some(found) = found() {
+            spin.found();
+            return Some(found);
+        }
+        if polls.is_multiple_of(POLLS_PER_CLOCK) && begun.elapsed() >= budget {
+            break;
+        }
+    }
+    spin.in_vain();
+    loop {
+        let left = deadline.map_or(RECHECK, |at| at.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return found();
+        }
+        match line.announce(seen) {
+            Ok(turn) => sleep(line.turn_word(), turn, sharing, left.min(RECHECK)),
+            Err(look) => return Some(look),
+        }
+        if let Some(found) = found() {
+            return Some(found);
+        }
+    }
+}
+
+/// Sleeps while the word at `turn` is `expected`, at most for `timeout`.
+fn sleep(turn: *const u32, expected: u32, sharing: futex::Flags, timeout: Duration) {
+    let timeout = rustix::time::Timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: the address is inside of a `Line` that the caller holds; only the kernel accesses it
+    // at this size.
+    let word = unsafe { &*turn.cast::<AtomicU32>() };
+    // However it ends, the caller looks again.
+    let _ = futex::wait(word, sharing, expected, Some(&timeout));
+}
+
+/// Wakes all who sleep on the word at `turn`.
+#[cold]
+pub(crate) fn wake_all(turn: *const u32, sharing: futex::Flags) {
+    // SAFETY: as in `sleep`.
+    let word = unsafe { &*turn.cast::<AtomicU32>() };
+    // It fails only for memory that is gone, where nobody sleeps.
+    let _ = futex::wake(word, sharing, i32::MAX as u32);
+}
+
+#[cfg(test)]
+mod tests;
