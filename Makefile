@@ -7,7 +7,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 AREA ?= nvme model
 
-.PHONY: help build setup demo test test-cargo test-e2e bench check clean
+.PHONY: help build setup demo test test-cargo test-loom test-e2e bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -27,10 +27,14 @@ demo: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
 	target/release/demo examples/demo/rack.toml target/demo
 
-test: test-cargo test-e2e
+test: test-cargo test-loom test-e2e
 
 test-cargo:
 	$(CARGO) test --workspace
+
+# The algorithms in shared memory under every order of accesses; built apart, with other flags.
+test-loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
 
 test-e2e: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e

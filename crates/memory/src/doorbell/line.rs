@@ -57,6 +57,12 @@ pub(crate) enum Look {
 }
 
 impl Line {
+    /// A line that rang `count` times; only tests begin anywhere but at zero.
+    #[cfg(loom)]
+    pub fn at(count: u32) -> Line {
+        Line { state: AtomicU64::new(count.into()), ..Line::default() }
+    }
+
     /// The rings so far, modulo 2^32.
     #[inline]
     pub fn count(&self) -> u32 {
@@ -67,17 +73,12 @@ impl Line {
     #[inline]
     pub fn ring(&self) -> Wake {
         let before = self.state.fetch_add(1, Ordering::AcqRel);
-        let sleepers = if count_of(before) == u32::MAX {
-            // The carry has moved the turn already.
-            true
-        } else if turn_of(before) & 1 == 1 {
-            // Two rings may both move it: then it is odd with nobody asleep, and the next ring
-            // wakes for nothing.
+        let sleepers = turn_of(before) & 1 == 1;
+        if sleepers {
+            // Two rings may both move it, and the count's carry does: then it may be odd with
+            // nobody asleep, and the next ring wakes for nothing.
             self.state.fetch_add(TURN, Ordering::AcqRel);
-            true
-        } else {
-            false
-        };
+        }
         let armed = self.armed.load(Ordering::Acquire) != 0;
         Wake { sleepers, poller: armed && self.armed.swap(0, Ordering::AcqRel) != 0 }
     }

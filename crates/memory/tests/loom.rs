@@ -1,0 +1,267 @@
+//! The algorithms in shared memory, run through every order of accesses that the memory model
+//! allows (loom): no wake-up is lost, no message is lost, torn or reordered.
+//!
+//! The very same source files as in the crate, over loom's atomics instead of the standard
+//! library's. `make test-loom` runs it.
+#![cfg(loom)]
+
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}
+
+#[path = "../src/ring/indices.rs"]
+#[allow(dead_code, reason = "not all of it is part of a model")]
+mod indices;
+#[path = "../src/doorbell/line.rs"]
+#[allow(dead_code, reason = "not all of it is part of a model")]
+mod line;
+
+use indices::{Indices, Putting, Taking};
+use line::{Line, Look};
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+/// A doorbell as it is used: the line, and the futex as the system promises it. Sleeping compares
+/// the turn and falls asleep in one step, waking wakes all who sleep.
+#[derive(Default)]
+struct Bell {
+    line: Line,
+    kernel: Mutex<()>,
+    sleepers: Condvar,
+    event: Mutex<bool>,
+    polled: Condvar,
+}
+
+impl Bell {
+    fn wake(&self, wake: line::Wake) {
+        if wake.sleepers {
+            let _held = self.kernel.lock().unwrap();
+            self.sleepers.notify_all();
+        }
+        if wake.poller {
+            *self.event.lock().unwrap() = true;
+            self.polled.notify_all();
+        }
+    }
+
+    fn ring(&self) {
+        self.wake(self.line.ring());
+    }
+
+    fn close(&self) {
+        self.wake(self.line.close());
+    }
+
+    /// As `Doorbell::wait` with no time to spin and none to give up: a lost wake-up is a deadlock,
+    /// which loom reports.
+    fn wait(&self, seen: u32) -> Look {
+        loop {
+            match self.line.announce(seen) {
+                Err(found) => return found,
+                Ok(turn) => {
+                    let held = self.kernel.lock().unwrap();
+                    if self.line.turn() == turn {
+                        drop(self.sleepers.wait(held).unwrap());
+                    }
+                }
+            }
+        }
+    }
+
+    fn poll(&self, seen: u32) -> Look {
+        loop {
+            let look = self.line.arm(seen);
+            if look != Look::Same {
+                return look;
+            }
+            let mut rung = self.event.lock().unwrap();
+            while !*rung {
+                rung = self.polled.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
+}
+
+fn model(test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    // Schedules with more forced switches than this show nothing that fewer do not.
+    model.preemption_bound = Some(3);
+    model.check(test);
+}
+
+#[test]
+fn a_sleeper_hears_of_each_ring() {
+    model(|| {
+        let bell = Arc::new(Bell::default());
+        let ringer = bell.clone();
+        let ringing = thread::spawn(move || {
+            ringer.ring();
+            ringer.ring();
+        });
+        let mut seen = 0;
+        while seen != 2 {
+            match bell.wait(seen) {
+                Look::Rung(count) => seen = count,
+                look => panic!("{look:?}"),
+            }
+        }
+        ringing.join().unwrap();
+    });
+}
+
+#[test]
+fn a_late_ringer_takes_no_wake_up_from_a_new_sleeper() {
+    model(|| {
+        let bell = Arc::new(Bell::default());
+        // One waits for the first ring, one for the second; the rings come from two sides.
+        let (first, second) = (bell.clone(), bell.clone());
+        let waiting = thread::spawn(move || assert_ne!(first.wait(0), Look::Same));
+        let ringing = thread::spawn(move || second.ring());
+        bell.ring();
+        let mut seen = bell.line.count();
+        while seen != 2 {
+            match bell.wait(seen) {
+                Look::Rung(count) => seen = count,
+                look => panic!("{look:?}"),
+            }
+        }
+        waiting.join().unwrap();
+        ringing.join().unwrap();
+    });
+}
+
+#[test]
+fn the_carry_of_the_count_wakes_a_sleeper() {
+    model(|| {
+        let bell = Arc::new(Bell { line: Line::at(u32::MAX), ..Bell::default() });
+        let ringer = bell.clone();
+        let ringing = thread::spawn(move || ringer.ring());
+        assert_eq!(bell.wait(u32::MAX), Look::Rung(0));
+        ringing.join().unwrap();
+    });
+}
+
+#[test]
+fn closing_wakes_all_sleepers() {
+    model(|| {
+        let bell = Arc::new(Bell::default());
+        let (closer, other) = (bell.clone(), bell.clone());
+        let closing = thread::spawn(move || closer.close());
+        let waiting = thread::spawn(move || assert_eq!(other.wait(0), Look::Closed));
+        assert_eq!(bell.wait(0), Look::Closed);
+        closing.join().unwrap();
+        waiting.join().unwrap();
+    });
+}
+
+#[test]
+fn the_poller_hears_of_a_ring_beside_a_sleeper() {
+    model(|| {
+        let bell = Arc::new(Bell::default());
+        let (ringer, sleeper) = (bell.clone(), bell.clone());
+        let ringing = thread::spawn(move || ringer.ring());
+        let waiting = thread::spawn(move || assert_eq!(sleeper.wait(0), Look::Rung(1)));
+        assert_eq!(bell.poll(0), Look::Rung(1));
+        ringing.join().unwrap();
+        waiting.join().unwrap();
+    });
+}
+
+const SLOTS: u32 = 2;
+
+/// A ring whose slots are plain memory: loom reports when both sides touch one at a time.
+struct Ring {
+    indices: Indices,
+    slots: [UnsafeCell<u32>; SLOTS as usize],
+    bell: Bell,
+}
+
+// SAFETY: loom checks that no slot is ever accessed from two threads at a time.
+unsafe impl Sync for Ring {}
+// SAFETY: as above.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    fn new() -> Arc<Ring> {
+        let slots = std::array::from_fn(|_| UnsafeCell::new(0));
+        Arc::new(Ring { indices: Indices::default(), slots, bell: Bell::default() })
+    }
+
+    fn slot(&self, number: u32) -> &UnsafeCell<u32> {
+        &self.slots[(number % SLOTS) as usize]
+    }
+
+    fn push(&self, putting: &mut Putting, message: u32) -> bool {
+        let Some(number) = putting.free(&self.indices) else { return false };
+        // SAFETY: what these tests are about; loom reports where it does not hold.
+        self.slot(number).with_mut(|slot| unsafe { *slot = message });
+        putting.publish(&self.indices);
+        true
+    }
+
+    fn pop(&self, taking: &mut Taking) -> Option<u32> {
+        let number = taking.oldest(&self.indices)?;
+        // SAFETY: as above.
+        let message = self.slot(number).with(|slot| unsafe { *slot });
+        taking.release(&self.indices);
+        Some(message)
+    }
+}
+
+#[test]
+fn a_ring_loses_tears_and_reorders_nothing() {
+    // One and a half times around, so that slots are used again.
+    const MESSAGES: u32 = 3;
+    model(|| {
+        let ring = Ring::new();
+        let producer = ring.clone();
+        let producing = thread::spawn(move || {
+            let mut putting = Putting::new(&producer.indices, SLOTS);
+            for message in 1..=MESSAGES {
+                while !producer.push(&mut putting, message) {
+                    thread::yield_now();
+                }
+            }
+        });
+        let mut taking = Taking::new(&ring.indices, SLOTS);
+        for message in 1..=MESSAGES {
+            let taken = loop {
+                match ring.pop(&mut taking) {
+                    Some(message) => break message,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(taken, message);
+        }
+        producing.join().unwrap();
+    });
+}
+
+#[test]
+fn a_consumer_that_sleeps_between_messages_gets_all() {
+    model(|| {
+        let ring = Ring::new();
+        let producer = ring.clone();
+        let producing = thread::spawn(move || {
+            let mut putting = Putting::new(&producer.indices, SLOTS);
+            for message in 1..=2 {
+                assert!(producer.push(&mut putting, message));
+                producer.bell.ring();
+            }
+        });
+        let mut taking = Taking::new(&ring.indices, SLOTS);
+        for message in 1..=2 {
+            let taken = loop {
+                let seen = ring.bell.line.count();
+                match ring.pop(&mut taking) {
+                    Some(message) => break message,
+                    None => ring.bell.wait(seen),
+                };
+            };
+            assert_eq!(taken, message);
+        }
+        producing.join().unwrap();
+    });
+}
