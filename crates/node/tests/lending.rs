@@ -12,6 +12,7 @@ use rackbus_driver::{Drive, DriveError, Options as DriveOptions};
 use rackbus_lease::Config;
 use rackbus_node::{DeviceKind, NodeOptions, control_socket};
 use rackbus_pci::engine::EngineOptions;
+use rackbus_segment::directory::{HostRange, Settings};
 use tempfile::TempDir;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -73,6 +74,18 @@ fn node(run_dir: &Path, host: &str) -> NodeOptions {
         devices,
         engine: EngineOptions::default(),
         topology: topology(),
+        segments: no_segments(),
+    }
+}
+
+/// Nobody shares memory here.
+fn no_segments() -> Settings {
+    Settings {
+        node: 4,
+        hosts: Default::default(),
+        range: HostRange { base: 0, size: 0 },
+        ranges: Vec::new(),
+        rules: Default::default(),
     }
 }
 
