@@ -2,6 +2,7 @@
 //! who want to be called.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub struct Watch {
     state: Mutex<State>,
     arrived: Condvar,
     callback: Mutex<Option<Callback>>,
+    /// The far end is gone for good.
+    lost: AtomicBool,
 }
 
 #[derive(Default)]
@@ -38,8 +41,6 @@ struct State {
     queue: VecDeque<Happening>,
     /// Whether there is somebody to call.
     called: bool,
-    /// The far end is gone for good.
-    lost: bool,
     /// This end is over: who waits is to stop.
     over: bool,
 }
@@ -57,6 +58,7 @@ impl Watch {
             state: Mutex::new(state),
             arrived: Condvar::new(),
             callback: Mutex::new(callback),
+            lost: AtomicBool::new(false),
         })
     }
 
@@ -66,7 +68,7 @@ impl Watch {
 
     /// Whether the far end is gone for good.
     pub fn lost(&self) -> bool {
-        self.lock().lost
+        self.lost.load(Ordering::Acquire)
     }
 
     /// Waits for the next happening. `None` after `timeout` (`None` waits for ever), or when this
@@ -107,8 +109,10 @@ impl Watch {
 
     /// Something happened: who waits is woken, who wants to be called will be.
     pub(crate) fn happened(self: &Arc<Self>, happening: Happening, calls: &Calls) {
+        if happening == Happening::Remote(Change::Lost) {
+            self.lost.store(true, Ordering::Release);
+        }
         let mut state = self.lock();
-        state.lost |= happening == Happening::Remote(Change::Lost);
         if state.called {
             // The thread lives as long as the session.
             let _ = calls.0.send((self.clone(), happening));

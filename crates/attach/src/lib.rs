@@ -30,7 +30,7 @@ mod memory;
 mod segments;
 mod session;
 
-pub use events::{Happening, Watch};
+pub use events::{Callback, Happening, Watch};
 pub use location::{Location, LocationError};
 pub use memory::Mapping;
 pub use rackbus_segment::message::{

@@ -336,6 +336,11 @@ impl RemoteSegment {
         &self.watch
     }
 
+    /// Ends the waiting and the calling for it, for whoever is at it on other threads.
+    pub fn end_watch(&self) {
+        self.watch.end();
+    }
+
     /// Maps `length` bytes from `offset`.
     ///
     /// # Errors

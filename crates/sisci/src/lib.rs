@@ -1,5 +1,26 @@
 //! `libsisci.so`: the SISCI API, so that its programs run on rackbus as they are.
 //!
-//! The C headers are in `include/`, programs on them in `tools/` and `tests/c/`.
+//! The C headers are in `include/`, programs on them in `tools/` and `tests/c/`. This is translation
+//! only: handles to objects ([`handles`]), flags and checks to calls of `rackbus-attach`, errors to
+//! the API's numbers ([`error`]). Every function is exported under three names, as programs that
+//! were built against other headers look for it ([`export::api`]).
+//!
+//! * [`library`]: initialising, descriptors, what is asked about hosts.
+//! * [`local`], [`remote`], [`maps`]: segments and mappings of them.
+//! * [`copy`]: stores, sequences and block transfers.
+//! * [`query`]: `SCIQuery`.
+//! * [`unsupported`]: what needs hardware that is not here: the documented error, never a pretence.
+
+#[macro_use]
+mod export;
 
 pub mod constants;
+pub mod copy;
+pub mod error;
+pub mod handles;
+pub mod library;
+pub mod local;
+pub mod maps;
+pub mod query;
+pub mod remote;
+pub mod unsupported;

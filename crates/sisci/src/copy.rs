@@ -1,0 +1,486 @@
+//! Stores by the processor: copies into mappings, sequences that tell whether they arrived, and
+//! block transfers between mappings.
+//!
+//! A copy is a copy of memory; the checks before it are what the handle costs. So the mapping that
+//! a thread copied to last is remembered ([`LAST`]), for as long as nothing was unmapped.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+
+use crate::constants::errors::*;
+use crate::constants::*;
+use crate::error::{Code, Outcome, check_flags, fail, finish, put};
+use crate::handles::{Kind, RawHandle, find, kind};
+use crate::local::Argument;
+use crate::maps::Map;
+
+/// How a sequence is (`sci_sequence_status_t`).
+type Status = u32;
+const OK: Status = 0;
+const NOT_RETRIABLE: Status = 2;
+
+/// A sequence (`sci_sequence_t`): the stores to a mapping between two checks.
+#[derive(Debug)]
+pub struct Sequence {
+    map: Arc<Map>,
+}
+kind!(Sequence, 5);
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        self.map.sequences.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A transfer between two mappings (`sci_block_transfer_t`), under way or done.
+#[derive(Debug)]
+pub struct Block {
+    worker: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
+    done: Arc<(std::sync::Mutex<bool>, std::sync::Condvar)>,
+}
+kind!(Block, 6);
+
+/// Counts what would make a remembered mapping wrong.
+static UNMAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// A mapping by its handle, with the count of [`UNMAPPED`] at which it was looked up.
+#[derive(Clone, Copy)]
+struct Last {
+    handle: usize,
+    unmapped: u64,
+    start: *mut u8,
+    length: usize,
+}
+
+thread_local! {
+    /// The mapping that this thread copied to last.
+    static LAST: Cell<Last> = const {
+        Cell::new(Last { handle: 0, unmapped: 0, start: std::ptr::null_mut(), length: 0 })
+    };
+}
+
+/// To be called before something is unmapped.
+pub(crate) fn forget_last() {
+    UNMAPPED.fetch_add(1, Ordering::AcqRel);
+}
+
+/// `length` bytes of a mapping from `offset`: where they are.
+#[inline]
+fn part(handle: RawHandle, offset: usize, length: usize) -> Outcome<*mut u8> {
+    let unmapped = UNMAPPED.load(Ordering::Acquire);
+    let mut last = LAST.get();
+    if last.handle != handle.addr() || last.unmapped != unmapped {
+        let map = find::<Map>(handle)?;
+        let whole = map.mapping().whole();
+        last = Last { handle: handle.addr(), unmapped, start: whole.as_ptr(), length: whole.len() };
+        LAST.set(last);
+    }
+    match offset.checked_add(length) {
+        // SAFETY: inside of the mapping.
+        Some(end) if end <= last.length => Ok(unsafe { last.start.add(offset) }),
+        _ => fail(SCI_ERR_OUT_OF_RANGE),
+    }
+}
+
+/// Copies to a mapping, or from it.
+///
+/// # Safety
+/// `memory` is `size` bytes that the program may read, or write when `flags` say so.
+#[inline]
+unsafe fn copy(
+    sequence: RawHandle,
+    memory: *mut u8,
+    (map, offset): (RawHandle, usize),
+    size: usize,
+    flags: u32,
+) -> Outcome<()> {
+    check_flags(flags, SCI_FLAG_BLOCK_READ | SCI_FLAG_ERROR_CHECK)?;
+    let there = part(map, offset, size)?;
+    if memory.is_null() && size > 0 {
+        return fail(SCI_ERR_ILLEGAL_ADDRESS);
+    }
+    // SAFETY: both are `size` bytes, as the caller says and as was checked.
+    unsafe {
+        match flags & SCI_FLAG_BLOCK_READ {
+            0 => copy_bytes(memory, there, size),
+            _ => copy_bytes(there, memory, size),
+        }
+    }
+    if flags & SCI_FLAG_ERROR_CHECK != 0 {
+        let lost = match sequence.is_null() {
+            true => find::<Map>(map)?.lost(),
+            false => find::<Sequence>(sequence)?.map.lost(),
+        };
+        if lost {
+            return fail(SCI_ERR_TRANSFER_FAILED);
+        }
+    }
+    Ok(())
+}
+
+fn create_sequence(map: RawHandle, flags: u32) -> Outcome<RawHandle> {
+    check_flags(flags, SCI_FLAG_FAST_BARRIER)?;
+    let map = find::<Map>(map)?;
+    map.sequences.fetch_add(1, Ordering::AcqRel);
+    Ok(Sequence::table().add(|_| Sequence { map }))
+}
+
+fn remove_sequence(sequence: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    Sequence::table().take(sequence).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// Ends every sequence and block transfer of the process.
+pub(crate) fn end_all() {
+    drop(Sequence::table().clear());
+    for block in Block::table().clear() {
+        block.wait(None);
+    }
+}
+
+/// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
+/// the other end is what can be wrong with them.
+fn check(sequence: RawHandle) -> Outcome<()> {
+    fence(Ordering::SeqCst);
+    match find::<Sequence>(sequence)?.map.lost() {
+        true => fail(SCI_ERR_TRANSFER_FAILED),
+        false => Ok(()),
+    }
+}
+
+/// # Safety
+/// `error` is null or can be written to.
+unsafe fn status(error: *mut u32, outcome: Outcome<()>) -> Status {
+    // SAFETY: as the caller says.
+    match unsafe { finish(error, outcome) } {
+        Some(()) => OK,
+        None => NOT_RETRIABLE,
+    }
+}
+
+/// Two places and how much.
+#[derive(Clone, Copy)]
+struct Transfer {
+    from: (RawHandle, u32),
+    to: (RawHandle, u32),
+    size: u32,
+}
+
+impl Transfer {
+    fn run(&self) -> Outcome<()> {
+        let (from, to) = (find::<Map>(self.from.0)?, find::<Map>(self.to.0)?);
+        let part = |map: &Map, offset: u32| {
+            let slice = map.mapping().whole();
+            slice.part(offset as usize, self.size as usize).map(|part| part.as_ptr())
+        };
+        let (Some(source), Some(target)) = (part(&from, self.from.1), part(&to, self.to.1)) else {
+            return fail(SCI_ERR_OUT_OF_RANGE);
+        };
+        // SAFETY: both parts are inside of mappings that live until `from` and `to` are dropped.
+        unsafe { copy_bytes(source, target, self.size as usize) };
+        match from.lost() || to.lost() {
+            true => fail(SCI_ERR_TRANSFER_FAILED),
+            false => Ok(()),
+        }
+    }
+}
+
+/// `sci_cb_block_transfer_t`.
+pub type BlockCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> c_int>;
+
+impl Block {
+    /// Waits until it is done; false after `timeout`.
+    fn wait(&self, timeout: Option<std::time::Duration>) -> bool {
+        let (done, ended) = &*self.done;
+        let done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let finished = match timeout {
+            None => *ended
+                .wait_while(done, |done| !*done)
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+            Some(timeout) => {
+                *ended
+                    .wait_timeout_while(done, timeout, |done| !*done)
+                    .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    .0
+            }
+        };
+        if finished {
+            let worker =
+                self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            // It ends right after it has said that it is done, or is the one that asks.
+            drop(worker);
+        }
+        finished
+    }
+}
+
+fn transfer_behind(
+    transfer: Transfer,
+    callback: BlockCallback,
+    argument: Argument,
+    flags: u32,
+) -> Outcome<RawHandle> {
+    check_flags(flags, SCI_FLAG_USE_CALLBACK)?;
+    let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
+        (0, _) => None,
+        (_, Some(call)) => Some(call),
+        (_, None) => return fail(SCI_ERR_ILLEGAL_PARAMETER),
+    };
+    find::<Map>(transfer.from.0)?;
+    find::<Map>(transfer.to.0)?;
+    let done: Arc<(std::sync::Mutex<bool>, std::sync::Condvar)> = Arc::default();
+    let block = Block { worker: std::sync::Mutex::new(None), done: done.clone() };
+    let handle = Block::table().add(|_| block);
+    let [from, to, own] = [transfer.from.0, transfer.to.0, handle].map(|handle| handle.addr());
+    let (offsets, size) = ((transfer.from.1, transfer.to.1), transfer.size);
+    let work = move || {
+        let raw = std::ptr::without_provenance_mut;
+        let transfer = Transfer { from: (raw(from), offsets.0), to: (raw(to), offsets.1), size };
+        let status = transfer.run().map_or_else(|Code(code)| code, |()| SCI_ERR_OK);
+        if let Some(call) = call {
+            // SAFETY: the program gave its function for this.
+            unsafe { call(argument.get(), raw(own), status) };
+        }
+        *done.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = true;
+        done.1.notify_all();
+    };
+    match std::thread::Builder::new().name("rackbus block".into()).spawn(work) {
+        Ok(worker) => {
+            if let Some(block) = Block::table().get(handle) {
+                *block.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                    Some(worker);
+            }
+            Ok(handle)
+        }
+        Err(_) => {
+            Block::table().take(handle);
+            fail(SCI_ERR_SYSTEM)
+        }
+    }
+}
+
+fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    match find::<Block>(block)?.wait(crate::local::duration(timeout)) {
+        true => {
+            Block::table().take(block);
+            Ok(())
+        }
+        false => fail(SCI_ERR_TIMEOUT),
+    }
+}
+
+/// Which way of copying a program chose: there is one, which chooses by itself.
+static CHOSEN: AtomicI32 = AtomicI32::new(5);
+
+api! {
+    /// Makes a sequence on a mapping.
+    fn SCICreateMapSequence(
+        map: RawHandle,
+        sequence: *mut RawHandle,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some(handle) = finish(error, create_sequence(map, flags)) {
+                put(sequence, handle);
+            }
+        }
+    }
+
+    /// Removes a sequence.
+    fn SCIRemoveSequence(sequence: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, remove_sequence(sequence, flags)) };
+    }
+
+    /// Begins to look for errors.
+    fn SCIStartSequence(sequence: RawHandle, flags: u32, error: *mut u32) -> Status {
+        // SAFETY: as the caller says.
+        unsafe { status(error, check_flags(flags, 0).and_then(|()| check(sequence))) }
+    }
+
+    /// Whether all stores since the last look arrived.
+    fn SCICheckSequence(sequence: RawHandle, flags: u32, error: *mut u32) -> Status {
+        let known = check_flags(flags, SCI_FLAG_NO_FLUSH | SCI_FLAG_NO_STORE_BARRIER);
+        // SAFETY: as the caller says.
+        unsafe { status(error, known.and_then(|()| check(sequence))) }
+    }
+
+    /// Stores before it arrive before those after it.
+    fn SCIStoreBarrier(_sequence: RawHandle, _flags: u32) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Stores before it are on their way.
+    fn SCIFlush(_sequence: RawHandle, _flags: u32) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// What was read ahead is forgotten.
+    fn SCIFlushReadBuffers(_sequence: RawHandle) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Copies to a mapping, or with BLOCK_READ from it.
+    fn SCIMemCpy(
+        sequence: RawHandle,
+        memory: *mut c_void,
+        map: RawHandle,
+        offset: usize,
+        size: usize,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, copy(sequence, memory.cast(), (map, offset), size, flags)) };
+    }
+
+    /// The same to two mappings.
+    fn SCIMemCpy_dual(
+        sequence: RawHandle,
+        memory: *mut c_void,
+        first: RawHandle,
+        second: RawHandle,
+        offset: usize,
+        size: usize,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let known = check_flags(flags, SCI_FLAG_ERROR_CHECK);
+        // SAFETY: as the caller says.
+        unsafe {
+            let both = known
+                .and_then(|()| part(second, offset, size))
+                .and_then(|_| copy(sequence, memory.cast(), (first, offset), size, flags))
+                .and_then(|()| copy(sequence, memory.cast(), (second, offset), size, flags));
+            finish(error, both);
+        }
+    }
+
+    /// Copies from memory to where a mapping is.
+    fn SCIMemWrite(
+        memory: *mut c_void,
+        remote: *mut c_void,
+        size: usize,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let known = check_flags(flags, 0);
+        let there = known.and_then(|()| match memory.is_null() || remote.is_null() {
+            true if size > 0 => fail(SCI_ERR_ILLEGAL_ADDRESS),
+            _ => Ok(()),
+        });
+        // SAFETY: the program says that both are so many bytes.
+        unsafe {
+            if there.is_ok() {
+                copy_bytes(memory.cast(), remote.cast(), size);
+            }
+            finish(error, there);
+        }
+    }
+
+    /// Copies to a mapping, as 1.x programs do.
+    fn SCIMemCopy(
+        memory: *mut c_void,
+        map: RawHandle,
+        offset: u32,
+        size: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let place = (map, offset as usize);
+        // SAFETY: as the caller says.
+        unsafe {
+            finish(error, copy(std::ptr::null_mut(), memory.cast(), place, size as usize, flags))
+        };
+    }
+
+    /// Caches are coherent: there is nothing to do.
+    fn SCICacheSync(
+        map: RawHandle,
+        _address: *mut c_void,
+        _length: usize,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let known = check_flags(flags, SCI_FLAG_CACHE_FLUSH | SCI_FLAG_CACHE_INVALIDATE);
+        let there = known.and_then(|()| match map.is_null() {
+            true => Ok(()),
+            false => find::<Map>(map).map(drop),
+        });
+        fence(Ordering::SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { finish(error, there) };
+    }
+
+    /// The way of copying that was chosen.
+    fn GetSciMemCopyFunction() -> c_int {
+        CHOSEN.load(Ordering::Relaxed)
+    }
+
+    /// Chooses a way of copying; all are the same one here.
+    fn SetSciMemCopyFunction(index: c_int) {
+        CHOSEN.store(index, Ordering::Relaxed);
+    }
+
+    /// Copies from one mapping to another.
+    fn SCITransferBlock(
+        source: RawHandle,
+        source_offset: u32,
+        target: RawHandle,
+        target_offset: u32,
+        size: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let transfer = Transfer { from: (source, source_offset), to: (target, target_offset), size };
+        // SAFETY: as the caller says.
+        unsafe { finish(error, check_flags(flags, 0).and_then(|()| transfer.run())) };
+    }
+
+    /// The same in the background.
+    fn SCITransferBlockAsync(
+        source: RawHandle,
+        source_offset: u32,
+        target: RawHandle,
+        target_offset: u32,
+        size: u32,
+        block: *mut RawHandle,
+        callback: BlockCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let transfer = Transfer { from: (source, source_offset), to: (target, target_offset), size };
+        // SAFETY: as the caller says.
+        unsafe {
+            let begun = transfer_behind(transfer, callback, Argument(argument), flags);
+            if let Some(handle) = finish(error, begun) {
+                put(block, handle);
+            }
+        }
+    }
+
+    /// Waits for a transfer in the background; its handle ends with it.
+    fn SCIWaitForBlockTransfer(block: RawHandle, timeout: u32, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, wait_block(block, timeout, flags)) };
+    }
+
+    /// A transfer that has begun runs to its end, which is soon: waits for it.
+    fn SCIAbortBlockTransfer(block: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, wait_block(block, SCI_INFINITE_TIMEOUT, flags)) };
+    }
+}
+
+/// # Safety
+/// As memcpy.
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, size: usize) {
+    // SAFETY: as the caller says.
+    unsafe { std::ptr::copy(from, to, size) }
+}

@@ -1,0 +1,95 @@
+//! From this library's errors to the API's numbers.
+
+use rackbus_attach::{AttachError, Refusal};
+use rackbus_memory::region::RegionError;
+
+use crate::constants::errors::*;
+
+/// An error's number, as programs know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+/// What an operation of this library ends with.
+pub type Outcome<T> = Result<T, Code>;
+
+impl From<AttachError> for Code {
+    fn from(error: AttachError) -> Code {
+        Code(match error {
+            AttachError::NoNode { .. } | AttachError::Gone(_) => SCI_ERR_NO_LINK_ACCESS,
+            AttachError::Protocol => SCI_ERR_INCONSISTENT_VERSIONS,
+            AttachError::Region(RegionError::OutOfFile { .. }) => SCI_ERR_OUT_OF_RANGE,
+            AttachError::Region(_) | AttachError::System { .. } => SCI_ERR_SYSTEM,
+            AttachError::Busy => SCI_ERR_BUSY,
+            AttachError::NoMemory => SCI_ERR_ILLEGAL_OPERATION,
+            AttachError::ReadOnly => SCI_ERR_ACCESS,
+            AttachError::Refused(refusal) => return refusal.into(),
+        })
+    }
+}
+
+impl From<Refusal> for Code {
+    fn from(refusal: Refusal) -> Code {
+        Code(match refusal {
+            Refusal::Version => SCI_ERR_INCONSISTENT_VERSIONS,
+            Refusal::NoSuchSegment => SCI_ERR_NO_SUCH_SEGMENT,
+            Refusal::NoSuchInterrupt => SCI_ERR_NO_SUCH_INTNO,
+            Refusal::InUse => SCI_ERR_SEGMENTID_USED,
+            Refusal::Size => SCI_ERR_SIZE_ALIGNMENT,
+            Refusal::NoSpace { .. } | Refusal::TooMany(_) => SCI_ERR_NOSPC,
+            Refusal::System(_) => SCI_ERR_SYSTEM,
+            Refusal::Stale => SCI_ERR_ILLEGAL_PARAMETER,
+            Refusal::Denied => SCI_ERR_CONNECTION_REFUSED,
+            Refusal::NoSuchNode => SCI_ERR_NO_SUCH_NODEID,
+            Refusal::NotResponding => SCI_ERR_NODE_NOT_RESPONDING,
+            Refusal::Illegal(_) => SCI_ERR_ILLEGAL_OPERATION,
+            Refusal::Busy => SCI_ERR_BUSY,
+        })
+    }
+}
+
+/// Fails with `code`.
+pub(crate) fn fail<T>(code: u32) -> Outcome<T> {
+    Err(Code(code))
+}
+
+/// Tells a program how its call ended; the result where it went well.
+///
+/// # Safety
+/// `error` is null or can be written to.
+pub(crate) unsafe fn finish<T>(error: *mut u32, outcome: Outcome<T>) -> Option<T> {
+    let (code, value) = match outcome {
+        Ok(value) => (SCI_ERR_OK, Some(value)),
+        Err(Code(code)) => (code, None),
+    };
+    // SAFETY: as the caller says.
+    unsafe { put(error, code) };
+    value
+}
+
+/// Writes a result where a program wants it.
+///
+/// # Safety
+/// `place` is null or can be written to.
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) {
+    if !place.is_null() {
+        // SAFETY: the caller says that it can be written to; programs need not align it.
+        unsafe { place.write_unaligned(value) };
+    }
+}
+
+/// Refuses flags that are not among `known`.
+pub(crate) fn check_flags(flags: u32, known: u32) -> Outcome<()> {
+    match flags & !known {
+        0 => Ok(()),
+        _ => fail(SCI_ERR_ILLEGAL_FLAG),
+    }
+}
+
+/// There is one adapter in each host, number 0.
+pub(crate) fn check_adapter(adapter: u32) -> Outcome<()> {
+    match adapter {
+        0 => Ok(()),
+        1..64 => fail(SCI_ERR_NO_SUCH_ADAPTERNO),
+        _ => fail(SCI_ERR_ILLEGAL_ADAPTERNO),
+    }
+}

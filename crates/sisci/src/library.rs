@@ -1,0 +1,263 @@
+//! The library as a whole: initialised and terminated, descriptors, and what is known of hosts.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rackbus_attach::{Location, Session};
+
+use crate::constants::errors::*;
+use crate::constants::*;
+use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::handles::{Kind, RawHandle, find, kind};
+
+/// Room of a list of node ids, the zero at its end included.
+const NODE_LIST: usize = 8;
+/// The sort of adapter that every host of a rack has.
+const RACKBUS_ADAPTER: c_int = 1;
+
+static INITIALIZED: AtomicBool = AtomicBool::new(false);
+static SESSION: Mutex<Option<(u32, Session)>> = Mutex::new(None);
+
+/// A descriptor (`sci_desc_t`).
+#[derive(Debug)]
+pub struct Descriptor {
+    session: Session,
+    children: AtomicUsize,
+}
+kind!(Descriptor, 1);
+
+/// Something that was made with a descriptor, which cannot be closed before it.
+#[derive(Debug)]
+pub struct Child(Arc<Descriptor>);
+
+impl Child {
+    pub(crate) fn of(sd: RawHandle) -> Outcome<Child> {
+        if !INITIALIZED.load(Ordering::Acquire) {
+            return fail(SCI_ERR_NOT_INITIALIZED);
+        }
+        let descriptor = find::<Descriptor>(sd)?;
+        descriptor.children.fetch_add(1, Ordering::AcqRel);
+        Ok(Child(descriptor))
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.0.session
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.0.children.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The process' session with its node. A new one where there is none yet, the node has started
+/// anew, or the process is a fork of the one that had it.
+pub(crate) fn session() -> Outcome<Session> {
+    let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    match session.as_ref() {
+        Some((owner, session)) if *owner == process && !session.is_gone() => {
+            return Ok(session.clone());
+        }
+        Some((owner, _)) if *owner != process => {
+            // Its sockets are the parent's, too: they stay open, and are never used here.
+            std::mem::forget(session.take());
+        }
+        _ => {}
+    }
+    let opened = Location::from_environment()
+        .map_err(|error| error.to_string())
+        .and_then(|location| Session::open(&location).map_err(|error| error.to_string()));
+    match opened {
+        Ok(opened) => {
+            *session = Some((process, opened.clone()));
+            Ok(opened)
+        }
+        Err(error) => {
+            // The API has numbers only; this says what to do.
+            eprintln!("libsisci: {error}");
+            fail(SCI_ERR_NO_LINK_ACCESS)
+        }
+    }
+}
+
+fn initialize(flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    session()?;
+    INITIALIZED.store(true, Ordering::Release);
+    Ok(())
+}
+
+fn open(flags: u32) -> Outcome<RawHandle> {
+    check_flags(flags, SCI_FLAG_THREAD_SAFE)?;
+    if !INITIALIZED.load(Ordering::Acquire) {
+        return fail(SCI_ERR_NOT_INITIALIZED);
+    }
+    let session = session()?;
+    let children = AtomicUsize::new(0);
+    Ok(Descriptor::table().add(|_| Descriptor { session, children }))
+}
+
+fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    if find::<Descriptor>(sd)?.children.load(Ordering::Acquire) > 0 {
+        return fail(SCI_ERR_BUSY);
+    }
+    Descriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// Ends everything that was not ended, in the order in which things need each other.
+fn terminate() {
+    INITIALIZED.store(false, Ordering::Release);
+    crate::copy::end_all();
+    crate::maps::end_all();
+    crate::remote::end_all();
+    crate::local::end_all();
+    drop(Descriptor::table().clear());
+    let session = SESSION.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match session {
+        Some((process, session)) if process == std::process::id() => session.close(),
+        other => std::mem::forget(other),
+    }
+}
+
+/// A node id as programs give it.
+pub(crate) fn node_id(session: &Session, node: u32) -> Outcome<u32> {
+    match node {
+        SCI_LOCAL_HOST => Ok(session.node()),
+        0 | 0x1_0000.. => fail(SCI_ERR_ILLEGAL_NODEID),
+        node => Ok(node),
+    }
+}
+
+fn local_node_id(adapter: u32, flags: u32) -> Outcome<u32> {
+    check_flags(flags, 0)?;
+    check_adapter(adapter)?;
+    Ok(session()?.node())
+}
+
+/// Node ids of a host by its name, as a list with a zero at its end.
+fn ids_of(name: *const c_char, flags: u32) -> Outcome<[u32; NODE_LIST]> {
+    check_flags(flags, 0)?;
+    if name.is_null() {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    }
+    // SAFETY: a program's name is a C string.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let mut list = [0; NODE_LIST];
+    let session = session()?;
+    if let Some((node, _)) = session.hosts().iter().find(|(_, host)| *host == name) {
+        list[0] = *node;
+    }
+    Ok(list)
+}
+
+fn probe(sd: RawHandle, adapter: u32, node: u32, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    check_adapter(adapter)?;
+    let child = Child::of(sd)?;
+    let node = node_id(child.session(), node)?;
+    child.session().probe(node).map_err(|error| match Code::from(error) {
+        Code(SCI_ERR_NODE_NOT_RESPONDING) => Code(SCI_ERR_NO_REMOTE_LINK_ACCESS),
+        other => other,
+    })
+}
+
+api! {
+    /// Initialises the library.
+    fn SCIInitialize(flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, initialize(flags)) };
+    }
+
+    /// Ends everything that the process has through the library.
+    fn SCITerminate() {
+        terminate();
+    }
+
+    /// Opens a descriptor.
+    fn SCIOpen(sd: *mut RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some(handle) = finish(error, open(flags)) {
+                put(sd, handle);
+            }
+        }
+    }
+
+    /// Closes a descriptor.
+    fn SCIClose(sd: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, close(sd, flags)) };
+    }
+
+    /// This host's node id.
+    fn SCIGetLocalNodeId(adapter: u32, node: *mut u32, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some(id) = finish(error, local_node_id(adapter, flags)) {
+                put(node, id);
+            }
+        }
+    }
+
+    /// The node ids of a host, by its name.
+    fn SCIGetNodeIdByAdapterName(
+        name: *const c_char,
+        list: *mut [u32; NODE_LIST],
+        kind: *mut c_int,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some(ids) = finish(error, ids_of(name, flags)) {
+                put(list, ids);
+                put(kind, if ids[0] == 0 { 0 } else { RACKBUS_ADAPTER });
+            }
+        }
+    }
+
+    /// The same, with the local adapter that leads there.
+    fn SCIGetNodeInfoByAdapterName(
+        name: *const c_char,
+        adapter: *mut u32,
+        list: *mut [u32; NODE_LIST],
+        kind: *mut c_int,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            SCIGetNodeIdByAdapterName(name, list, kind, flags, error);
+            put(adapter, 0);
+        }
+    }
+
+    /// What an error means.
+    fn SCIGetErrorString(code: u32) -> *const c_char {
+        text(code).as_ptr()
+    }
+
+    /// The name of a sort of adapter.
+    fn SCIGetAdapterTypeString(kind: u32) -> *const c_char {
+        adapter_name(kind).as_ptr()
+    }
+
+    /// The name of a family of adapters.
+    fn SCIGetAdapterFamilyString(kind: u32) -> *const c_char {
+        adapter_name(kind).as_ptr()
+    }
+
+    /// Whether a host can be reached.
+    fn SCIProbeNode(sd: RawHandle, adapter: u32, node: u32, flags: u32, error: *mut u32) -> c_int {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, probe(sd, adapter, node, flags)) }.map_or(0, |()| 1)
+    }
+}
+
+fn adapter_name(kind: u32) -> &'static CStr {
+    if kind == RACKBUS_ADAPTER as u32 { c"rackbus" } else { c"unknown" }
+}

@@ -1,0 +1,245 @@
+//! Mappings of segments, local and remote.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rackbus_attach::Mapping;
+
+use crate::constants::errors::*;
+use crate::constants::*;
+use crate::error::{Code, Outcome, check_flags, fail, finish, put};
+use crate::handles::{Kind, RawHandle, find, kind};
+use crate::local::Local;
+use crate::remote::Remote;
+
+/// A mapping (`sci_map_t`).
+#[derive(Debug)]
+pub struct Map {
+    mapping: Mapping,
+    /// Where in its segment it begins.
+    offset: u64,
+    of: Of,
+    /// Sequences on it.
+    pub(crate) sequences: AtomicUsize,
+}
+kind!(Map, 4);
+
+/// The segment that a mapping is of.
+#[derive(Debug)]
+enum Of {
+    Local(Arc<Local>),
+    Remote(Arc<Remote>),
+}
+
+impl Of {
+    fn mapped(&self) -> &AtomicUsize {
+        match self {
+            Of::Local(local) => &local.mapped,
+            Of::Remote(remote) => &remote.mapped,
+        }
+    }
+}
+
+impl Map {
+    /// The mapped memory.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Whether its segment is gone for good.
+    pub(crate) fn lost(&self) -> bool {
+        match &self.of {
+            Of::Local(_) => false,
+            Of::Remote(remote) => remote.lost(),
+        }
+    }
+
+    /// Whether it is of a segment of this host's process.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.of, Of::Local(_))
+    }
+
+    /// Its place in the rack's address space; 0 where it has none.
+    pub(crate) fn address(&self) -> u64 {
+        let segment = match &self.of {
+            Of::Local(local) => local.address(),
+            Of::Remote(remote) => remote.segment().ok().and_then(|segment| segment.address()),
+        };
+        segment.map_or(0, |address| address + self.offset)
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        self.of.mapped().fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What a program asks to be mapped.
+struct Wanted {
+    offset: usize,
+    size: usize,
+    address: *mut c_void,
+    flags: u32,
+}
+
+const MAP_FLAGS: u32 = SCI_FLAG_FIXED_MAP_ADDR
+    | SCI_FLAG_READONLY_MAP
+    | SCI_FLAG_LOCK_OPERATION
+    | SCI_FLAG_READ_PREFETCH_AGGR_HOLD_MAP
+    | SCI_FLAG_READ_PREFETCH_NO_HOLD_MAP
+    | SCI_FLAG_IO_MAP_IOSPACE
+    | SCI_FLAG_WRITES_DISABLE_GATHER_MAP
+    | SCI_FLAG_DISABLE_128_BYTES_PACKETS
+    | SCI_FLAG_NO_MEMORY_LOOPBACK
+    | SCI_FLAG_SHARED_MAP
+    | SCI_FLAG_BROADCAST
+    | SCI_FLAG_WRITE_BACK_CACHE_MAP;
+
+/// Flags of mappings that only an adapter could make.
+const HARDWARE_FLAGS: u32 = SCI_FLAG_CONDITIONAL_INTERRUPT_MAP
+    | SCI_FLAG_UNCONDITIONAL_DATA_INTERRUPT_MAP
+    | SCI_FLAG_DMOVE_MAP;
+
+impl Wanted {
+    /// Checks it against the segment's size: the range and where it is to be.
+    fn check(&self, size: u64) -> Outcome<((u64, u64), Option<usize>)> {
+        if self.flags & HARDWARE_FLAGS != 0 {
+            return fail(SCI_ERR_FLAG_NOT_IMPLEMENTED);
+        }
+        check_flags(self.flags, MAP_FLAGS)?;
+        if self.size == 0 {
+            return fail(SCI_ERR_SIZE_ALIGNMENT);
+        }
+        let (offset, length) = (self.offset as u64, self.size as u64);
+        match offset.checked_add(length) {
+            Some(end) if end <= size => {}
+            _ => return fail(SCI_ERR_OUT_OF_RANGE),
+        }
+        // Without the flag, the address is a hint, which need not be followed.
+        if self.flags & SCI_FLAG_FIXED_MAP_ADDR == 0 {
+            return Ok(((offset, length), None));
+        }
+        let within = |address: usize| address % 4096 == self.offset % 4096;
+        match self.address.expose_provenance() {
+            0 => fail(SCI_ERR_ILLEGAL_ADDRESS),
+            address if within(address) => Ok(((offset, length), Some(address))),
+            _ => fail(SCI_ERR_OFFSET_ALIGNMENT),
+        }
+    }
+}
+
+fn map_local(segment: RawHandle, wanted: &Wanted) -> Outcome<(RawHandle, *mut c_void)> {
+    let local = find::<Local>(segment)?;
+    let (range, address) = wanted.check(local.size())?;
+    let read_only = wanted.flags & SCI_FLAG_READONLY_MAP != 0;
+    let mapping = local.map(range, address, read_only).map_err(|code| at(address, code))?;
+    Ok(add(mapping, range.0, Of::Local(local)))
+}
+
+fn map_remote(segment: RawHandle, wanted: &Wanted) -> Outcome<(RawHandle, *mut c_void)> {
+    let remote = find::<Remote>(segment)?;
+    let connected = remote.segment()?;
+    if remote.lost() {
+        return fail(SCI_ERR_NOT_CONNECTED);
+    }
+    let (range, address) = wanted.check(connected.size())?;
+    let read_only = wanted.flags & SCI_FLAG_READONLY_MAP != 0;
+    if !read_only && !connected.writable() {
+        return fail(SCI_ERR_ACCESS);
+    }
+    let mapping = connected.map_as(range, address, read_only);
+    let mapping = mapping.map_err(|error| at(address, error.into()))?;
+    Ok(add(mapping, range.0, Of::Remote(remote)))
+}
+
+/// Where the program chose the address, that is what the system did not like.
+fn at(address: Option<usize>, code: Code) -> Code {
+    match (address, code) {
+        (Some(_), Code(SCI_ERR_SYSTEM)) => Code(SCI_ERR_ILLEGAL_ADDRESS),
+        (_, code) => code,
+    }
+}
+
+fn add(mapping: Mapping, offset: u64, of: Of) -> (RawHandle, *mut c_void) {
+    of.mapped().fetch_add(1, Ordering::AcqRel);
+    let pointer = mapping.whole().as_ptr().cast();
+    let sequences = AtomicUsize::new(0);
+    (Map::table().add(|_| Map { mapping, offset, of, sequences }), pointer)
+}
+
+fn unmap(handle: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    if find::<Map>(handle)?.sequences.load(Ordering::Acquire) > 0 {
+        return fail(SCI_ERR_BUSY);
+    }
+    crate::copy::forget_last();
+    Map::table().take(handle).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// Unmaps everything of the process.
+pub(crate) fn end_all() {
+    crate::copy::forget_last();
+    drop(Map::table().clear());
+}
+
+api! {
+    /// Maps a part of a local segment.
+    fn SCIMapLocalSegment(
+        segment: RawHandle,
+        map: *mut RawHandle,
+        offset: usize,
+        size: usize,
+        address: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) -> *mut c_void {
+        // SAFETY: as the caller says.
+        unsafe {
+            let wanted = Wanted { offset, size, address, flags };
+            let Some((handle, pointer)) = finish(error, map_local(segment, &wanted)) else {
+                return std::ptr::null_mut();
+            };
+            put(map, handle);
+            pointer
+        }
+    }
+
+    /// Maps a part of a remote segment.
+    fn SCIMapRemoteSegment(
+        segment: RawHandle,
+        map: *mut RawHandle,
+        offset: usize,
+        size: usize,
+        address: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) -> *mut c_void {
+        // SAFETY: as the caller says.
+        unsafe {
+            let wanted = Wanted { offset, size, address, flags };
+            let Some((handle, pointer)) = finish(error, map_remote(segment, &wanted)) else {
+                return std::ptr::null_mut();
+            };
+            put(map, handle);
+            pointer
+        }
+    }
+
+    /// Unmaps.
+    fn SCIUnmapSegment(map: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, unmap(map, flags)) };
+    }
+
+    /// Where a mapping is.
+    fn SCIGetMapPointer(map: RawHandle) -> *mut c_void {
+        find::<Map>(map).map_or(std::ptr::null_mut(), |map| map.mapping.whole().as_ptr().cast())
+    }
+
+    /// A mapping's place in the rack's address space.
+    fn SCIGetMapPhysAddr(map: RawHandle) -> u64 {
+        find::<Map>(map).map_or(0, |map| map.address())
+    }
+}

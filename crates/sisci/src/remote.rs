@@ -1,0 +1,237 @@
+//! Remote segments: connected to, watched, disconnected from.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rackbus_attach::{BROADCAST_NODE, Callback, Happening, RemoteSegment, Watch};
+
+use crate::constants::errors::*;
+use crate::constants::*;
+use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::handles::{Kind, RawHandle, find, kind};
+use crate::library::{Child, node_id};
+use crate::local::{Argument, CANCEL, CONNECT, LateHandle, Reason, late, remote_reason, wait_on};
+
+/// `sci_cb_remote_segment_t`.
+pub type RemoteCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, Reason, u32) -> u32>;
+
+/// A remote segment (`sci_remote_segment_t`).
+#[derive(Debug)]
+pub struct Remote {
+    /// Not there while a connection is being made in the background.
+    segment: Arc<OnceLock<RemoteSegment>>,
+    /// What it was asked to be.
+    asked: (u32, u32),
+    /// Mappings of it.
+    pub(crate) mapped: AtomicUsize,
+    _child: Arc<Child>,
+}
+kind!(Remote, 3);
+
+impl Remote {
+    /// The connection.
+    pub(crate) fn segment(&self) -> Outcome<&RemoteSegment> {
+        self.segment.get().map_or_else(|| fail(SCI_ERR_NOT_CONNECTED), Ok)
+    }
+
+    /// Whether the segment is gone for good.
+    pub(crate) fn lost(&self) -> bool {
+        self.segment.get().is_some_and(|segment| segment.watch().lost())
+    }
+}
+
+/// The program's function, to be called with what happened and how that went.
+#[derive(Clone, Copy)]
+struct Call {
+    function: unsafe extern "C" fn(*mut c_void, RawHandle, Reason, u32) -> u32,
+    argument: Argument,
+}
+
+impl Call {
+    /// Whether the program wants to be called again.
+    fn call(&self, handle: RawHandle, reason: Reason, status: u32) -> bool {
+        // SAFETY: the program gave its function for this.
+        unsafe { (self.function)(self.argument.get(), handle, reason, status) != CANCEL }
+    }
+}
+
+struct Wanted {
+    node: u32,
+    id: u32,
+    timeout: u32,
+}
+
+fn connect(
+    sd: RawHandle,
+    wanted: Wanted,
+    adapter: u32,
+    (callback, argument): (RemoteCallback, Argument),
+    flags: u32,
+) -> Outcome<RawHandle> {
+    let known = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT | SCI_FLAG_BROADCAST;
+    check_flags(flags, known)?;
+    check_adapter(adapter)?;
+    let child = Child::of(sd)?;
+    let node = match flags & SCI_FLAG_BROADCAST {
+        0 => node_id(child.session(), wanted.node)?,
+        // Whichever member is named: the group is what is meant.
+        _ => BROADCAST_NODE,
+    };
+    let wanted = Wanted { node, ..wanted };
+    let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
+        (0, _) => None,
+        (_, Some(function)) => Some(Call { function, argument }),
+        (_, None) => return fail(SCI_ERR_ILLEGAL_PARAMETER),
+    };
+    let known = LateHandle::default();
+    let later = known.clone();
+    let watched: Option<Callback> = call.map(|call| {
+        Box::new(move |happening| match happening {
+            Happening::Remote(change) => call.call(late(&later), remote_reason(change), SCI_ERR_OK),
+            Happening::Connected(_) | Happening::Disconnected(_) => true,
+        }) as Callback
+    });
+    let (segment, child) = (Arc::new(OnceLock::new()), Arc::new(child));
+    if flags & SCI_FLAG_ASYNCHRONOUS_CONNECT != 0 {
+        let Some(call) = call else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
+        return connect_behind(wanted, segment, child, (call, watched), known);
+    }
+    let made = child.session().connect_watched(node, wanted.id, wanted.timeout, watched)?;
+    // Set once, here.
+    let _ = segment.set(made);
+    Ok(add(segment, &wanted, child, &known))
+}
+
+/// Connects on a thread of its own, which then calls the program.
+fn connect_behind(
+    wanted: Wanted,
+    segment: Arc<OnceLock<RemoteSegment>>,
+    child: Arc<Child>,
+    (call, watched): (Call, Option<Callback>),
+    known: LateHandle,
+) -> Outcome<RawHandle> {
+    let handle = add(segment.clone(), &wanted, child.clone(), &known);
+    let connect = move || {
+        let made = child.session().connect_watched(wanted.node, wanted.id, wanted.timeout, watched);
+        let status = match made {
+            Ok(made) => {
+                let _ = segment.set(made);
+                SCI_ERR_OK
+            }
+            Err(error) => Code::from(error).0,
+        };
+        // Its answer is about what happens to the segment, which is called for elsewhere.
+        call.call(late(&known), CONNECT, status);
+    };
+    match std::thread::Builder::new().name("rackbus connect".into()).spawn(connect) {
+        Ok(_) => Ok(handle),
+        Err(_) => {
+            Remote::table().take(handle);
+            fail(SCI_ERR_SYSTEM)
+        }
+    }
+}
+
+fn add(
+    segment: Arc<OnceLock<RemoteSegment>>,
+    wanted: &Wanted,
+    child: Arc<Child>,
+    late: &LateHandle,
+) -> RawHandle {
+    let asked = (wanted.node, wanted.id);
+    let mapped = AtomicUsize::new(0);
+    let handle = Remote::table().add(|_| Remote { segment, asked, mapped, _child: child });
+    // Set once, here.
+    let _ = late.set(handle.addr());
+    handle
+}
+
+fn disconnect(handle: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let remote = find::<Remote>(handle)?;
+    if remote.mapped.load(Ordering::Acquire) > 0 && !remote.lost() {
+        return fail(SCI_ERR_BUSY);
+    }
+    if let Some(segment) = remote.segment.get() {
+        segment.end_watch();
+    }
+    Remote::table().take(handle).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// Disconnects every remote segment of the process.
+pub(crate) fn end_all() {
+    drop(Remote::table().clear());
+}
+
+fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<Reason> {
+    check_flags(flags, 0)?;
+    let watch: Arc<Watch> = find::<Remote>(handle)?.segment()?.watch().clone();
+    match wait_on(&watch, timeout)? {
+        Happening::Remote(change) => Ok(remote_reason(change)),
+        Happening::Connected(_) | Happening::Disconnected(_) => fail(SCI_ERR_ILLEGAL_OPERATION),
+    }
+}
+
+api! {
+    /// Connects to a segment.
+    fn SCIConnectSegment(
+        sd: RawHandle,
+        segment: *mut RawHandle,
+        node: u32,
+        id: u32,
+        adapter: u32,
+        callback: RemoteCallback,
+        argument: *mut c_void,
+        timeout: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let (wanted, called) = (Wanted { node, id, timeout }, (callback, Argument(argument)));
+            if let Some(handle) = finish(error, connect(sd, wanted, adapter, called, flags)) {
+                put(segment, handle);
+            }
+        }
+    }
+
+    /// Disconnects from a segment.
+    fn SCIDisconnectSegment(segment: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, disconnect(segment, flags)) };
+    }
+
+    /// A segment's size in bytes, as it was created.
+    fn SCIGetRemoteSegmentSize(segment: RawHandle) -> usize {
+        let size = |remote: Arc<Remote>| Ok(remote.segment()?.size());
+        let size = find::<Remote>(segment).and_then(size).unwrap_or(0);
+        usize::try_from(size).unwrap_or(usize::MAX)
+    }
+
+    /// A segment's number on its host.
+    fn SCIGetRemoteSegmentId(segment: RawHandle) -> u32 {
+        find::<Remote>(segment).map_or(0, |remote| remote.asked.1)
+    }
+
+    /// The host that a segment is on.
+    fn SCIGetRemoteSegmentNodeId(segment: RawHandle) -> u32 {
+        find::<Remote>(segment).map_or(0, |remote| remote.asked.0)
+    }
+
+    /// Waits for something to happen to a segment.
+    fn SCIWaitForRemoteSegmentEvent(
+        segment: RawHandle,
+        status: *mut u32,
+        timeout: u32,
+        flags: u32,
+        error: *mut u32,
+    ) -> Reason {
+        // SAFETY: as the caller says.
+        unsafe {
+            let Some(reason) = finish(error, wait(segment, timeout, flags)) else { return 0 };
+            put(status, SCI_ERR_OK);
+            reason
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What only hardware could do: the documented error, and nothing else.
+//!
+//! `SCI_ERR_NOT_SUPPORTED` says that no setting changes that; handles are left as they were.
+
+use std::ffi::c_void;
+
+use crate::constants::errors::*;
+use crate::constants::layout::SciAddress;
+use crate::error::{Outcome, fail, finish};
+use crate::handles::RawHandle;
+use crate::remote::RemoteCallback;
+
+/// Tells a program that what it asks for needs hardware.
+///
+/// # Safety
+/// `error` is null or can be written to.
+unsafe fn refuse(error: *mut u32) {
+    let outcome: Outcome<()> = fail(SCI_ERR_NOT_SUPPORTED);
+    // SAFETY: as the caller says.
+    unsafe { finish(error, outcome) };
+}
+
+/// Defines functions that refuse.
+macro_rules! unsupported {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty = $value:expr)?;)*) => {
+        api! {$(
+            $(#[$meta])*
+            fn $name($($arg: $type,)* error: *mut u32) $(-> $ret)? {
+                $(let _ = $arg;)*
+                // SAFETY: as the caller says.
+                unsafe { refuse(error) };
+                $($value)?
+            }
+        )*}
+    };
+}
+
+type Device = RawHandle;
+
+unsupported! {
+    /// Memory at a bus address of this host.
+    fn SCIAttachPhysicalMemory(address: u64, memory: *mut c_void, bus: u32, size: usize, segment: RawHandle, flags: u32);
+    /// Memory at an address of the interconnect.
+    fn SCIConnectSCISpace(sd: RawHandle, adapter: u32, segment: *mut RawHandle, address: SciAddress, size: usize, flags: u32);
+    /// A register of another host's adapter.
+    fn SCIGetCSRRegister(sd: RawHandle, adapter: u32, node: u32, offset: u32, flags: u32) -> u32 = 0;
+    /// A register of another host's adapter.
+    fn SCISetCSRRegister(sd: RawHandle, adapter: u32, node: u32, offset: u32, value: u32, flags: u32);
+    /// A register of this host's adapter.
+    fn SCIGetLocalCSR(sd: RawHandle, adapter: u32, offset: u32, flags: u32) -> u32 = 0;
+    /// A register of this host's adapter.
+    fn SCISetLocalCSR(sd: RawHandle, adapter: u32, offset: u32, value: u32, flags: u32);
+    /// An adapter's right to be reached by a PCIe requester.
+    fn SCIRegisterPCIeRequester(sd: RawHandle, adapter: u32, bus: u32, function: u32, flags: u32);
+    /// An adapter's right to be reached by a PCIe requester.
+    fn SCIUnregisterPCIeRequester(sd: RawHandle, adapter: u32, bus: u32, function: u32, flags: u32);
+    /// Devices of the fabric: they are lent by `rackbus borrow` here, whole, to stock drivers.
+    fn SCIBorrowDevice(sd: RawHandle, device: *mut Device, fdid: u64, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIReturnDevice(device: Device, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIReleaseExclusiveBorrow(device: Device, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIGetDeviceList(sd: RawHandle, fdids: *mut u64, max: usize, filter: *const c_void, flags: u32) -> usize = 0;
+    /// See [`SCIBorrowDevice`].
+    fn SCIConnectDeviceSegment(device: Device, segment: *mut RawHandle, id: u32, kind: u32, callback: RemoteCallback, argument: *mut c_void, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIConnectDeviceSegmentPath(device: Device, segment: *mut RawHandle, id: u32, kind: u32, adapter: u32, callback: RemoteCallback, argument: *mut c_void, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIConnectDeviceMemory(sd: RawHandle, segment: *mut RawHandle, adapter: u32, device: Device, number: u32, reserved: u32, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCICreateDeviceSegment(device: Device, id: u32, size: usize, kind: u32, hints: u32, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIMapLocalSegmentForDevice(segment: RawHandle, adapter: u32, device: Device, address: *mut u64, offset: usize, size: usize, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIMapRemoteSegmentForDevice(segment: RawHandle, device: Device, address: *mut u64, offset: usize, size: usize, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIUnmapLocalSegmentForDevice(segment: RawHandle, adapter: u32, device: Device, flags: u32);
+    /// See [`SCIBorrowDevice`].
+    fn SCIUnmapRemoteSegmentForDevice(segment: RawHandle, device: Device, flags: u32);
+}
+
+api! {
+    /// See [`SCIBorrowDevice`].
+    fn SCIGetFabricDeviceId(_device: Device) -> u64 {
+        0
+    }
+}
