@@ -25,12 +25,16 @@
 //! mappings stay where they are and read zeroes; who was connected is told ([`Happening`]).
 
 mod events;
+mod interrupts;
 mod location;
 mod memory;
 mod segments;
 mod session;
 
 pub use events::{Callback, Happening, Watch};
+pub use interrupts::{
+    DataInterrupt, Interrupt, InterruptError, RemoteDataInterrupt, RemoteInterrupt,
+};
 pub use location::{Location, LocationError};
 pub use memory::Mapping;
 pub use rackbus_segment::message::{

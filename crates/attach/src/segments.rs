@@ -73,8 +73,12 @@ impl Session {
         };
         let memory = Memory::new(fds.into_iter().next(), true);
         let watch = Watch::new(callback);
-        let watched =
-            Watched { watch: Arc::downgrade(&watch), memory: Arc::downgrade(&memory), size };
+        let watched = Watched {
+            watch: Arc::downgrade(&watch),
+            memory: Arc::downgrade(&memory),
+            size,
+            ..Watched::default()
+        };
         self.registry().watch(handle, watched, self);
         let (session, removed) = (self.clone(), false.into());
         Ok(LocalSegment { session, handle, id, size, kind, address, memory, watch, removed })
@@ -136,8 +140,12 @@ impl Session {
         let Connected { connection: handle, size, write, address } = connected;
         let memory = Memory::new(Some(file), write);
         let watch = Watch::new(callback);
-        let watched =
-            Watched { watch: Arc::downgrade(&watch), memory: Arc::downgrade(&memory), size };
+        let watched = Watched {
+            watch: Arc::downgrade(&watch),
+            memory: Arc::downgrade(&memory),
+            size,
+            ..Watched::default()
+        };
         self.registry().watch(handle, watched, self);
         let session = self.clone();
         Ok(RemoteSegment { session, handle, node, id, size, address, memory, watch })

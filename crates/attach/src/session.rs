@@ -20,6 +20,7 @@ use rackbus_segment::message::{
 use rackbus_segment::{Handle, SessionId};
 
 use crate::events::{Calls, Happening, Watch};
+use crate::interrupts::Rings;
 use crate::location::Location;
 use crate::memory::Memory;
 
@@ -113,6 +114,7 @@ pub(crate) struct Watched {
     pub watch: Weak<Watch>,
     pub memory: Weak<Memory>,
     pub size: u64,
+    pub rings: Weak<Rings>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -368,7 +370,20 @@ impl Registry {
             Event::Remote { connection, change } => {
                 self.happened(connection, Happening::Remote(change));
             }
-            Event::Sender { .. } | Event::SenderGone { .. } => {}
+            Event::Sender { interrupt, ring } => {
+                let rings = self.get(interrupt).and_then(|watched| watched.rings.upgrade());
+                if let (Some(rings), Some(file)) = (rings, fds.into_iter().next())
+                    && let Err(error) = rings.add(ring, file)
+                {
+                    tracing::error!(%error, "a sender of data interrupts cannot be heard");
+                }
+            }
+            Event::SenderGone { interrupt, ring } => {
+                if let Some(rings) = self.get(interrupt).and_then(|watched| watched.rings.upgrade())
+                {
+                    rings.sender_gone(ring);
+                }
+            }
             Event::Freeze { ticket, keeper, offset, length } => {
                 let memory = self.get(keeper).and_then(|watched| watched.memory.upgrade());
                 if let Some(Err(error)) = memory.map(|memory| memory.freeze(offset, length)) {

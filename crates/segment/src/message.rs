@@ -22,7 +22,7 @@ pub type SegmentId = u32;
 pub const BROADCAST_NODE: NodeId = 252;
 
 /// Bytes of the longest data interrupt.
-pub const MAX_DATA: usize = 1024;
+pub const MAX_DATA: u32 = 1024;
 
 /// Messages that a data interrupt's ring holds for each of its senders.
 pub const DATA_SLOTS: u32 = 64;

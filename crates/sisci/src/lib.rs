@@ -8,6 +8,7 @@
 //! * [`library`]: initialising, descriptors, what is asked about hosts.
 //! * [`local`], [`remote`], [`maps`]: segments and mappings of them.
 //! * [`copy`]: stores, sequences and block transfers.
+//! * [`interrupts`]: with and without data.
 //! * [`query`]: `SCIQuery`.
 //! * [`unsupported`]: what needs hardware that is not here: the documented error, never a pretence.
 
@@ -18,6 +19,7 @@ pub mod constants;
 pub mod copy;
 pub mod error;
 pub mod handles;
+pub mod interrupts;
 pub mod library;
 pub mod local;
 pub mod maps;

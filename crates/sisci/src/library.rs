@@ -111,6 +111,7 @@ fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
 /// Ends everything that was not ended, in the order in which things need each other.
 fn terminate() {
     INITIALIZED.store(false, Ordering::Release);
+    crate::interrupts::end_all();
     crate::copy::end_all();
     crate::maps::end_all();
     crate::remote::end_all();

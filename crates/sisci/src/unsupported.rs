@@ -8,6 +8,7 @@ use crate::constants::errors::*;
 use crate::constants::layout::SciAddress;
 use crate::error::{Outcome, fail, finish};
 use crate::handles::RawHandle;
+use crate::interrupts::InterruptCallback;
 use crate::remote::RemoteCallback;
 
 /// Tells a program that what it asks for needs hardware.
@@ -40,6 +41,14 @@ type Device = RawHandle;
 unsupported! {
     /// Memory at a bus address of this host.
     fn SCIAttachPhysicalMemory(address: u64, memory: *mut c_void, bus: u32, size: usize, segment: RawHandle, flags: u32);
+    /// An interrupt that an adapter makes of a store.
+    fn SCIRegisterInterruptFlag(adapter: u32, interrupt: *mut RawHandle, segment: RawHandle, offset: usize, callback: InterruptCallback, argument: *mut c_void, flags: u32);
+    /// See [`SCIRegisterInterruptFlag`].
+    fn SCIEnableConditionalInterrupt(interrupt: RawHandle, flags: u32);
+    /// See [`SCIRegisterInterruptFlag`].
+    fn SCIDisableConditionalInterrupt(interrupt: RawHandle, flags: u32);
+    /// See [`SCIRegisterInterruptFlag`].
+    fn SCIGetConditionalInterruptTrigCounter(interrupt: RawHandle, counter: *mut u32, flags: u32);
     /// Memory at an address of the interconnect.
     fn SCIConnectSCISpace(sd: RawHandle, adapter: u32, segment: *mut RawHandle, address: SciAddress, size: usize, flags: u32);
     /// A register of another host's adapter.

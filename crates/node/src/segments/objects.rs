@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
+use rackbus_memory::doorbell::DOORBELL_BYTES;
+use rackbus_memory::ring::RingLayout;
 use rackbus_memory::{Event, SharedMemory};
 use rackbus_segment::directory::{Attached, LinePart};
 use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
@@ -101,11 +103,12 @@ impl Objects for Store {
 
     fn line(&mut self, part: LinePart) -> Result<ObjectId, String> {
         match part {
-            LinePart::Doorbell => self.memory_named("rackbus interrupt", 4096),
-            LinePart::Ring => self.memory_named(
-                "rackbus messages",
-                u64::from(DATA_SLOTS) * (MAX_DATA as u64 + 64) + 4096,
-            ),
+            LinePart::Doorbell => self.memory_named("rackbus interrupt", DOORBELL_BYTES as u64),
+            LinePart::Ring => {
+                let layout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
+                let bytes = layout.bytes().ok_or("a ring that cannot be")?;
+                self.memory_named("rackbus messages", bytes as u64)
+            }
         }
     }
 }

@@ -1,0 +1,457 @@
+//! Interrupts between hosts: with and without data.
+//!
+//! An interrupt is a doorbell in shared memory; its senders ring it, with no node in between. Each
+//! sender of data has a ring of messages of its own, so that none can spoil another's.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
+use rackbus_memory::region::RegionError;
+use rackbus_memory::ring::{Consumer, Producer, PushError, RingLayout};
+use rackbus_memory::{Access, AdaptiveSpin, Event, Region};
+use rackbus_segment::Handle;
+use rackbus_segment::message::{
+    BROADCAST_NODE, DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, Refusal, Reply, Request,
+};
+
+use crate::events::Watch;
+use crate::session::{AttachError, Session, Watched};
+
+/// How often a shared interrupt's waiter looks whether it was removed: its line cannot be closed,
+/// as others of this host go on with it.
+const LOOK: Duration = Duration::from_millis(100);
+
+const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
+
+/// Why an interrupt was not sent, or not received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InterruptError {
+    /// None came in time.
+    #[error("no interrupt came in time")]
+    TimedOut,
+    /// It was removed, or its owner or host is gone.
+    #[error("the interrupt is gone")]
+    Gone,
+    /// The receiver has not taken what was sent before.
+    #[error("the receiver has no room; it must take messages first")]
+    Full,
+    /// The message is longer than messages can be.
+    #[error("a message has at most {MAX_DATA} bytes")]
+    TooLong,
+    /// The buffer is shorter than the message, which stays where it is.
+    #[error("the message has {0} bytes; use a buffer of that length")]
+    BufferTooShort(usize),
+}
+
+impl From<WaitError> for InterruptError {
+    fn from(error: WaitError) -> Self {
+        match error {
+            WaitError::TimedOut => InterruptError::TimedOut,
+            WaitError::Closed => InterruptError::Gone,
+        }
+    }
+}
+
+/// An interrupt of this process. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Interrupt {
+    line: Line,
+    /// How many rings of the doorbell have been taken.
+    taken: AtomicU32,
+    counting: bool,
+}
+
+/// What both sorts have.
+#[derive(Debug)]
+struct Line {
+    session: Session,
+    handle: Handle,
+    number: u32,
+    bell: Arc<Doorbell>,
+    shared: bool,
+    over: AtomicBool,
+    spin: Mutex<AdaptiveSpin>,
+}
+
+impl Line {
+    fn make(
+        session: &Session,
+        kind: InterruptKind,
+        number: Option<u32>,
+        shared: bool,
+    ) -> Result<Line, AttachError> {
+        let request = Request::CreateInterrupt { kind, number, shared };
+        let (Reply::Interrupt { interrupt: handle, number }, fds) = session.call(&request)? else {
+            return Err(AttachError::Protocol);
+        };
+        let bell = Arc::new(bell(&mut fds.into_iter())?);
+        let (session, over) = (session.clone(), AtomicBool::new(false));
+        Ok(Line { session, handle, number, bell, shared, over, spin: Mutex::default() })
+    }
+
+    /// Waits for the doorbell to move away from `seen`.
+    fn wait(&self, seen: u32, deadline: Option<Instant>) -> Result<u32, InterruptError> {
+        let mut fresh = AdaptiveSpin::default();
+        let mut kept = self.spin.try_lock().ok();
+        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        loop {
+            if self.over.load(Ordering::Acquire) {
+                return Err(InterruptError::Gone);
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let wait = match self.shared {
+                true => Some(left.map_or(LOOK, |left| left.min(LOOK))),
+                false => left,
+            };
+            match self.bell.wait(seen, spin, wait) {
+                Err(WaitError::TimedOut) if wait != left => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn remove(&self) {
+        if self.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.session.registry().forget(self.handle);
+        if !self.shared {
+            self.bell.close();
+        }
+        // A node that is gone has ended it already.
+        let _ = self.session.done(&Request::RemoveInterrupt { interrupt: self.handle });
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn after(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// The doorbell that a node passed: its line, then its event.
+fn bell(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Doorbell, AttachError> {
+    let (Some(line), Some(event)) = (fds.next(), fds.next()) else {
+        return Err(AttachError::Protocol);
+    };
+    let region = shared(&line, DOORBELL_BYTES)?;
+    let event = Event::from_peer(event)
+        .map_err(|cause| AttachError::System { what: "an interrupt's event", cause })?;
+    Doorbell::new(region, 0, event).ok_or(AttachError::Protocol)
+}
+
+fn shared(file: &OwnedFd, bytes: usize) -> Result<Arc<Region>, RegionError> {
+    let access = Access::READ | Access::WRITE;
+    Ok(Arc::new(Region::map(file.as_fd(), 0, bytes as u64, access)?))
+}
+
+impl Session {
+    /// Makes an interrupt that others can trigger. Without a number the node chooses one. `shared`:
+    /// other processes of this host may make the same one, and each hears every trigger.
+    /// `counting`: each trigger counts; else those that come before they are waited for are one.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when the number is in use.
+    pub fn create_interrupt(
+        &self,
+        number: Option<u32>,
+        shared: bool,
+        counting: bool,
+    ) -> Result<Interrupt, AttachError> {
+        let line = Line::make(self, InterruptKind::Plain, number, shared)?;
+        let taken = AtomicU32::new(line.bell.count());
+        self.registry().watch(line.handle, Watched::default(), self);
+        Ok(Interrupt { line, taken, counting })
+    }
+
+    /// Makes an interrupt that others can send messages to.
+    ///
+    /// # Errors
+    /// As [`create_interrupt`](Session::create_interrupt).
+    pub fn create_data_interrupt(&self, number: Option<u32>) -> Result<DataInterrupt, AttachError> {
+        let line = Line::make(self, InterruptKind::Data, number, false)?;
+        let rings = Arc::new(Rings { bell: line.bell.clone(), state: Mutex::default() });
+        let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
+        self.registry().watch(line.handle, watched, self);
+        Ok(DataInterrupt { line, rings })
+    }
+
+    /// Connects to an interrupt of a host.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when there is none of that number.
+    pub fn connect_interrupt(
+        &self,
+        node: NodeId,
+        number: u32,
+        timeout_ms: u32,
+    ) -> Result<RemoteInterrupt, AttachError> {
+        let (sender, _) = Sender::connect(self, node, InterruptKind::Plain, number, timeout_ms)?;
+        Ok(RemoteInterrupt(sender))
+    }
+
+    /// Connects to a data interrupt of a host; with [`BROADCAST_NODE`] to those of that number on
+    /// every host that has one.
+    ///
+    /// # Errors
+    /// As [`connect_interrupt`](Session::connect_interrupt).
+    pub fn connect_data_interrupt(
+        &self,
+        node: NodeId,
+        number: u32,
+        timeout_ms: u32,
+    ) -> Result<RemoteDataInterrupt, AttachError> {
+        let one = |node| -> Result<_, AttachError> {
+            let kind = InterruptKind::Data;
+            let (sender, ring) = Sender::connect(self, node, kind, number, timeout_ms)?;
+            let producer = Producer::new(ring.ok_or(AttachError::Protocol)?, 0, RING);
+            Ok((sender, Mutex::new(producer.ok_or(AttachError::Protocol)?)))
+        };
+        if node != BROADCAST_NODE {
+            return Ok(RemoteDataInterrupt(vec![one(node)?]));
+        }
+        let mut all = Vec::new();
+        for (node, _) in self.hosts() {
+            match one(*node) {
+                Ok(sender) => all.push(sender),
+                Err(AttachError::Refused(Refusal::NoSuchInterrupt | Refusal::NotResponding)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match all.is_empty() {
+            true => Err(Refusal::NoSuchInterrupt.into()),
+            false => Ok(RemoteDataInterrupt(all)),
+        }
+    }
+}
+
+impl Interrupt {
+    /// Its number on this host.
+    pub fn number(&self) -> u32 {
+        self.line.number
+    }
+
+    /// Waits until it is triggered; a trigger that came before counts.
+    ///
+    /// # Errors
+    /// [`InterruptError::TimedOut`] after `timeout` (`None` waits for ever), and
+    /// [`InterruptError::Gone`] when it is removed meanwhile.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), InterruptError> {
+        let deadline = after(timeout);
+        loop {
+            let seen = self.taken.load(Ordering::Acquire);
+            let count = self.line.wait(seen, deadline)?;
+            let next = if self.counting { seen.wrapping_add(1) } else { count };
+            let (here, late) = (Ordering::AcqRel, Ordering::Acquire);
+            if self.taken.compare_exchange(seen, next, here, late).is_ok() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends it now; who waits for it is woken.
+    pub fn remove(&self) {
+        self.line.remove();
+    }
+}
+
+/// An interrupt of this process that carries messages. It ends when it is dropped.
+#[derive(Debug)]
+pub struct DataInterrupt {
+    line: Line,
+    rings: Arc<Rings>,
+}
+
+/// The rings of a data interrupt's senders.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    bell: Arc<Doorbell>,
+    state: Mutex<RingsState>,
+}
+
+#[derive(Debug, Default)]
+struct RingsState {
+    rings: Vec<Incoming>,
+    /// Which ring is looked into first: each in turn.
+    first: usize,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    ring: Handle,
+    messages: Consumer,
+    /// The sender is gone: what there is is the last of it.
+    gone: bool,
+}
+
+impl Rings {
+    fn lock(&self) -> MutexGuard<'_, RingsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, ring: Handle, file: OwnedFd) -> Result<(), RegionError> {
+        let region = shared(&file, RING.bytes().unwrap_or(1))?;
+        let Some(messages) = Consumer::new(region, 0, RING) else { return Ok(()) };
+        self.lock().rings.push(Incoming { ring, messages, gone: false });
+        // It may have sent already.
+        self.bell.ring();
+        Ok(())
+    }
+
+    pub(crate) fn sender_gone(&self, ring: Handle) {
+        let mut state = self.lock();
+        for incoming in state.rings.iter_mut().filter(|incoming| incoming.ring == ring) {
+            incoming.gone = true;
+        }
+        state.rings.retain(|incoming| !incoming.gone || !incoming.messages.is_empty());
+    }
+
+    /// The oldest message of the next sender that has one.
+    fn take(&self, buffer: &mut [u8]) -> Option<usize> {
+        let mut state = self.lock();
+        let count = state.rings.len();
+        for nth in 0..count {
+            let at = (state.first + nth) % count;
+            let incoming = &mut state.rings[at];
+            let Some(length) = incoming.messages.pop(buffer) else { continue };
+            if incoming.gone && incoming.messages.is_empty() {
+                state.rings.remove(at);
+            }
+            if length <= buffer.len() {
+                state.first = at + 1;
+            }
+            return Some(length);
+        }
+        None
+    }
+}
+
+impl DataInterrupt {
+    /// Its number on this host.
+    pub fn number(&self) -> u32 {
+        self.line.number
+    }
+
+    /// Takes the oldest message of a sender, each sender in turn; its length.
+    ///
+    /// # Errors
+    /// As [`Interrupt::wait`], and [`InterruptError::BufferTooShort`].
+    pub fn receive(
+        &self,
+        buffer: &mut [u8],
+        timeout: Option<Duration>,
+    ) -> Result<usize, InterruptError> {
+        let deadline = after(timeout);
+        loop {
+            let seen = self.line.bell.count();
+            match self.rings.take(buffer) {
+                Some(length) if length <= buffer.len() => return Ok(length),
+                Some(length) => return Err(InterruptError::BufferTooShort(length)),
+                None => {}
+            }
+            self.line.wait(seen, deadline)?;
+        }
+    }
+
+    /// Ends it now; who waits for it is woken.
+    pub fn remove(&self) {
+        self.line.remove();
+    }
+}
+
+/// The sending end of an interrupt.
+#[derive(Debug)]
+struct Sender {
+    session: Session,
+    handle: Handle,
+    bell: Doorbell,
+    watch: Arc<Watch>,
+}
+
+impl Sender {
+    /// Connects; with the ring for messages, where there is one.
+    fn connect(
+        session: &Session,
+        node: NodeId,
+        kind: InterruptKind,
+        number: u32,
+        timeout_ms: u32,
+    ) -> Result<(Sender, Option<Arc<Region>>), AttachError> {
+        let request = Request::ConnectInterrupt { node, kind, number, timeout_ms };
+        let (Reply::Connected(connected), fds) = session.call(&request)? else {
+            return Err(AttachError::Protocol);
+        };
+        let mut fds = fds.into_iter();
+        let bell = bell(&mut fds)?;
+        let ring = fds.next().map(|file| shared(&file, RING.bytes().unwrap_or(1))).transpose()?;
+        let (handle, watch) = (connected.connection, Watch::new(None));
+        let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
+        session.registry().watch(handle, watched, session);
+        Ok((Sender { session: session.clone(), handle, bell, watch }, ring))
+    }
+
+    fn check(&self) -> Result<(), InterruptError> {
+        match self.watch.lost() || self.bell.is_closed() {
+            true => Err(InterruptError::Gone),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.watch.end();
+        self.session.registry().forget(self.handle);
+        // A node that is gone has ended it already.
+        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+    }
+}
+
+/// An interrupt of some host, to be triggered. The connection ends when it is dropped.
+#[derive(Debug)]
+pub struct RemoteInterrupt(Sender);
+
+impl RemoteInterrupt {
+    /// Triggers it. What was stored before is seen by who is woken.
+    ///
+    /// # Errors
+    /// [`InterruptError::Gone`].
+    #[inline]
+    pub fn trigger(&self) -> Result<(), InterruptError> {
+        self.0.check()?;
+        self.0.bell.ring();
+        Ok(())
+    }
+}
+
+/// A data interrupt of some host, or of several, to be sent to.
+#[derive(Debug)]
+pub struct RemoteDataInterrupt(Vec<(Sender, Mutex<Producer>)>);
+
+impl RemoteDataInterrupt {
+    /// Sends a message. Messages of one connection arrive in their order.
+    ///
+    /// # Errors
+    /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Gone`]; of several
+    /// receivers the first error, after all have been sent to.
+    pub fn send(&self, message: &[u8]) -> Result<(), InterruptError> {
+        let one = |(sender, producer): &(Sender, Mutex<Producer>)| {
+            sender.check()?;
+            let mut producer = producer.lock().unwrap_or_else(PoisonError::into_inner);
+            producer.push(message).map_err(|error| match error {
+                PushError::Full => InterruptError::Full,
+                PushError::TooLong { .. } => InterruptError::TooLong,
+            })?;
+            sender.bell.ring();
+            Ok(())
+        };
+        self.0.iter().map(one).fold(Ok(()), |first: Result<(), _>, next| first.and(next))
+    }
+}

@@ -1,0 +1,533 @@
+//! Interrupts and data interrupts, received and sent.
+//!
+//! One with a callback has a thread of its own, which waits and calls. Removing it waits until a
+//! call that is under way has returned, unless it is that call that removes it.
+
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
+
+use rackbus_attach::{
+    BROADCAST_NODE, DataInterrupt, Interrupt, InterruptError, MAX_DATA, RemoteDataInterrupt,
+    RemoteInterrupt,
+};
+
+use crate::constants::errors::*;
+use crate::constants::*;
+use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::handles::{Kind, RawHandle, find, kind};
+use crate::library::{Child, node_id};
+use crate::local::{Argument, CANCEL, LateHandle, duration, late};
+
+/// `sci_cb_interrupt_t`.
+pub type InterruptCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32>;
+/// `sci_cb_data_interrupt_t`.
+pub type DataCallback =
+    Option<unsafe extern "C" fn(*mut c_void, RawHandle, *mut c_void, u32, u32) -> u32>;
+
+impl From<InterruptError> for Code {
+    fn from(error: InterruptError) -> Code {
+        Code(match error {
+            InterruptError::TimedOut => SCI_ERR_TIMEOUT,
+            InterruptError::Gone => SCI_ERR_CANCELLED,
+            InterruptError::Full | InterruptError::BufferTooShort(_) => SCI_ERR_NOSPC,
+            InterruptError::TooLong => SCI_ERR_OUT_OF_RANGE,
+        })
+    }
+}
+
+/// Who is in a callback, and when it has returned.
+#[derive(Debug, Default)]
+struct Calling {
+    by: Mutex<Option<ThreadId>>,
+    returned: std::sync::Condvar,
+}
+
+impl Calling {
+    fn during<T>(&self, call: impl FnOnce() -> T) -> T {
+        *self.by.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
+        let result = call();
+        *self.by.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.returned.notify_all();
+        result
+    }
+
+    fn wait(&self) {
+        let own = Some(std::thread::current().id());
+        let by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+        // The result is that nobody else is in it; there is nothing to look at.
+        drop(self.returned.wait_while(by, |by| by.is_some() && *by != own));
+    }
+}
+
+/// A local interrupt (`sci_local_interrupt_t`).
+#[derive(Debug)]
+pub struct LocalInterrupt {
+    interrupt: Arc<Interrupt>,
+    calling: Option<Arc<Calling>>,
+    _child: Child,
+}
+kind!(LocalInterrupt, 7);
+
+/// A remote interrupt (`sci_remote_interrupt_t`).
+#[derive(Debug)]
+pub struct RemotePlain {
+    interrupt: RemoteInterrupt,
+    _child: Child,
+}
+kind!(RemotePlain, 8);
+
+/// A local data interrupt (`sci_local_data_interrupt_t`).
+#[derive(Debug)]
+pub struct LocalData {
+    interrupt: Arc<DataInterrupt>,
+    calling: Option<Arc<Calling>>,
+    _child: Child,
+}
+kind!(LocalData, 9);
+
+/// A remote data interrupt (`sci_remote_data_interrupt_t`).
+#[derive(Debug)]
+pub struct RemoteData {
+    interrupt: RemoteDataInterrupt,
+    _child: Child,
+}
+kind!(RemoteData, 10);
+
+/// The number that a program asks for.
+///
+/// # Safety
+/// `number` is null or leads to a number.
+unsafe fn wanted(number: *const u32, flags: u32) -> Outcome<Option<u32>> {
+    if flags & SCI_FLAG_FIXED_INTNO == 0 {
+        return Ok(None);
+    }
+    match number.is_null() {
+        true => fail(SCI_ERR_ILLEGAL_PARAMETER),
+        // SAFETY: as the caller says.
+        false => Ok(Some(unsafe { number.read_unaligned() })),
+    }
+}
+
+fn int_error(error: rackbus_attach::AttachError) -> Code {
+    match error.into() {
+        Code(SCI_ERR_SEGMENTID_USED) => Code(SCI_ERR_INTNO_USED),
+        other => other,
+    }
+}
+
+fn called<F>(callback: Option<F>, flags: u32) -> Outcome<Option<F>> {
+    match (flags & SCI_FLAG_USE_CALLBACK, callback) {
+        (0, _) => Ok(None),
+        (_, Some(call)) => Ok(Some(call)),
+        (_, None) => fail(SCI_ERR_ILLEGAL_PARAMETER),
+    }
+}
+
+fn spawn(work: impl FnOnce() + Send + 'static) -> Outcome<()> {
+    let thread = std::thread::Builder::new().name("rackbus interrupt".into()).spawn(work);
+    thread.map(drop).map_err(|_| Code(SCI_ERR_SYSTEM))
+}
+
+fn create(
+    sd: RawHandle,
+    number: Option<u32>,
+    (callback, argument): (InterruptCallback, Argument),
+    flags: u32,
+) -> Outcome<(RawHandle, u32)> {
+    let known = SCI_FLAG_USE_CALLBACK
+        | SCI_FLAG_FIXED_INTNO
+        | SCI_FLAG_SHARED_INT
+        | SCI_FLAG_COUNTING_INT
+        | SCI_FLAG_SHARE_EXTERNAL;
+    check_flags(flags, known)?;
+    let call = called(callback, flags)?;
+    let child = Child::of(sd)?;
+    let shared = flags & SCI_FLAG_SHARED_INT != 0;
+    let counting = flags & SCI_FLAG_COUNTING_INT != 0;
+    let interrupt =
+        Arc::new(child.session().create_interrupt(number, shared, counting).map_err(int_error)?);
+    let number = interrupt.number();
+    let (handle, calling) = (LateHandle::default(), call.map(|_| Arc::<Calling>::default()));
+    if let (Some(call), Some(calling)) = (call, calling.clone()) {
+        let (interrupt, known) = (interrupt.clone(), handle.clone());
+        spawn(move || {
+            while interrupt.wait(None).is_ok() {
+                let own = late(&known);
+                // SAFETY: the program gave its function for this.
+                let answer = calling.during(|| unsafe { call(argument.get(), own, SCI_ERR_OK) });
+                if answer == CANCEL {
+                    return;
+                }
+            }
+        })?;
+    }
+    let raw = LocalInterrupt::table().add(|_| LocalInterrupt { interrupt, calling, _child: child });
+    // Set once, here.
+    let _ = handle.set(raw.addr());
+    Ok((raw, number))
+}
+
+fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let Some(local) = LocalInterrupt::table().take(handle) else {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    };
+    local.end();
+    Ok(())
+}
+
+impl LocalInterrupt {
+    fn end(&self) {
+        self.interrupt.remove();
+        if let Some(calling) = &self.calling {
+            calling.wait();
+        }
+    }
+}
+
+fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let local = find::<LocalInterrupt>(handle)?;
+    if local.calling.is_some() {
+        return fail(SCI_ERR_ILLEGAL_OPERATION);
+    }
+    let interrupt = local.interrupt.clone();
+    // Its removal is what ends the wait.
+    drop(local);
+    Ok(interrupt.wait(duration(timeout))?)
+}
+
+fn connect(
+    sd: RawHandle,
+    node: u32,
+    adapter: u32,
+    number: u32,
+    limit: (u32, u32),
+) -> Outcome<RawHandle> {
+    let (timeout, flags) = limit;
+    check_flags(flags, 0)?;
+    check_adapter(adapter)?;
+    let child = Child::of(sd)?;
+    let node = node_id(child.session(), node)?;
+    let interrupt = child.session().connect_interrupt(node, number, timeout)?;
+    Ok(RemotePlain::table().add(|_| RemotePlain { interrupt, _child: child }))
+}
+
+fn trigger(handle: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    find::<RemotePlain>(handle)?.interrupt.trigger().map_err(gone)
+}
+
+/// For who sends, an interrupt that is gone is a connection that is.
+fn gone(error: InterruptError) -> Code {
+    match error {
+        InterruptError::Gone => Code(SCI_ERR_NOT_CONNECTED),
+        other => other.into(),
+    }
+}
+
+fn create_data(
+    sd: RawHandle,
+    number: Option<u32>,
+    (callback, argument): (DataCallback, Argument),
+    flags: u32,
+) -> Outcome<(RawHandle, u32)> {
+    check_flags(flags, SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO | SCI_FLAG_BROADCAST)?;
+    let call = called(callback, flags)?;
+    let child = Child::of(sd)?;
+    let interrupt = Arc::new(child.session().create_data_interrupt(number).map_err(int_error)?);
+    let number = interrupt.number();
+    let (handle, calling) = (LateHandle::default(), call.map(|_| Arc::<Calling>::default()));
+    if let (Some(call), Some(calling)) = (call, calling.clone()) {
+        let (interrupt, known) = (interrupt.clone(), handle.clone());
+        spawn(move || {
+            let mut buffer = vec![0_u8; MAX_DATA as usize];
+            while let Ok(length) = interrupt.receive(&mut buffer, None) {
+                let (own, data) = (late(&known), buffer.as_mut_ptr().cast());
+                let length = u32::try_from(length).unwrap_or(MAX_DATA);
+                // SAFETY: the program gave its function for this; the data is there until it
+                // returns.
+                let answer = calling
+                    .during(|| unsafe { call(argument.get(), own, data, length, SCI_ERR_OK) });
+                if answer == CANCEL {
+                    return;
+                }
+            }
+        })?;
+    }
+    let raw = LocalData::table().add(|_| LocalData { interrupt, calling, _child: child });
+    // Set once, here.
+    let _ = handle.set(raw.addr());
+    Ok((raw, number))
+}
+
+impl LocalData {
+    fn end(&self) {
+        self.interrupt.remove();
+        if let Some(calling) = &self.calling {
+            calling.wait();
+        }
+    }
+}
+
+fn remove_data(handle: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let Some(local) = LocalData::table().take(handle) else {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    };
+    local.end();
+    Ok(())
+}
+
+/// Takes a message into `data`; its length, also where it did not fit.
+///
+/// # Safety
+/// `data` has room for as many bytes as `length` says, or both are null.
+unsafe fn wait_data(
+    handle: RawHandle,
+    (data, length): (*mut u8, *mut u32),
+    timeout: u32,
+    flags: u32,
+) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let local = find::<LocalData>(handle)?;
+    if local.calling.is_some() {
+        return fail(SCI_ERR_ILLEGAL_OPERATION);
+    }
+    let interrupt = local.interrupt.clone();
+    drop(local);
+    if length.is_null() {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    }
+    // SAFETY: as the caller says.
+    let room = unsafe { length.read_unaligned() } as usize;
+    let mut empty = [];
+    let buffer = match data.is_null() {
+        true => &mut empty[..],
+        // SAFETY: as the caller says.
+        false => unsafe { std::slice::from_raw_parts_mut(data, room) },
+    };
+    let received = interrupt.receive(buffer, duration(timeout));
+    let bytes = match received {
+        Ok(bytes) | Err(InterruptError::BufferTooShort(bytes)) => bytes,
+        Err(error) => return Err(error.into()),
+    };
+    // SAFETY: as the caller says.
+    unsafe { put(length, u32::try_from(bytes).unwrap_or(u32::MAX)) };
+    Ok(received.map(drop)?)
+}
+
+fn connect_data(
+    sd: RawHandle,
+    node: u32,
+    adapter: u32,
+    number: u32,
+    limit: (u32, u32),
+) -> Outcome<RawHandle> {
+    let (timeout, flags) = limit;
+    check_flags(flags, SCI_FLAG_BROADCAST)?;
+    check_adapter(adapter)?;
+    let child = Child::of(sd)?;
+    let node = match flags & SCI_FLAG_BROADCAST {
+        0 => node_id(child.session(), node)?,
+        _ => BROADCAST_NODE,
+    };
+    let interrupt = child.session().connect_data_interrupt(node, number, timeout)?;
+    Ok(RemoteData::table().add(|_| RemoteData { interrupt, _child: child }))
+}
+
+/// # Safety
+/// `data` is `length` bytes.
+unsafe fn trigger_data(handle: RawHandle, data: *const u8, length: u32, flags: u32) -> Outcome<()> {
+    check_flags(flags, SCI_FLAG_BROADCAST)?;
+    let remote = find::<RemoteData>(handle)?;
+    if length == 0 || length > MAX_DATA {
+        return fail(SCI_ERR_OUT_OF_RANGE);
+    }
+    if data.is_null() {
+        return fail(SCI_ERR_ILLEGAL_ADDRESS);
+    }
+    // SAFETY: as the caller says.
+    let message = unsafe { std::slice::from_raw_parts(data, length as usize) };
+    remote.interrupt.send(message).map_err(gone)
+}
+
+fn disconnect<T: Kind>(handle: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    T::table().take(handle).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// Ends every interrupt of the process.
+pub(crate) fn end_all() {
+    drop(RemotePlain::table().clear());
+    drop(RemoteData::table().clear());
+    LocalInterrupt::table().clear().iter().for_each(|local| local.end());
+    LocalData::table().clear().iter().for_each(|local| local.end());
+}
+
+api! {
+    /// Makes an interrupt.
+    fn SCICreateInterrupt(
+        sd: RawHandle,
+        interrupt: *mut RawHandle,
+        adapter: u32,
+        number: *mut u32,
+        callback: InterruptCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let made = check_adapter(adapter)
+                .and_then(|()| wanted(number, flags))
+                .and_then(|number| create(sd, number, (callback, Argument(argument)), flags));
+            if let Some((handle, chosen)) = finish(error, made) {
+                put(interrupt, handle);
+                put(number, chosen);
+            }
+        }
+    }
+
+    /// The same; its name is for nobody here.
+    fn SCICreateNamedInterrupt(
+        sd: RawHandle,
+        interrupt: *mut RawHandle,
+        adapter: u32,
+        number: *mut u32,
+        _name: *const c_char,
+        callback: InterruptCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            SCICreateInterrupt(sd, interrupt, adapter, number, callback, argument, flags, error);
+        }
+    }
+
+    /// Removes an interrupt.
+    fn SCIRemoveInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, remove(interrupt, flags)) };
+    }
+
+    /// Waits for an interrupt.
+    fn SCIWaitForInterrupt(interrupt: RawHandle, timeout: u32, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, wait(interrupt, timeout, flags)) };
+    }
+
+    /// Connects to an interrupt.
+    fn SCIConnectInterrupt(
+        sd: RawHandle,
+        interrupt: *mut RawHandle,
+        node: u32,
+        adapter: u32,
+        number: u32,
+        timeout: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some(handle) = finish(error, connect(sd, node, adapter, number, (timeout, flags))) {
+                put(interrupt, handle);
+            }
+        }
+    }
+
+    /// Disconnects from an interrupt.
+    fn SCIDisconnectInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, disconnect::<RemotePlain>(interrupt, flags)) };
+    }
+
+    /// Triggers an interrupt.
+    fn SCITriggerInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, trigger(interrupt, flags)) };
+    }
+
+    /// Makes a data interrupt.
+    fn SCICreateDataInterrupt(
+        sd: RawHandle,
+        interrupt: *mut RawHandle,
+        adapter: u32,
+        number: *mut u32,
+        callback: DataCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let made = check_adapter(adapter)
+                .and_then(|()| wanted(number, flags))
+                .and_then(|number| create_data(sd, number, (callback, Argument(argument)), flags));
+            if let Some((handle, chosen)) = finish(error, made) {
+                put(interrupt, handle);
+                put(number, chosen);
+            }
+        }
+    }
+
+    /// Removes a data interrupt.
+    fn SCIRemoveDataInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, remove_data(interrupt, flags)) };
+    }
+
+    /// Takes the oldest message.
+    fn SCIWaitForDataInterrupt(
+        interrupt: RawHandle,
+        data: *mut c_void,
+        length: *mut u32,
+        timeout: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, wait_data(interrupt, (data.cast(), length), timeout, flags)) };
+    }
+
+    /// Connects to a data interrupt.
+    fn SCIConnectDataInterrupt(
+        sd: RawHandle,
+        interrupt: *mut RawHandle,
+        node: u32,
+        adapter: u32,
+        number: u32,
+        timeout: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let made = connect_data(sd, node, adapter, number, (timeout, flags));
+            if let Some(handle) = finish(error, made) {
+                put(interrupt, handle);
+            }
+        }
+    }
+
+    /// Disconnects from a data interrupt.
+    fn SCIDisconnectDataInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, disconnect::<RemoteData>(interrupt, flags)) };
+    }
+
+    /// Sends a message.
+    fn SCITriggerDataInterrupt(
+        interrupt: RawHandle,
+        data: *mut c_void,
+        length: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, trigger_data(interrupt, data.cast(), length, flags)) };
+    }
+}
