@@ -70,10 +70,15 @@ static TORN_COUNT: AtomicU64 = AtomicU64::new(0);
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// How many pages of registered regions have been replaced since the process started. A shell
+/// How often pages of registered regions have been replaced since the process started. A shell
 /// compares it before and after work on peers' memory: one load tells that nothing was torn.
 pub fn torn_count() -> u64 {
     TORN_COUNT.load(Ordering::Relaxed)
+}
+
+/// Counts a replacement that is not the guard's: a region is being severed.
+pub(crate) fn note_replaced() {
+    TORN_COUNT.fetch_add(1, Ordering::SeqCst);
 }
 
 /// The registration of one mapped range; dropping it takes the range out again.

@@ -12,9 +12,11 @@
 //! * [`event`]: a descriptor that rings (eventfd).
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
+//! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 
+pub mod copy;
 pub mod doorbell;
 pub mod event;
 pub mod guard;

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_fabric::Access;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::guard::Registration;
+use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
 
 /// File systems whose pages never wait for anybody: tmpfs (memfd) and hugetlbfs. A file of any
@@ -61,6 +62,7 @@ pub struct Region {
     access: Access,
     /// Whether the range is somebody's own memory, to be given back as such.
     lent: bool,
+    severed: AtomicBool,
     registration: Registration,
 }
 
@@ -130,6 +132,7 @@ impl Region {
             length: bytes,
             access,
             lent: false,
+            severed: AtomicBool::new(false),
             registration: Registration::new(base.as_ptr() as usize, mapped),
         })
     }
@@ -157,6 +160,7 @@ impl Region {
             length: mapped,
             access,
             lent: false,
+            severed: AtomicBool::new(false),
             registration: Registration::new(base.as_ptr() as usize, mapped),
         })
     }
@@ -188,8 +192,17 @@ impl Region {
         .map_err(system("mmap"))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
         let registration = Registration::new(address, mapped);
-        let (lead, file_offset, length, lent) = (0, 0, mapped, true);
-        Ok(Region { base, mapped, lead, file_offset, length, access, lent, registration })
+        Ok(Region {
+            base,
+            mapped,
+            lead: 0,
+            file_offset: 0,
+            length: mapped,
+            access,
+            lent: true,
+            severed: AtomicBool::new(false),
+            registration,
+        })
     }
 
     /// Bytes of the asked range.
@@ -303,6 +316,9 @@ impl Region {
     /// # Errors
     /// When the system refuses, in which case the old mapping is still there.
     pub fn sever(&self) -> Result<(), RegionError> {
+        // First said, then done: who copies while it happens finds out afterwards.
+        self.severed.store(true, Ordering::Release);
+        guard::note_replaced();
         // SAFETY: replaces exactly our own mapping, which stays mapped for its holders.
         unsafe {
             rustix::mm::mmap_anonymous(
@@ -313,7 +329,15 @@ impl Region {
             )
         }
         .map(|_| ())
-        .map_err(system("mmap"))
+        .map_err(|cause| {
+            self.severed.store(false, Ordering::Release);
+            system("mmap")(cause)
+        })
+    }
+
+    /// Whether it was severed: what is written here reaches nobody.
+    pub fn severed(&self) -> bool {
+        self.severed.load(Ordering::Acquire)
     }
 }
 
@@ -450,7 +474,6 @@ impl AsFd for SharedMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     const BOTH: Access = Access::READ.union(Access::WRITE);
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::copy::bytes;
 use crate::region::Region;
 
 /// A piece of a mapped region: an address and a length that were checked when it was made.
@@ -85,9 +86,8 @@ impl<'a> DmaSlice<'a> {
     #[inline]
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         let count = out.len().min(self.length);
-        // SAFETY: `count` bytes are inside both; `out` is exclusive memory of this process, so
-        // they do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), out.as_mut_ptr(), count) };
+        // SAFETY: `count` bytes are inside both.
+        unsafe { bytes::copy(self.start.as_ptr(), out.as_mut_ptr(), count) };
         count
     }
 
@@ -96,7 +96,7 @@ impl<'a> DmaSlice<'a> {
     pub fn copy_from(&self, data: &[u8]) -> usize {
         let count = data.len().min(self.length);
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.as_ptr(), count) };
+        unsafe { bytes::copy(data.as_ptr(), self.start.as_ptr(), count) };
         count
     }
 
@@ -105,8 +105,8 @@ impl<'a> DmaSlice<'a> {
     #[inline]
     pub fn copy_from_slice(&self, source: DmaSlice<'_>) -> usize {
         let count = source.length.min(self.length);
-        // SAFETY: `count` bytes are mapped on both sides; `copy` allows overlap.
-        unsafe { std::ptr::copy(source.start.as_ptr(), self.start.as_ptr(), count) };
+        // SAFETY: `count` bytes are mapped on both sides.
+        unsafe { bytes::copy(source.start.as_ptr(), self.start.as_ptr(), count) };
         count
     }
 

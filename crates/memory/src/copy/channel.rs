@@ -1,0 +1,361 @@
+//! Channels: threads that carry transactions out, in the order in which they were submitted.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use super::queue::Queue;
+use super::ticket::{Held, State, Ticket, post};
+use super::transaction::{Transaction, copy_piece};
+use crate::guard;
+use crate::spin::AdaptiveSpin;
+
+/// Idle looks at the queue between two looks at the clock.
+const LOOKS_PER_CLOCK: u64 = 16;
+/// Transactions between two updates of the busy time.
+const BUSY_UPDATE: u64 = 64;
+
+/// What a channel did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Transactions that ended, in whatever way.
+    pub transactions: u64,
+    /// Pieces that were added to them.
+    pub pieces: u64,
+    /// Pieces that were merged into the one before.
+    pub merged: u64,
+    /// Bytes of transactions that are done.
+    pub bytes: u64,
+    /// Nanoseconds in which the channel had something to do.
+    pub busy_ns: u64,
+    /// Transactions that failed.
+    pub failures: u64,
+    /// Transactions that were aborted.
+    pub aborts: u64,
+}
+
+/// The counters behind [`Statistics`]; only the channel writes them.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counters {
+    transactions: AtomicU64,
+    pieces: AtomicU64,
+    merged: AtomicU64,
+    bytes: AtomicU64,
+    busy_ns: AtomicU64,
+    failures: AtomicU64,
+    aborts: AtomicU64,
+    /// Bytes of all that ended, to be compared with those submitted.
+    ended_bytes: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, value: u64) {
+    // One writer: no locked instruction is needed.
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
+
+/// What submitters tell the channel beside the queue: rarely written, so the channel looks at it
+/// for nothing.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Signals {
+    /// The channel sleeps, or is about to.
+    asleep: AtomicBool,
+    stopping: AtomicBool,
+    /// Postings that are marked to be aborted and have not ended.
+    pub aborts_asked: AtomicU32,
+}
+
+/// An entry of the queue: all of a transaction of one piece, so that the channel needs nothing
+/// else to carry it out.
+#[derive(Debug)]
+struct Entry {
+    held: Held,
+    /// The first piece's; its bytes are `bytes` if it is the only one.
+    source: *const u8,
+    destination: *mut u8,
+    bytes: u64,
+    torn_before: u32,
+    /// Pieces added.
+    added: u32,
+    /// Pieces after merging.
+    pieces: u32,
+    /// Whether somebody is to be told of the end.
+    tells: bool,
+}
+
+const _: () = assert!(Queue::<Entry>::SLOT_BYTES == 64, "a submission is one cache line");
+
+// SAFETY: the addresses are the transaction's, which is `Send`.
+unsafe impl Send for Entry {}
+
+impl Entry {
+    fn new(transaction: Transaction, signals: &Arc<Signals>) -> (Ticket, Entry) {
+        let (source, destination) = transaction.first();
+        let (bytes, torn_before) = (transaction.bytes(), transaction.torn_before() as u32);
+        let added = transaction.added.try_into().unwrap_or(u32::MAX);
+        let pieces = transaction.pieces().try_into().unwrap_or(u32::MAX);
+        let tells = transaction.tells();
+        let (ticket, held) = post(transaction, signals.clone());
+        (ticket, Entry { held, source, destination, bytes, torn_before, added, pieces, tells })
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Queue<Entry>,
+    signals: Arc<Signals>,
+    counters: Counters,
+    /// Bytes of all that was submitted.
+    submitted: AtomicU64,
+}
+
+/// How others reach a channel; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Channel {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+impl Channel {
+    /// Starts the thread of one.
+    pub(super) fn start(
+        name: String,
+        spin: AdaptiveSpin,
+        cpu: Option<usize>,
+    ) -> std::io::Result<(Channel, JoinHandle<()>)> {
+        let shared = Arc::new(Shared {
+            queue: Queue::new(),
+            signals: Arc::default(),
+            counters: Counters::default(),
+            submitted: AtomicU64::new(0),
+        });
+        let runner = Runner { shared: shared.clone(), spin, taken: 0 };
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            if let Some(cpu) = cpu {
+                pin(cpu);
+            }
+            runner.run();
+        })?;
+        Ok((Channel { shared, thread: thread.thread().clone() }, thread))
+    }
+
+    /// Submits a transaction, behind all others. When the engine has stopped, it is aborted.
+    pub fn submit(&self, transaction: Transaction) -> Ticket {
+        let ticket = self.put(transaction);
+        self.wake();
+        ticket
+    }
+
+    /// Submits several at once: a channel that sleeps is woken once.
+    pub fn submit_all(&self, transactions: impl IntoIterator<Item = Transaction>) -> Vec<Ticket> {
+        let tickets = transactions.into_iter().map(|transaction| self.put(transaction)).collect();
+        self.wake();
+        tickets
+    }
+
+    /// What it did so far.
+    pub fn statistics(&self) -> Statistics {
+        let counters = &self.shared.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Statistics {
+            transactions: read(&counters.transactions),
+            pieces: read(&counters.pieces),
+            merged: read(&counters.merged),
+            bytes: read(&counters.bytes),
+            busy_ns: read(&counters.busy_ns),
+            failures: read(&counters.failures),
+            aborts: read(&counters.aborts),
+        }
+    }
+
+    /// Bytes that were submitted and have not ended.
+    pub fn backlog(&self) -> u64 {
+        let submitted = self.shared.submitted.load(Ordering::Relaxed);
+        // The counters are read one after the other: more may have ended than was submitted then.
+        submitted.saturating_sub(self.shared.counters.ended_bytes.load(Ordering::Relaxed))
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared_aborts(&self) -> u32 {
+        self.shared.signals.aborts_asked.load(Ordering::Relaxed)
+    }
+
+    fn put(&self, transaction: Transaction) -> Ticket {
+        let shared = &*self.shared;
+        shared.submitted.fetch_add(transaction.bytes(), Ordering::Relaxed);
+        let (ticket, entry) = Entry::new(transaction, &shared.signals);
+        if let Err(entry) = shared.queue.put(entry) {
+            end(&shared.signals, entry, State::Aborted);
+        }
+        ticket
+    }
+
+    fn wake(&self) {
+        // Pairs with the fence in `Runner::sleep`: either the channel sees what was put before it
+        // sleeps, or this sees it asleep.
+        fence(Ordering::SeqCst);
+        if self.shared.signals.asleep.load(Ordering::Relaxed) {
+            self.thread.unpark();
+        }
+    }
+
+    /// Tells the thread to end; what waits is aborted.
+    pub(super) fn stop(&self) {
+        self.shared.queue.close();
+        self.shared.signals.stopping.store(true, Ordering::Release);
+        self.wake();
+    }
+}
+
+/// The thread of a channel.
+struct Runner {
+    shared: Arc<Shared>,
+    spin: AdaptiveSpin,
+    /// Entries taken out of the queue.
+    taken: u64,
+}
+
+impl Runner {
+    fn run(mut self) {
+        while !self.shared.signals.stopping.load(Ordering::Acquire) {
+            match self.next() {
+                Some(entry) => self.work(entry),
+                None => self.idle(),
+            }
+        }
+        while let Some(entry) = self.next() {
+            self.end(entry, State::Aborted);
+        }
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<Entry> {
+        // SAFETY: this thread is the only one that takes, and counts in `taken`.
+        unsafe { self.shared.queue.take(&mut self.taken) }
+    }
+
+    /// Carries out `entry` and all that came meanwhile.
+    fn work(&mut self, entry: Entry) {
+        let mut since = Instant::now();
+        let mut next = Some(entry);
+        while let Some(entry) = next {
+            let state = self.carry_out(&entry);
+            self.end(entry, state);
+            if self.taken.is_multiple_of(BUSY_UPDATE) {
+                self.count_busy(&mut since);
+            }
+            if self.shared.signals.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            next = self.next();
+        }
+        self.count_busy(&mut since);
+    }
+
+    fn count_busy(&self, since: &mut Instant) {
+        let now = Instant::now();
+        let busy = u64::try_from((now - *since).as_nanos()).unwrap_or(u64::MAX);
+        add(&self.shared.counters.busy_ns, busy);
+        *since = now;
+    }
+
+    fn carry_out(&self, entry: &Entry) -> State {
+        let signals = &self.shared.signals;
+        let held = &entry.held;
+        let stop = || {
+            signals.stopping.load(Ordering::Relaxed)
+                || (signals.aborts_asked.load(Ordering::Acquire) != 0 && held.to_abort())
+        };
+        if stop() {
+            return State::Aborted;
+        }
+        let whole = match entry.pieces {
+            0 => true,
+            1 => {
+                let length = entry.bytes as usize;
+                // SAFETY: the piece is the transaction's, which has not ended.
+                unsafe { copy_piece(entry.source, entry.destination, length, stop) }
+            }
+            _ => entry.held.transaction().copy(stop),
+        };
+        if !whole {
+            return State::Aborted;
+        }
+        if guard::torn_count() as u32 != entry.torn_before
+            && let Some(failure) = entry.held.transaction().loss()
+        {
+            return State::Failed(failure);
+        }
+        State::Done
+    }
+
+    fn end(&self, entry: Entry, state: State) {
+        let counters = &self.shared.counters;
+        add(&counters.transactions, 1);
+        add(&counters.pieces, entry.added.into());
+        add(&counters.merged, (entry.added - entry.pieces).into());
+        add(&counters.ended_bytes, entry.bytes);
+        match state {
+            State::Failed(_) => add(&counters.failures, 1),
+            State::Aborted => add(&counters.aborts, 1),
+            State::Done | State::Posted => add(&counters.bytes, entry.bytes),
+        }
+        end(&self.shared.signals, entry, state);
+    }
+
+    /// Looks for work for as long as that pays, then sleeps.
+    fn idle(&mut self) {
+        let begun = Instant::now();
+        let budget = Duration::from_nanos(self.spin.budget_ns());
+        let signals = &self.shared.signals;
+        for looks in 1u64.. {
+            if self.shared.queue.has(self.taken) {
+                self.spin.found();
+                return;
+            }
+            if looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                if signals.stopping.load(Ordering::Relaxed) {
+                    return;
+                }
+                if begun.elapsed() >= budget {
+                    break;
+                }
+            }
+            std::hint::spin_loop();
+        }
+        self.spin.in_vain();
+        signals.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !self.shared.queue.has(self.taken) && !signals.stopping.load(Ordering::Relaxed) {
+            std::thread::park();
+        }
+        signals.asleep.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Ends an entry and tells who is to be told.
+fn end(signals: &Signals, mut entry: Entry, state: State) {
+    let (then, ring) = if entry.tells { entry.held.transaction_mut().told() } else { (None, None) };
+    if entry.held.end(state) {
+        signals.aborts_asked.fetch_sub(1, Ordering::AcqRel);
+    }
+    if let Some(then) = then
+        && std::panic::catch_unwind(AssertUnwindSafe(|| then(state))).is_err()
+    {
+        tracing::error!("what was to run at the end of a copy panicked");
+    }
+    if let Some(doorbell) = ring {
+        doorbell.ring();
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(cause) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %cause, "the channel's thread could not be pinned");
+    }
+}

@@ -1,0 +1,403 @@
+//! What one transaction copies: a list of pieces, each from one place to another.
+//!
+//! Pieces that go on where the one before ended, on both sides, are merged: a copy of 128 KiB has
+//! 32 times fewer beginnings than 32 copies of 4 KiB. The regions are held, so that their mappings
+//! outlive the copying.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rackbus_fabric::Access;
+use smallvec::SmallVec;
+
+use super::bytes;
+use super::ticket::{Failure, State};
+use crate::doorbell::Doorbell;
+use crate::guard;
+use crate::region::Region;
+
+/// Where bytes come from or go to.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a>(At<'a>);
+
+#[derive(Debug, Clone, Copy)]
+enum At<'a> {
+    Shared { region: &'a Arc<Region>, offset: usize },
+    Own { start: NonNull<u8>, length: usize },
+}
+
+impl<'a> Place<'a> {
+    /// From `offset` of a region.
+    pub fn shared(region: &'a Arc<Region>, offset: usize) -> Place<'a> {
+        Place(At::Shared { region, offset })
+    }
+
+    /// `length` bytes of this process' own memory.
+    ///
+    /// # Safety
+    /// They are readable, and writable where bytes are copied to here, until the transaction has
+    /// ended (its state is not [`State::Posted`] any more); until then no reference to them is
+    /// used.
+    pub unsafe fn own(start: NonNull<u8>, length: usize) -> Place<'a> {
+        Place(At::Own { start, length })
+    }
+}
+
+/// Why a piece was not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PieceError {
+    /// The piece is not inside of the memory.
+    #[error("a piece of {length} bytes at {offset:#x} is not inside of {size:#x} bytes of memory")]
+    OutOfRange {
+        /// Its first byte there.
+        offset: usize,
+        /// Its bytes.
+        length: usize,
+        /// Bytes that are there.
+        size: usize,
+    },
+    /// The memory is not mapped for this: the source must be readable, the destination writable.
+    #[error("the memory is not mapped to be copied {direction}")]
+    Denied {
+        /// "from" or "to".
+        direction: &'static str,
+    },
+    /// The memory is gone.
+    #[error(transparent)]
+    Lost(#[from] Failure),
+}
+
+/// What runs when a transaction has ended.
+pub(super) type Then = Box<dyn FnOnce(State) + Send>;
+
+/// A piece, checked: addresses in this process.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    source: *const u8,
+    destination: *mut u8,
+    length: usize,
+    /// Which regions they are in, by the address of the region; null is own memory.
+    regions: [*const Region; 2],
+}
+
+impl Piece {
+    /// Merges `next` into this one if it goes on where this one ends, both in the same memory, and
+    /// the whole is at most `limit` bytes.
+    ///
+    /// Not when the whole would overlap itself: then the second piece reads what the first wrote.
+    fn merge(&mut self, next: &Piece, limit: usize) -> bool {
+        let whole = self.length.saturating_add(next.length);
+        let goes_on = self.source.wrapping_add(self.length) == next.source
+            && self.destination.wrapping_add(self.length) == next.destination
+            && self.regions == next.regions;
+        let apart = (self.source as usize).abs_diff(self.destination as usize) >= whole;
+        let merged = goes_on && apart && whole <= limit;
+        if merged {
+            self.length = whole;
+        }
+        merged
+    }
+}
+
+/// A scatter-gather list, and what is to happen when all of it is copied.
+#[derive(Default)]
+pub struct Transaction {
+    pieces: SmallVec<[Piece; 1]>,
+    held: SmallVec<[Arc<Region>; 2]>,
+    limit: Option<usize>,
+    pub(super) added: u64,
+    bytes: u64,
+    /// The guard's count before any region was looked at.
+    torn_before: Option<u64>,
+    then: Option<Then>,
+    ring: Option<Arc<Doorbell>>,
+}
+
+// SAFETY: the addresses are of memory that `held` keeps mapped, or that the caller promised to be
+// valid; they are accessed by one thread at a time, the channel's.
+unsafe impl Send for Transaction {}
+// SAFETY: a shared transaction gives out nothing but numbers.
+unsafe impl Sync for Transaction {}
+
+impl fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Transaction");
+        debug.field("pieces", &self.pieces.len()).field("bytes", &self.bytes).finish()
+    }
+}
+
+impl Transaction {
+    /// One without pieces, which merges all that go on from each other.
+    pub fn new() -> Transaction {
+        Transaction::default()
+    }
+
+    /// Merges pieces only up to `limit` bytes; 0 merges none.
+    #[must_use]
+    pub fn merging_up_to(mut self, limit: usize) -> Transaction {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// One that copies a single piece; see [`add`](Transaction::add).
+    ///
+    /// # Errors
+    /// [`PieceError`].
+    pub fn of(
+        source: Place<'_>,
+        destination: Place<'_>,
+        length: usize,
+    ) -> Result<Transaction, PieceError> {
+        let mut transaction = Transaction::new();
+        transaction.add(source, destination, length)?;
+        Ok(transaction)
+    }
+
+    /// Adds a piece, to be copied after those before it.
+    ///
+    /// # Errors
+    /// [`PieceError`], and the transaction is as it was.
+    pub fn add(
+        &mut self,
+        source: Place<'_>,
+        destination: Place<'_>,
+        length: usize,
+    ) -> Result<(), PieceError> {
+        self.torn_before.get_or_insert_with(guard::torn_count);
+        let (from, from_region) = check(source, length, Access::READ, "from")?;
+        let (to, to_region) = check(destination, length, Access::WRITE, "to")?;
+        let regions = [from_region, to_region].map(|r| r.map_or(std::ptr::null(), Arc::as_ptr));
+        let piece = Piece { source: from, destination: to, length, regions };
+        self.added += 1;
+        if length == 0 {
+            return Ok(());
+        }
+        self.bytes += length as u64;
+        let limit = self.limit.unwrap_or(usize::MAX);
+        if self.pieces.last_mut().is_some_and(|last| last.merge(&piece, limit)) {
+            return Ok(());
+        }
+        for region in [from_region, to_region].into_iter().flatten() {
+            // Most lists go between two regions; holding one twice does no harm.
+            if !self.held.iter().rev().take(2).any(|held| Arc::ptr_eq(held, region)) {
+                self.held.push(region.clone());
+            }
+        }
+        self.pieces.push(piece);
+        Ok(())
+    }
+
+    /// Runs `then` on the channel's thread when the transaction has ended, in whatever way. It
+    /// should be short: the channel copies nothing meanwhile.
+    #[must_use]
+    pub fn then(mut self, then: impl FnOnce(State) + Send + 'static) -> Transaction {
+        self.then = Some(Box::new(then));
+        self
+    }
+
+    /// Rings `doorbell` when the transaction has ended, in whatever way.
+    #[must_use]
+    pub fn ring(mut self, doorbell: Arc<Doorbell>) -> Transaction {
+        self.ring = Some(doorbell);
+        self
+    }
+
+    /// Bytes of all pieces.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Pieces to copy, after merging.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The first piece's addresses.
+    pub(super) fn first(&self) -> (*const u8, *mut u8) {
+        let none = (std::ptr::null(), std::ptr::null_mut());
+        self.pieces.first().map_or(none, |piece| (piece.source, piece.destination))
+    }
+
+    /// Copies all pieces, looking at `stop` between them; false when that ended it.
+    pub(super) fn copy(&self, stop: impl Fn() -> bool) -> bool {
+        self.pieces.iter().all(|piece| {
+            // SAFETY: the piece is this transaction's.
+            !stop() && unsafe { copy_piece(piece.source, piece.destination, piece.length, &stop) }
+        })
+    }
+
+    /// Whether somebody is to be told of the end.
+    pub(super) fn tells(&self) -> bool {
+        self.then.is_some() || self.ring.is_some()
+    }
+
+    /// Who is to be told of the end; once.
+    pub(super) fn told(&mut self) -> (Option<Then>, Option<Arc<Doorbell>>) {
+        (self.then.take(), self.ring.take())
+    }
+
+    /// The guard's count when the regions were known to be whole.
+    pub(super) fn torn_before(&self) -> u64 {
+        self.torn_before.unwrap_or_else(guard::torn_count)
+    }
+
+    /// What became of the regions since they were added.
+    #[cold]
+    pub(super) fn loss(&self) -> Option<Failure> {
+        self.held.iter().find_map(|region| loss(region))
+    }
+}
+
+/// Copies one piece, looking at `stop` now and then; false when that ended it.
+///
+/// # Safety
+/// The piece is one of a transaction's that was not dropped.
+pub(super) unsafe fn copy_piece(
+    source: *const u8,
+    destination: *mut u8,
+    length: usize,
+    stop: impl Fn() -> bool,
+) -> bool {
+    // SAFETY: the addresses were checked when the piece was added, and the transaction holds the
+    // regions; own memory is valid by the promise of `Place::own`.
+    unsafe {
+        if length < bytes::LARGE {
+            bytes::copy(source, destination, length);
+            return true;
+        }
+        bytes::copy_large(source, destination, length, stop)
+    }
+}
+
+fn loss(region: &Region) -> Option<Failure> {
+    if region.severed() { Some(Failure::Revoked) } else { region.torn().then_some(Failure::Torn) }
+}
+
+/// The address of `length` bytes at `place`, and the region they are in.
+fn check<'a>(
+    place: Place<'a>,
+    length: usize,
+    access: Access,
+    direction: &'static str,
+) -> Result<(*mut u8, Option<&'a Arc<Region>>), PieceError> {
+    match place.0 {
+        At::Own { start, length: size } if length <= size => Ok((start.as_ptr(), None)),
+        At::Own { length: size, .. } => Err(PieceError::OutOfRange { offset: 0, length, size }),
+        At::Shared { region, offset } => {
+            if !region.access().contains(access) {
+                return Err(PieceError::Denied { direction });
+            }
+            if let Some(failure) = loss(region) {
+                return Err(failure.into());
+            }
+            let size = region.len();
+            let slice = region.slice(offset, length);
+            let slice = slice.ok_or(PieceError::OutOfRange { offset, length, size })?;
+            Ok((slice.as_ptr(), Some(region)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::SharedMemory;
+    use proptest::prelude::*;
+    use std::os::fd::AsFd;
+
+    const SIZE: usize = 256;
+
+    fn memory() -> SharedMemory {
+        let memory = SharedMemory::create("copy", SIZE as u64).unwrap();
+        let bytes: Vec<u8> = (0..SIZE).map(|at| at as u8).collect();
+        memory.whole().copy_from(&bytes);
+        memory
+    }
+
+    fn bytes(memory: &SharedMemory) -> Vec<u8> {
+        let mut bytes = vec![0; SIZE];
+        memory.whole().copy_to(&mut bytes);
+        bytes
+    }
+
+    /// Lists where many pieces go on from the one before.
+    fn list() -> impl Strategy<Value = Vec<(usize, usize, usize)>> {
+        let piece = (0..SIZE, 0..SIZE, 0usize..24, any::<bool>());
+        prop::collection::vec(piece, 0..20).prop_map(|pieces| {
+            let mut list: Vec<(usize, usize, usize)> = Vec::new();
+            for (from, to, length, goes_on) in pieces {
+                let (from, to) = match list.last() {
+                    Some((from, to, length)) if goes_on => (from + length, to + length),
+                    _ => (from, to),
+                };
+                if from.max(to) + length <= SIZE {
+                    list.push((from, to, length));
+                }
+            }
+            list
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn merged_pieces_copy_what_the_single_ones_would(list in list(), limit in 0usize..100, same in any::<bool>()) {
+            let (source, destination) = (memory(), memory());
+            let source = if same { &destination } else { &source };
+            let mut transaction = Transaction::new().merging_up_to(limit);
+            let mut model = bytes(&destination);
+            for (from, to, length) in &list {
+                let (from, to, length) = (*from, *to, *length);
+                let piece = if same { model[from..from + length].to_vec() } else { bytes(source)[from..from + length].to_vec() };
+                model[to..to + length].copy_from_slice(&piece);
+                let source = Place::shared(source.region(), from);
+                transaction.add(source, Place::shared(destination.region(), to), length).unwrap();
+            }
+            prop_assert!(transaction.copy(|| false));
+            prop_assert_eq!(bytes(&destination), model);
+            let lengths: usize = transaction.pieces.iter().map(|piece| piece.length).sum();
+            prop_assert_eq!(lengths as u64, transaction.bytes());
+            prop_assert_eq!(transaction.added, list.len() as u64);
+            let longest = list.iter().map(|piece| piece.2).max().unwrap_or(0);
+            prop_assert!(transaction.pieces.iter().all(|piece| piece.length <= limit.max(longest)));
+        }
+    }
+
+    #[test]
+    fn pages_that_follow_each_other_become_pieces_of_the_limit() {
+        let memory = SharedMemory::create("copy", 2 << 20).unwrap();
+        let list = |limit| {
+            let mut transaction = Transaction::new().merging_up_to(limit);
+            for page in 0..256 {
+                let source = Place::shared(memory.region(), page << 12);
+                let destination = Place::shared(memory.region(), (1 << 20) + (page << 12));
+                transaction.add(source, destination, 4096).unwrap();
+            }
+            (transaction.pieces(), transaction.held.len())
+        };
+        assert_eq!(list(0), (256, 1));
+        assert_eq!(list(32 << 12), (8, 1));
+        assert_eq!(list(usize::MAX), (1, 1));
+    }
+
+    #[test]
+    fn pieces_that_cannot_be_copied_are_refused() {
+        let memory = memory();
+        let readable = Region::map(memory.as_fd(), 0, SIZE as u64, Access::READ).unwrap();
+        let readable = Arc::new(readable);
+        let place = |offset| Place::shared(memory.region(), offset);
+        let mut transaction = Transaction::new();
+        for (from, to, length) in [(0, SIZE - 1, 2), (SIZE, 0, 1), (usize::MAX, 0, 2)] {
+            let refused = transaction.add(place(from), place(to), length);
+            assert!(matches!(refused, Err(PieceError::OutOfRange { .. })), "{from} {to} {length}");
+        }
+        let refused = transaction.add(place(0), Place::shared(&readable, 0), 1);
+        assert_eq!(refused, Err(PieceError::Denied { direction: "to" }));
+        assert_eq!(transaction.add(Place::shared(&readable, 0), place(0), 1), Ok(()));
+        readable.sever().unwrap();
+        let refused = transaction.add(Place::shared(&readable, 0), place(0), 1);
+        assert_eq!(refused, Err(PieceError::Lost(Failure::Revoked)));
+        assert_eq!((transaction.pieces(), transaction.bytes()), (1, 1));
+        assert_eq!(transaction.loss(), Some(Failure::Revoked));
+    }
+}
