@@ -4,6 +4,7 @@
 //! * [`domain`]: a map from addresses to targets with access rights: an IOMMU domain, or a
 //!   host's address space.
 //! * [`rack`]: the rack file; [`text`]: how files that people write are read.
+//! * [`sharing`]: who may use whose segments.
 //! * [`topology`]: hosts, what they are made of, what joins them; [`mod@derive`] makes it of a rack.
 //! * [`loan`]: what lent functions reach, kept for the live system.
 //! * [`system`]: all of it together, and the two questions: what memory is that
@@ -15,6 +16,7 @@ pub mod loan;
 mod names;
 pub mod rack;
 mod search;
+pub mod sharing;
 pub mod system;
 pub mod text;
 pub mod topology;

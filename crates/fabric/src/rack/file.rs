@@ -7,8 +7,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    Adapter, Backing, Cable, Control, Device, DeviceKind, Host, Modelled, Nvme, Physical, Rack,
-    Switch, Window,
+    Adapter, BROADCAST_NODE_ID, Backing, Cable, Control, Device, DeviceKind, Host, LAST_NODE_ID,
+    Modelled, Nvme, PAGE, Physical, Rack, Switch, Window, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Outcome, Section, document, list, mismatch, subsection, wrong};
@@ -24,17 +24,24 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
         0..0,
         "the rack file",
         // `timing` is the timing model's to read.
-        &["name", "hosts", "control", "fabric", "timing"],
+        &["name", "hosts", "share", "control", "fabric", "timing"],
     )?;
     let allowed = "write name = \"…\" at the top";
     let (name, span) = top.require("name", top.text("name", allowed)?, allowed)?;
     if !is_name(name) {
         return wrong(span, format!("`{name}` is no name"), names::ALLOWED);
     }
-    let hosts = top.tables("hosts")?.iter().map(host).collect::<Outcome<Vec<_>>>()?;
+    let entries = top.tables("hosts")?;
+    let ids = node_ids(&entries)?;
+    let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id));
+    let hosts = hosts.collect::<Outcome<Vec<_>>>()?;
     if hosts.is_empty() {
         return wrong(0..0, "the rack has no host", "write [hosts.NAME] for each host");
     }
+    let shares = match top.get("share") {
+        Some(value) => share::rules(value, &hosts)?,
+        None => Vec::new(),
+    };
     let control = match top.get("control") {
         Some(value) => control(value)?,
         None => Control::default(),
@@ -43,7 +50,7 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
         Some(value) => Some(fabric(value, &hosts)?),
         None => None,
     };
-    let rack = Rack { name: name.to_owned(), hosts, control, fabric };
+    let rack = Rack { name: name.to_owned(), hosts, shares, control, fabric };
     let place = top.get("fabric").map_or(0..0, Spanned::span);
     let topology = match crate::derive::topology(&rack) {
         Ok(topology) => topology,
@@ -62,13 +69,23 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
     Ok(rack)
 }
 
-fn host(entry: &Named<'_>) -> Outcome<Host> {
-    let place = format!("host {}", entry.name);
-    let known = &["memory", "iommu", "devices"];
-    let section = Section::new(entry.table, entry.span.clone(), place, known)?;
+/// The keys of a host.
+const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "devices"];
+
+fn host(entry: &Named<'_>, node_id: u32) -> Outcome<Host> {
+    let section = host_section(entry)?;
+    let memory = section.size("memory", 64 * MIB, 64 * TIB)?.unwrap_or(4096 * MIB);
+    let export = section.size("export", 0, memory)?;
+    if let Some(bytes) = export.filter(|bytes| bytes % PAGE != 0) {
+        let what = format!("`export` is {}", format_size(bytes));
+        let allowed = format!("memory is exported in pages of {}", format_size(PAGE));
+        return wrong(section.place("export"), what, allowed);
+    }
     Ok(Host {
         name: entry.name.to_owned(),
-        memory: section.size("memory", 64 * MIB, 64 * TIB)?.unwrap_or(4096 * MIB),
+        node_id,
+        memory,
+        export: export.unwrap_or(memory - memory % PAGE),
         iommu: section.truth("iommu")?.unwrap_or(true),
         devices: section
             .tables("devices")?
@@ -77,6 +94,53 @@ fn host(entry: &Named<'_>) -> Outcome<Host> {
             .collect::<Outcome<_>>()?,
     })
 }
+
+fn host_section<'a>(entry: &Named<'a>) -> Outcome<Section<'a>> {
+    Section::new(entry.table, entry.span.clone(), format!("host {}", entry.name), HOST)
+}
+
+/// The hosts' node ids: those that the file gives, and for the others what is free, in order.
+fn node_ids(hosts: &[Named<'_>]) -> Outcome<Vec<u32>> {
+    let mut taken: BTreeMap<u32, &str> = BTreeMap::new();
+    let mut given = Vec::new();
+    for entry in hosts {
+        let section = host_section(entry)?;
+        let id = match section.number("node_id", NODE_IDS)? {
+            None => None,
+            Some((number, span)) => match u32::try_from(number).ok().filter(|id| is_node_id(*id)) {
+                None => return wrong(span, format!("`node_id` is {number}"), NODE_IDS),
+                Some(id) => {
+                    if let Some(other) = taken.insert(id, entry.name) {
+                        let what = format!("hosts {other} and {} have node id {id}", entry.name);
+                        return wrong(span, what, "each host has a node id of its own");
+                    }
+                    Some(id)
+                }
+            },
+        };
+        given.push(id);
+    }
+    let mut free =
+        (4..=LAST_NODE_ID).step_by(4).filter(|id| is_node_id(*id) && !taken.contains_key(id));
+    let ids = hosts.iter().zip(given).map(|(entry, given)| match given.or_else(|| free.next()) {
+        Some(id) => Ok(id),
+        None => {
+            let what = format!("there is no node id left for host {}", entry.name);
+            wrong(entry.span.clone(), what, format!("at most {MOST_HOSTS} hosts have one"))
+        }
+    });
+    ids.collect()
+}
+
+fn is_node_id(id: u32) -> bool {
+    (4..=LAST_NODE_ID).contains(&id) && id.is_multiple_of(4) && id != BROADCAST_NODE_ID
+}
+
+const NODE_IDS: &str =
+    "a node id is a multiple of 4 from 4 to 65532, but not 252, which means every host";
+
+/// As many hosts as there are node ids.
+const MOST_HOSTS: u32 = LAST_NODE_ID / 4 - 1;
 
 /// The kinds of device that there are.
 const KINDS: &[&str] = &["nvme", "gpu", "nic", "accelerator", "dma"];

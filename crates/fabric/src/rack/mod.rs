@@ -15,7 +15,9 @@
 //! column, what is wrong and what is allowed; nothing is guessed and no key is passed over.
 
 mod file;
+mod share;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 pub use crate::names::{BadFunctionName, FunctionName};
@@ -29,19 +31,36 @@ pub struct Rack {
     pub name: String,
     /// Its hosts, in the file's order; at least one.
     pub hosts: Vec<Host>,
+    /// Who may use whose segments; [`crate::sharing`] reads them. The first that fits counts.
+    pub shares: Vec<ShareRule>,
     /// The control plane.
     pub control: Control,
     /// The physical fabric, where the file tells one.
     pub fabric: Option<Physical>,
 }
 
+/// The last node id that a host may have.
+pub const LAST_NODE_ID: u32 = 65_532;
+
+/// The node id that means every member of a multicast group
+/// (`DIS_BROADCAST_NODEID_GROUP_ALL`), and so no host.
+pub const BROADCAST_NODE_ID: u32 = 252;
+
+/// Bytes of a page: what memory is exported and given in.
+pub const PAGE: u64 = 4096;
+
 /// One host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// Its name.
     pub name: String,
+    /// Its SISCI node id: a multiple of 4 from 4 to [`LAST_NODE_ID`], but not
+    /// [`BROADCAST_NODE_ID`]; no two hosts have the same.
+    pub node_id: u32,
     /// Its memory in bytes.
     pub memory: u64,
+    /// How much of it other hosts may be given, in bytes, whole pages.
+    pub export: u64,
     /// Whether its IOMMU checks what its devices reach (then their traffic crosses the root).
     pub iommu: bool,
     /// Its devices, in the file's order.
@@ -125,6 +144,50 @@ impl std::fmt::Display for Backing {
             Backing::Path(path) => write!(f, "{}", path.display()),
             Backing::Memory => f.write_str("memory"),
             Backing::Null => f.write_str("null"),
+        }
+    }
+}
+
+/// Who may use some of a host's segments, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareRule {
+    /// The host that has the segments.
+    pub owner: String,
+    /// Their identifiers; at least one range, and none of them is empty.
+    pub segments: Vec<RangeInclusive<u32>>,
+    /// The hosts that are meant.
+    pub with: With,
+    /// What they may do.
+    pub access: ShareAccess,
+}
+
+/// The hosts that a [`ShareRule`] is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum With {
+    /// Every host of the rack.
+    All,
+    /// These; at least one.
+    Hosts(Vec<String>),
+}
+
+/// How another host may use a segment. What comes later includes what comes before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ShareAccess {
+    /// Not at all.
+    None,
+    /// Read it.
+    Read,
+    /// Read and write it.
+    Write,
+}
+
+impl ShareAccess {
+    /// The word in the file: `read`.
+    pub fn word(self) -> &'static str {
+        match self {
+            ShareAccess::None => "none",
+            ShareAccess::Read => "read",
+            ShareAccess::Write => "write",
         }
     }
 }

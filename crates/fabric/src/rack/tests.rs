@@ -24,7 +24,9 @@ fn everything_can_be_said() {
         lease_ttl = "2 s"
         return_grace = "500 ms"
         [hosts.zeta]
+        node_id = 72
         memory = "64 GiB"
+        export = "1 GiB"
         iommu = false
         [hosts.zeta.devices.disk]
         kind = "nvme"
@@ -33,6 +35,16 @@ fn everything_can_be_said() {
         backing = "/dev/sdb"
         serial = "S1"
         [hosts.eta]
+        [[share]]
+        host = "zeta"
+        segments = [4711, "0x100-0x1ff"]
+        with = ["eta"]
+        access = "read"
+        [[share]]
+        host = "eta"
+        segments = "*"
+        with = "*"
+        access = "write"
         [fabric.adapters.a]
         host = "zeta"
         [fabric.adapters.b]
@@ -48,6 +60,20 @@ fn everything_can_be_said() {
     let rack = Rack::parse("rack.toml", text).unwrap();
     assert_eq!(rack.hosts[0].name, "zeta", "the file's order");
     assert_eq!(rack.control, Control { lease_ttl_ms: 2000, return_grace_ms: 500 });
+    assert_eq!((rack.hosts[0].node_id, rack.hosts[0].export), (72, 1 << 30));
+    let some = ShareRule {
+        owner: "zeta".to_owned(),
+        segments: vec![4711..=4711, 0x100..=0x1ff],
+        with: With::Hosts(vec!["eta".to_owned()]),
+        access: ShareAccess::Read,
+    };
+    let all = ShareRule {
+        owner: "eta".to_owned(),
+        segments: vec![0..=u32::MAX],
+        with: With::All,
+        access: ShareAccess::Write,
+    };
+    assert_eq!(rack.shares, [some, all]);
     let DeviceKind::Nvme(disk) = &rack.hosts[0].devices[0].kind else { panic!("a drive") };
     assert_eq!((disk.size, disk.block_size), (1_000_000_000_000, 4096));
     assert_eq!(disk.backing, Backing::Path("/dev/sdb".into()));
@@ -189,4 +215,80 @@ fn a_loop_of_links_is_refused() {
     assert!(error.starts_with("rack.toml:11:1: the link from t to a closes a loop"), "{error}");
     let twice = text.replace("[\"t\", \"a\"]", "[\"t\", \"s\"]");
     assert!(Rack::parse("rack.toml", &twice).is_err());
+}
+
+#[test]
+fn hosts_have_node_ids_and_export_their_memory() {
+    let read = |text: &str| Rack::parse("rack.toml", text).unwrap();
+    let rack = read(
+        "name = \"lab\"\n[hosts.c]\n[hosts.b]\nnode_id = 8\n[hosts.a]\nmemory = \"1 GB\"\n[hosts.d]\n",
+    );
+    let ids: Vec<u32> = rack.hosts.iter().map(|host| host.node_id).collect();
+    assert_eq!(ids, [4, 8, 12, 16]);
+    assert_eq!(rack.hosts[0].export, rack.hosts[0].memory);
+    assert_eq!(rack.hosts[2].export, 1_000_000_000 / 4096 * 4096);
+
+    let most = |hosts: u32| {
+        let hosts: String = (0..hosts).map(|nth| format!("[hosts.h{nth}]\n")).collect();
+        format!("name = \"lab\"\n{hosts}")
+    };
+    let ids: Vec<u32> = read(&most(16_382)).hosts.iter().map(|host| host.node_id).collect();
+    assert!(!ids.contains(&252));
+    assert_eq!((ids[61], ids[62], ids[16_381]), (248, 256, 65_532));
+    assert!(refused(&most(16_383)).contains("16384:8: there is no node id left for host h16382"));
+}
+
+#[test]
+fn wrong_node_ids_exports_and_shares_are_named_with_their_place() {
+    let host = |key: &str| format!("name = \"lab\"\n[hosts.a]\n{key}\n[hosts.b]\nnode_id = 4");
+    let share = |of: &str, segments: &str, with: &str, access: &str| {
+        format!(
+            "name = \"lab\"\n[hosts.a]\n[hosts.b]\n[[share]]\nhost = {of}\nsegments = {segments}\nwith = {with}\naccess = {access}\n"
+        )
+    };
+    let cases = [
+        (host("node_id = 252"), "rack.toml:3:11: `node_id` is 252; a node id is a multiple of 4"),
+        (host("node_id = 6"), "`node_id` is 6; a node id is a multiple of 4 from 4 to 65532"),
+        (host("node_id = 0"), "`node_id` is 0;"),
+        (host("node_id = 65536"), "`node_id` is 65536;"),
+        (host("node_id = \"four\""), "`node_id` is a string;"),
+        (host("node_id = 4"), "rack.toml:5:11: hosts a and b have node id 4;"),
+        (host("export = \"5 GiB\""), "3:10: `export` is 5 GiB; it is from 0 B to 4 GiB"),
+        (host("export = 5000"), "`export` is 5000 B; memory is exported in pages of 4 KiB"),
+        (
+            share("\"c\"", "1", "\"*\"", "\"read\""),
+            "5:8: there is no host `c`; `host` is one of `a`, `b`",
+        ),
+        (
+            share("\"a\"", "-1", "\"*\"", "\"read\""),
+            "6:12: `segments` is the number -1; write \"*\" for all",
+        ),
+        (share("\"a\"", "[1, \"9-x\"]", "\"*\"", "\"read\""), "6:16: `9-x` is no segment id"),
+        (share("\"a\"", "\"9-+10\"", "\"*\"", "\"read\""), "`9-+10` is no segment id"),
+        (share("\"a\"", "\"0x20-0x10\"", "\"*\"", "\"read\""), "no segment is from 32 to 16"),
+        (share("\"a\"", "[]", "\"*\"", "\"read\""), "`segments` names none"),
+        (share("\"a\"", "4294967296", "\"*\"", "\"read\""), "`segments` is the number 4294967296"),
+        (
+            share("\"a\"", "1", "\"b\"", "\"read\""),
+            "7:8: `with` is a string; write \"*\" for every host, or an array of `a`, `b`",
+        ),
+        (share("\"a\"", "1", "[\"c\"]", "\"read\""), "7:9: there is no host `c`"),
+        (share("\"a\"", "1", "[]", "\"read\""), "`with` names no host"),
+        (
+            share("\"a\"", "1", "\"*\"", "\"all\""),
+            "8:10: there is no access `all`; `access` is one of `read`",
+        ),
+        (
+            "name = \"lab\"\n[hosts.a]\n[share]\nhost = \"a\"".to_owned(),
+            "`share` is a table; write [[share]]",
+        ),
+        (
+            "name = \"lab\"\n[hosts.a]\n[[share]]\nhost = \"a\"".to_owned(),
+            "3:1: share has no `segments`",
+        ),
+    ];
+    for (text, expected) in cases {
+        let error = refused(&text);
+        assert!(error.contains(expected), "{text:?}\n gives {error}\n not {expected}");
+    }
 }
