@@ -28,6 +28,7 @@ mod events;
 mod interrupts;
 mod location;
 mod memory;
+mod pages;
 mod segments;
 mod session;
 
@@ -37,6 +38,7 @@ pub use interrupts::{
 };
 pub use location::{Location, LocationError};
 pub use memory::Mapping;
+pub use pages::{Extent, RemotePages};
 pub use rackbus_segment::message::{
     BROADCAST_NODE, Change, Holder, MAX_DATA, NodeId, Refusal, SegmentEntry, SegmentId,
     SegmentKind, Share, Withdrawal,

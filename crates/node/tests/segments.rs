@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_attach::{
-    Change, Happening, Location, Refusal, SegmentKind, SegmentOptions, Session, Share, Withdrawal,
+    Change, Happening, InterruptError, Location, Refusal, SegmentKind, SegmentOptions, Session,
+    Share, Withdrawal,
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_node::segments::Segments;
@@ -196,4 +197,84 @@ fn one_store_reaches_every_member_of_a_group() {
     }
     drop(members);
     assert_eq!(sender.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+}
+
+#[test]
+fn pages_are_open_to_one_host_until_they_are_closed() {
+    let rack = Rack::start();
+    let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
+    let extent = alpha.allocate(16 * 4096).unwrap();
+    let mine = extent.mapping();
+    for page in 0..16_u64 {
+        mine.whole().write_obj(page as usize * 4096, &(100 + page)).unwrap();
+    }
+    let page = |n: u64| extent.address() + n * 4096;
+    assert_eq!(refusal(beta.map_pages(page(2), 4096)), Refusal::Denied);
+    extent.open(2 * 4096, 2 * 4096, BETA, true).unwrap();
+    extent.open(4 * 4096, 4096, BETA, false).unwrap();
+
+    let there = beta.map_pages(page(2), 3 * 4096).unwrap();
+    let words = |mapping: &rackbus_attach::Mapping| [0, 4096, 8192].map(|at| word(mapping, at));
+    assert_eq!(words(there.mapping()), [102, 103, 104]);
+    assert!(!there.writable());
+    let there = beta.map_pages(page(2), 2 * 4096).unwrap();
+    there.mapping().whole().write_obj(4096, &7_u64).unwrap();
+    assert_eq!(word(mine, 3 * 4096), 7);
+    assert_eq!(refusal(gamma.map_pages(page(2), 4096)), Refusal::Denied);
+    // Neither more than was opened, nor a part of it.
+    assert_eq!(refusal(beta.map_pages(page(1), 2 * 4096)), Refusal::Denied);
+    assert_eq!(refusal(beta.map_pages(page(2), 4096)), Refusal::Denied);
+
+    extent.close(2 * 4096, 2 * 4096).unwrap();
+    assert_eq!(there.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(word(mine, 3 * 4096), 7);
+    mine.whole().write_obj(3 * 4096, &8_u64).unwrap();
+    assert_eq!(word(there.mapping(), 4096), 0);
+    there.mapping().whole().write_obj(4096, &9_u64).unwrap();
+    assert_eq!(word(mine, 3 * 4096), 8);
+    assert_eq!(refusal(beta.map_pages(page(2), 2 * 4096)), Refusal::Denied);
+    // To another host now.
+    extent.open(2 * 4096, 4096, GAMMA, true).unwrap();
+    assert_eq!(word(gamma.map_pages(page(2), 4096).unwrap().mapping(), 0), 102);
+}
+
+#[test]
+fn interrupts_count_or_meet_and_messages_keep_their_order() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let plain = alpha.create_interrupt(Some(5), false, false).unwrap();
+    let counting = alpha.create_interrupt(None, false, true).unwrap();
+    let again = alpha.create_interrupt(Some(5), false, false);
+    assert_eq!(refusal(again), Refusal::InUse);
+    for (interrupt, times) in [(&plain, 1), (&counting, 3)] {
+        let sender = beta.connect_interrupt(ALPHA, interrupt.number(), 100).unwrap();
+        (0..3).for_each(|_| sender.trigger().unwrap());
+        for _ in 0..times {
+            interrupt.wait(SOON).unwrap();
+        }
+        let none = interrupt.wait(Some(Duration::ZERO));
+        assert_eq!(none, Err(InterruptError::TimedOut));
+    }
+    let data = alpha.create_data_interrupt(Some(5)).unwrap();
+    let senders = [ALPHA, BETA, GAMMA]
+        .map(|node| rack.session(node).connect_data_interrupt(252, 5, 100).unwrap());
+    for number in 0..10_u8 {
+        senders.iter().enumerate().for_each(|(n, s)| s.send(&[n as u8, number]).unwrap());
+    }
+    let mut next = [0; 3];
+    let mut buffer = [0; 8];
+    for _ in 0..30 {
+        assert_eq!(data.receive(&mut buffer, SOON), Ok(2));
+        let sender = usize::from(buffer[0]);
+        assert_eq!(buffer[1], next[sender]);
+        next[sender] += 1;
+    }
+    let full = (0..100).find_map(|_| senders[0].send(&[0; 1024]).err());
+    assert_eq!(full, Some(InterruptError::Full));
+    assert_eq!(senders[1].send(&[0; 1025]), Err(InterruptError::TooLong));
+    assert_eq!(data.receive(&mut buffer, SOON), Err(InterruptError::BufferTooShort(1024)));
+    drop(data);
+    let sender = &senders[2];
+    while sender.send(&[1]).is_ok() {}
+    assert_eq!(sender.send(&[1]), Err(InterruptError::Gone));
 }

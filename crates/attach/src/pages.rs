@@ -1,0 +1,170 @@
+//! Memory in the rack's address space: one host's process allocates it, opens pages to another
+//! host, and closes them again; the other host's processes reach them by their address.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_memory::{Access, Region};
+use rackbus_segment::Handle;
+use rackbus_segment::message::{NodeId, Reply, Request};
+
+use crate::events::Watch;
+use crate::memory::{Mapping, Memory};
+use crate::session::{AttachError, Session, Watched};
+
+/// Memory of this process that has a place in the rack's address space. It ends when it is
+/// dropped; whoever reaches pages of it reads zeroes from then on.
+#[derive(Debug)]
+pub struct Extent {
+    session: Session,
+    handle: Handle,
+    address: u64,
+    mapping: Mapping,
+    _memory: Arc<Memory>,
+}
+
+impl Session {
+    /// Allocates `size` bytes, in whole pages of 4096, of this host's export.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when so much is not left, or the size is not of whole pages.
+    pub fn allocate(&self, size: u64) -> Result<Extent, AttachError> {
+        let (reply, fds) = self.call(&Request::Allocate { size })?;
+        let (Reply::Extent { extent: handle, address }, Some(file)) =
+            (reply, fds.into_iter().next())
+        else {
+            return Err(AttachError::Protocol);
+        };
+        let memory = Memory::new(Some(file), true);
+        let mapping = memory.map((0, size), None, false)?;
+        // Its pages move one by one: the file as a whole is never mapped again, hence no size.
+        let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
+        self.registry().watch(handle, watched, self);
+        Ok(Extent { session: self.clone(), handle, address, mapping, _memory: memory })
+    }
+
+    /// Reaches `length` bytes at an address of the rack, which some host's process has opened to
+    /// this host. Whole pages, made of ranges as they were opened.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`]: nobody opened them to this host, or they are not there.
+    pub fn map_pages(&self, address: u64, length: u64) -> Result<RemotePages, AttachError> {
+        let (reply, fds) = self.call(&Request::MapPages { address, length })?;
+        let Reply::Pages { connection: handle, lengths, write } = reply else {
+            return Err(AttachError::Protocol);
+        };
+        let watch = Watch::new(None);
+        let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
+        self.registry().watch(handle, watched, self);
+        let held = Held { session: self.clone(), handle };
+        let region = pieces(&lengths, fds, write)?;
+        Ok(RemotePages { _held: held, mapping: Mapping::new(Arc::new(region)), write, watch })
+    }
+}
+
+/// One mapping of several pieces of memory, one after the other.
+fn pieces(lengths: &[u64], fds: Vec<OwnedFd>, write: bool) -> Result<Region, AttachError> {
+    if lengths.len() != fds.len() {
+        return Err(AttachError::Protocol);
+    }
+    let access = if write { Access::READ | Access::WRITE } else { Access::READ };
+    let total = lengths.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
+    let region = Region::reserve(total.ok_or(AttachError::Protocol)?, access)?;
+    let mut at = 0;
+    for (length, file) in lengths.iter().zip(fds) {
+        region.adopt(at, *length, file.as_fd(), 0)?;
+        at += length;
+    }
+    Ok(region)
+}
+
+impl Extent {
+    /// Its first byte in the rack's address space.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The memory, mapped for good.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Opens pages to one host, to be read, or written as well. What they hold stays.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`]: the range is not of whole pages inside, or some are open already.
+    pub fn open(
+        &self,
+        offset: u64,
+        length: u64,
+        node: NodeId,
+        write: bool,
+    ) -> Result<(), AttachError> {
+        let extent = self.handle;
+        self.session.done(&Request::OpenPages { extent, offset, length, node, write })
+    }
+
+    /// Closes pages, as they were opened. When this returns nobody else reads or writes them,
+    /// whatever mapping of them it keeps.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when they are not open.
+    pub fn close(&self, offset: u64, length: u64) -> Result<(), AttachError> {
+        self.session.done(&Request::ClosePages { extent: self.handle, offset, length })
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        self.session.registry().forget(self.handle);
+        // A node that is gone has ended it already.
+        let _ = self.session.done(&Request::Free { extent: self.handle });
+    }
+}
+
+/// Pages of another host's process. The connection ends when it is dropped.
+#[derive(Debug)]
+pub struct RemotePages {
+    _held: Held,
+    mapping: Mapping,
+    write: bool,
+    watch: Arc<Watch>,
+}
+
+/// A connection to be ended.
+#[derive(Debug)]
+struct Held {
+    session: Session,
+    handle: Handle,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.session.registry().forget(self.handle);
+        // A node that is gone has ended it already.
+        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+    }
+}
+
+impl RemotePages {
+    /// The pages.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Whether stores are allowed.
+    pub fn writable(&self) -> bool {
+        self.write
+    }
+
+    /// What happens to them: closed, or their host gone.
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+}
+
+impl Drop for RemotePages {
+    fn drop(&mut self) {
+        self.watch.end();
+    }
+}
