@@ -3,6 +3,7 @@
 //!
 //! * [`domain`]: a map from addresses to targets with access rights: an IOMMU domain, or a
 //!   host's address space.
+//! * [`pool`]: the hosts' exported memory in one address space of the rack.
 //! * [`rack`]: the rack file; [`text`]: how files that people write are read.
 //! * [`sharing`]: who may use whose segments.
 //! * [`topology`]: hosts, what they are made of, what joins them; [`mod@derive`] makes it of a rack.
@@ -14,6 +15,7 @@ pub mod derive;
 pub mod domain;
 pub mod loan;
 mod names;
+pub mod pool;
 pub mod rack;
 mod search;
 pub mod sharing;
