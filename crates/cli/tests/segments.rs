@@ -1,0 +1,328 @@
+//! Shared memory between processes that die: killed in the middle of a copy or a connect, stopped,
+//! or cut off with their node. Who is left is told in bounded time, lives on, and can begin again;
+//! nothing is left over.
+
+mod support;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rackbus_attach::{
+    AttachError, Change, Happening, Location, Mapping, Refusal, SegmentEntry, SegmentOptions,
+    Session, Share,
+};
+use support::{PATIENCE, Rack};
+
+const HOSTS: &str = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n";
+const ALPHA: u32 = 4;
+const SIZE: u64 = 64 << 20;
+/// Bounded time: far above what it takes, far below what one would call hanging.
+const SOON: Option<Duration> = Some(Duration::from_secs(5));
+
+fn session(rack: &Rack, host: &str) -> Session {
+    Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() }).unwrap()
+}
+
+/// Another process on a host, which is this test binary in one of the [`part`]s.
+struct Other(Child);
+
+impl Other {
+    fn start(rack: &Rack, host: &str, part: &str) -> Other {
+        Other(Other::command(rack, host, part).spawn().unwrap())
+    }
+
+    fn command(rack: &Rack, host: &str, part: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "part", "--ignored", "--nocapture", "--quiet"])
+            .env("RACKBUS_RUN_DIR", rack.run_dir())
+            .env("RACKBUS_HOST", host)
+            .env("PART", part)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.0.id()).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal)
+            .unwrap();
+    }
+}
+
+/// What the other process does, until it is killed.
+#[test]
+#[ignore = "a part of the other tests, which start it"]
+fn part() {
+    let Ok(part) = std::env::var("PART") else { return };
+    let session = Session::open(&Location::from_environment().unwrap());
+    match part.as_str() {
+        "owner" => {
+            let session = session.unwrap();
+            let segment = session.create_segment(&SegmentOptions::shared(7, SIZE)).unwrap();
+            let mapping = segment.map(0, SIZE).unwrap();
+            segment.set_available().unwrap();
+            copy_for_ever(&mapping);
+        }
+        "connector" => {
+            let remote = session.unwrap().connect(ALPHA, 7, 1_000).unwrap();
+            copy_for_ever(&remote.map(0, SIZE).unwrap());
+        }
+        "connecting" => {
+            let session = session.unwrap();
+            loop {
+                let remote = session.connect(ALPHA, 7, 1_000).unwrap();
+                remote.map(0, 4096).unwrap().whole().fill(1);
+            }
+        }
+        "stranger" => {
+            let outcome = session.map(drop);
+            std::process::exit(if outcome.is_err() { 0 } else { 1 });
+        }
+        other => panic!("no part {other}"),
+    }
+}
+
+fn copy_for_ever(mapping: &Mapping) {
+    let bytes = vec![7_u8; 1 << 20];
+    loop {
+        for at in (0..mapping.len()).step_by(bytes.len()) {
+            mapping.whole().part(at, bytes.len()).unwrap().copy_from(&bytes);
+        }
+    }
+}
+
+/// Connects as soon as the segment is there.
+fn connect(session: &Session) -> rackbus_attach::RemoteSegment {
+    let begun = Instant::now();
+    loop {
+        match session.connect(ALPHA, 7, 1_000) {
+            Ok(remote) => return remote,
+            Err(AttachError::Refused(Refusal::NoSuchSegment)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        assert!(begun.elapsed() < PATIENCE, "the segment does not come");
+        std::thread::yield_now();
+    }
+}
+
+/// Copies out of a mapping on a thread of its own until the guard is dropped.
+struct Copying {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<u64>>,
+}
+
+impl Copying {
+    fn of(mapping: Mapping) -> Copying {
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let end = stop.clone();
+        let copy = move || {
+            let mut bytes = vec![0; mapping.len()];
+            let mut rounds = 0;
+            while !end.load(std::sync::atomic::Ordering::Relaxed) {
+                mapping.whole().copy_to(&mut bytes);
+                mapping.whole().copy_from(&bytes);
+                rounds += 1;
+            }
+            rounds
+        };
+        Copying { stop, thread: Some(std::thread::spawn(copy)) }
+    }
+
+    fn finish(mut self) -> u64 {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+#[test]
+fn an_owner_that_is_killed_is_missed_and_can_be_replaced() {
+    let rack = Rack::up(HOSTS);
+    let beta = session(&rack, "beta");
+    let owner = Other::start(&rack, "alpha", "owner");
+    let remote = connect(&beta);
+    let mapping = remote.map(0, SIZE).unwrap();
+    while mapping.whole().read_obj::<u64>(0).unwrap() == 0 {}
+    let copying = Copying::of(mapping.clone());
+    owner.kill();
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert!(copying.finish() > 0);
+    let again = session(&rack, "alpha").create_segment(&SegmentOptions::shared(7, SIZE));
+    again.unwrap();
+}
+
+#[test]
+fn a_connector_that_is_killed_is_told_to_the_owner() {
+    let rack = Rack::up(HOSTS);
+    let alpha = session(&rack, "alpha");
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, SIZE)).unwrap();
+    segment.set_available().unwrap();
+    let mapping = segment.map(0, SIZE).unwrap();
+    for _ in 0..5 {
+        let connector = Other::start(&rack, "beta", "connector");
+        assert!(matches!(segment.watch().wait(SOON), Some(Happening::Connected(8))));
+        while mapping.whole().read_obj::<u64>(0).unwrap() == 0 {}
+        connector.kill();
+        assert_eq!(segment.watch().wait(SOON), Some(Happening::Disconnected(8)));
+        mapping.whole().fill(0);
+    }
+}
+
+fn entry(session: &Session) -> SegmentEntry {
+    session.segments().unwrap().into_iter().find(|entry| entry.id == 7).unwrap()
+}
+
+#[test]
+fn connectors_killed_while_they_connect_leave_nothing() {
+    let rack = Rack::up(HOSTS);
+    let alpha = session(&rack, "alpha");
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    for round in 0..20 {
+        let connecting = Other::start(&rack, "beta", "connecting");
+        // Somewhere in the middle of some connect.
+        for _ in 0..=round {
+            segment.watch().wait(SOON).unwrap();
+        }
+        connecting.kill();
+    }
+    let begun = Instant::now();
+    while !entry(&alpha).connections.is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", entry(&alpha));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_is_missed_on_both_sides_and_can_be_replaced() {
+    let mut rack = Rack::up(HOSTS);
+    let (alpha, beta) = (session(&rack, "alpha"), session(&rack, "beta"));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, SIZE)).unwrap();
+    segment.set_available().unwrap();
+    let remote = connect(&beta);
+    let copying = Copying::of(remote.map(0, SIZE).unwrap());
+    rack.process(Some("alpha")).crash();
+    for change in [Change::NotOperational, Change::Lost] {
+        assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(change)));
+    }
+    assert!(copying.finish() > 0);
+    assert!(matches!(
+        beta.connect(ALPHA, 7, 100),
+        Err(AttachError::Refused(Refusal::NotResponding))
+    ));
+    // The owner lives, knows it, and cannot go on before it attaches anew.
+    assert!(matches!(segment.set_available(), Err(AttachError::Gone(_))));
+    assert!(alpha.is_gone());
+    rack.restart(Some("alpha"));
+    rack.wait_up(&["alpha"]);
+    let alpha = session(&rack, "alpha");
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, SIZE)).unwrap();
+    segment.set_available().unwrap();
+    connect(&beta);
+}
+
+#[test]
+fn a_process_that_does_not_answer_cannot_hold_up_a_revocation() {
+    let rack = Rack::up(HOSTS);
+    let (alpha, beta) = (session(&rack, "alpha"), session(&rack, "beta"));
+    let owner = Other::start(&rack, "alpha", "owner");
+    let remote = connect(&beta);
+    let mapping = remote.map(0, SIZE).unwrap();
+    owner.signal(rustix::process::Signal::STOP);
+    let begun = Instant::now();
+    alpha.set_share(7..=7, Some(8), Share::None).unwrap();
+    assert!(begun.elapsed() < PATIENCE);
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    owner.signal(rustix::process::Signal::CONT);
+    assert_eq!(mapping.whole().read_obj::<u64>(0), Some(0));
+    // Cut off as it was, it is not the owner of the number any more.
+    alpha.create_segment(&SegmentOptions::shared(7, SIZE)).unwrap();
+    owner.kill();
+}
+
+/// What a node has: descriptors, threads.
+fn possessions(rack: &Rack, host: &str) -> (usize, usize) {
+    let pid = rack.process(Some(host)).pid.as_raw_pid();
+    let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+    (count("fd"), count("task"))
+}
+
+#[test]
+fn nothing_is_left_after_a_thousand_rounds() {
+    let rack = Rack::up(HOSTS);
+    let beta = session(&rack, "beta");
+    let round = |number: u32| {
+        // A session that ends without a word is what a killed process is to its node; some
+        // rounds kill a real one.
+        if number.is_multiple_of(100) {
+            let owner = Other::start(&rack, "alpha", "owner");
+            let remote = connect(&beta);
+            owner.kill();
+            assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+            return;
+        }
+        let alpha = session(&rack, "alpha");
+        let segment = alpha.create_segment(&SegmentOptions::shared(7, 1 << 20)).unwrap();
+        segment.set_available().unwrap();
+        let interrupt = alpha.create_data_interrupt(Some(7)).unwrap();
+        let remote = connect(&beta);
+        let sender = beta.connect_data_interrupt(ALPHA, 7, 1_000).unwrap();
+        sender.send(b"round").unwrap();
+        interrupt.receive(&mut [0; 8], SOON).unwrap();
+        remote.map(0, 1 << 20).unwrap().whole().fill(1);
+        alpha.close();
+        assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    };
+    // The nodes' conversation with each other stays.
+    assert!(beta.connect(ALPHA, 7, 1_000).is_err());
+    let now = || ["alpha", "beta"].map(|host| possessions(&rack, host));
+    let before = now();
+    (1..=1_000).for_each(round);
+    let begun = Instant::now();
+    while now() != before {
+        assert!(begun.elapsed() < PATIENCE, "{before:?} before, {:?} after", now());
+        std::thread::yield_now();
+    }
+    assert!(session(&rack, "alpha").segments().unwrap().is_empty());
+}
+
+#[test]
+fn another_users_process_is_not_let_in() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("only root can be somebody else: not tested");
+        return;
+    }
+    let rack = Rack::up(HOSTS);
+    // As if the folders were open to everybody: the node itself asks whose the process is.
+    let open = |path: &std::path::Path| {
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(path, all).unwrap();
+    };
+    let run = rack.run_dir();
+    for path in [run.parent().unwrap(), &run, &run.join("alpha"), &run.join("alpha/segments.sock")]
+    {
+        open(path);
+    }
+    let binary = run.join("binary");
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    open(&binary);
+    let mut command = Command::new(&binary);
+    command
+        .args(["--exact", "part", "--ignored", "--quiet"])
+        .env_clear()
+        .env("RACKBUS_RUN_DIR", &run)
+        .env("RACKBUS_HOST", "alpha")
+        .env("PART", "stranger")
+        .current_dir("/")
+        .stdout(Stdio::null())
+        .uid(65_534)
+        .gid(65_534);
+    assert!(command.status().unwrap().success(), "a stranger was let in");
+    session(&rack, "alpha");
+}
