@@ -12,6 +12,7 @@
 //! * [`event`]: a descriptor that rings (eventfd).
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
+//! * [`lock`]: locks and barriers between processes, which survive their holders.
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
@@ -20,6 +21,7 @@ pub mod copy;
 pub mod doorbell;
 pub mod event;
 pub mod guard;
+pub mod lock;
 pub mod packets;
 pub mod region;
 pub mod ring;

@@ -1,0 +1,88 @@
+//! Locks and barriers between processes that survive the death of who holds them.
+//!
+//! Memory cannot tell that a process has died; its host's node can. Each party has an [`Owner`], a
+//! number that is its own in the whole rack; whoever learns that an owner is dead declares it, on
+//! each lock and barrier, as often as it likes: the lock is freed and its next holder is told, the
+//! barrier waits for one party less.
+//!
+//! Who waits polls for a short time and then sleeps on a [`Doorbell`].
+//!
+//! The parties trust each other not to break the lock: who shares its memory can hold it for ever,
+//! or let somebody else in. Nobody can make another one crash, loop or miss its timeout.
+
+mod barrier;
+mod mutex;
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+pub use barrier::SharedBarrier;
+pub use mutex::{Locked, MUTEX_BYTES, SharedMutex, SharedMutexGuard};
+
+use crate::doorbell::{Doorbell, WaitError};
+use crate::spin::AdaptiveSpin;
+
+/// A party: a process, say. All its threads may be one owner or several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// Its number, unique in the rack among those that live.
+    pub id: NonZeroU32,
+    /// How often the number was given out before: a greater one is a later party.
+    pub generation: u32,
+}
+
+impl Owner {
+    /// As it is written into a lock; never zero.
+    fn to_word(self) -> u64 {
+        u64::from(self.id.get()) | u64::from(self.generation) << 32
+    }
+
+    fn of_word(word: u64) -> Option<Owner> {
+        let id = NonZeroU32::new(word as u32)?;
+        Some(Owner { id, generation: (word >> 32) as u32 })
+    }
+
+    /// Whether `other`'s death is this one's too: the same number, and no later life of it.
+    fn died_with(self, other: Owner) -> bool {
+        self.id == other.id && other.generation.wrapping_sub(self.generation) <= u32::MAX / 2
+    }
+}
+
+/// Why a lock was not taken or a barrier not passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LockError {
+    /// Others did not get there in time.
+    #[error("the others did not get there in time")]
+    TimedOut,
+    /// Its doorbell was closed, or its memory was taken away.
+    #[error("the lock was closed")]
+    Closed,
+    /// This party was declared dead: the others go on without it.
+    #[error("this party was declared dead")]
+    Excluded,
+}
+
+/// Tries again at each ring until `attempt` gives something or the time is over.
+fn until<T>(
+    doorbell: &Doorbell,
+    timeout: Option<Duration>,
+    mut attempt: impl FnMut() -> Option<T>,
+) -> Result<T, LockError> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut spin = AdaptiveSpin::default();
+    loop {
+        let seen = doorbell.count();
+        if let Some(outcome) = attempt() {
+            return Ok(outcome);
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        match doorbell.wait(seen, &mut spin, left) {
+            Ok(_) => {}
+            Err(WaitError::TimedOut) => return Err(LockError::TimedOut),
+            Err(WaitError::Closed) => return Err(LockError::Closed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
