@@ -245,11 +245,22 @@ fn of_several_racks_one_must_be_named() {
 #[test]
 fn help_has_examples_and_shells_complete() {
     let rack = Rack::described("");
-    for command in
-        ["up", "down", "status", "devices", "borrow", "return", "leases", "path", "completions"]
-    {
-        let help = rack.good(&[command, "--help"]);
-        assert!(help.contains("Example"), "{command}");
+    for command in [
+        "up",
+        "down",
+        "status",
+        "devices",
+        "borrow",
+        "return",
+        "leases",
+        "path",
+        "node-id",
+        "mem map",
+        "on",
+        "completions",
+    ] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        assert!(rack.good(&words).contains("Example"), "{command}");
     }
     for shell in ["bash", "zsh", "fish"] {
         let script = rack.good(&["completions", shell]);

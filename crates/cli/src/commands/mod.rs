@@ -8,18 +8,24 @@ pub mod devices;
 pub mod down;
 pub mod give_back;
 pub mod leases;
+pub mod mem;
 pub mod model;
 pub mod node;
+pub mod node_id;
+pub mod on;
 pub mod path;
 pub mod status;
 pub mod up;
 pub mod vm;
 
+use std::path::{Path, PathBuf};
+
 use rackbus_control::Client;
+use rackbus_fabric::rack::{Host, Rack};
 
 use crate::Common;
 use crate::output::Failure;
-use crate::paths::find_run_dir;
+use crate::paths::{find_run_dir, running};
 
 /// A client of the control plane of the rack that is meant.
 pub fn client(common: &Common) -> Result<Client, Failure> {
@@ -27,7 +33,7 @@ pub fn client(common: &Common) -> Result<Client, Failure> {
 }
 
 /// Reads a rack file.
-pub fn read_rack(file: &std::path::Path) -> Result<rackbus_fabric::rack::Rack, Failure> {
+pub fn read_rack(file: &Path) -> Result<Rack, Failure> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).map_err(|cause| {
         Failure::usage(
@@ -35,9 +41,36 @@ pub fn read_rack(file: &std::path::Path) -> Result<rackbus_fabric::rack::Rack, F
             "name a rack file, for example examples/demo/rack.toml",
         )
     })?;
-    rackbus_fabric::rack::Rack::parse(&name, &text).map_err(|error| {
+    Rack::parse(&name, &text).map_err(|error| {
         let place = format!("{}:{}:{}", error.file, error.line, error.column);
         Failure::usage(format!("{place}: {}", error.what), error.allowed)
+    })
+}
+
+/// Whose description a command reads.
+#[derive(Debug, clap::Args)]
+pub struct RackFile {
+    /// A rack file, instead of that of the rack that runs on this machine.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl RackFile {
+    /// Reads it.
+    pub fn read(&self, common: &Common) -> Result<Rack, Failure> {
+        match &self.file {
+            Some(file) => read_rack(file),
+            None => read_rack(&running(&find_run_dir(common)?)?.file),
+        }
+    }
+}
+
+/// The host that the user names.
+pub fn named_host<'r>(rack: &'r Rack, name: &str) -> Result<&'r Host, Failure> {
+    rack.host(name).ok_or_else(|| {
+        let names: Vec<&str> = rack.hosts.iter().map(|host| host.name.as_str()).collect();
+        let error = format!("rack {} has no host {name}", rack.name);
+        Failure::usage(error, format!("its hosts are {}", names.join(", ")))
     })
 }
 

@@ -1,0 +1,71 @@
+//! `rackbus on`: runs a program as if on a host.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use crate::Common;
+use crate::commands::{named_host, read_rack};
+use crate::output::Failure;
+use crate::paths;
+
+/// The variable that tells programs their host.
+const HOST: &str = "RACKBUS_HOST";
+
+/// What SISCI programs are linked with.
+const LIBRARY: &str = "libsisci.so";
+
+/// Run a program as if on a host: what it attaches to is that host's node.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus on beta -- ./receiver -rn 4
+  rackbus on alpha -- bash          a shell whose programs are on alpha
+
+The program gets RACKBUS_RUN_DIR and RACKBUS_HOST, and finds libsisci.so.")]
+pub struct Args {
+    /// The host.
+    host: String,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+impl Args {
+    /// Becomes the program; comes back only when that cannot be.
+    pub fn run(&self, common: &Common) -> Result<(), Failure> {
+        let run_dir = paths::find_run_dir(common)?;
+        let rack = read_rack(&paths::running(&run_dir)?.file)?;
+        named_host(&rack, &self.host)?;
+        let run_dir = std::path::absolute(&run_dir).unwrap_or(run_dir);
+        let [program, arguments @ ..] = self.command.as_slice() else {
+            return Err(Failure::usage("no program is named", "name one after `--`"));
+        };
+        let mut command = std::process::Command::new(program);
+        command.args(arguments).env(paths::RUN_DIR, run_dir).env(HOST, &self.host);
+        if let Some(folder) = library_folder() {
+            command.env("LD_LIBRARY_PATH", in_front(&folder));
+        }
+        let cause = command.exec();
+        let error = format!("{}: {cause}", program.display());
+        Err(Failure::new(error, "name a program that can be run"))
+    }
+}
+
+/// Where `libsisci.so` is: beside this program, as after a build, or where it is installed.
+fn library_folder() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let beside = program.parent()?;
+    let installed = beside.parent().unwrap_or(Path::new("/"));
+    let folders = [beside.to_owned(), installed.join("lib64"), installed.join("lib")];
+    folders.into_iter().find(|folder| folder.join(LIBRARY).exists())
+}
+
+/// `LD_LIBRARY_PATH` with that folder before what it has.
+fn in_front(folder: &Path) -> OsString {
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|it| !it.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    path
+}
