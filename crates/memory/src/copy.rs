@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 
 use crate::spin::AdaptiveSpin;
 
+pub use bytes::copy as copy_bytes;
 pub use channel::{Channel, Statistics};
 pub use ticket::{Failure, State, Ticket};
 pub use transaction::{PieceError, Place, Transaction};

@@ -14,4 +14,3 @@ pub mod message;
 
 pub use directory::{Directory, Objects, Output, To};
 pub use message::{Handle, NodeId, ObjectId, SegmentId, SessionId};
-pub mod stub;

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 
+use rackbus_fabric::rack::ShareAccess;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of all of these messages; both sides must speak the same.
@@ -93,6 +94,26 @@ pub enum Share {
     Read,
     /// Loads and stores.
     Write,
+}
+
+impl From<ShareAccess> for Share {
+    fn from(access: ShareAccess) -> Self {
+        match access {
+            ShareAccess::None => Share::None,
+            ShareAccess::Read => Share::Read,
+            ShareAccess::Write => Share::Write,
+        }
+    }
+}
+
+impl From<Share> for ShareAccess {
+    fn from(share: Share) -> Self {
+        match share {
+            Share::None => ShareAccess::None,
+            Share::Read => ShareAccess::Read,
+            Share::Write => ShareAccess::Write,
+        }
+    }
 }
 
 /// A process to its node. The first is [`Request::Hello`].

@@ -9,6 +9,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
+use rackbus_memory::copy::copy_bytes;
+
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_flags, fail, finish, put};
@@ -476,11 +478,4 @@ api! {
         // SAFETY: as the caller says.
         unsafe { finish(error, wait_block(block, SCI_INFINITE_TIMEOUT, flags)) };
     }
-}
-
-/// # Safety
-/// As memcpy.
-unsafe fn copy_bytes(from: *const u8, to: *mut u8, size: usize) {
-    // SAFETY: as the caller says.
-    unsafe { std::ptr::copy(from, to, size) }
 }

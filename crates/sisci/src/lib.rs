@@ -9,6 +9,7 @@
 //! * [`local`], [`remote`], [`maps`]: segments and mappings of them.
 //! * [`copy`]: stores, sequences and block transfers.
 //! * [`interrupts`]: with and without data.
+//! * [`dma`]: transfers by the copy engine.
 //! * [`query`]: `SCIQuery`.
 //! * [`unsupported`]: what needs hardware that is not here: the documented error, never a pretence.
 
@@ -17,6 +18,7 @@ mod export;
 
 pub mod constants;
 pub mod copy;
+pub mod dma;
 pub mod error;
 pub mod handles;
 pub mod interrupts;

@@ -112,6 +112,7 @@ fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
 fn terminate() {
     INITIALIZED.store(false, Ordering::Release);
     crate::interrupts::end_all();
+    crate::dma::end_all();
     crate::copy::end_all();
     crate::maps::end_all();
     crate::remote::end_all();

@@ -11,6 +11,8 @@ use rackbus_attach::{
     Watch, Withdrawal,
 };
 
+use rackbus_memory::Region;
+
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
@@ -38,6 +40,8 @@ pub struct Local {
     prepared: AtomicBool,
     /// Mappings of it.
     pub(crate) mapped: AtomicUsize,
+    /// All of it, for the copy engine.
+    whole: OnceLock<Arc<Region>>,
     /// The program's own memory, where it is the segment's.
     registered: Mutex<Option<Mapping>>,
     child: Child,
@@ -108,6 +112,15 @@ impl Local {
             Source::Own(segment) => segment.map_as(range, address, read_only)?,
             Source::Attached(segment) => segment.map_as(range, address, read_only)?,
         })
+    }
+
+    /// All of its memory, for the copy engine.
+    pub(crate) fn whole(&self) -> Outcome<Arc<Region>> {
+        if let Some(region) = self.whole.get() {
+            return Ok(region.clone());
+        }
+        let region = self.map((0, self.size()), None, false)?.region().clone();
+        Ok(self.whole.get_or_init(|| region).clone())
     }
 
     fn own(&self) -> Outcome<&LocalSegment> {
@@ -201,6 +214,7 @@ fn add(source: Source, child: Child, late: &LateHandle) -> RawHandle {
         source,
         prepared: AtomicBool::new(false),
         mapped: AtomicUsize::new(0),
+        whole: OnceLock::new(),
         registered: Mutex::new(None),
         child,
     });

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rackbus_attach::{BROADCAST_NODE, Callback, Happening, RemoteSegment, Watch};
+use rackbus_memory::Region;
 
 use crate::constants::errors::*;
 use crate::constants::*;
@@ -25,6 +26,8 @@ pub struct Remote {
     asked: (u32, u32),
     /// Mappings of it.
     pub(crate) mapped: AtomicUsize,
+    /// All of it, for the copy engine.
+    whole: OnceLock<Arc<Region>>,
     _child: Arc<Child>,
 }
 kind!(Remote, 3);
@@ -33,6 +36,16 @@ impl Remote {
     /// The connection.
     pub(crate) fn segment(&self) -> Outcome<&RemoteSegment> {
         self.segment.get().map_or_else(|| fail(SCI_ERR_NOT_CONNECTED), Ok)
+    }
+
+    /// All of its memory, for the copy engine.
+    pub(crate) fn whole(&self) -> Outcome<Arc<Region>> {
+        if let Some(region) = self.whole.get() {
+            return Ok(region.clone());
+        }
+        let segment = self.segment()?;
+        let region = segment.map(0, segment.size())?.region().clone();
+        Ok(self.whole.get_or_init(|| region).clone())
     }
 
     /// Whether the segment is gone for good.
@@ -141,7 +154,10 @@ fn add(
 ) -> RawHandle {
     let asked = (wanted.node, wanted.id);
     let mapped = AtomicUsize::new(0);
-    let handle = Remote::table().add(|_| Remote { segment, asked, mapped, _child: child });
+    let handle = Remote::table().add(|_| {
+        let whole = OnceLock::new();
+        Remote { segment, asked, mapped, whole, _child: child }
+    });
     // Set once, here.
     let _ = late.set(handle.addr());
     handle

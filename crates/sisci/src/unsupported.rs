@@ -6,6 +6,7 @@ use std::ffi::c_void;
 
 use crate::constants::errors::*;
 use crate::constants::layout::SciAddress;
+use crate::dma::DmaCallback;
 use crate::error::{Outcome, fail, finish};
 use crate::handles::RawHandle;
 use crate::interrupts::InterruptCallback;
@@ -51,6 +52,10 @@ unsupported! {
     fn SCIGetConditionalInterruptTrigCounter(interrupt: RawHandle, counter: *mut u32, flags: u32);
     /// Memory at an address of the interconnect.
     fn SCIConnectSCISpace(sd: RawHandle, adapter: u32, segment: *mut RawHandle, address: SciAddress, size: usize, flags: u32);
+    /// A transfer from a raw bus address.
+    fn SCIphDmaEnqueue(queue: RawHandle, size: u32, address: u64, node: u32, high: u32, low: u32, flags: u32);
+    /// See [`SCIphDmaEnqueue`]. Answers `SCI_DMAQUEUE_ERROR`.
+    fn SCIphDmaStart(queue: RawHandle, callback: DmaCallback, argument: *mut c_void, flags: u32) -> u32 = 5;
     /// A register of another host's adapter.
     fn SCIGetCSRRegister(sd: RawHandle, adapter: u32, node: u32, offset: u32, flags: u32) -> u32 = 0;
     /// A register of another host's adapter.

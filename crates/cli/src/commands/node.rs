@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use rackbus_devices::nvme::{BackingConfig, NvmeConfig};
+use rackbus_fabric::pool::{Exported, Pool};
 use rackbus_fabric::rack::{self, Backing};
+use rackbus_fabric::sharing::Rules;
 use rackbus_node::{DeviceKind, NodeOptions};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_segment::directory::{HostRange, Settings};
@@ -66,15 +68,16 @@ impl Args {
 
 /// What the host's segment service goes by.
 fn segments(rack: &rack::Rack, host: &str) -> Settings {
-    let id = |n: usize| 4 * (n as u32 + 1);
-    let range = |n: usize, h: &rack::Host| HostRange { base: (n as u64) << 46, size: h.memory };
-    let here = rack.hosts.iter().position(|h| h.name == host).unwrap_or(0);
+    let pool = Pool::of(rack);
+    let all = || pool.hosts().iter();
+    let range = |exported: &Exported| HostRange { base: exported.base, size: exported.size };
+    let here = pool.host(host);
     Settings {
-        node: id(here),
-        hosts: rack.hosts.iter().enumerate().map(|(n, h)| (id(n), h.name.clone())).collect(),
-        range: range(here, &rack.hosts[here]),
-        ranges: rack.hosts.iter().enumerate().map(|(n, h)| (id(n), range(n, h))).collect(),
-        rules: Default::default(),
+        node: here.map_or(0, |exported| exported.node_id),
+        hosts: all().map(|exported| (exported.node_id, exported.host.clone())).collect(),
+        range: here.map_or(HostRange { base: 0, size: 0 }, range),
+        ranges: all().map(|exported| (exported.node_id, range(exported))).collect(),
+        rules: Rules::of(rack),
     }
 }
 

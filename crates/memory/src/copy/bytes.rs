@@ -25,7 +25,7 @@ const TRIAL: usize = 64 << 10;
 /// `source` is readable and `destination` writable for `length` bytes. Others may change them
 /// meanwhile: what is copied then is any mixture.
 #[inline]
-pub(crate) unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
+pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
     if length < LARGE {
         // SAFETY: as promised.
         unsafe { ptr::copy(source, destination, length) };

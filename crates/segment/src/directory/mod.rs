@@ -19,7 +19,8 @@ mod segments;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::stub::{Extents, Rules};
+use rackbus_fabric::pool::Extents;
+use rackbus_fabric::sharing::Rules;
 
 use crate::message::{
     Ask, Event, Handle, InterruptKind, NodeId, Notice, ObjectId, Refusal, Reply, Request,

@@ -1,0 +1,806 @@
+//! DMA queues and channels: transfers by the copy engine.
+//!
+//! The engine is one for the process, with a few channels; a queue uses the channel that it was
+//! assigned, or the least busy one. A queue has one transfer at a time, as the API says.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+
+use rackbus_memory::Region;
+use rackbus_memory::copy::{Engine, EngineOptions, PieceError, Place, State, Ticket, Transaction};
+
+use crate::constants::errors::*;
+use crate::constants::layout::DmaVecElement;
+use crate::constants::*;
+use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::handles::{Kind, RawHandle, find, kind};
+use crate::library::Child;
+use crate::local::{Argument, Local, duration};
+use crate::query::DMA_CHANNELS;
+use crate::remote::Remote;
+
+/// How a queue is (`sci_dma_queue_state_t`).
+type QueueState = u32;
+const IDLE: QueueState = 0;
+const GATHER: QueueState = 1;
+const POSTED: QueueState = 2;
+const DONE: QueueState = 3;
+const ABORTED: QueueState = 4;
+const ERROR: QueueState = 5;
+
+/// Sorts of engine that a program may ask for (`sci_dma_type_t`); all but the last are the one.
+const DONT_CARE: u32 = 1;
+const SYSTEM: u32 = 4;
+const TRANSPARENT: u32 = 5;
+
+/// No channel was assigned.
+const NO_CHANNEL: u32 = u32::MAX;
+
+/// `sci_cb_dma_t`.
+pub type DmaCallback = Option<Function>;
+
+/// A program's function.
+pub type Function = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
+
+/// A program's function that is to be called.
+struct Callback {
+    function: Function,
+    argument: Argument,
+    own: usize,
+    status: u32,
+}
+
+/// The thread that calls programs' functions: not a channel's, on which such a function could not
+/// wait for another transfer of the same channel.
+fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
+    static CALLBACKS: OnceLock<Option<mpsc::Sender<Callback>>> = OnceLock::new();
+    let start = || {
+        let (sender, receiver) = mpsc::channel::<Callback>();
+        let call = move || {
+            for Callback { function, argument, own, status } in receiver {
+                let own = std::ptr::without_provenance_mut(own);
+                // SAFETY: the program gave its function for this. A transfer ends once, so what
+                // it answers changes nothing.
+                unsafe { function(argument.get(), own, status) };
+            }
+        };
+        let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
+        thread.is_ok().then_some(sender)
+    };
+    CALLBACKS.get_or_init(start).clone().map_or_else(|| fail(SCI_ERR_SYSTEM), Ok)
+}
+
+/// The process' copy engine.
+fn engine() -> Outcome<&'static Engine> {
+    static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
+    let start = || {
+        let channels = DMA_CHANNELS as usize;
+        Engine::start("rackbus dma", &EngineOptions { channels, ..EngineOptions::default() }).ok()
+    };
+    ENGINE.get_or_init(start).as_ref().map_or_else(|| fail(SCI_ERR_SYSTEM), Ok)
+}
+
+/// Who has each channel: 0 nobody, [`ALONE`], or how many share it.
+static USED: [AtomicU32; DMA_CHANNELS as usize] = [const { AtomicU32::new(0) }; 4];
+const ALONE: u32 = u32::MAX;
+
+/// A channel (`sci_dma_channel_t`).
+#[derive(Debug)]
+pub struct DmaChannel {
+    number: u32,
+    /// Queues that it is assigned to.
+    queues: AtomicUsize,
+    _child: Child,
+}
+kind!(DmaChannel, 11);
+
+impl Drop for DmaChannel {
+    fn drop(&mut self) {
+        let give_back = |users: u32| Some(if users == ALONE { 0 } else { users.saturating_sub(1) });
+        if let Some(used) = USED.get(self.number as usize) {
+            // The closure always gives a value.
+            let _ = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_back);
+        }
+    }
+}
+
+/// A queue (`sci_dma_queue_t`).
+#[derive(Debug)]
+pub struct DmaQueue {
+    max_entries: u32,
+    work: Mutex<Work>,
+    channel: AtomicU32,
+    assigned: Mutex<Option<Arc<DmaChannel>>>,
+    _child: Child,
+}
+kind!(DmaQueue, 12);
+
+/// What a queue is at.
+#[derive(Debug, Default)]
+struct Work {
+    gathered: Option<Gathered>,
+    running: Option<Running>,
+}
+
+/// Pieces that wait to be posted.
+#[derive(Debug)]
+struct Gathered {
+    transaction: Transaction,
+    entries: u32,
+    remote: Arc<Remote>,
+}
+
+/// A transfer that was started, ended or not.
+#[derive(Debug, Clone)]
+struct Running {
+    ticket: Arc<Ticket>,
+    remote: Arc<Remote>,
+}
+
+impl Running {
+    fn state(&self) -> QueueState {
+        queue_state(self.ticket.poll(), &self.remote)
+    }
+}
+
+/// Bytes that were copied to somebody who is gone did not arrive.
+fn queue_state(state: State, remote: &Remote) -> QueueState {
+    match state {
+        State::Posted => POSTED,
+        State::Done if remote.lost() => ERROR,
+        State::Done => DONE,
+        State::Aborted => ABORTED,
+        State::Failed(_) => ERROR,
+    }
+}
+
+fn ended(state: QueueState) -> u32 {
+    match state {
+        DONE => SCI_ERR_OK,
+        ABORTED => SCI_ERR_CANCELLED,
+        _ => SCI_ERR_TRANSFER_FAILED,
+    }
+}
+
+impl DmaQueue {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> QueueState {
+        let work = self.lock();
+        match (&work.gathered, &work.running) {
+            (Some(_), _) => GATHER,
+            (None, Some(running)) => running.state(),
+            (None, None) => IDLE,
+        }
+    }
+
+    /// Submits a transaction, if none is under way.
+    fn start(
+        &self,
+        own: RawHandle,
+        transaction: Transaction,
+        remote: Arc<Remote>,
+        call: Option<(Function, Argument)>,
+    ) -> Outcome<Arc<Ticket>> {
+        let transaction = match call {
+            None => transaction,
+            Some((function, argument)) => {
+                let (own, remote, callbacks) = (own.addr(), remote.clone(), callbacks()?);
+                transaction.then(move |state| {
+                    let status = ended(queue_state(state, &remote));
+                    // The thread lives as long as the process.
+                    let _ = callbacks.send(Callback { function, argument, own, status });
+                })
+            }
+        };
+        let engine = engine()?;
+        let mut work = self.lock();
+        if work.running.as_ref().is_some_and(|running| running.state() == POSTED) {
+            return fail(SCI_ERR_ILLEGAL_OPERATION);
+        }
+        let number = self.channel.load(Ordering::Acquire) as usize;
+        let channel = engine.channels().get(number).unwrap_or_else(|| engine.least_busy());
+        let ticket = Arc::new(channel.submit(transaction));
+        work.running = Some(Running { ticket: ticket.clone(), remote });
+        Ok(ticket)
+    }
+}
+
+/// A transfer as programs ask for it.
+struct Wanted {
+    queue: RawHandle,
+    remote: RawHandle,
+    callback: DmaCallback,
+    argument: Argument,
+    flags: u32,
+}
+
+const START_FLAGS: u32 = SCI_FLAG_USE_CALLBACK
+    | SCI_FLAG_DMA_READ
+    | SCI_FLAG_DMA_WAIT
+    | SCI_FLAG_DMA_GLOBAL
+    | SCI_FLAG_DMA_SYSDMA
+    | SCI_FLAG_DMA_ADAPTER
+    | SCI_FLAG_DMA_USER_MEM
+    | SCI_FLAG_BROADCAST;
+
+impl Wanted {
+    fn reads(&self) -> bool {
+        self.flags & SCI_FLAG_DMA_READ != 0
+    }
+
+    /// Checks what does not depend on the pieces; the queue and the connected segment.
+    fn check(&self) -> Outcome<(Arc<DmaQueue>, Arc<Remote>, Arc<Region>)> {
+        check_flags(self.flags, START_FLAGS)?;
+        if self.flags & SCI_FLAG_USE_CALLBACK != 0 && self.callback.is_none() {
+            return fail(SCI_ERR_ILLEGAL_PARAMETER);
+        }
+        let queue = find::<DmaQueue>(self.queue)?;
+        if queue.lock().gathered.is_some() {
+            return fail(SCI_ERR_ILLEGAL_OPERATION);
+        }
+        let (remote, region) = connected(self.remote, self.reads())?;
+        Ok((queue, remote, region))
+    }
+
+    fn start(
+        &self,
+        queue: &DmaQueue,
+        remote: Arc<Remote>,
+        transaction: Transaction,
+    ) -> Outcome<()> {
+        let call = self.callback.filter(|_| self.flags & SCI_FLAG_USE_CALLBACK != 0);
+        let call = call.map(|function| (function, self.argument));
+        let ticket = queue.start(self.queue, transaction, remote.clone(), call)?;
+        if self.flags & SCI_FLAG_DMA_WAIT == 0 {
+            return Ok(());
+        }
+        match ended(queue_state(ticket.wait(None), &remote)) {
+            SCI_ERR_OK => Ok(()),
+            code => fail(code),
+        }
+    }
+
+    fn piece(
+        &self,
+        transaction: &mut Transaction,
+        (local, remote): (Place<'_>, Place<'_>),
+        size: usize,
+    ) -> Outcome<()> {
+        add(transaction, (local, remote), size, self.reads())
+    }
+}
+
+fn add(
+    transaction: &mut Transaction,
+    (local, remote): (Place<'_>, Place<'_>),
+    size: usize,
+    reads: bool,
+) -> Outcome<()> {
+    if size == 0 {
+        return fail(SCI_ERR_SIZE_ALIGNMENT);
+    }
+    let (from, to) = if reads { (remote, local) } else { (local, remote) };
+    transaction.add(from, to, size).map_err(|error| match error {
+        PieceError::OutOfRange { .. } => Code(SCI_ERR_OUT_OF_RANGE),
+        PieceError::Denied { .. } => Code(SCI_ERR_ACCESS),
+        PieceError::Lost(_) => Code(SCI_ERR_TRANSFER_FAILED),
+    })
+}
+
+/// A connected segment, and its memory to be copied from or to.
+fn connected(remote: RawHandle, reads: bool) -> Outcome<(Arc<Remote>, Arc<Region>)> {
+    let remote = find::<Remote>(remote)?;
+    let segment = remote.segment().map_err(|_| Code(SCI_ERR_SEGMENT_NOT_CONNECTED))?;
+    if remote.lost() {
+        return fail(SCI_ERR_SEGMENT_NOT_CONNECTED);
+    }
+    if !reads && !segment.writable() {
+        return fail(SCI_ERR_ACCESS);
+    }
+    let region = remote.whole()?;
+    Ok((remote, region))
+}
+
+/// A prepared segment's memory.
+fn prepared(local: RawHandle) -> Outcome<Arc<Region>> {
+    let local = find::<Local>(local)?;
+    if !local.is_prepared() {
+        return fail(SCI_ERR_SEGMENT_NOT_PREPARED);
+    }
+    local.whole()
+}
+
+fn transfer(
+    wanted: &Wanted,
+    local: RawHandle,
+    (local_offset, size, remote_offset): (usize, usize, usize),
+) -> Outcome<()> {
+    let (queue, remote, there) = wanted.check()?;
+    let here = prepared(local)?;
+    let mut transaction = Transaction::new();
+    let places = (Place::shared(&here, local_offset), Place::shared(&there, remote_offset));
+    wanted.piece(&mut transaction, places, size)?;
+    wanted.start(&queue, remote, transaction)
+}
+
+/// # Safety
+/// `memory` is `size` bytes that stay there until the transfer has ended.
+unsafe fn transfer_memory(
+    wanted: &Wanted,
+    memory: *mut c_void,
+    (size, remote_offset): (usize, usize),
+) -> Outcome<()> {
+    let (queue, remote, there) = wanted.check()?;
+    let Some(start) = NonNull::new(memory.cast::<u8>()) else {
+        return fail(SCI_ERR_ILLEGAL_ADDRESS);
+    };
+    // SAFETY: as the caller says.
+    let here = unsafe { Place::own(start, size) };
+    let mut transaction = Transaction::new();
+    wanted.piece(&mut transaction, (here, Place::shared(&there, remote_offset)), size)?;
+    wanted.start(&queue, remote, transaction)
+}
+
+/// # Safety
+/// `vector` is `length` elements.
+unsafe fn transfer_vector(
+    wanted: &Wanted,
+    local: RawHandle,
+    vector: *const DmaVecElement,
+    length: usize,
+) -> Outcome<()> {
+    let (queue, remote, there) = wanted.check()?;
+    let here = prepared(local)?;
+    if length == 0 || vector.is_null() {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    }
+    if length > DIS_DMA_MAX_VECLEN as usize {
+        return fail(SCI_ERR_MAX_ENTRIES);
+    }
+    let mut transaction = Transaction::new();
+    for nth in 0..length {
+        // SAFETY: as the caller says.
+        let element = unsafe { vector.add(nth).read_unaligned() };
+        let places = (
+            Place::shared(&here, element.local_offset as usize),
+            Place::shared(&there, element.remote_offset as usize),
+        );
+        wanted.piece(&mut transaction, places, element.size as usize)?;
+    }
+    wanted.start(&queue, remote, transaction)
+}
+
+fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> Outcome<RawHandle> {
+    check_flags(flags, SCI_FLAG_DMA_GLOBAL | SCI_FLAG_DMA_SYSDMA | SCI_FLAG_DMA_ADAPTER)?;
+    check_adapter(adapter)?;
+    if max_entries == 0 {
+        return fail(SCI_ERR_ILLEGAL_PARAMETER);
+    }
+    let child = Child::of(sd)?;
+    Ok(DmaQueue::table().add(|_| DmaQueue {
+        max_entries,
+        work: Mutex::default(),
+        channel: AtomicU32::new(NO_CHANNEL),
+        assigned: Mutex::default(),
+        _child: child,
+    }))
+}
+
+fn remove(queue: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    if find::<DmaQueue>(queue)?.state() == POSTED {
+        return fail(SCI_ERR_ILLEGAL_OPERATION);
+    }
+    let queue = DmaQueue::table().take(queue).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
+    queue.unassign();
+    Ok(())
+}
+
+impl DmaQueue {
+    fn unassign(&self) {
+        self.channel.store(NO_CHANNEL, Ordering::Release);
+        let before = self.assigned.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(channel) = before {
+            channel.queues.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn abort(queue: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let queue = find::<DmaQueue>(queue)?;
+    let running = {
+        let mut work = queue.lock();
+        work.gathered = None;
+        work.running.clone()
+    };
+    if let Some(running) = running {
+        running.ticket.abort();
+        running.ticket.wait(None);
+    }
+    Ok(())
+}
+
+fn wait(queue: RawHandle, timeout: u32, flags: u32) -> Outcome<QueueState> {
+    check_flags(flags, 0)?;
+    let running = find::<DmaQueue>(queue)?.lock().running.clone();
+    let Some(running) = running else { return fail(SCI_ERR_ILLEGAL_OPERATION) };
+    match queue_state(running.ticket.wait(duration(timeout)), &running.remote) {
+        POSTED => fail(SCI_ERR_TIMEOUT),
+        state => Ok(state),
+    }
+}
+
+fn enqueue(
+    queue: RawHandle,
+    (local, remote): (RawHandle, RawHandle),
+    (local_offset, remote_offset, size): (u32, u32, u32),
+    flags: u32,
+) -> Outcome<QueueState> {
+    check_flags(flags, SCI_FLAG_DMA_READ | SCI_FLAG_DMA_POST)?;
+    let found = find::<DmaQueue>(queue)?;
+    let reads = flags & SCI_FLAG_DMA_READ != 0;
+    let (remote, there) = connected(remote, reads)?;
+    let here = prepared(local)?;
+    let places = (
+        Place::shared(&here, local_offset as usize),
+        Place::shared(&there, remote_offset as usize),
+    );
+    {
+        let mut work = found.lock();
+        if work.running.is_some() {
+            return fail(SCI_ERR_ILLEGAL_OPERATION);
+        }
+        let gathered = work.gathered.get_or_insert_with(|| Gathered {
+            transaction: Transaction::new(),
+            entries: 0,
+            remote: remote.clone(),
+        });
+        if gathered.entries >= found.max_entries {
+            return fail(SCI_ERR_MAX_ENTRIES);
+        }
+        let added = add(&mut gathered.transaction, places, size as usize, reads);
+        gathered.entries += u32::from(added.is_ok());
+        if gathered.entries == 0 {
+            work.gathered = None;
+        }
+        added?;
+    }
+    if flags & SCI_FLAG_DMA_POST != 0 {
+        post(queue, None, Argument(std::ptr::null_mut()), 0)?;
+    }
+    Ok(found.state())
+}
+
+fn post(queue: RawHandle, callback: DmaCallback, argument: Argument, flags: u32) -> Outcome<()> {
+    check_flags(flags, SCI_FLAG_USE_CALLBACK)?;
+    let found = find::<DmaQueue>(queue)?;
+    let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
+        (0, _) => None,
+        (_, Some(function)) => Some((function, argument)),
+        (_, None) => return fail(SCI_ERR_ILLEGAL_PARAMETER),
+    };
+    let gathered = found.lock().gathered.take();
+    let Some(gathered) = gathered else { return fail(SCI_ERR_ILLEGAL_OPERATION) };
+    found.start(queue, gathered.transaction, gathered.remote, call).map(drop)
+}
+
+fn reset(queue: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let queue = find::<DmaQueue>(queue)?;
+    if queue.state() == POSTED {
+        return fail(SCI_ERR_ILLEGAL_OPERATION);
+    }
+    *queue.lock() = Work::default();
+    Ok(())
+}
+
+fn request(sd: RawHandle, adapter: u32, kind: u32, number: u32, flags: u32) -> Outcome<RawHandle> {
+    check_flags(flags, SCI_FLAG_DMA_CHANNEL_SHARED)?;
+    check_adapter(adapter)?;
+    match kind {
+        DONT_CARE..=SYSTEM => {}
+        TRANSPARENT => return fail(SCI_ERR_DMA_NOT_AVAILABLE),
+        _ => return fail(SCI_ERR_ILLEGAL_PARAMETER),
+    }
+    let child = Child::of(sd)?;
+    let share = flags & SCI_FLAG_DMA_CHANNEL_SHARED != 0;
+    let take = |number: &u32| {
+        let take = |users: u32| match (users, share) {
+            (0, false) => Some(ALONE),
+            (ALONE, _) | (_, false) => None,
+            (users, true) => Some(users + 1),
+        };
+        let used = USED.get(*number as usize);
+        used.is_some_and(|it| it.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok())
+    };
+    let number = match number {
+        SCI_DMA_CHANNEL_ID_DONTCARE => (0..DMA_CHANNELS).find(take),
+        number => Some(number).filter(take),
+    };
+    let Some(number) = number else { return fail(SCI_ERR_DMA_NOT_AVAILABLE) };
+    let queues = AtomicUsize::new(0);
+    Ok(DmaChannel::table().add(|_| DmaChannel { number, queues, _child: child }))
+}
+
+fn assign(channel: RawHandle, queue: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    let (channel, queue) = (find::<DmaChannel>(channel)?, find::<DmaQueue>(queue)?);
+    queue.unassign();
+    channel.queues.fetch_add(1, Ordering::AcqRel);
+    queue.channel.store(channel.number, Ordering::Release);
+    *queue.assigned.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
+    Ok(())
+}
+
+fn give_back(channel: RawHandle) -> Outcome<()> {
+    if find::<DmaChannel>(channel)?.queues.load(Ordering::Acquire) > 0 {
+        return fail(SCI_ERR_BUSY);
+    }
+    DmaChannel::table().take(channel).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// Ends every queue and channel of the process.
+pub(crate) fn end_all() {
+    for queue in DmaQueue::table().clear() {
+        if let Some(running) = &queue.lock().running {
+            running.ticket.abort();
+            running.ticket.wait(None);
+        }
+        queue.unassign();
+    }
+    drop(DmaChannel::table().clear());
+}
+
+/// That a segment is to be used with a channel; there is nothing to prepare.
+fn known<T: Kind>(channel: RawHandle, segment: RawHandle, flags: u32) -> Outcome<()> {
+    check_flags(flags, 0)?;
+    find::<DmaChannel>(channel)?;
+    find::<T>(segment).map(drop)
+}
+
+api! {
+    /// Makes a queue.
+    fn SCICreateDMAQueue(
+        sd: RawHandle,
+        queue: *mut RawHandle,
+        adapter: u32,
+        max_entries: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let made = match flags & SCI_FLAG_DMA_PHDMA {
+                0 => create(sd, adapter, max_entries, flags),
+                // Transfers from raw bus addresses.
+                _ => fail(SCI_ERR_NOT_SUPPORTED),
+            };
+            if let Some(handle) = finish(error, made) {
+                put(queue, handle);
+            }
+        }
+    }
+
+    /// Removes a queue.
+    fn SCIRemoveDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, remove(queue, flags)) };
+    }
+
+    /// Ends what is under way.
+    fn SCIAbortDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, abort(queue, flags)) };
+    }
+
+    /// How a queue is.
+    fn SCIDMAQueueState(queue: RawHandle) -> QueueState {
+        find::<DmaQueue>(queue).map_or(ERROR, |queue| queue.state())
+    }
+
+    /// Waits for the transfer that was started.
+    fn SCIWaitForDMAQueue(
+        queue: RawHandle,
+        timeout: u32,
+        flags: u32,
+        error: *mut u32,
+    ) -> QueueState {
+        // SAFETY: as the caller says.
+        match unsafe { finish(error, wait(queue, timeout, flags)) } {
+            Some(state) => state,
+            None => find::<DmaQueue>(queue).map_or(ERROR, |queue| queue.state()),
+        }
+    }
+
+    /// Copies between a local and a remote segment.
+    fn SCIStartDmaTransfer(
+        queue: RawHandle,
+        local: RawHandle,
+        remote: RawHandle,
+        local_offset: usize,
+        size: usize,
+        remote_offset: usize,
+        callback: DmaCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
+        let range = (local_offset, size, remote_offset);
+        // SAFETY: as the caller says.
+        unsafe { finish(error, transfer(&wanted, local, range)) };
+    }
+
+    /// The same with the program's own memory.
+    fn SCIStartDmaTransferMem(
+        queue: RawHandle,
+        memory: *mut c_void,
+        remote: RawHandle,
+        size: usize,
+        remote_offset: usize,
+        callback: DmaCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
+        // SAFETY: as the caller says.
+        unsafe { finish(error, transfer_memory(&wanted, memory, (size, remote_offset))) };
+    }
+
+    /// The same for several pieces.
+    fn SCIStartDmaTransferVec(
+        queue: RawHandle,
+        local: RawHandle,
+        remote: RawHandle,
+        length: usize,
+        vector: *mut DmaVecElement,
+        callback: DmaCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
+        // SAFETY: as the caller says.
+        unsafe { finish(error, transfer_vector(&wanted, local, vector, length)) };
+    }
+
+    /// Another name of [`SCIStartDmaTransfer`].
+    fn DISStartDmaTransfer(
+        queue: RawHandle,
+        local: RawHandle,
+        remote: RawHandle,
+        local_offset: usize,
+        size: usize,
+        remote_offset: usize,
+        callback: DmaCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: the same promises.
+        unsafe {
+            SCIStartDmaTransfer(
+                queue, local, remote, local_offset, size, remote_offset, callback, argument,
+                flags, error,
+            );
+        }
+    }
+
+    /// Another name of [`SCIStartDmaTransferVec`].
+    fn DISStartDmaTransferVec(
+        queue: RawHandle,
+        local: RawHandle,
+        remote: RawHandle,
+        length: usize,
+        vector: *mut DmaVecElement,
+        callback: DmaCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: the same promises.
+        unsafe {
+            SCIStartDmaTransferVec(
+                queue, local, remote, length, vector, callback, argument, flags, error,
+            );
+        }
+    }
+
+    /// Asks for a channel.
+    fn SCIRequestDMAChannel(
+        sd: RawHandle,
+        channel: *mut RawHandle,
+        adapter: u32,
+        kind: u32,
+        number: u32,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if let Some(handle) = finish(error, request(sd, adapter, kind, number, flags)) {
+                put(channel, handle);
+            }
+        }
+    }
+
+    /// Lets a queue use a channel.
+    fn SCIAssignDMAChannel(channel: RawHandle, queue: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, assign(channel, queue, flags)) };
+    }
+
+    /// Gives a channel back.
+    fn SCIReturnDMAChannel(channel: RawHandle, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, give_back(channel)) };
+    }
+
+    /// Announces a segment's use.
+    fn SCIPrepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, known::<Local>(channel, segment, flags)) };
+    }
+
+    /// Ends the announcement.
+    fn SCIUnprepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, known::<Local>(channel, segment, flags)) };
+    }
+
+    /// Announces a segment's use.
+    fn SCIPrepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
+    }
+
+    /// Ends the announcement.
+    fn SCIUnprepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
+    }
+
+    /// Adds a transfer to a queue (1.x).
+    fn SCIEnqueueDMATransfer(
+        queue: RawHandle,
+        local: RawHandle,
+        remote: RawHandle,
+        local_offset: u32,
+        remote_offset: u32,
+        size: u32,
+        flags: u32,
+        error: *mut u32,
+    ) -> QueueState {
+        let range = (local_offset, remote_offset, size);
+        // SAFETY: as the caller says.
+        match unsafe { finish(error, enqueue(queue, (local, remote), range, flags)) } {
+            Some(state) => state,
+            None => find::<DmaQueue>(queue).map_or(ERROR, |queue| queue.state()),
+        }
+    }
+
+    /// Starts what was gathered (1.x).
+    fn SCIPostDMAQueue(
+        queue: RawHandle,
+        callback: DmaCallback,
+        argument: *mut c_void,
+        flags: u32,
+        error: *mut u32,
+    ) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, post(queue, callback, Argument(argument), flags)) };
+    }
+
+    /// Makes a queue idle again (1.x).
+    fn SCIResetDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
+        // SAFETY: as the caller says.
+        unsafe { finish(error, reset(queue, flags)) };
+    }
+}
