@@ -452,6 +452,7 @@ impl RemoteDataInterrupt {
             sender.bell.ring();
             Ok(())
         };
-        self.0.iter().map(one).fold(Ok(()), |first: Result<(), _>, next| first.and(next))
+        let outcomes: Vec<_> = self.0.iter().map(one).collect();
+        outcomes.into_iter().collect()
     }
 }

@@ -24,21 +24,26 @@
 //! node is asked only to make, connect and end things. When a host, a node or a process dies,
 //! mappings stay where they are and read zeroes; who was connected is told ([`Happening`]).
 
+mod cmmc;
 mod events;
 mod interrupts;
 mod location;
+mod locks;
 mod memory;
 mod pages;
 mod segments;
 mod session;
 
+pub use cmmc::{Area, AreaKey, Copier, CopyError, RemoteArea, Signal, Writing, Written};
 pub use events::{Callback, Happening, Watch};
 pub use interrupts::{
     DataInterrupt, Interrupt, InterruptError, RemoteDataInterrupt, RemoteInterrupt,
 };
 pub use location::{Location, LocationError};
+pub use locks::{LOCK_BYTES, RackBarrier, RackMutex};
 pub use memory::Mapping;
 pub use pages::{Extent, RemotePages};
+pub use rackbus_memory::lock::{LockError, Locked};
 pub use rackbus_segment::message::{
     BROADCAST_NODE, Change, Holder, MAX_DATA, NodeId, Refusal, SegmentEntry, SegmentId,
     SegmentKind, Share, Withdrawal,

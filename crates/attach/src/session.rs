@@ -74,6 +74,19 @@ pub enum AttachError {
     /// Memory may only be read.
     #[error("the memory may only be read")]
     ReadOnly,
+    /// A lock cannot be where it was asked for.
+    #[error("a lock lies inside of writable memory, at a multiple of 64, between its own parties")]
+    Misplaced,
+    /// A range is not inside of the area.
+    #[error("{length} bytes from {offset} are not inside of {size} bytes")]
+    OutOfRange {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        length: u64,
+        /// Bytes there are.
+        size: u64,
+    },
 }
 
 /// A conversation with the host's node. Clones are the same one; it ends with the last of them and

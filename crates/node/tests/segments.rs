@@ -2,17 +2,22 @@
 //! what becomes of it.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_attach::{
-    Change, Happening, InterruptError, Location, Refusal, SegmentKind, SegmentOptions, Session,
-    Share, Withdrawal,
+    AreaKey, Change, Copier, CopyError, Happening, InterruptError, Location, LockError, Locked,
+    Refusal, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal, Written,
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::{AdaptiveSpin, Packets};
 use rackbus_node::segments::Segments;
+use rackbus_segment::Handle;
 use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_segment::message::{Reply, Request, VERSION, decode, encode};
 
 const ALPHA: u32 = 4;
 const BETA: u32 = 8;
@@ -277,4 +282,134 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
     let sender = &senders[2];
     while sender.send(&[1]).is_ok() {}
     assert_eq!(sender.send(&[1]), Err(InterruptError::Gone));
+}
+
+#[test]
+fn a_lock_outlives_its_holder_and_a_barrier_its_party() {
+    let rack = Rack::start();
+    let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
+    let segment = sessions[0].create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let mapping = |n: usize| sessions[n].connect(ALPHA, 7, 100).unwrap().map(0, 4096).unwrap();
+    let maps = [0, 1, 2].map(mapping);
+    let mutex = |n: usize| sessions[n].mutex(&maps[n], 64).unwrap();
+    let (alpha, beta) = (mutex(0), mutex(1));
+    let parties = [0, 1, 2].map(|n: usize| sessions[n].holder());
+    let barrier = |n: usize| sessions[n].barrier(&maps[n], 1024, &parties).unwrap();
+    assert!(sessions[0].mutex(&maps[0], 1).is_err());
+
+    {
+        let held = alpha.lock(SOON).unwrap();
+        assert!(matches!(beta.lock(Some(Duration::from_millis(50))), Err(LockError::TimedOut)));
+        drop(held);
+    }
+    let [mut first, mut second, mut third] = [0, 1, 2].map(barrier);
+    std::thread::scope(|scope| {
+        for barrier in [&mut first, &mut second, &mut third] {
+            scope.spawn(move || assert_eq!(barrier.wait(SOON), Ok(3)));
+        }
+    });
+    // Beta dies with the lock, and never arrives again.
+    std::mem::forget(beta.lock(SOON).unwrap());
+    sessions[1].close();
+    assert!(matches!(alpha.lock(SOON), Ok(Locked::OwnerDied(_))));
+    assert!(matches!(alpha.lock(SOON), Ok(Locked::Clean(_))));
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(first.wait(SOON), Ok(2)));
+        scope.spawn(|| assert_eq!(third.wait(SOON), Ok(2)));
+    });
+}
+
+#[test]
+fn an_area_is_written_to_by_those_who_know_its_key() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let area = alpha.export_area(1 << 20).unwrap();
+    let handle = beta.register_area(area.key()).unwrap();
+    handle.write(100, b"hello", Signal::Tagged(7)).unwrap();
+    assert_eq!(area.wait(SOON), Ok(Written { offset: 100, length: 5, tag: 7 }));
+    let mut text = [0; 5];
+    area.mapping().whole().part(100, 5).unwrap().copy_to(&mut text);
+    assert_eq!(&text, b"hello");
+    assert!(matches!(
+        handle.write((1 << 20) - 4, b"hello", Signal::None),
+        Err(CopyError::Piece(_))
+    ));
+
+    let source = beta.create_segment(&SegmentOptions::shared(1, 1 << 20)).unwrap();
+    let source = source.map(0, 1 << 20).unwrap();
+    source.whole().fill(9);
+    let copier = Copier::start(&Default::default()).unwrap();
+    let pieces = [(0, 0, 4096), (4096, 4096, 4096), (65_536, 8192, 4096)];
+    copier.gather(&handle, &pieces, &source, Signal::Tagged(8)).unwrap().finish().unwrap();
+    assert_eq!(area.wait(SOON), Ok(Written { offset: 0, length: 3 * 4096, tag: 8 }));
+    for (at, byte) in [(0, 9), (8191, 9), (8192, 0), (65_536, 9), (65_536 + 4095, 9)] {
+        assert_eq!(area.mapping().whole().read_obj::<u8>(at), Some(byte), "at {at}");
+    }
+    let statistics = copier.statistics()[0];
+    assert_eq!((statistics.pieces, statistics.merged, statistics.bytes), (3, 1, 3 * 4096));
+
+    // Neither another key, nor one of an area that is gone.
+    let other = AreaKey { segment: area.key().segment + 1, ..area.key() };
+    assert_eq!(refusal(beta.register_area(other)), Refusal::NoSuchSegment);
+    let key = area.key();
+    drop(area);
+    while !handle.is_gone() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(handle.write(0, b"late", Signal::None), Err(CopyError::Gone)));
+    assert_eq!(refusal(beta.register_area(key)), Refusal::NoSuchSegment);
+}
+
+#[test]
+fn handles_of_others_are_refused_whatever_is_guessed() {
+    let rack = Rack::start();
+    let alpha = rack.session(ALPHA);
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let interrupt = alpha.create_interrupt(Some(7), false, false).unwrap();
+    let extent = alpha.allocate(4096).unwrap();
+    let remote = rack.session(BETA).connect(ALPHA, 7, 100).unwrap();
+
+    // A process that speaks the protocol itself, and makes up every handle there could be.
+    let stranger = Packets::connect(&rack.0.path().join("alpha/segments.sock")).unwrap();
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+    let mut ask = |request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]| -> Option<Reply> {
+        stranger.send(&encode(request), fds).ok()?;
+        let packet = stranger.receive(&mut buffer, &mut spin, None).ok()?;
+        decode(&buffer[..packet.length])
+    };
+    let (_events, theirs) = Packets::pair().unwrap();
+    let hello = Request::Hello { version: VERSION };
+    assert!(matches!(ask(&hello, &[theirs.as_fd()]), Some(Reply::Welcome(_))));
+    for handle in (0..200).map(Handle) {
+        let how = Withdrawal::Force;
+        for request in [
+            Request::Remove { segment: handle },
+            Request::SetUnavailable { segment: handle, how },
+            Request::Share { segment: handle },
+            Request::GiveMemory { segment: handle },
+            Request::Disconnect { connection: handle },
+            Request::RemoveInterrupt { interrupt: handle },
+            Request::Free { extent: handle },
+            Request::OpenPages {
+                extent: handle,
+                offset: 0,
+                length: 4096,
+                node: GAMMA,
+                write: true,
+            },
+            Request::ClosePages { extent: handle, offset: 0, length: 4096 },
+        ] {
+            assert_eq!(ask(&request, &[]), Some(Reply::Refused(Refusal::Stale)), "{request:?}");
+        }
+    }
+    assert_eq!(alpha.segments().unwrap()[0].connections, [BETA]);
+    assert!(!remote.watch().lost());
+    // Nonsense ends the conversation, and only that.
+    stranger.send(&[0xff; 100], &[]).unwrap();
+    assert_eq!(ask(&Request::ListSegments { skip: 0 }, &[]), None);
+    rack.session(BETA).connect_interrupt(ALPHA, 7, 100).unwrap().trigger().unwrap();
+    interrupt.wait(SOON).unwrap();
+    drop(extent);
 }

@@ -21,6 +21,8 @@ impl From<AttachError> for Code {
             AttachError::Region(_) | AttachError::System { .. } => SCI_ERR_SYSTEM,
             AttachError::Busy => SCI_ERR_BUSY,
             AttachError::NoMemory => SCI_ERR_ILLEGAL_OPERATION,
+            AttachError::OutOfRange { .. } => SCI_ERR_OUT_OF_RANGE,
+            AttachError::Misplaced => SCI_ERR_OFFSET_ALIGNMENT,
             AttachError::ReadOnly => SCI_ERR_ACCESS,
             AttachError::Refused(refusal) => return refusal.into(),
         })

@@ -10,7 +10,7 @@
 //! * [`copy`]: stores, sequences and block transfers.
 //! * [`interrupts`]: with and without data.
 //! * [`dma`]: transfers by the copy engine.
-//! * [`query`]: `SCIQuery`.
+//! * [`query`]: facts, asked for by `SCIQuery`.
 //! * [`unsupported`]: what needs hardware that is not here: the documented error, never a pretence.
 
 #[macro_use]

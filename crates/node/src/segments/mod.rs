@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_link::Link;
 use rackbus_memory::sparse;
@@ -72,6 +72,13 @@ enum Owner {
     Here(Arc<Outbox>),
 }
 
+/// Sessions are numbered by the clock, so that no life of a node uses a number of a former one:
+/// locks tell by it who is dead.
+fn first_session() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs() << 16 | 1
+}
+
 impl Segments {
     /// The service of `host`, which finds other nodes in the rack's run directory.
     pub fn new(
@@ -92,7 +99,7 @@ impl Segments {
                 directory: Directory::new(settings),
                 store: Store::default(),
                 hosts,
-                next_session: 1,
+                next_session: first_session(),
                 sessions: HashMap::new(),
                 owners: HashMap::new(),
                 connectors: HashMap::new(),

@@ -226,23 +226,20 @@ impl Directory {
         objects: &mut dyn Objects,
     ) -> Vec<Output> {
         self.now = now;
-        match self.moves.get_mut(&handle) {
-            Some(one) => {
-                one.phase = Phase::Adopting;
-                one.deadline = now.saturating_add(PATIENCE);
-                if let Err(cause) = outcome {
-                    // The keepers go on where they are; who was to lose the memory has not.
-                    if !matches!(one.kept, Kept::Closing(_)) {
-                        self.out.push(Output::Forget(one.to.0));
-                    }
-                    one.to = one.from;
-                    let ticket = one.ticket;
-                    self.ticket_failed(ticket, super::system(cause));
+        // What was moved may have been removed meanwhile; then `abandon_move` let go of the memory.
+        if let Some(one) = self.moves.get_mut(&handle) {
+            one.phase = Phase::Adopting;
+            one.deadline = now.saturating_add(PATIENCE);
+            if let Err(cause) = outcome {
+                // The keepers go on where they are; who was to lose the memory has not.
+                if !matches!(one.kept, Kept::Closing(_)) {
+                    self.out.push(Output::Forget(one.to.0));
                 }
-                self.say_adopt(handle);
+                one.to = one.from;
+                let ticket = one.ticket;
+                self.ticket_failed(ticket, super::system(cause));
             }
-            // What was moved has been removed meanwhile; `abandon_move` let go of the memory.
-            None => {}
+            self.say_adopt(handle);
         }
         self.finish(objects)
     }

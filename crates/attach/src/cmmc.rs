@@ -1,0 +1,303 @@
+//! Cross-machine memory copy (CMMC, Marlin's section 4.3): a receiver exports an area, a sender
+//! registers it and gets a handle, and writes at an offset, with a signal to the receiver if it
+//! wants one.
+//!
+//! Bytes go from the sender's memory to the receiver's in one copy, by the sender's own thread or
+//! by the channels of its copy engine (HRDMA, section 3.2).
+
+use std::time::Duration;
+
+use rackbus_memory::copy::{
+    Engine, EngineOptions, PieceError, Place, State, Statistics, Ticket, Transaction,
+};
+use rackbus_segment::message::{NodeId, SegmentId};
+
+use crate::interrupts::{DataInterrupt, InterruptError, RemoteDataInterrupt};
+use crate::memory::Mapping;
+use crate::segments::{LocalSegment, RemoteSegment, SegmentOptions};
+use crate::session::{AttachError, Session};
+
+/// Why a write failed, wholly or in part.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The range is not inside, or memory cannot be copied from or to.
+    #[error(transparent)]
+    Piece(#[from] PieceError),
+    /// The receiver is gone, or has taken the area away: not all bytes arrived.
+    #[error("the receiver's area is gone; not all bytes arrived")]
+    Gone,
+    /// The copy was aborted.
+    #[error("the copy was aborted; not all bytes arrived")]
+    Aborted,
+    /// The bytes arrived, but the receiver was not told.
+    #[error("the bytes arrived, but the receiver was not told: {0}")]
+    Signal(#[from] InterruptError),
+}
+
+/// What a sender needs to know of an area; the receiver gives it away as it likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AreaKey {
+    /// The receiver's host.
+    pub node: NodeId,
+    /// The segment that the area is.
+    pub segment: SegmentId,
+    /// The data interrupt that signals go to.
+    pub signals: u32,
+}
+
+/// What a receiver is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// First byte that was written.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What the sender says of them.
+    pub tag: u64,
+}
+
+/// Whether the receiver is to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// No: it looks by itself.
+    None,
+    /// Yes, with a number of the sender's.
+    Tagged(u64),
+}
+
+impl Written {
+    fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        for (part, value) in bytes.chunks_mut(8).zip([self.offset, self.length, self.tag]) {
+            part.copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn of_bytes(bytes: &[u8]) -> Option<Written> {
+        let mut words = bytes.chunks_exact(8).map(|part| part.try_into().map(u64::from_le_bytes));
+        let mut word = || words.next()?.ok();
+        Some(Written { offset: word()?, length: word()?, tag: word()? })
+    }
+}
+
+/// Memory that others may write to. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Area {
+    segment: LocalSegment,
+    mapping: Mapping,
+    signals: DataInterrupt,
+    node: NodeId,
+}
+
+impl Session {
+    /// Exports `size` bytes to be written to by those who know the key (and whom the rack's rules
+    /// allow).
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when so much is not left.
+    pub fn export_area(&self, size: u64) -> Result<Area, AttachError> {
+        let options = SegmentOptions { choose: true, ..SegmentOptions::shared(0, size) };
+        let segment = self.create_segment(&options)?;
+        let mapping = segment.map(0, size)?;
+        let signals = self.create_data_interrupt(None)?;
+        segment.set_available()?;
+        Ok(Area { segment, mapping, signals, node: self.node() })
+    }
+
+    /// Registers an area of another host (or of this one) to write to.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when it is gone, or the rules do not allow it.
+    pub fn register_area(&self, key: AreaKey) -> Result<RemoteArea, AttachError> {
+        let segment = self.connect(key.node, key.segment, u32::MAX)?;
+        if !segment.writable() {
+            return Err(AttachError::ReadOnly);
+        }
+        let mapping = segment.map(0, segment.size())?;
+        let signals = self.connect_data_interrupt(key.node, key.signals, u32::MAX)?;
+        Ok(RemoteArea { segment, mapping, signals })
+    }
+}
+
+impl Area {
+    /// What senders need.
+    pub fn key(&self) -> AreaKey {
+        let (segment, signals) = (self.segment.id(), self.signals.number());
+        AreaKey { node: self.node, segment, signals }
+    }
+
+    /// The memory.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Waits until a sender signals what it has written. What it says is checked to be inside of
+    /// the area; that it wrote there is the sender's word.
+    ///
+    /// # Errors
+    /// [`InterruptError::TimedOut`] after `timeout` (`None` waits for ever).
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Written, InterruptError> {
+        let deadline = timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
+        let mut buffer = [0; 24];
+        loop {
+            let now = std::time::Instant::now();
+            let left = deadline.map(|at| at.saturating_duration_since(now));
+            let length = match self.signals.receive(&mut buffer, left) {
+                Ok(length) => length,
+                Err(InterruptError::BufferTooShort(length)) => {
+                    // No signal of ours: it is thrown away.
+                    self.signals.receive(&mut vec![0; length], Some(Duration::ZERO))?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let written = buffer.get(..length).and_then(Written::of_bytes);
+            let inside = |it: &Written| {
+                it.offset.checked_add(it.length).is_some_and(|end| end <= self.segment.size())
+            };
+            if let Some(written) = written.filter(inside) {
+                return Ok(written);
+            }
+        }
+    }
+}
+
+/// An area of another process, to be written to: the handle.
+#[derive(Debug)]
+pub struct RemoteArea {
+    segment: RemoteSegment,
+    mapping: Mapping,
+    signals: RemoteDataInterrupt,
+}
+
+impl RemoteArea {
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.segment.size()
+    }
+
+    /// Whether the receiver is gone, or has taken the area away.
+    pub fn is_gone(&self) -> bool {
+        self.segment.watch().lost()
+    }
+
+    /// Writes `bytes` at `offset`, by this thread, and tells the receiver if `signal` says so. When
+    /// it returns, they are there.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8], signal: Signal) -> Result<(), CopyError> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let Some(part) = self.mapping.whole().part(start, bytes.len()) else {
+            let (length, size) = (bytes.len(), self.mapping.len());
+            return Err(PieceError::OutOfRange { offset: start, length, size }.into());
+        };
+        part.copy_from(bytes);
+        self.ended(State::Done, Written { offset, length: bytes.len() as u64, tag: 0 }, signal)
+    }
+
+    fn ended(&self, state: State, written: Written, signal: Signal) -> Result<(), CopyError> {
+        match state {
+            State::Done if !self.is_gone() => {}
+            State::Aborted | State::Posted => return Err(CopyError::Aborted),
+            State::Done | State::Failed(_) => return Err(CopyError::Gone),
+        }
+        match signal {
+            Signal::None => Ok(()),
+            Signal::Tagged(tag) => Ok(self.signals.send(&Written { tag, ..written }.to_bytes())?),
+        }
+    }
+}
+
+/// A copy engine for a sender that does something else meanwhile.
+#[derive(Debug)]
+pub struct Copier(Engine);
+
+/// A write that was submitted. Dropping it aborts nothing, but tells nobody.
+#[derive(Debug)]
+pub struct Writing<'a> {
+    area: &'a RemoteArea,
+    ticket: Ticket,
+    written: Written,
+    signal: Signal,
+}
+
+impl Copier {
+    /// Starts the engine's channels.
+    ///
+    /// # Errors
+    /// When the system has no threads left.
+    pub fn start(options: &EngineOptions) -> Result<Copier, AttachError> {
+        let failed = |cause| AttachError::System { what: "a thread of the copy engine", cause };
+        Ok(Copier(Engine::start("rackbus copy", options).map_err(failed)?))
+    }
+
+    /// What each channel did so far.
+    pub fn statistics(&self) -> Vec<Statistics> {
+        self.0.channels().iter().map(|channel| channel.statistics()).collect()
+    }
+
+    /// Submits writing `length` bytes of a mapping from `from` to an area at `offset`, to the least
+    /// busy channel.
+    ///
+    /// # Errors
+    /// [`CopyError::Piece`] when a range is not inside.
+    pub fn write<'a>(
+        &self,
+        area: &'a RemoteArea,
+        offset: u64,
+        source: (&Mapping, usize),
+        length: usize,
+        signal: Signal,
+    ) -> Result<Writing<'a>, CopyError> {
+        self.gather(area, &[(offset, source.1, length)], source.0, signal)
+    }
+
+    /// Submits several pieces of a mapping, each as (offset in the area, offset in the mapping,
+    /// bytes); those that go on from each other are copied as one. The receiver is told of the
+    /// first piece's place and of all bytes.
+    ///
+    /// # Errors
+    /// [`CopyError::Piece`] when a range is not inside; nothing is copied then.
+    pub fn gather<'a>(
+        &self,
+        area: &'a RemoteArea,
+        pieces: &[(u64, usize, usize)],
+        source: &Mapping,
+        signal: Signal,
+    ) -> Result<Writing<'a>, CopyError> {
+        let mut transaction = Transaction::new();
+        for (offset, from, length) in pieces {
+            let to = usize::try_from(*offset).unwrap_or(usize::MAX);
+            let from = Place::shared(source.region(), *from);
+            transaction.add(from, Place::shared(area.mapping.region(), to), *length)?;
+        }
+        let offset = pieces.first().map_or(0, |piece| piece.0);
+        let written = Written { offset, length: transaction.bytes(), tag: 0 };
+        let ticket = self.0.least_busy().submit(transaction);
+        Ok(Writing { area, ticket, written, signal })
+    }
+}
+
+impl Writing<'_> {
+    /// Waits until all bytes are there, and tells the receiver if it is to be told.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    pub fn finish(self) -> Result<(), CopyError> {
+        let state = self.ticket.wait(None);
+        self.area.ended(state, self.written, self.signal)
+    }
+
+    /// Asks to end without copying more.
+    pub fn abort(&self) {
+        self.ticket.abort();
+    }
+
+    /// Whether it has ended, one way or the other.
+    pub fn is_over(&self) -> bool {
+        self.ticket.poll().ended()
+    }
+}
