@@ -5,7 +5,7 @@ SHELL := /bin/sh
 CARGO ?= cargo
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme model
+AREA ?= nvme model datapath
 
 .PHONY: help build setup demo test test-cargo test-loom test-e2e bench check clean
 

@@ -9,7 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, model, nvme};
+use crate::{BenchError, Report, datapath, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -25,6 +25,12 @@ pub enum Command {
     },
     /// The timing model.
     Model {
+        /// How to measure.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// The data path of shared memory: interrupts, messages, copies.
+    Datapath {
         /// How to measure.
         #[command(flatten)]
         common: Common,
@@ -121,6 +127,14 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let mut report = Report::new(Some(&common.results), json)?;
             let Common { runs, only, .. } = common;
             model::run(&model::Settings { runs, time, only, patience }, &regime, &mut report)
+        }
+        Command::Datapath { common } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
+            let Common { runs, only, .. } = common;
+            let settings = datapath::Settings { runs, time, only, patience, again };
+            datapath::run(&settings, &regime, &mut report)
         }
         Command::Lender { socket, backing, file } => {
             let backing = match (file, backing) {

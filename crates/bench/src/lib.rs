@@ -7,6 +7,7 @@
 #[cfg(feature = "peers")]
 mod blkio_peer;
 mod command;
+pub mod datapath;
 mod lent;
 mod machine;
 pub mod model;

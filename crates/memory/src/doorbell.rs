@@ -26,7 +26,7 @@ use rustix::thread::futex;
 
 use crate::event::Event;
 use crate::region::Region;
-use crate::spin::AdaptiveSpin;
+use crate::spin::{AdaptiveSpin, Spinning};
 
 pub(crate) use line::{Line, Look};
 
@@ -36,9 +36,6 @@ const _: () = assert!(size_of::<Line>() == DOORBELL_BYTES);
 
 /// The longest sleep between two looks at the line.
 pub const RECHECK: Duration = Duration::from_millis(500);
-
-/// Polls between two looks at the clock.
-const POLLS_PER_CLOCK: u64 = 16;
 
 /// Why a wait ended without a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -190,17 +187,12 @@ pub(crate) fn wait_on(
     if let Some(found) = found() {
         return Some(found);
     }
-    let begun = Instant::now();
-    let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
-    let budget = Duration::from_nanos(spin.budget_ns()).min(timeout.unwrap_or(Duration::MAX));
-    for polls in 1u64.. {
-        std::hint::spin_loop();
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut spinning = Spinning::new(spin.budget().min(timeout.unwrap_or(Duration::MAX)));
+    while spinning.goes_on() {
         if let Some(found) = found() {
             spin.found();
             return Some(found);
-        }
-        if polls.is_multiple_of(POLLS_PER_CLOCK) && begun.elapsed() >= budget {
-            break;
         }
     }
     spin.in_vain();

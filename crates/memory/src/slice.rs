@@ -140,13 +140,8 @@ impl<'a> DmaSlice<'a> {
     /// Asks the processor to bring the first lines of the slice near, for reading.
     #[inline]
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
         for line in (0..self.length.min(4096)).step_by(64) {
-            // SAFETY: prefetching never faults and has no effect on memory.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(self.start.as_ptr().add(line).cast());
-            }
+            prefetch(self.start.as_ptr().wrapping_add(line));
         }
     }
 
@@ -159,6 +154,19 @@ impl<'a> DmaSlice<'a> {
         let at = unsafe { self.start.as_ptr().add(offset) };
         (at as usize).is_multiple_of(align_of::<T>()).then_some(at.cast::<T>())
     }
+}
+
+/// Asks the processor to bring the line at `address` near, for reading. Any address will do.
+#[inline]
+pub(crate) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching never faults and has no effect on memory.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 // SAFETY: memory shared with other processes is no less shared between threads; see `Region`.

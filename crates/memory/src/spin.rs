@@ -5,6 +5,8 @@
 //! rule is the one of adaptive spin locks: a spin that found work doubles the next one, a spin in
 //! vain halves it, within fixed bounds.
 
+use std::time::{Duration, Instant};
+
 /// The spinning time, adapted to what the last spins found. Pure: the caller has the clock.
 #[derive(Debug, Clone)]
 pub struct AdaptiveSpin {
@@ -25,6 +27,10 @@ impl AdaptiveSpin {
         self.current_ns
     }
 
+    pub(crate) fn budget(&self) -> Duration {
+        Duration::from_nanos(self.current_ns)
+    }
+
     /// Work came while spinning.
     pub fn found(&mut self) {
         self.current_ns = (self.current_ns.saturating_mul(2)).min(self.max_ns);
@@ -33,6 +39,46 @@ impl AdaptiveSpin {
     /// The spin ended without work.
     pub fn in_vain(&mut self) {
         self.current_ns = (self.current_ns / 2).max(self.min_ns);
+    }
+}
+
+/// Looks between two looks at the clock, which costs as much as some of them.
+const LOOKS_PER_CLOCK: u32 = 16;
+
+/// After this long a spin lets others have the processor between its looks: what it waits for may
+/// have to run there.
+const ALONE: Duration = Duration::from_micros(4);
+
+/// One spin, with the clock: `while spinning.goes_on() { look }`.
+#[derive(Debug)]
+pub(crate) struct Spinning {
+    budget: Duration,
+    looks: u32,
+    begun: Option<Instant>,
+}
+
+impl Spinning {
+    /// One of `budget` from the first look on; none at all when that is zero.
+    pub(crate) fn new(budget: Duration) -> Spinning {
+        Spinning { budget, looks: 0, begun: None }
+    }
+
+    /// Whether to look once more; waits for a moment before each look.
+    #[inline]
+    pub(crate) fn goes_on(&mut self) -> bool {
+        if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+            let now = Instant::now();
+            let spun = now - *self.begun.get_or_insert(now);
+            if spun >= self.budget {
+                return false;
+            }
+            if spun > ALONE {
+                std::thread::yield_now();
+            }
+        }
+        std::hint::spin_loop();
+        self.looks = self.looks.wrapping_add(1);
+        true
     }
 }
 

@@ -4,16 +4,14 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::queue::Queue;
 use super::ticket::{Held, State, Ticket, post};
 use super::transaction::{Transaction, copy_piece};
 use crate::guard;
-use crate::spin::AdaptiveSpin;
+use crate::spin::{AdaptiveSpin, Spinning};
 
-/// Idle looks at the queue between two looks at the clock.
-const LOOKS_PER_CLOCK: u64 = 16;
 /// Transactions between two updates of the busy time.
 const BUSY_UPDATE: u64 = 64;
 
@@ -265,6 +263,8 @@ impl Runner {
     fn carry_out(&self, entry: &Entry) -> State {
         let signals = &self.shared.signals;
         let held = &entry.held;
+        // The next entry, if it is there, comes while this one is carried out.
+        self.shared.queue.prefetch(self.taken);
         let stop = || {
             signals.stopping.load(Ordering::Relaxed)
                 || (signals.aborts_asked.load(Ordering::Acquire) != 0 && held.to_abort())
@@ -308,23 +308,16 @@ impl Runner {
 
     /// Looks for work for as long as that pays, then sleeps.
     fn idle(&mut self) {
-        let begun = Instant::now();
-        let budget = Duration::from_nanos(self.spin.budget_ns());
         let signals = &self.shared.signals;
-        for looks in 1u64.. {
+        let mut spinning = Spinning::new(self.spin.budget());
+        while spinning.goes_on() {
             if self.shared.queue.has(self.taken) {
                 self.spin.found();
                 return;
             }
-            if looks.is_multiple_of(LOOKS_PER_CLOCK) {
-                if signals.stopping.load(Ordering::Relaxed) {
-                    return;
-                }
-                if begun.elapsed() >= budget {
-                    break;
-                }
+            if signals.stopping.load(Ordering::Relaxed) {
+                return;
             }
-            std::hint::spin_loop();
         }
         self.spin.in_vain();
         signals.asleep.store(true, Ordering::Relaxed);

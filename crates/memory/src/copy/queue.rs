@@ -149,6 +149,12 @@ impl<T> Queue<T> {
         Some(item)
     }
 
+    /// Asks the processor to bring the slot near that is taken after `taken` items.
+    #[inline]
+    pub fn prefetch(&self, taken: u64) {
+        crate::slice::prefetch(std::ptr::from_ref(self.slot(taken)).cast());
+    }
+
     /// Moves what waits into the ring, as far as there is room.
     #[cold]
     fn refill(&self) {

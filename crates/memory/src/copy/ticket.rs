@@ -14,6 +14,7 @@ use rustix::thread::futex;
 
 use super::channel::Signals;
 use super::transaction::Transaction;
+use crate::spin::Spinning;
 
 /// Why a transaction failed. Some of its bytes may have been copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -77,8 +78,6 @@ const LEFT: u32 = 1 << 10;
 
 /// How long to look at the state before sleeping: about what a wake-up costs.
 const SPIN: Duration = Duration::from_micros(50);
-/// Looks between two looks at the clock.
-const LOOKS_PER_CLOCK: u64 = 16;
 
 /// A submitted transaction.
 #[derive(Debug)]
@@ -177,17 +176,12 @@ impl Ticket {
     /// for a short time, then sleeps. Its state then, which is [`State::Posted`] when it took too
     /// long.
     pub fn wait(&self, timeout: Option<Duration>) -> State {
-        let begun = Instant::now();
-        let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
-        let spin = SPIN.min(timeout.unwrap_or(Duration::MAX));
-        for looks in 0u64.. {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut spinning = Spinning::new(SPIN.min(timeout.unwrap_or(Duration::MAX)));
+        while spinning.goes_on() {
             let state = self.poll();
             if state.ended() {
                 return state;
-            }
-            std::hint::spin_loop();
-            if looks.is_multiple_of(LOOKS_PER_CLOCK) && begun.elapsed() >= spin {
-                break;
             }
         }
         loop {
