@@ -19,6 +19,8 @@ const SHORTEST: u64 = 500;
 pub(super) struct Connection {
     pub session: SessionId,
     pub owner: NodeId,
+    /// What the session calls it: a member of a group knows its segment only.
+    pub known_as: Handle,
     /// Whether the far end is still there.
     pub alive: bool,
 }
@@ -129,11 +131,9 @@ impl Directory {
             }
             Tell::Remote { connection, change } => {
                 let Some(session) = self.connected(from, connection) else { return };
-                if change == Change::Lost
-                    && let Some(connection) = self.connections.get_mut(&connection)
-                {
-                    connection.alive = false;
-                }
+                let Some(it) = self.connections.get_mut(&connection) else { return };
+                it.alive &= change != Change::Lost;
+                let connection = it.known_as;
                 self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
             }
             Tell::Freeze { ticket, connection, offset, length } => {
@@ -188,10 +188,14 @@ impl Directory {
             }
             return;
         }
+        let mut known_as = connection;
         let reply = match (what, grant) {
             (Asked::Fact, Grant::Alive(alive)) => Reply::Alive(alive),
             (Asked::Fact, _) => Reply::Done,
-            (Asked::Member { id, size }, _) => self.new_member(session, id, size, connection),
+            (Asked::Member { id, size }, _) => {
+                known_as = self.new_member(session, id, size, connection);
+                Reply::Created { segment: known_as, id, address: None }
+            }
             (Asked::Connection, Grant::Memory { size, write, address }) => {
                 Reply::Connected(Connected { connection, size, write, address })
             }
@@ -202,7 +206,8 @@ impl Directory {
             (Asked::Connection, _) => Reply::Refused(Refusal::NotResponding),
         };
         if !matches!(what, Asked::Fact) {
-            self.connections.insert(connection, Connection { session, owner, alive: true });
+            self.connections
+                .insert(connection, Connection { session, owner, known_as, alive: true });
         }
         self.send(To::Reply(session, reply), attached);
     }
@@ -213,7 +218,7 @@ impl Directory {
         id: SegmentId,
         size: u64,
         connection: Handle,
-    ) -> Reply {
+    ) -> Handle {
         let segment = self.handle();
         let member = super::segments::Segment {
             id,
@@ -231,7 +236,7 @@ impl Directory {
         // It counts twice: as a connection, and as a segment.
         let _ = self.count(session);
         self.segments.insert(segment, member);
-        Reply::Created { segment, id, address: None }
+        segment
     }
 
     pub(super) fn disconnect(&mut self, session: SessionId, handle: Handle) -> Answer {
@@ -267,9 +272,9 @@ impl Directory {
     pub(super) fn lose_owner(&mut self, node: NodeId) {
         let lost = self.connections.iter_mut().filter(|(_, it)| it.owner == node && it.alive);
         let lost: Vec<(Handle, SessionId)> = lost
-            .map(|(handle, connection)| {
+            .map(|(_, connection)| {
                 connection.alive = false;
-                (*handle, connection.session)
+                (connection.known_as, connection.session)
             })
             .collect();
         for (connection, session) in lost {

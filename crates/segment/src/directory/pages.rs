@@ -100,7 +100,10 @@ impl Directory {
         self.discount(extent.session);
         if let Some((ticket, opening)) = extent.moving {
             self.abandon_move(ticket);
-            self.empty_all(opening.memory, extent.size);
+            // What is being closed is still among what is open.
+            if extent.opened.values().all(|opened| opened.memory != opening.memory) {
+                self.empty_all(opening.memory, extent.size);
+            }
         }
         for opened in extent.opened.into_values() {
             self.lose_guests(opened.guests);

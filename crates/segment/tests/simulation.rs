@@ -1,0 +1,529 @@
+//! Three hosts' directories under random requests, delays and deaths: what holds whenever all is
+//! at rest, and that it comes to rest.
+//!
+//! The simulation is the shells: it makes objects (numbers), carries messages in their order but
+//! at any time, copies and empties memory (noting it), and ends sessions and nodes. Sessions do what
+//! the library does: they answer what is moved. Some never do.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use proptest::prelude::*;
+use rackbus_segment::directory::{Attached, HostRange, LinePart, Settings};
+use rackbus_segment::message::{
+    Ask, Change, Event, InterruptKind, Notice, Reply, Request, SegmentKind, Share, Target, Tell,
+    VERSION, Withdrawal,
+};
+use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
+
+const NODES: [NodeId; 3] = [4, 8, 12];
+const EXPORT: u64 = 1 << 20;
+
+/// A host's objects, and the whole rack's record of them: an object is the same wherever it goes.
+#[derive(Debug, Default)]
+struct Store {
+    next: u64,
+    live: BTreeSet<ObjectId>,
+    emptied: BTreeSet<ObjectId>,
+}
+
+impl Store {
+    fn make(&mut self) -> ObjectId {
+        self.next += 1;
+        let id = ObjectId(self.next);
+        self.live.insert(id);
+        id
+    }
+}
+
+impl Objects for Store {
+    fn memory(&mut self, _size: u64) -> Result<ObjectId, String> {
+        Ok(self.make())
+    }
+    fn event(&mut self) -> Result<ObjectId, String> {
+        Ok(self.make())
+    }
+    fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
+        Ok(self.make())
+    }
+}
+
+/// What is on its way between two nodes, each direction of each conversation in its order.
+#[derive(Debug, Clone)]
+enum Carried {
+    Ask(Ask),
+    Tell(Tell, Vec<Attached>),
+}
+
+/// What a session knows, and what memory it was ever handed.
+#[derive(Debug, Default)]
+struct Client {
+    /// Answers what is moved; some do not.
+    answers: bool,
+    segments: Vec<Handle>,
+    connections: Vec<Handle>,
+    extents: Vec<Handle>,
+    interrupts: Vec<Handle>,
+    /// The memory that it has under each handle now.
+    memory: BTreeMap<Handle, ObjectId>,
+    /// Memory that it was handed and that is not its any more.
+    former: BTreeSet<ObjectId>,
+    waiting: usize,
+    started: BTreeSet<Handle>,
+}
+
+struct Rack {
+    now: u64,
+    directories: BTreeMap<NodeId, Directory>,
+    stores: BTreeMap<NodeId, Store>,
+    clients: BTreeMap<(NodeId, SessionId), Client>,
+    carried: BTreeMap<(NodeId, NodeId, bool), VecDeque<Carried>>,
+    copies: VecDeque<(NodeId, Handle)>,
+    next_session: u64,
+}
+
+impl Rack {
+    fn new() -> Rack {
+        let mut rack = Rack {
+            now: 0,
+            directories: BTreeMap::new(),
+            stores: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            carried: BTreeMap::new(),
+            copies: VecDeque::new(),
+            next_session: 1,
+        };
+        for node in NODES {
+            rack.start(node);
+            // Objects of different hosts have different numbers, so that one can be followed.
+            rack.stores.insert(node, Store { next: u64::from(node) << 32, ..Store::default() });
+        }
+        rack
+    }
+
+    fn start(&mut self, node: NodeId) {
+        let range = |node: NodeId| HostRange { base: u64::from(node) << 32, size: EXPORT };
+        let settings = Settings {
+            node,
+            hosts: NODES.iter().map(|node| (*node, format!("h{node}"))).collect(),
+            range: range(node),
+            ranges: NODES.iter().map(|node| (*node, range(*node))).collect(),
+            rules: Default::default(),
+        };
+        self.directories.insert(node, Directory::new(settings));
+    }
+
+    fn with(
+        &mut self,
+        node: NodeId,
+        act: impl FnOnce(&mut Directory, u64, &mut Store) -> Vec<Output>,
+    ) {
+        let (Some(directory), Some(store)) =
+            (self.directories.get_mut(&node), self.stores.get_mut(&node))
+        else {
+            return;
+        };
+        let outputs = act(directory, self.now, store);
+        self.perform(node, outputs);
+    }
+
+    fn perform(&mut self, node: NodeId, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Send(To::Reply(session, reply), attached) => {
+                    self.replied((node, session), reply, &attached);
+                }
+                Output::Send(To::Event(session, event), attached) => {
+                    self.happened((node, session), event, &attached);
+                }
+                Output::Send(To::Ask(to, ask), _) => {
+                    assert_ne!(to, node, "a node does not ask itself aloud");
+                    self.carried.entry((node, to, true)).or_default().push_back(Carried::Ask(ask));
+                }
+                Output::Send(To::Tell(to, tell), attached) => {
+                    let queue = self.carried.entry((node, to, false)).or_default();
+                    queue.push_back(Carried::Tell(tell, attached));
+                }
+                Output::Copy { ticket, .. } => self.copies.push_back((node, ticket)),
+                Output::Empty { object, length, .. } => {
+                    // Single pages of extents are emptied as well: those have no holders here.
+                    if length > 4096 {
+                        self.stores.get_mut(&node).unwrap().emptied.insert(object);
+                    }
+                }
+                Output::Forget(object) => {
+                    let store = self.stores.get_mut(&node).unwrap();
+                    assert!(store.live.remove(&object), "{object:?} is forgotten twice");
+                }
+                Output::Cut(session) => self.end_session((node, session)),
+            }
+        }
+    }
+
+    fn replied(&mut self, who: (NodeId, SessionId), reply: Reply, attached: &[Attached]) {
+        let Some(client) = self.clients.get_mut(&who) else { return };
+        client.waiting = client.waiting.checked_sub(1).expect("a reply that nobody asked for");
+        let memory = attached.first().map(|it| it.object);
+        match reply {
+            Reply::Created { segment, .. } => {
+                client.segments.push(segment);
+                client.memory.extend(memory.map(|object| (segment, object)));
+            }
+            Reply::Extent { extent, .. } => {
+                client.extents.push(extent);
+                client.memory.extend(memory.map(|object| (extent, object)));
+            }
+            Reply::Connected(connected) => {
+                client.connections.push(connected.connection);
+                // The line of an interrupt that has ended rings for nobody.
+                let memory = memory.filter(|_| connected.size > 0);
+                client.memory.extend(memory.map(|object| (connected.connection, object)));
+            }
+            Reply::Pages { connection, lengths, .. } => {
+                assert_eq!(lengths.len(), attached.len());
+                client.connections.push(connection);
+            }
+            Reply::Interrupt { interrupt, .. } => client.interrupts.push(interrupt),
+            Reply::Started { ticket } => {
+                client.started.insert(ticket);
+            }
+            _ => {}
+        }
+    }
+
+    fn happened(&mut self, who: (NodeId, SessionId), event: Event, attached: &[Attached]) {
+        let Some(client) = self.clients.get_mut(&who) else { return };
+        let notice = match event {
+            Event::Freeze { ticket, keeper, .. } => Some(Notice::Frozen { ticket, keeper }),
+            Event::Adopt { ticket, keeper, .. } => {
+                let whole = !client.extents.contains(&keeper);
+                if let Some(old) = client.memory.insert(keeper, attached[0].object)
+                    && whole
+                {
+                    client.former.insert(old);
+                }
+                Some(Notice::Adopted { ticket, keeper })
+            }
+            Event::Remote { connection, change: Change::Lost } => {
+                client.former.extend(client.memory.remove(&connection));
+                None
+            }
+            Event::Finished { ticket, .. } => {
+                client.started.remove(&ticket);
+                None
+            }
+            _ => None,
+        };
+        if let Some(notice) = notice.filter(|_| client.answers) {
+            let (node, session) = who;
+            self.with(node, |directory, now, store| directory.noticed(now, session, notice, store));
+        }
+    }
+
+    fn ask(&mut self, who: (NodeId, SessionId), request: Request) {
+        let Some(client) = self.clients.get_mut(&who) else { return };
+        client.waiting += 1;
+        let (node, session) = who;
+        self.with(node, |directory, now, store| directory.request(now, session, request, store));
+    }
+
+    fn new_session(&mut self, node: NodeId, answers: bool) {
+        let session = SessionId(self.next_session);
+        self.next_session += 1;
+        let client = Client { answers, ..Client::default() };
+        self.clients.insert((node, session), client);
+        self.ask((node, session), Request::Hello { version: VERSION });
+    }
+
+    fn end_session(&mut self, who: (NodeId, SessionId)) {
+        if self.clients.remove(&who).is_some() {
+            let (node, session) = who;
+            self.with(node, |directory, _, store| directory.closed(session, store));
+        }
+    }
+
+    /// A node dies, and starts anew.
+    fn crash(&mut self, node: NodeId) {
+        self.clients.retain(|(on, _), _| *on != node);
+        self.carried.retain(|(from, to, _), _| *from != node && *to != node);
+        self.copies.retain(|(on, _)| *on != node);
+        let store = self.stores.get_mut(&node).unwrap();
+        // What its processes had is theirs alone from now on, and nobody is given it again.
+        store.emptied.extend(std::mem::take(&mut store.live));
+        self.start(node);
+        for other in NODES.into_iter().filter(|other| *other != node) {
+            self.with(other, |directory, _, store| directory.owner_gone(node, store));
+            self.with(other, |directory, _, store| directory.connector_gone(node, store));
+        }
+    }
+
+    /// Delivers one message, the `choice`th of what could be; false when there is none.
+    fn deliver(&mut self, choice: usize) -> bool {
+        let ready: Vec<_> = self
+            .carried
+            .iter()
+            .filter(|(_, queue)| !queue.is_empty())
+            .map(|(key, _)| *key)
+            .collect();
+        let count = ready.len() + usize::from(!self.copies.is_empty());
+        if count == 0 {
+            return false;
+        }
+        let Some(key) = ready.get(choice % count) else {
+            let (node, ticket) = self.copies.pop_front().unwrap();
+            self.with(node, |directory, now, store| directory.copied(now, ticket, Ok(()), store));
+            return true;
+        };
+        let (from, to, _) = *key;
+        match self.carried.get_mut(key).unwrap().pop_front().unwrap() {
+            Carried::Ask(ask) => {
+                self.with(to, |directory, now, store| directory.asked(now, from, ask, store));
+            }
+            Carried::Tell(tell, attached) => {
+                self.with(to, |directory, now, store| {
+                    directory.told(now, from, tell, attached, store)
+                });
+            }
+        }
+        true
+    }
+
+    /// Lets everything happen that is under way.
+    fn rest(&mut self) {
+        for round in 0.. {
+            assert!(round < 100_000, "it does not come to rest");
+            if self.deliver(round) {
+                continue;
+            }
+            let due = NODES.iter().filter_map(|node| self.directories[node].next_tick()).min();
+            let Some(due) = due else { return };
+            self.now = self.now.max(due);
+            for node in NODES {
+                self.with(node, |directory, now, store| directory.tick(now, store));
+            }
+        }
+    }
+
+    /// What holds at rest.
+    fn check(&self) {
+        let emptied: BTreeSet<ObjectId> =
+            self.stores.values().flat_map(|store| store.emptied.iter().copied()).collect();
+        for (who, client) in &self.clients {
+            assert_eq!(client.waiting, 0, "{who:?} waits for a reply");
+            assert!(client.started.is_empty(), "{who:?} waits for the end of a move");
+            // I4: of what was taken away, nothing is left where it was.
+            for object in &client.former {
+                assert!(emptied.contains(object), "{who:?} still has {object:?}");
+                for (other, mine) in &self.clients {
+                    let used = mine.memory.values().any(|memory| memory == object);
+                    assert!(!used, "{object:?}, taken from {who:?}, is in use by {other:?}");
+                }
+            }
+            // Nobody was left behind in memory that was emptied.
+            for (handle, object) in &client.memory {
+                assert!(!emptied.contains(object), "{who:?} has lost {object:?} of {handle:?}");
+            }
+        }
+    }
+}
+
+/// Something that a session, or fate, does.
+#[derive(Debug, Clone)]
+enum Step {
+    Session { node: usize, answers: bool },
+    End { who: usize },
+    Crash { node: usize },
+    Deliver { choice: usize, times: usize },
+    Create { who: usize, id: u32, group: bool },
+    Offer { who: usize, which: usize },
+    Withdraw { who: usize, which: usize, how: u8 },
+    Remove { who: usize, which: usize },
+    Connect { who: usize, node: usize, id: u32, group: bool },
+    Disconnect { who: usize, which: usize },
+    Rule { who: usize, id: u32, node: usize, share: u8 },
+    Interrupt { who: usize, number: u32, data: bool },
+    Trigger { who: usize, node: usize, number: u32, data: bool },
+    Allocate { who: usize },
+    Pages { who: usize, which: usize, page: u64, node: usize, open: bool },
+    Reach { who: usize, node: usize, page: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = 0..8_usize;
+    let which = 0..4_usize;
+    let node = 0..3_usize;
+    let id = 1..4_u32;
+    prop_oneof![
+        3 => (node.clone(), prop::bool::weighted(0.9))
+            .prop_map(|(node, answers)| Step::Session { node, answers }),
+        1 => who.clone().prop_map(|who| Step::End { who }),
+        1 => node.clone().prop_map(|node| Step::Crash { node }),
+        12 => (any::<usize>(), 1..6_usize)
+            .prop_map(|(choice, times)| Step::Deliver { choice, times }),
+        4 => (who.clone(), id.clone(), prop::bool::weighted(0.2))
+            .prop_map(|(who, id, group)| Step::Create { who, id, group }),
+        5 => (who.clone(), which.clone()).prop_map(|(who, which)| Step::Offer { who, which }),
+        3 => (who.clone(), which.clone(), 0..3_u8)
+            .prop_map(|(who, which, how)| Step::Withdraw { who, which, how }),
+        1 => (who.clone(), which.clone()).prop_map(|(who, which)| Step::Remove { who, which }),
+        8 => (who.clone(), node.clone(), id.clone(), prop::bool::weighted(0.2))
+            .prop_map(|(who, node, id, group)| Step::Connect { who, node, id, group }),
+        2 => (who.clone(), which.clone()).prop_map(|(who, which)| Step::Disconnect { who, which }),
+        3 => (who.clone(), id, node.clone(), 0..3_u8)
+            .prop_map(|(who, id, node, share)| Step::Rule { who, id, node, share }),
+        1 => (who.clone(), 1..3_u32, any::<bool>())
+            .prop_map(|(who, number, data)| Step::Interrupt { who, number, data }),
+        2 => (who.clone(), node.clone(), 1..3_u32, any::<bool>())
+            .prop_map(|(who, node, number, data)| Step::Trigger { who, node, number, data }),
+        2 => who.clone().prop_map(|who| Step::Allocate { who }),
+        4 => (who.clone(), which, 0..4_u64, node.clone(), any::<bool>())
+            .prop_map(|(who, which, page, node, open)| Step::Pages { who, which, page, node, open }),
+        3 => (who, node, 0..8_u64).prop_map(|(who, node, page)| Step::Reach { who, node, page }),
+    ]
+}
+
+impl Rack {
+    fn client(&self, nth: usize) -> Option<(NodeId, SessionId)> {
+        self.clients.keys().nth(nth % self.clients.len().max(1)).copied()
+    }
+
+    fn one_of(
+        &self,
+        who: usize,
+        which: usize,
+        of: fn(&Client) -> &Vec<Handle>,
+    ) -> Option<((NodeId, SessionId), Handle)> {
+        let who = self.client(who)?;
+        let handles = of(&self.clients[&who]);
+        Some((who, *handles.get(which % handles.len().max(1))?))
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Session { node, answers } => self.new_session(NODES[node], answers),
+            Step::End { who } => {
+                if let Some(who) = self.client(who) {
+                    self.end_session(who);
+                }
+            }
+            Step::Crash { node } => self.crash(NODES[node]),
+            Step::Deliver { choice, times } => {
+                for nth in 0..times {
+                    self.deliver(choice.wrapping_add(nth));
+                }
+            }
+            _ => {
+                if let Some((who, request)) = self.request(step) {
+                    // What is let go of is not the client's any more, whatever is answered.
+                    if let Request::Disconnect { connection: handle }
+                    | Request::Remove { segment: handle } = request
+                    {
+                        let client = self.clients.get_mut(&who).unwrap();
+                        client.memory.remove(&handle);
+                        client.connections.retain(|it| *it != handle);
+                        client.segments.retain(|it| *it != handle);
+                    }
+                    self.ask(who, request);
+                }
+            }
+        }
+    }
+
+    fn request(&self, step: &Step) -> Option<((NodeId, SessionId), Request)> {
+        let segments: fn(&Client) -> &Vec<Handle> = |client| &client.segments;
+        let kind = |data| if data { InterruptKind::Data } else { InterruptKind::Plain };
+        Some(match *step {
+            Step::Create { who, id, group } => {
+                let kind = if group { SegmentKind::Group } else { SegmentKind::Shared };
+                let size = 8192;
+                (self.client(who)?, Request::CreateSegment { id, choose: false, size, kind })
+            }
+            Step::Offer { who, which } => {
+                let (who, segment) = self.one_of(who, which, segments)?;
+                (who, Request::SetAvailable { segment })
+            }
+            Step::Withdraw { who, which, how } => {
+                let (who, segment) = self.one_of(who, which, segments)?;
+                let how = [Withdrawal::Quiet, Withdrawal::Notify, Withdrawal::Force][how as usize];
+                (who, Request::SetUnavailable { segment, how })
+            }
+            Step::Remove { who, which } => {
+                let (who, segment) = self.one_of(who, which, segments)?;
+                (who, Request::Remove { segment })
+            }
+            Step::Connect { who, node, id, group } => {
+                let what = if group { Target::Group } else { Target::Segment };
+                let node = NODES[node];
+                (self.client(who)?, Request::Connect { node, id, timeout_ms: 1_000, what })
+            }
+            Step::Disconnect { who, which } => {
+                let (who, connection) = self.one_of(who, which, |client| &client.connections)?;
+                (who, Request::Disconnect { connection })
+            }
+            Step::Rule { who, id, node, share } => {
+                let share = [Share::None, Share::Read, Share::Write][share as usize];
+                let node = Some(NODES[node]);
+                (self.client(who)?, Request::SetShare { first: id, last: id, node, share })
+            }
+            Step::Interrupt { who, number, data } => {
+                let (kind, number) = (kind(data), Some(number));
+                (self.client(who)?, Request::CreateInterrupt { kind, number, shared: !data })
+            }
+            Step::Trigger { who, node, number, data } => {
+                let (node, kind) = (NODES[node], kind(data));
+                let timeout_ms = 1_000;
+                (self.client(who)?, Request::ConnectInterrupt { node, kind, number, timeout_ms })
+            }
+            Step::Allocate { who } => (self.client(who)?, Request::Allocate { size: 4 * 4096 }),
+            Step::Pages { who, which, page, node, open } => {
+                let (who, extent) = self.one_of(who, which, |client| &client.extents)?;
+                let (offset, length) = (page * 4096, 4096);
+                let request = match open {
+                    true => {
+                        let (node, write) = (NODES[node], true);
+                        Request::OpenPages { extent, offset, length, node, write }
+                    }
+                    false => Request::ClosePages { extent, offset, length },
+                };
+                (who, request)
+            }
+            Step::Reach { who, node, page } => {
+                let address = (u64::from(NODES[node]) << 32) + page * 4096;
+                (self.client(who)?, Request::MapPages { address, length: 4096 })
+            }
+            _ => return None,
+        })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_taken_away_is_gone_and_what_is_left_is_whole(
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let mut rack = Rack::new();
+        for node in NODES {
+            rack.new_session(node, true);
+            rack.new_session(node, true);
+        }
+        for (nth, step) in steps.iter().enumerate() {
+            rack.take(step);
+            if nth % 40 == 39 {
+                rack.rest();
+                rack.check();
+            }
+        }
+        rack.rest();
+        rack.check();
+        // Nothing is left of anything when all are gone.
+        let all: Vec<_> = rack.clients.keys().copied().collect();
+        for who in all {
+            rack.end_session(who);
+        }
+        rack.rest();
+        for (node, store) in &rack.stores {
+            prop_assert!(store.live.is_empty(), "host {node} keeps {:?}", store.live);
+        }
+    }
+}
