@@ -1,0 +1,188 @@
+/*
+ * Copies by the CPU, sequences and barriers, and the block transfers of the 1.x API. The owner's
+ * segment is the far end.
+ */
+#include "story.h"
+
+#include <string.h>
+
+enum { FAR = 0xc0b7, NEAR = 0xc0b8, SIZE = 1 << 16 };
+
+/* What the peer works with. */
+static struct {
+    sci_map_t far_map, near_map;
+    volatile unsigned char *far_bytes, *near_bytes;
+    sci_sequence_t sequence;
+    unsigned char memory[SIZE];
+} copy;
+
+static void fill(unsigned int seed)
+{
+    size_t i;
+    for (i = 0; i < SIZE; i++)
+        copy.memory[i] = (unsigned char)(seed + i * 3 + i / 256);
+}
+
+static int arrived(size_t far_offset, size_t offset, size_t size)
+{
+    return memcmp((const void *)(copy.far_bytes + far_offset), copy.memory + offset, size) == 0;
+}
+
+static void copied(void)
+{
+    unsigned char back[100];
+    fill(1);
+    TRY(SCIMemCpy(copy.sequence, copy.memory, copy.far_map, 0, SIZE, 0, &error));
+    CHECK(arrived(0, 0, SIZE));
+    fill(2);
+    TRY(SCIMemCpy(copy.sequence, copy.memory + 1, copy.far_map, 3, 4099, SCI_FLAG_ERROR_CHECK,
+                  &error));
+    CHECK(arrived(3, 1, 4099) && !arrived(3 + 4099, 1 + 4099, 8));
+    TRY(SCIMemCpy(NULL, copy.memory, copy.far_map, 8000, 1, 0, &error));
+    CHECK(arrived(8000, 0, 1));
+    /* The other way. */
+    copy.far_bytes[77] = 0xee;
+    memset(back, 0, sizeof back);
+    TRY(SCIMemCpy(copy.sequence, back + 1, copy.far_map, 77, 2, SCI_FLAG_BLOCK_READ, &error));
+    CHECK(back[0] == 0 && back[1] == 0xee && back[2] == copy.far_bytes[78] && back[3] == 0);
+    REFUSED(SCI_ERR_OUT_OF_RANGE,
+            SCIMemCpy(copy.sequence, copy.memory, copy.far_map, SIZE - 7, 8, 0, &error));
+    REFUSED(SCI_ERR_OUT_OF_RANGE,
+            SCIMemCpy(copy.sequence, copy.memory, copy.far_map, (size_t)-1, 8, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_FLAG,
+            SCIMemCpy(copy.sequence, copy.memory, copy.far_map, 0, 8, 0x80000000U, &error));
+    SetSciMemCopyFunction(5);
+    CHECK(GetSciMemCopyFunction() >= 0);
+    fill(9);
+    TRY(SCIMemCopy(copy.memory, copy.far_map, 16, 64, 0, &error));
+    CHECK(arrived(16, 0, 64));
+    fill(10);
+    TRY(SCIMemCpy_dual(copy.sequence, copy.memory, copy.far_map, copy.near_map, 32, 640, 0,
+                       &error));
+    CHECK(arrived(32, 0, 640));
+    CHECK(memcmp((const void *)(copy.near_bytes + 32), copy.memory, 640) == 0);
+}
+
+static void written(void)
+{
+    fill(3);
+    TRY(SCIMemWrite(copy.memory + 5, copy.far_bytes + 9, 1000, 0, &error));
+    CHECK(arrived(9, 5, 1000));
+    REFUSED_SOMEHOW(SCIMemWrite(copy.memory, copy.far_bytes + SIZE - 4, 5, 0, &error));
+    REFUSED_SOMEHOW(SCIMemWrite(copy.memory, (volatile void *)&copy, 8, 0, &error));
+}
+
+static void sequences(void)
+{
+    sci_sequence_t fast;
+    sci_sequence_status_t status;
+    TRY(status = SCICheckSequence(copy.sequence, 0, &error)); /* without a start before it */
+    CHECK(status == SCI_SEQ_OK);
+    do {
+        TRY(status = SCIStartSequence(copy.sequence, 0, &error));
+    } while (status != SCI_SEQ_OK);
+    copy.far_bytes[0]++;
+    TRY(status = SCICheckSequence(copy.sequence, 0, &error));
+    CHECK(status == SCI_SEQ_OK);
+    TRY(status = SCICheckSequence(copy.sequence, SCI_FLAG_NO_FLUSH | SCI_FLAG_NO_STORE_BARRIER,
+                                  &error));
+    CHECK(status == SCI_SEQ_OK);
+    TRY(SCICreateMapSequence(copy.far_map, &fast, SCI_FLAG_FAST_BARRIER, &error));
+    REFUSED(SCI_ERR_BUSY, SCIUnmapSegment(copy.far_map, 0, &error));
+    SCIFlush(NULL, 0);
+    SCIFlush(NULL, SCI_FLAG_FLUSH_CPU_BUFFERS_ONLY);
+    SCIFlush(fast, 0);
+    SCIStoreBarrier(fast, 0);
+    SCIFlushReadBuffers(fast);
+    TRY(SCIRemoveSequence(fast, 0, &error));
+    REFUSED_SOMEHOW(SCIRemoveSequence(fast, 0, &error));
+    SCIFlush(fast, 0); /* nothing to flush by, and no harm */
+    TRY(SCICacheSync(NULL, copy.memory, SIZE, SCI_FLAG_CACHE_FLUSH, &error));
+    TRY(SCICacheSync(copy.far_map, (void *)copy.far_bytes, SIZE,
+                     SCI_FLAG_CACHE_FLUSH | SCI_FLAG_CACHE_INVALIDATE, &error));
+}
+
+static unsigned int called;
+
+static int on_block(void *arg, sci_block_transfer_t block, sci_error_t status)
+{
+    CHECK(arg == (void *)&called && block != NULL && status == SCI_ERR_OK);
+    __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+static void blocks(void)
+{
+    sci_block_transfer_t block;
+    size_t i;
+    for (i = 0; i < SIZE; i++)
+        copy.near_bytes[i] = (unsigned char)(i * 5);
+    TRY(SCITransferBlock(copy.near_map, 100, copy.far_map, 200, 5000, 0, &error));
+    CHECK(memcmp((const void *)(copy.far_bytes + 200), (const void *)(copy.near_bytes + 100),
+                 5000) == 0);
+    REFUSED(SCI_ERR_OUT_OF_RANGE,
+            SCITransferBlock(copy.near_map, SIZE - 10, copy.far_map, 0, 11, 0, &error));
+    TRY(SCITransferBlockAsync(copy.far_map, 200, copy.near_map, 0, 5000, &block, NULL, NULL, 0,
+                              &error));
+    TRY(SCIWaitForBlockTransfer(block, SOON, 0, &error));
+    CHECK(copy.near_bytes[0] == (unsigned char)(100 * 5));
+    TRY(SCITransferBlockAsync(copy.near_map, 0, copy.far_map, 0, SIZE, &block, on_block, &called,
+                              SCI_FLAG_USE_CALLBACK, &error));
+    AWAIT(__atomic_load_n(&called, __ATOMIC_SEQ_CST) == 1);
+    CHECK(memcmp((const void *)copy.far_bytes, (const void *)copy.near_bytes, SIZE) == 0);
+    TRY(SCIWaitForBlockTransfer(block, SOON, 0, &error));
+}
+
+static void peer(struct story *story)
+{
+    sci_local_segment_t near_segment;
+    sci_remote_segment_t far_segment;
+    sci_sequence_status_t status = SCI_SEQ_OK;
+    TRY(SCICreateSegment(story->sd, &near_segment, NEAR, SIZE, NULL, NULL, 0, &error));
+    TRY(copy.near_bytes = (volatile unsigned char *)SCIMapLocalSegment(
+            near_segment, &copy.near_map, 0, SIZE, NULL, 0, &error));
+    POLL(SCI_ERR_NO_SUCH_SEGMENT, SCIConnectSegment(story->sd, &far_segment, story->peer, FAR, 0,
+                                                    NULL, NULL, 0, 0, &error));
+    TRY(copy.far_bytes = (volatile unsigned char *)SCIMapRemoteSegment(
+            far_segment, &copy.far_map, 0, SIZE, NULL, 0, &error));
+    TRY(SCICreateMapSequence(copy.far_map, &copy.sequence, 0, &error));
+    copied();
+    written();
+    sequences();
+    blocks();
+    story_meet(story);
+    story_meet(story); /* the owner's segment is gone: stores no longer arrive, and that is seen */
+    copy.far_bytes[0] = 1;
+    AWAIT((status = SCICheckSequence(copy.sequence, 0, &error)) != SCI_SEQ_OK ||
+          error != SCI_ERR_OK);
+    REFUSED(SCI_ERR_TRANSFER_FAILED, SCIMemCpy(copy.sequence, copy.memory, copy.far_map, 0, 64,
+                                               SCI_FLAG_ERROR_CHECK, &error));
+    TRY(SCIRemoveSequence(copy.sequence, 0, &error));
+    TRY(SCIUnmapSegment(copy.far_map, 0, &error));
+    TRY(SCIDisconnectSegment(far_segment, 0, &error));
+    TRY(SCIUnmapSegment(copy.near_map, 0, &error));
+    TRY(SCIRemoveSegment(near_segment, 0, &error));
+}
+
+static void owner(struct story *story)
+{
+    sci_local_segment_t segment;
+    TRY(SCICreateSegment(story->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(segment, 0, 0, &error));
+    TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+    story_meet(story);
+    TRY(SCIRemoveSegment(segment, 0, &error));
+    story_meet(story);
+}
+
+int main(int argc, char **argv)
+{
+    struct story story;
+    story_begin(&story, argc, argv);
+    if (story.owner)
+        owner(&story);
+    else
+        peer(&story);
+    story_end(&story);
+    return 0;
+}

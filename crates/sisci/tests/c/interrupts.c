@@ -1,0 +1,270 @@
+/*
+ * Interrupts: numbers that programs choose or are given, triggers that come before anybody waits,
+ * and what is left when one is removed.
+ */
+#include "story.h"
+
+#include <pthread.h>
+
+/* A number that both sides know. */
+enum { NUMBER = 0x30003 };
+
+static sci_local_interrupt_t create(struct story *story, unsigned int number, unsigned int flags)
+{
+    sci_local_interrupt_t interrupt;
+    unsigned int got = number;
+    TRY(SCICreateInterrupt(story->sd, &interrupt, 0, &got, NULL, NULL, flags | SCI_FLAG_FIXED_INTNO,
+                           &error));
+    CHECK(got == number);
+    return interrupt;
+}
+
+static sci_remote_interrupt_t connect_to(struct story *story, unsigned int number)
+{
+    sci_remote_interrupt_t interrupt;
+    TRY(SCIConnectInterrupt(story->sd, &interrupt, story->peer, 0, number, SOON, 0, &error));
+    return interrupt;
+}
+
+static void trigger(sci_remote_interrupt_t interrupt, unsigned int times)
+{
+    while (times-- > 0)
+        TRY(SCITriggerInterrupt(interrupt, 0, &error));
+}
+
+/* Nobody waits when it is triggered: it is remembered, once. */
+static void remembered(struct story *story)
+{
+    if (story->owner) {
+        sci_local_interrupt_t interrupt;
+        story_meet(story); /* there is none yet */
+        interrupt = create(story, NUMBER, 0);
+        REFUSED(SCI_ERR_TIMEOUT, SCIWaitForInterrupt(interrupt, 0, 0, &error));
+        REFUSED(SCI_ERR_TIMEOUT, SCIWaitForInterrupt(interrupt, 10, 0, &error));
+        story_meet(story);
+        story_meet(story); /* it was triggered */
+        TRY(SCIWaitForInterrupt(interrupt, 0, 0, &error));
+        REFUSED(SCI_ERR_TIMEOUT, SCIWaitForInterrupt(interrupt, 10, 0, &error));
+        story_meet(story);
+        TRY(SCIWaitForInterrupt(interrupt, SCI_INFINITE_TIMEOUT, 0, &error));
+        story_meet(story);
+        story_meet(story); /* it was triggered three times: that may be one */
+        TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
+        TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+        REFUSED_SOMEHOW(SCIRemoveInterrupt(interrupt, 0, &error));
+    } else {
+        sci_remote_interrupt_t interrupt;
+        REFUSED(SCI_ERR_NO_SUCH_INTNO, SCIConnectInterrupt(story->sd, &interrupt, story->peer, 0,
+                                                           NUMBER, 0, 0, &error));
+        story_meet(story);
+        POLL(SCI_ERR_NO_SUCH_INTNO, SCIConnectInterrupt(story->sd, &interrupt, story->peer, 0,
+                                                        NUMBER, 0, 0, &error));
+        story_meet(story);
+        trigger(interrupt, 1);
+        story_meet(story);
+        story_meet(story);
+        trigger(interrupt, 1); /* somebody waits, or is about to */
+        story_meet(story);
+        trigger(interrupt, 3);
+        story_meet(story);
+        TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+    }
+    story_meet(story);
+}
+
+/* Each trigger of a counting interrupt is one to wait for. */
+static void counted(struct story *story)
+{
+    enum { TIMES = 1000 };
+    unsigned int i;
+    if (story->owner) {
+        sci_local_interrupt_t interrupt = create(story, 1, SCI_FLAG_COUNTING_INT);
+        story_meet(story);
+        story_meet(story);
+        for (i = 0; i < TIMES; i++)
+            TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
+        REFUSED(SCI_ERR_TIMEOUT, SCIWaitForInterrupt(interrupt, 10, 0, &error));
+        TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+    } else {
+        sci_remote_interrupt_t interrupt;
+        story_meet(story);
+        interrupt = connect_to(story, 1);
+        trigger(interrupt, TIMES);
+        story_meet(story);
+        TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+    }
+    story_meet(story);
+}
+
+/* Stores made before the trigger are there when it is seen. */
+static void after_stores(struct story *story)
+{
+    enum { ROUNDS = 200, ID = 0x1e7e };
+    unsigned int i;
+    sci_map_t map;
+    volatile uint32_t *word;
+    if (story->owner) {
+        sci_local_interrupt_t interrupt = create(story, 0, 0);
+        sci_local_segment_t segment;
+        TRY(SCICreateSegment(story->sd, &segment, ID, 64, NULL, NULL, 0, &error));
+        TRY(SCIPrepareSegment(segment, 0, 0, &error));
+        TRY(word = (volatile uint32_t *)SCIMapLocalSegment(segment, &map, 0, 64, NULL, 0, &error));
+        TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+        story_meet(story);
+        for (i = 1; i <= ROUNDS; i++) {
+            TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
+            CHECK(*word == i);
+            story_meet(story);
+        }
+        story_meet(story);
+        TRY(SCIUnmapSegment(map, 0, &error));
+        TRY(SCIRemoveSegment(segment, 0, &error));
+        TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+    } else {
+        sci_remote_interrupt_t interrupt;
+        sci_remote_segment_t segment;
+        story_meet(story);
+        interrupt = connect_to(story, 0);
+        TRY(SCIConnectSegment(story->sd, &segment, story->peer, ID, 0, NULL, NULL, SOON, 0,
+                              &error));
+        TRY(word = (volatile uint32_t *)SCIMapRemoteSegment(segment, &map, 0, 64, NULL, 0,
+                                                            &error));
+        for (i = 1; i <= ROUNDS; i++) {
+            *word = i;
+            trigger(interrupt, 1);
+            story_meet(story);
+        }
+        TRY(SCIUnmapSegment(map, 0, &error));
+        TRY(SCIDisconnectSegment(segment, 0, &error));
+        TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+        story_meet(story);
+    }
+}
+
+static unsigned int called;
+static sci_callback_action_t answer = SCI_CALLBACK_CONTINUE;
+
+static sci_callback_action_t on_interrupt(void *arg, sci_local_interrupt_t interrupt,
+                                          sci_error_t status)
+{
+    CHECK(arg == (void *)&called && interrupt != NULL && status == SCI_ERR_OK);
+    __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);
+    return answer;
+}
+
+static unsigned int calls(void)
+{
+    return __atomic_load_n(&called, __ATOMIC_SEQ_CST);
+}
+
+/* Callbacks, and numbers that the library chooses: the program's variable need not be set. */
+static void called_back(struct story *story)
+{
+    unsigned int number = 0xdeadbeefU;
+    if (story->owner) {
+        sci_local_interrupt_t interrupt, other;
+        unsigned int other_number;
+        TRY(SCICreateInterrupt(story->sd, &interrupt, 0, &number, on_interrupt, &called,
+                               SCI_FLAG_USE_CALLBACK | SCI_FLAG_COUNTING_INT, &error));
+        TRY(SCICreateInterrupt(story->sd, &other, 0, &other_number, on_interrupt, NULL, 0,
+                               &error)); /* without the flag, the callback is nobody's */
+        CHECK(number != other_number);
+        story_tell(story, 0, number);
+        story_meet(story);
+        AWAIT(calls() == 5);
+        answer = SCI_CALLBACK_CANCEL;
+        story_meet(story);
+        AWAIT(calls() == 6);
+        story_meet(story);
+        story_meet(story); /* triggered, but it does not want to hear of it */
+        TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+        CHECK(calls() == 6);
+        TRY(SCIRemoveInterrupt(other, 0, &error));
+    } else {
+        sci_remote_interrupt_t interrupt;
+        number = story_hear(story, 0);
+        interrupt = connect_to(story, number);
+        trigger(interrupt, 5);
+        story_meet(story);
+        story_meet(story);
+        trigger(interrupt, 1);
+        story_meet(story);
+        trigger(interrupt, 1);
+        story_meet(story);
+        TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+    }
+    story_meet(story);
+}
+
+/* Of two with one number, both are triggered; without the flag, a number is there once. */
+static void shared(struct story *story)
+{
+    if (story->owner) {
+        unsigned int number = 25;
+        sci_local_interrupt_t first = create(story, number, SCI_FLAG_SHARED_INT);
+        sci_local_interrupt_t second = create(story, number, SCI_FLAG_SHARED_INT);
+        sci_local_interrupt_t alone = create(story, 24, 0), refused;
+        number = 24;
+        REFUSED_SOMEHOW(SCICreateInterrupt(story->sd, &refused, 0, &number, NULL, NULL,
+                                           SCI_FLAG_FIXED_INTNO, &error));
+        story_meet(story);
+        TRY(SCIWaitForInterrupt(first, SOON, 0, &error));
+        TRY(SCIWaitForInterrupt(second, SOON, 0, &error));
+        story_meet(story);
+        TRY(SCIRemoveInterrupt(first, 0, &error));
+        TRY(SCIRemoveInterrupt(second, 0, &error));
+        TRY(SCIRemoveInterrupt(alone, 0, &error));
+        story_meet(story);
+    } else {
+        sci_remote_interrupt_t interrupt;
+        story_meet(story);
+        interrupt = connect_to(story, 25);
+        trigger(interrupt, 1);
+        story_meet(story);
+        story_meet(story); /* both are removed: whatever this says, it does no harm */
+        error = NOT_SET;
+        SCITriggerInterrupt(interrupt, 0, &error);
+        CHECK(error != NOT_SET);
+        TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+    }
+    story_meet(story);
+}
+
+static volatile int waiting;
+
+static void *wait_in_thread(void *arg)
+{
+    sci_error_t ended;
+    waiting = 1;
+    SCIWaitForInterrupt(*(sci_local_interrupt_t *)arg, SCI_INFINITE_TIMEOUT, 0, &ended);
+    story_expect(__FILE__, __LINE__, "waiting for what is removed", ended, SCI_ERR_CANCELLED);
+    return NULL;
+}
+
+static void removed_while_waited_for(struct story *story)
+{
+    sci_local_interrupt_t interrupt = create(story, 23, 0);
+    pthread_t thread;
+    unsigned int i;
+    CHECK(pthread_create(&thread, NULL, wait_in_thread, &interrupt) == 0);
+    AWAIT(waiting);
+    for (i = 0; i < 200; i++) /* the thread is at the wait, or inside of it */
+        story_pause();
+    TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    struct story story;
+    story_begin(&story, argc, argv);
+    remembered(&story);
+    counted(&story);
+    after_stores(&story);
+    called_back(&story);
+    shared(&story);
+    if (story.owner)
+        removed_while_waited_for(&story);
+    story_end(&story);
+    return 0;
+}

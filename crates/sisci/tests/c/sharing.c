@@ -1,0 +1,139 @@
+/*
+ * One segment, several processes of a host: a process shares it, another attaches; and segments
+ * whose memory is the program's own. Run alone, it starts itself again as the other process.
+ */
+#define _DEFAULT_SOURCE
+
+#include "story.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SHARED = 0x5a4e, HIDDEN = 0x5a4f, SIZE = 5000 };
+
+/* The other process: attaches to the shared one, and changes a byte that is told. */
+static int attacher(void)
+{
+    sci_desc_t sd;
+    sci_local_segment_t segment;
+    sci_map_t map;
+    volatile unsigned char *bytes;
+    size_t size = 0;
+    TRY(SCIInitialize(0, &error));
+    TRY(SCIOpen(&sd, 0, &error));
+    REFUSED(SCI_ERR_ACCESS,
+            SCIAttachLocalSegment(sd, &segment, HIDDEN, &size, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_NO_SUCH_SEGMENT,
+            SCIAttachLocalSegment(sd, &segment, 0x5a50, &size, NULL, NULL, 0, &error));
+    TRY(SCIAttachLocalSegment(sd, &segment, SHARED, &size, NULL, NULL, 0, &error));
+    CHECK(size == SIZE && SCIGetLocalSegmentSize(segment) == SIZE);
+    CHECK(SCIGetLocalSegmentId(segment) == SHARED);
+    TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, size, NULL, 0,
+                                                             &error));
+    CHECK(bytes[1] == 0x11);
+    bytes[SIZE - 1] = 0x22;
+    TRY(SCIUnmapSegment(map, 0, &error));
+    TRY(SCIRemoveSegment(segment, 0, &error));
+    TRY(SCIClose(sd, 0, &error));
+    SCITerminate();
+    return 0;
+}
+
+static void run_attacher(char *program)
+{
+    char role[] = "attacher";
+    char *arguments[3];
+    int status = -1;
+    pid_t child;
+    arguments[0] = program;
+    arguments[1] = role;
+    arguments[2] = NULL;
+    child = fork();
+    if (child == 0) {
+        execv("/proc/self/exe", arguments);
+        _exit(127);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void shared(struct story *story, char *program)
+{
+    sci_local_segment_t segment, hidden;
+    sci_map_t map;
+    volatile unsigned char *bytes;
+    TRY(SCICreateSegment(story->sd, &segment, SHARED, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(story->sd, &hidden, HIDDEN, SIZE, NULL, NULL, 0, &error));
+    TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
+                                                             &error));
+    bytes[1] = 0x11;
+    TRY(SCIShareSegment(segment, 0, &error));
+    run_attacher(program);
+    CHECK(bytes[SIZE - 1] == 0x22);
+    /* It was not the other one's to remove. */
+    run_attacher(program);
+    TRY(SCIUnmapSegment(map, 0, &error));
+    TRY(SCIRemoveSegment(segment, 0, &error));
+    TRY(SCIRemoveSegment(hidden, 0, &error));
+}
+
+/*
+ * The program's own memory as a segment: who connects sees what the program stores, and the
+ * reverse.
+ */
+static void registered(struct story *story)
+{
+    enum { PAGES = 3 * 4096, ID = 0x5a51 };
+    sci_local_segment_t segment, filled;
+    sci_remote_segment_t remote;
+    sci_map_t map;
+    volatile unsigned char *bytes;
+    unsigned char *own = (unsigned char *)mmap(NULL, PAGES, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    memset(own, 0x31, PAGES);
+    TRY(SCICreateSegment(story->sd, &filled, ID + 1, PAGES, NULL, NULL, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCIRegisterSegmentMemory(own, PAGES, filled, 0, &error));
+    TRY(SCIRemoveSegment(filled, 0, &error));
+
+    TRY(SCICreateSegment(story->sd, &segment, ID, PAGES, NULL, NULL, SCI_FLAG_EMPTY, &error));
+    REFUSED_SOMEHOW(SCIMapLocalSegment(segment, &map, 0, PAGES, NULL, 0, &error));
+    REFUSED(SCI_ERR_OUT_OF_RANGE,
+            SCIRegisterSegmentMemory(own, PAGES + 4096, segment, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_ADDRESS, SCIRegisterSegmentMemory(NULL, PAGES, segment, 0, &error));
+    TRY(SCIRegisterSegmentMemory(own, PAGES, segment, SCI_FLAG_LOCK_USER_MEM, &error));
+    CHECK(own[0] == 0x31 && own[PAGES - 1] == 0x31); /* what was in it is still there */
+    TRY(SCIPrepareSegment(segment, 0, 0, &error));
+    TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+    TRY(SCIConnectSegment(story->sd, &remote, story->local, ID, 0, NULL, NULL, SOON, 0, &error));
+    TRY(bytes = (volatile unsigned char *)SCIMapRemoteSegment(remote, &map, 0, PAGES, NULL, 0,
+                                                              &error));
+    CHECK(bytes[4096] == 0x31);
+    own[4096] = 0x32;
+    CHECK(bytes[4096] == 0x32);
+    bytes[8192] = 0x33;
+    CHECK(((volatile unsigned char *)own)[8192] == 0x33);
+    TRY(SCIUnmapSegment(map, 0, &error));
+    TRY(SCIDisconnectSegment(remote, 0, &error));
+    TRY(SCIRemoveSegment(segment, 0, &error));
+    /* The memory stays the program's, with all that is in it. */
+    CHECK(own[0] == 0x31 && own[4096] == 0x32 && own[8192] == 0x33);
+    memset(own, 0, PAGES);
+    CHECK(munmap(own, PAGES) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    struct story story;
+    if (argc == 2 && strcmp(argv[1], "attacher") == 0)
+        return attacher();
+    story_begin(&story, argc, argv);
+    shared(&story, argv[0]);
+    registered(&story);
+    story_end(&story);
+    return 0;
+}

@@ -1,0 +1,112 @@
+/*
+ * What the conformance tests share. A test is a program that tells one story: alone, or as two
+ * processes, "owner" and "peer", on two hosts (or on one), each of which is given the node id of
+ * the other.
+ *
+ * segments owner 8 on the host with node id 4 segments peer 4 on the host with node id 8
+ *
+ * It ends with 0, or prints what failed and ends with 1. Both processes go through the same steps:
+ * they meet between them, so that none has to sleep or guess.
+ */
+#ifndef STORY_H
+#define STORY_H
+
+#include <stdint.h>
+
+#include "sisci_api.h"
+
+/* Milliseconds in which what was caused must have come. */
+#define SOON 10000U
+
+struct story {
+    int alone;
+    int owner;
+    unsigned int local; /* node ids; alone, both are this host's */
+    unsigned int peer;
+    sci_desc_t sd;
+    /* Where the other process says how far it is, and where this one does. */
+    sci_local_segment_t board;
+    sci_map_t board_map;
+    volatile uint32_t *heard;
+    sci_remote_segment_t other_board;
+    sci_map_t other_map;
+    volatile uint32_t *told;
+    uint32_t step;
+};
+
+/* Reads the roles, initialises, opens a descriptor, and finds the other process. */
+void story_begin(struct story *story, int argc, char **argv);
+/* Removes what story_begin made; fails if the descriptor still has something else. */
+void story_end(struct story *story);
+/* Waits until the other process is here, too. All stores made before are seen after it. */
+void story_meet(struct story *story);
+/* Tells the other process a number; hears the number that it told. Slots are 0 to 31. */
+void story_tell(struct story *story, unsigned int slot, uint32_t value);
+uint32_t story_hear(struct story *story, unsigned int slot);
+
+/* Fails the story: prints where and what, and ends the process. */
+void story_fail(const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4), noreturn));
+void story_expect(const char *file, int line, const char *call, sci_error_t got,
+                  sci_error_t wanted);
+
+/* An error as it is before a call: no call may leave it so. */
+#define NOT_SET ((sci_error_t)0x3fffffff)
+
+/* The call's last parameter is &error, of this file. */
+static sci_error_t error = NOT_SET;
+
+/* The call succeeds. */
+#define TRY(call)                                                 \
+    do {                                                          \
+        error = NOT_SET;                                          \
+        call;                                                     \
+        story_expect(__FILE__, __LINE__, #call, error, SCI_ERR_OK); \
+    } while (0)
+
+/* The call is refused with that error. */
+#define REFUSED(wanted, call)                                   \
+    do {                                                        \
+        error = NOT_SET;                                        \
+        call;                                                   \
+        story_expect(__FILE__, __LINE__, #call, error, wanted); \
+    } while (0)
+
+/* The call is refused, with whatever error. */
+#define REFUSED_SOMEHOW(call)                                                          \
+    do {                                                                               \
+        error = NOT_SET;                                                               \
+        call;                                                                          \
+        if (error == SCI_ERR_OK || error == NOT_SET)                                   \
+            story_fail(__FILE__, __LINE__, "%s answers 0x%x, no error", #call,         \
+                       (unsigned int)error);                                           \
+    } while (0)
+
+/* The call succeeds in the end; until then it is refused with that error. */
+#define POLL(refusal, call)                                     \
+    do {                                                        \
+        error = NOT_SET;                                        \
+        call;                                                   \
+        if (error == SCI_ERR_OK)                                \
+            break;                                              \
+        story_expect(__FILE__, __LINE__, #call, error, refusal); \
+        story_pause();                                          \
+    } while (1)
+
+#define CHECK(condition)                                               \
+    do {                                                               \
+        if (!(condition))                                              \
+            story_fail(__FILE__, __LINE__, "not so: %s", #condition);  \
+    } while (0)
+
+/* Waits until something is so that another thread or host brings about. */
+#define AWAIT(condition)     \
+    do {                     \
+        while (!(condition)) \
+            story_pause();   \
+    } while (0)
+
+/* Lets others run for a moment. */
+void story_pause(void);
+
+#endif
