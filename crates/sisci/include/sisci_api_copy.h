@@ -49,7 +49,10 @@ SISCI_API_EXPORT void SCIMemCpy_dual(sci_sequence_t sequence, void *memAddr, sci
                                      sci_map_t secondMap, size_t remoteOffset, size_t size,
                                      unsigned int flags, sci_error_t *error);
 
-/* Copies to a pointer into a map. SCI_ERR_ILLEGAL_ADDRESS: remoteAddr is in no map. */
+/*
+ * Copies to a pointer into a map, which must have room: as with memcpy, nobody checks.
+ * SCI_ERR_ILLEGAL_ADDRESS: a pointer is NULL.
+ */
 SISCI_API_EXPORT void SCIMemWrite(void *memAddr, volatile void *remoteAddr, size_t size,
                                   unsigned int flags, sci_error_t *error);
 

@@ -85,7 +85,7 @@ SISCI_API_EXPORT void SCIShareSegment(sci_local_segment_t segment, unsigned int 
 /*
  * Attaches to a segment that another process of this host shares; size receives its size. Remove it
  * like an own one. flags: USE_CALLBACK, BROADCAST.
- * SCI_ERR_NO_SUCH_SEGMENT. SCI_ERR_ACCESS: it is not shared.
+ * SCI_ERR_NO_SUCH_SEGMENT: not there, or not shared. SCI_ERR_ACCESS: the rack does not allow it.
  */
 SISCI_API_EXPORT void SCIAttachLocalSegment(sci_desc_t sd, sci_local_segment_t *segment,
                                             unsigned int segmentId, size_t *size,

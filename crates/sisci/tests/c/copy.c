@@ -68,8 +68,8 @@ static void written(void)
     fill(3);
     TRY(SCIMemWrite(copy.memory + 5, copy.far_bytes + 9, 1000, 0, &error));
     CHECK(arrived(9, 5, 1000));
-    REFUSED_SOMEHOW(SCIMemWrite(copy.memory, copy.far_bytes + SIZE - 4, 5, 0, &error));
-    REFUSED_SOMEHOW(SCIMemWrite(copy.memory, (volatile void *)&copy, 8, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_ADDRESS, SCIMemWrite(NULL, copy.far_bytes, 8, 0, &error));
+    REFUSED(SCI_ERR_ILLEGAL_ADDRESS, SCIMemWrite(copy.memory, NULL, 8, 0, &error));
 }
 
 static void sequences(void)

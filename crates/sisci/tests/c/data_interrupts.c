@@ -64,8 +64,10 @@ static void in_order(struct story *story)
     enum { COUNT = 2000 };
     uint32_t number;
     if (story->owner) {
-        sci_local_data_interrupt_t interrupt = create(story, NUMBER, NULL, NULL, 0);
+        sci_local_data_interrupt_t interrupt;
         unsigned int got = sizeof message;
+        story_meet(story); /* there is none yet */
+        interrupt = create(story, NUMBER, NULL, NULL, 0);
         REFUSED(SCI_ERR_TIMEOUT,
                 SCIWaitForDataInterrupt(interrupt, message, &got, 0, 0, &error));
         story_meet(story);
@@ -81,6 +83,7 @@ static void in_order(struct story *story)
                 SCIConnectDataInterrupt(story->sd, &interrupt, story->peer, 0, NUMBER, 0, 0,
                                         &error));
         story_meet(story);
+        story_meet(story); /* the owner has seen that nothing is there */
         interrupt = connect_to(story, NUMBER);
         for (number = 0; number < COUNT; number++) {
             fill(number, length_of(number));

@@ -56,19 +56,28 @@ static void texts(void)
 
 static void adapters(void)
 {
-    static const unsigned int all[] = {
-        SCI_Q_ADAPTER_SERIAL_NUMBER, SCI_Q_ADAPTER_CARD_TYPE,        SCI_Q_ADAPTER_NODEID,
-        SCI_Q_ADAPTER_CONFIGURED,    SCI_Q_ADAPTER_DMA_MTU,          SCI_Q_ADAPTER_MCAST_MAX_GROUPS,
-        SCI_Q_ADAPTER_NUMBER_OF_LINKS, SCI_Q_ADAPTER_LINK_OPERATIONAL, SCI_Q_ADAPTER_LINK_WIDTH,
-        SCI_Q_ADAPTER_LINK_SPEED,    SCI_Q_ADAPTER_LINK_UPTIME,      SCI_Q_ADAPTER_LINK_DOWNTIME,
+    static const unsigned int known[] = {
+        SCI_Q_ADAPTER_SERIAL_NUMBER,       SCI_Q_ADAPTER_CARD_TYPE,
+        SCI_Q_ADAPTER_NODEID,              SCI_Q_ADAPTER_CONFIGURED,
+        SCI_Q_ADAPTER_DMA_MTU,             SCI_Q_ADAPTER_MCAST_MAX_GROUPS,
+        SCI_Q_ADAPTER_NUMBER_OF_LINKS,     SCI_Q_ADAPTER_LINK_OPERATIONAL,
         SCI_Q_ADAPTER_LINK_CABLE_INSERTED, SCI_Q_ADAPTER_LINK_ENABLED};
+    /* Facts of hardware: where there is none, it is said so. */
+    static const unsigned int of_hardware[] = {SCI_Q_ADAPTER_LINK_WIDTH, SCI_Q_ADAPTER_LINK_SPEED,
+                                               SCI_Q_ADAPTER_LINK_UPTIME,
+                                               SCI_Q_ADAPTER_LINK_DOWNTIME,
+                                               SCI_Q_ADAPTER_LINK_PARTNER_PORT_NO};
     unsigned int node, adapter;
     size_t i;
-    for (i = 0; i < sizeof all / sizeof all[0]; i++) {
-        TRY(ask_adapter(all[i], 0, 0));
+    for (i = 0; i < sizeof known / sizeof known[0]; i++) {
+        TRY(ask_adapter(known[i], 0, 0));
         CHECK(answer.data != GUARD);
-        REFUSED(SCI_ERR_NO_SUCH_ADAPTERNO, ask_adapter(all[i], 1, 0));
+        REFUSED(SCI_ERR_NO_SUCH_ADAPTERNO, ask_adapter(known[i], 1, 0));
         CHECK(answer.data == GUARD);
+    }
+    for (i = 0; i < sizeof of_hardware / sizeof of_hardware[0]; i++) {
+        ask_adapter(of_hardware[i], 0, 0);
+        CHECK(answer.data == GUARD ? error == SCI_ERR_NOT_SUPPORTED : error == SCI_ERR_OK);
     }
     TRY(SCIGetLocalNodeId(0, &node, 0, &error));
     TRY(ask_adapter(SCI_Q_ADAPTER_NODEID, 0, 0));
@@ -169,8 +178,12 @@ static void segments(struct story *story)
     of_map.subcommand = SCI_Q_MAP_MAPPED_TO_LOCAL_TARGET;
     TRY(SCIQuery(SCI_Q_MAP, &of_map, 0, &error));
     CHECK(of_map.data <= 1);
-    /* A map is no remote segment, though a program asks as if it were. */
+    /* A map is no remote segment, though a program asks as if it were: the subcommand counts. */
     of_map.subcommand = SCI_Q_MAP_IOADDR;
+    of_map.data = 0;
+    TRY(SCIQuery(SCI_Q_REMOTE_SEGMENT, &of_map, 0, &error));
+    CHECK(of_map.data == of_remote.data.ioaddr + 4096);
+    of_map.subcommand = SCI_Q_REMOTE_SEGMENT_IOADDR;
     REFUSED_SOMEHOW(SCIQuery(SCI_Q_REMOTE_SEGMENT, &of_map, 0, &error));
     of_local.subcommand = SCI_Q_REMOTE_SEGMENT_IOADDR;
     REFUSED_SOMEHOW(SCIQuery(SCI_Q_LOCAL_SEGMENT, &of_local, 0, &error));

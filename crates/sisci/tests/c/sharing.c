@@ -25,7 +25,7 @@ static int attacher(void)
     size_t size = 0;
     TRY(SCIInitialize(0, &error));
     TRY(SCIOpen(&sd, 0, &error));
-    REFUSED(SCI_ERR_ACCESS,
+    REFUSED(SCI_ERR_NO_SUCH_SEGMENT,
             SCIAttachLocalSegment(sd, &segment, HIDDEN, &size, NULL, NULL, 0, &error));
     REFUSED(SCI_ERR_NO_SUCH_SEGMENT,
             SCIAttachLocalSegment(sd, &segment, 0x5a50, &size, NULL, NULL, 0, &error));

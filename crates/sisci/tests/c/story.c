@@ -105,7 +105,14 @@ void story_meet(struct story *story)
     story->step++;
     __atomic_store_n(&story->told[SLOTS], story->step, __ATOMIC_SEQ_CST);
     /* The other one may be a step ahead, as it need not wait for what comes after a meeting. */
-    AWAIT(__atomic_load_n(&story->heard[SLOTS], __ATOMIC_SEQ_CST) >= story->step);
+    while (__atomic_load_n(&story->heard[SLOTS], __ATOMIC_SEQ_CST) < story->step) {
+        sci_error_t ignored, status;
+        if (SCIWaitForRemoteSegmentEvent(story->other_board, &status, 0, 0, &ignored) ==
+                SCI_CB_LOST &&
+            ignored == SCI_ERR_OK)
+            story_fail(__FILE__, __LINE__, "the other process ended");
+        story_pause();
+    }
 }
 
 void story_tell(struct story *story, unsigned int slot, uint32_t value)
