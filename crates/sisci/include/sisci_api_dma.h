@@ -14,7 +14,10 @@
 extern "C" {
 #endif
 
-/* Makes a queue, which is idle. maxEntries: most elements of a vector. flags: DMA_PHDMA. */
+/*
+ * Makes a queue, which is idle. maxEntries: the most transfers that the 1.x calls may gather in it.
+ * flags: DMA_GLOBAL, DMA_SYSDMA, DMA_ADAPTER. SCI_ERR_NOT_SUPPORTED: DMA_PHDMA.
+ */
 SISCI_API_EXPORT void SCICreateDMAQueue(sci_desc_t sd, sci_dma_queue_t *dq,
                                         unsigned int localAdapterNo, unsigned int maxEntries,
                                         unsigned int flags, sci_error_t *error);
@@ -49,7 +52,10 @@ SISCI_API_EXPORT void SCIStartDmaTransfer(sci_dma_queue_t dq, sci_local_segment_
                                           void *callbackArg, unsigned int flags,
                                           sci_error_t *error);
 
-/* The same with the program's own memory. SCI_ERR_ILLEGAL_ADDRESS: it is not all there. */
+/*
+ * The same with the program's own memory, which has to stay until the transfer has ended.
+ * SCI_ERR_ILLEGAL_ADDRESS: it is NULL.
+ */
 SISCI_API_EXPORT void SCIStartDmaTransferMem(sci_dma_queue_t dq, void *localAddress,
                                              sci_remote_segment_t remoteSegment, size_t size,
                                              size_t remoteOffset, sci_cb_dma_t callback,
@@ -58,7 +64,7 @@ SISCI_API_EXPORT void SCIStartDmaTransferMem(sci_dma_queue_t dq, void *localAddr
 
 /*
  * The same for up to DIS_DMA_MAX_VECLEN pieces, in order; nothing is copied if one of them is bad.
- * SCI_ERR_MAX_ENTRIES: too many for the queue. SCI_ERR_ILLEGAL_PARAMETER: none.
+ * SCI_ERR_MAX_ENTRIES: more than that. SCI_ERR_ILLEGAL_PARAMETER: none.
  */
 SISCI_API_EXPORT void SCIStartDmaTransferVec(sci_dma_queue_t dq, sci_local_segment_t localSegment,
                                              sci_remote_segment_t remoteSegment, size_t vecLength,

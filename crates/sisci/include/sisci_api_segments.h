@@ -20,8 +20,9 @@ extern "C" {
  * own until some is registered; PRIVATE, never available to others; AUTO_ID, the first free id
  * from segmentId on (see SCIGetLocalSegmentId); DMA_GLOBAL; BROADCAST, a reflective segment:
  * segmentId is its group, and what is stored to the group arrives in the segment of each host that
- * has one; ALLOW_UNICAST, which is then open to ordinary connections too. SCI_ERR_SEGMENTID_USED.
- * SCI_ERR_SIZE_ALIGNMENT: size is 0.
+ * has one (who joins a group that others are in may find what they stored); ALLOW_UNICAST, which
+ * is then open to ordinary connections too. SCI_ERR_SEGMENTID_USED. SCI_ERR_SIZE_ALIGNMENT: size
+ * is 0.
  */
 SISCI_API_EXPORT void SCICreateSegment(sci_desc_t sd, sci_local_segment_t *segment,
                                        unsigned int segmentId, size_t size,

@@ -105,6 +105,7 @@ static void by_engine(struct story *story)
     volatile unsigned char *bytes;
     if (story->owner) {
         sci_local_segment_t segment = join(story, GROUP, 0, &map, &bytes);
+        memset((void *)bytes, 0, SIZE); /* a group may keep what was stored to it before */
         story_meet(story);
         story_meet(story);
         AWAIT(bytes[100] == 0x5c && bytes[SIZE - 1] == 0x5c);
