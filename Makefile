@@ -3,15 +3,17 @@
 
 SHELL := /bin/sh
 CARGO ?= cargo
+PREFIX ?= /usr/local
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 AREA ?= nvme model datapath
 
-.PHONY: help build setup demo test test-cargo test-loom test-e2e bench check clean
+.PHONY: help build install setup demo test test-cargo test-loom test-e2e bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
 	@echo "make build   the rackbus binary, target/release/rackbus"
+	@echo "make install PREFIX=/usr/local: the binary, and libsisci.so with headers and tools for SISCI programs"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
@@ -19,6 +21,10 @@ help:
 
 build:
 	$(CARGO) build --release -p rackbus-cli
+
+install: build
+	install -D -m 755 $(or $(CARGO_TARGET_DIR),target)/release/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
+	DESTDIR=$(DESTDIR) CARGO=$(CARGO) scripts/install-sisci $(PREFIX)
 
 setup:
 	@scripts/setup
