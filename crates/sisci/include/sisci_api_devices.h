@@ -2,6 +2,10 @@
  * Borrowed devices (SmartIO) and requesters of this host, in the newest form of their prototypes.
  * Included by sisci_api.h, which tells the conventions.
  *
+ * On rackbus, a device is lent whole, to a stock driver, with `rackbus borrow`. So all of these
+ * answer SCI_ERR_NOT_SUPPORTED; they are here so that programs which can do without are built. The
+ * comments say what the functions are for.
+ *
  * A device is known by its fabric device id (fdid). Who borrowed it reaches its registers as a
  * segment, and lets it reach segments at addresses on its own bus.
  */

@@ -97,9 +97,8 @@ SISCI_API_EXPORT void SCITriggerDataInterrupt(sci_remote_data_interrupt_t interr
                                               sci_error_t *error);
 
 /*
- * An interrupt that a store into a segment triggers, while it is enabled; the counter says how
- * often. SCI_ERR_COND_INT_RACE_PROBLEM: a store came meanwhile. SCI_ERR_OVERFLOW: more than the
- * counter holds.
+ * An interrupt that an adapter makes of a store into a segment: SCI_ERR_NOT_SUPPORTED, as a store
+ * is seen by nobody but the memory here.
  */
 SISCI_API_EXPORT void SCIRegisterInterruptFlag(unsigned int localAdapterNo,
                                                sci_local_interrupt_t *interrupt,

@@ -16,13 +16,17 @@ extern "C" {
 #endif
 
 /*
- * Creates a segment of zeroes. Any size from 1 byte. flags: USE_CALLBACK; EMPTY, no memory of its
- * own until some is registered; PRIVATE, never available to others; AUTO_ID, the first free id
- * from segmentId on (see SCIGetLocalSegmentId); DMA_GLOBAL; BROADCAST, a reflective segment:
- * segmentId is its group, and what is stored to the group arrives in the segment of each host that
- * has one (who joins a group that others are in may find what they stored); ALLOW_UNICAST, which
- * is then open to ordinary connections too. SCI_ERR_SEGMENTID_USED. SCI_ERR_SIZE_ALIGNMENT: size
- * is 0.
+ * Creates a segment of zeroes. Any size from 1 byte. flags:
+ *   USE_CALLBACK
+ *   EMPTY         no memory of its own until some is registered
+ *   PRIVATE       never available to others
+ *   AUTO_ID       the first free id from segmentId on (see SCIGetLocalSegmentId)
+ *   BROADCAST     a reflective segment, segmentId is its group: what is stored to the group arrives
+ *                 in the segment of each host that has one; who joins a group that others are in
+ *                 may find what they stored
+ *   DMA_GLOBAL    means nothing here
+ * SCI_ERR_SEGMENTID_USED. SCI_ERR_SIZE_ALIGNMENT: size is 0. SCI_ERR_FLAG_NOT_IMPLEMENTED:
+ * ALLOW_UNICAST.
  */
 SISCI_API_EXPORT void SCICreateSegment(sci_desc_t sd, sci_local_segment_t *segment,
                                        unsigned int segmentId, size_t size,
@@ -102,7 +106,10 @@ SISCI_API_EXPORT void SCIRegisterSegmentMemory(void *address, size_t size,
                                                sci_local_segment_t segment, unsigned int flags,
                                                sci_error_t *error);
 
-/* Gives an EMPTY segment physical memory, or a GPU's (CUDA_BUFFER). Privileged. */
+/*
+ * Gives an EMPTY segment physical memory, or a GPU's (CUDA_BUFFER): SCI_ERR_NOT_SUPPORTED, as no
+ * program gets such access here.
+ */
 SISCI_API_EXPORT void SCIAttachPhysicalMemory(sci_ioaddr_t ioaddress, void *address,
                                               unsigned int busNo, size_t size,
                                               sci_local_segment_t segment, unsigned int flags,

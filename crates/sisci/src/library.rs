@@ -215,10 +215,10 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            if let Some(ids) = finish(error, ids_of(name, flags)) {
-                put(list, ids);
-                put(kind, if ids[0] == 0 { 0 } else { RACKBUS_ADAPTER });
-            }
+            // Programs look at the list, whatever the error says.
+            let ids = finish(error, ids_of(name, flags)).unwrap_or_default();
+            put(list, ids);
+            put(kind, if ids[0] == 0 { 0 } else { RACKBUS_ADAPTER });
         }
     }
 

@@ -35,7 +35,7 @@ macro_rules! stories {
     )*};
 }
 
-stories!(alone: headers, library, handles, query, sharing);
+stories!(alone: headers, binary, library, handles, query, sharing);
 stories!(together: segments, maps, segment_events, interrupts, data_interrupts, dma, copy, reflective);
 
 /// A file without a test would never be told.

@@ -4,6 +4,7 @@
  */
 #include "story.h"
 
+#include <pthread.h>
 #include <string.h>
 
 enum { FAR = 0xc0b7, NEAR = 0xc0b8, SIZE = 1 << 16 };
@@ -102,6 +103,34 @@ static void sequences(void)
                      SCI_FLAG_CACHE_FLUSH | SCI_FLAG_CACHE_INVALIDATE, &error));
 }
 
+static volatile int flushing;
+
+static void *flush_for_ever(void *arg)
+{
+    int before;
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
+    for (;;) {
+        SCIFlush(NULL, 0);
+        SCIFlush((sci_sequence_t)arg, 0);
+        flushing = 1;
+    }
+    return NULL;
+}
+
+/* Programs cancel a thread wherever it is, which is in SCIFlush most of the time. */
+static void cancelled(void)
+{
+    unsigned int i;
+    for (i = 0; i < 100; i++) {
+        pthread_t thread;
+        flushing = 0;
+        CHECK(pthread_create(&thread, NULL, flush_for_ever, (void *)copy.sequence) == 0);
+        AWAIT(flushing);
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+    }
+    SCIFlush(copy.sequence, 0); /* nothing is left locked */
+}
+
 static unsigned int called;
 
 static int on_block(void *arg, sci_block_transfer_t block, sci_error_t status)
@@ -149,6 +178,7 @@ static void peer(struct story *story)
     copied();
     written();
     sequences();
+    cancelled();
     blocks();
     story_meet(story);
     story_meet(story); /* the owner's segment is gone: stores no longer arrive, and that is seen */

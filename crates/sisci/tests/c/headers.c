@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "dis_types.h"
+#include "functions.h"
 #include "sisci_api.h"
 #include "sisci_api_macros.h"
 #include "sisci_demolib.h"
@@ -281,52 +282,9 @@ static int is_error(sci_error_t error)
 
 /* Every function that the library exports, and the helpers of demolib. */
 typedef void (*function)(void);
+#define POINTER(name) (function)name,
 static const function FUNCTIONS[] = {
-    (function)SCIInitialize, (function)SCITerminate, (function)SCIOpen, (function)SCIClose,
-    (function)SCIQuery, (function)SCIGetLocalNodeId, (function)SCIGetNodeIdByAdapterName,
-    (function)SCIGetNodeInfoByAdapterName, (function)SCIGetErrorString,
-    (function)SCIGetAdapterTypeString, (function)SCIGetAdapterFamilyString, (function)SCIProbeNode,
-    (function)SCIGetCSRRegister, (function)SCISetCSRRegister, (function)SCIGetLocalCSR,
-    (function)SCISetLocalCSR, (function)SCICreateSegment, (function)SCIPrepareSegment,
-    (function)SCIMapLocalSegment, (function)SCISetSegmentAvailable,
-    (function)SCISetSegmentUnavailable, (function)SCIRemoveSegment,
-    (function)SCIGetLocalSegmentSize, (function)SCIGetLocalSegmentId,
-    (function)SCIWaitForLocalSegmentEvent, (function)SCIShareSegment,
-    (function)SCIAttachLocalSegment, (function)SCIRegisterSegmentMemory,
-    (function)SCIAttachPhysicalMemory, (function)SCIConnectSegment, (function)SCIDisconnectSegment,
-    (function)SCIGetRemoteSegmentSize, (function)SCIGetRemoteSegmentId,
-    (function)SCIGetRemoteSegmentNodeId, (function)SCIWaitForRemoteSegmentEvent,
-    (function)SCIMapRemoteSegment, (function)SCIUnmapSegment, (function)SCIGetMapPointer,
-    (function)SCIGetMapPhysAddr, (function)SCIConnectSCISpace, (function)SCICreateMapSequence,
-    (function)SCIRemoveSequence, (function)SCIStartSequence, (function)SCICheckSequence,
-    (function)SCIStoreBarrier, (function)SCIFlush, (function)SCIMemCpy, (function)SCIMemCpy_dual,
-    (function)SCIMemWrite, (function)SCICacheSync, (function)GetSciMemCopyFunction,
-    (function)SetSciMemCopyFunction, (function)SCIFlushReadBuffers, (function)SCIMemCopy,
-    (function)SCITransferBlock, (function)SCITransferBlockAsync, (function)SCIWaitForBlockTransfer,
-    (function)SCIAbortBlockTransfer, (function)SCICreateDMAQueue, (function)SCIRemoveDMAQueue,
-    (function)SCIAbortDMAQueue, (function)SCIDMAQueueState, (function)SCIWaitForDMAQueue,
-    (function)SCIStartDmaTransfer, (function)SCIStartDmaTransferMem,
-    (function)SCIStartDmaTransferVec, (function)DISStartDmaTransfer,
-    (function)DISStartDmaTransferVec, (function)SCIRequestDMAChannel, (function)SCIAssignDMAChannel,
-    (function)SCIReturnDMAChannel, (function)SCIPrepareLocalSegmentForDMA,
-    (function)SCIUnprepareLocalSegmentForDMA, (function)SCIPrepareRemoteSegmentForDMA,
-    (function)SCIUnprepareRemoteSegmentForDMA, (function)SCIEnqueueDMATransfer,
-    (function)SCIPostDMAQueue, (function)SCIResetDMAQueue, (function)SCIphDmaEnqueue,
-    (function)SCIphDmaStart, (function)SCICreateInterrupt, (function)SCICreateNamedInterrupt,
-    (function)SCIRemoveInterrupt, (function)SCIWaitForInterrupt, (function)SCIConnectInterrupt,
-    (function)SCIDisconnectInterrupt, (function)SCITriggerInterrupt,
-    (function)SCICreateDataInterrupt, (function)SCIRemoveDataInterrupt,
-    (function)SCIWaitForDataInterrupt, (function)SCIConnectDataInterrupt,
-    (function)SCIDisconnectDataInterrupt, (function)SCITriggerDataInterrupt,
-    (function)SCIRegisterInterruptFlag, (function)SCIEnableConditionalInterrupt,
-    (function)SCIDisableConditionalInterrupt, (function)SCIGetConditionalInterruptTrigCounter,
-    (function)SCIRegisterPCIeRequester, (function)SCIUnregisterPCIeRequester,
-    (function)SCIGetDeviceList, (function)SCIBorrowDevice, (function)SCIReturnDevice,
-    (function)SCIReleaseExclusiveBorrow, (function)SCIGetFabricDeviceId,
-    (function)SCIConnectDeviceSegment, (function)SCIConnectDeviceSegmentPath,
-    (function)SCIConnectDeviceMemory, (function)SCICreateDeviceSegment,
-    (function)SCIMapLocalSegmentForDevice, (function)SCIMapRemoteSegmentForDevice,
-    (function)SCIUnmapLocalSegmentForDevice, (function)SCIUnmapRemoteSegmentForDevice,
+    EVERY_FUNCTION(POINTER)
     (function)QueryAdapter, (function)QuerySystem, (function)DetectFirstAdapterCard,
     (function)GetAdapterType, (function)GetLocalNodeId, (function)GetAdapterSerialNumber,
     (function)GetHostbridgeType, (function)PrintHostbridgeType, (function)GetAPIVersionString,
