@@ -44,15 +44,20 @@ impl Other {
         command
     }
 
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+    /// Ends it as a crash would; returns when it is gone.
+    fn kill(self) {}
 
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = i32::try_from(self.0.id()).unwrap();
         rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal)
             .unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
     }
 }
 
@@ -239,11 +244,34 @@ fn a_process_that_does_not_answer_cannot_hold_up_a_revocation() {
     alpha.set_share(7..=7, Some(8), Share::None).unwrap();
     assert!(begun.elapsed() < PATIENCE);
     assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
-    owner.signal(rustix::process::Signal::CONT);
     assert_eq!(mapping.whole().read_obj::<u64>(0), Some(0));
+    owner.signal(rustix::process::Signal::CONT);
     // Cut off as it was, it is not the owner of the number any more.
     alpha.create_segment(&SegmentOptions::shared(7, SIZE)).unwrap();
     owner.kill();
+}
+
+#[test]
+fn the_rack_file_and_the_command_line_say_who_may_use_what() {
+    let rules =
+        "[[share]]\nhost = \"alpha\"\nsegments = \"7\"\nwith = [\"beta\"]\naccess = \"write\"\n";
+    let rack = Rack::up(&format!("{HOSTS}{rules}"));
+    let (alpha, beta) = (session(&rack, "alpha"), session(&rack, "beta"));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let refused = session(&rack, "gamma").connect(ALPHA, 7, 100);
+    assert!(matches!(refused, Err(AttachError::Refused(Refusal::Denied))));
+    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    let listed = rack.json(&["mem", "segments", "alpha"]);
+    assert_eq!(listed[0]["segment"], 7);
+    assert_eq!(listed[0]["connected"], serde_json::json!(["beta"]));
+
+    rack.good(&["mem", "share", "alpha", "0-0x10", "--with", "gamma", "--access", "read"]);
+    assert!(!session(&rack, "gamma").connect(ALPHA, 7, 100).unwrap().writable());
+    rack.good(&["mem", "share", "alpha", "7", "--with", "beta", "--access", "none"]);
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert!(beta.connect(ALPHA, 7, 100).is_err());
+    rack.bad(2, &["mem", "segments", "delta"]);
 }
 
 /// What a node has: descriptors, threads.

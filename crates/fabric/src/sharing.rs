@@ -79,6 +79,27 @@ impl Rules {
     }
 }
 
+/// Segments as people write them: `*` for all, an id (`4711`, `0x1267`), or a range (`0x100-0x1ff`),
+/// which may be empty. `None` when it is none of these.
+pub fn segment_range(text: &str) -> Option<RangeInclusive<u32>> {
+    if text == "*" {
+        return Some(0..=u32::MAX);
+    }
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    segment(first.trim()).zip(segment(last.trim())).map(|(first, last)| first..=last)
+}
+
+/// A segment id as programs print them: `4711` or `0x1267`.
+fn segment(text: &str) -> Option<u32> {
+    let (digits, radix) = match text.strip_prefix("0x") {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    // The parser would take a sign.
+    let plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u32::from_str_radix(digits, radix).ok().filter(|_| plain)
+}
+
 impl With {
     /// Whether `host` is meant.
     pub fn includes(&self, host: &str) -> bool {

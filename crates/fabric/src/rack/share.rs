@@ -6,6 +6,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{Host, ShareAccess, ShareRule, With};
+use crate::sharing::segment_range;
 use crate::text::{Outcome, Section, integer, list, mismatch, subsection, wrong};
 
 const FORM: &str = "write [[share]] with host, segments, with and access";
@@ -79,11 +80,7 @@ fn each<'a>(value: &'a Spanned<DeValue<'a>>) -> Vec<&'a Spanned<DeValue<'a>>> {
 
 fn range(value: &Spanned<DeValue<'_>>) -> Outcome<RangeInclusive<u32>> {
     let found = match value.get_ref() {
-        DeValue::String(text) if text == "*" => Some(0..=u32::MAX),
-        DeValue::String(text) => {
-            let (first, last) = text.split_once('-').unwrap_or((text, text));
-            segment(first.trim()).zip(segment(last.trim())).map(|(first, last)| first..=last)
-        }
+        DeValue::String(text) => segment_range(text),
         other => integer(other).and_then(|id| u32::try_from(id).ok()).map(|id| id..=id),
     };
     match found {
@@ -99,15 +96,4 @@ fn range(value: &Spanned<DeValue<'_>>) -> Outcome<RangeInclusive<u32>> {
             other => wrong(value.span(), mismatch("segments", other), SEGMENTS),
         },
     }
-}
-
-/// A segment id as programs print them: `4711` or `0x1267`.
-fn segment(text: &str) -> Option<u32> {
-    let (digits, radix) = match text.strip_prefix("0x") {
-        Some(digits) => (digits, 16),
-        None => (text, 10),
-    };
-    // The parser would take a sign.
-    let plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    u32::from_str_radix(digits, radix).ok().filter(|_| plain)
 }
