@@ -65,6 +65,15 @@ struct Session {
     events: Option<Arc<Outbox>>,
 }
 
+impl Session {
+    fn shut_down(&self) {
+        self.calls.packets().shut_down();
+        if let Some(events) = &self.events {
+            events.packets().shut_down();
+        }
+    }
+}
+
 /// The conversation with an owner's node.
 enum Owner {
     /// Being connected to, with what is to be said then.
@@ -168,9 +177,11 @@ impl Segments {
                 Output::Forget(object) => state.store.forget(object),
                 Output::Cut(session) => {
                     tracing::warn!(session = session.0, "a process did not answer and is cut off");
-                    if let Some(session) = state.sessions.get(&session) {
-                        session.calls.packets().shut_down();
+                    if let Some(session) = state.sessions.remove(&session) {
+                        session.shut_down();
                     }
+                    let State { directory, store, .. } = &mut *state;
+                    outputs.extend(directory.closed(session, store));
                 }
             }
         }

@@ -72,8 +72,8 @@ impl Segments {
             self.ask(|directory, now, objects| directory.request(now, id, request, objects));
         }
         let mut state = self.lock();
-        if let Some(events) = state.sessions.remove(&id).and_then(|session| session.events) {
-            events.packets().shut_down();
+        if let Some(session) = state.sessions.remove(&id) {
+            session.shut_down();
         }
         drop(state);
         self.ask(|directory, _, objects| directory.closed(id, objects));
