@@ -2,7 +2,7 @@
 //! block transfers between mappings.
 //!
 //! A copy is a copy of memory; the checks before it are what the handle costs. So the mapping that
-//! a thread copied to last is remembered ([`LAST`]), for as long as nothing was unmapped.
+//! a thread copied to last is remembered (`LAST`), for as long as nothing was unmapped.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -278,6 +278,25 @@ fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
 static CHOSEN: AtomicI32 = AtomicI32::new(5);
 
 api! {
+    "C-unwind";
+
+    /// Stores before it arrive before those after it.
+    fn SCIStoreBarrier(_sequence: RawHandle, _flags: u32) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Stores before it are on their way.
+    fn SCIFlush(_sequence: RawHandle, _flags: u32) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// What was read ahead is forgotten.
+    fn SCIFlushReadBuffers(_sequence: RawHandle) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+api! {
     /// Makes a sequence on a mapping.
     fn SCICreateMapSequence(
         map: RawHandle,
@@ -310,21 +329,6 @@ api! {
         let known = check_flags(flags, SCI_FLAG_NO_FLUSH | SCI_FLAG_NO_STORE_BARRIER);
         // SAFETY: as the caller says.
         unsafe { status(error, known.and_then(|()| check(sequence))) }
-    }
-
-    /// Stores before it arrive before those after it.
-    fn SCIStoreBarrier(_sequence: RawHandle, _flags: u32) {
-        fence(Ordering::SeqCst);
-    }
-
-    /// Stores before it are on their way.
-    fn SCIFlush(_sequence: RawHandle, _flags: u32) {
-        fence(Ordering::SeqCst);
-    }
-
-    /// What was read ahead is forgotten.
-    fn SCIFlushReadBuffers(_sequence: RawHandle) {
-        fence(Ordering::SeqCst);
     }
 
     /// Copies to a mapping, or with BLOCK_READ from it.

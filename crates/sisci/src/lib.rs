@@ -3,7 +3,7 @@
 //! The C headers are in `include/`, programs on them in `tools/` and `tests/c/`. This is translation
 //! only: handles to objects ([`handles`]), flags and checks to calls of `rackbus-attach`, errors to
 //! the API's numbers ([`error`]). Every function is exported under three names, as programs that
-//! were built against other headers look for it ([`export::api`]).
+//! were built against other headers look for it (`export`).
 //!
 //! * [`library`]: initialising, descriptors, what is asked about hosts.
 //! * [`local`], [`remote`], [`maps`]: segments and mappings of them.
