@@ -130,12 +130,14 @@ impl Copying {
         let copy = move || {
             let mut bytes = vec![0; mapping.len()];
             let mut rounds = 0;
-            while !end.load(std::sync::atomic::Ordering::Relaxed) {
+            loop {
                 mapping.whole().copy_to(&mut bytes);
                 mapping.whole().copy_from(&bytes);
                 rounds += 1;
+                if end.load(std::sync::atomic::Ordering::Relaxed) {
+                    return rounds;
+                }
             }
-            rounds
         };
         Copying { stop, thread: Some(std::thread::spawn(copy)) }
     }

@@ -98,12 +98,11 @@ impl Directory {
     fn end_extent(&mut self, handle: Handle) {
         let Some(extent) = self.extents.remove(&handle) else { return };
         self.discount(extent.session);
-        if let Some((ticket, opening)) = extent.moving {
-            self.abandon_move(ticket);
+        if let Some((_, opening)) = extent.moving
             // What is being closed is still among what is open.
-            if extent.opened.values().all(|opened| opened.memory != opening.memory) {
-                self.empty_all(opening.memory, extent.size);
-            }
+            && extent.opened.values().all(|opened| opened.memory != opening.memory)
+        {
+            self.empty_all(opening.memory, extent.size);
         }
         for opened in extent.opened.into_values() {
             self.lose_guests(opened.guests);
@@ -111,6 +110,10 @@ impl Directory {
         }
         self.empty_all(extent.memory, extent.size);
         self.give_room(extent.offset, extent.size);
+        // Last: it tells those who wait that nothing is left to be read.
+        if let Some((ticket, _)) = extent.moving {
+            self.abandon_move(ticket);
+        }
     }
 
     fn empty_all(&mut self, object: ObjectId, length: u64) {

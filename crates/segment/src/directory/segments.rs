@@ -199,9 +199,6 @@ impl Directory {
     fn end_segment(&mut self, handle: Handle) {
         let Some(segment) = self.segments.remove(&handle) else { return };
         self.discount(segment.session);
-        if let Some(ticket) = segment.moving {
-            self.abandon_move(ticket);
-        }
         if self.by_id.get(&segment.id) == Some(&handle) {
             self.by_id.remove(&segment.id);
         }
@@ -220,6 +217,10 @@ impl Directory {
         }
         if let Some(offset) = segment.offset {
             self.give_room(offset, segment.size);
+        }
+        // Last: it tells those who wait that nothing is left to be read.
+        if let Some(ticket) = segment.moving {
+            self.abandon_move(ticket);
         }
     }
 
