@@ -33,8 +33,8 @@ const MAX_SLOT_BYTES: u32 = 1 << 24;
 pub struct RingLayout {
     /// Messages that it holds: a power of two, at most 2^20.
     pub slots: u32,
-    /// Bytes of the longest message: 1 to 2^24. With 60 a message and its length share a cache
-    /// line.
+    /// Bytes of the longest message: 1 to 2^24. A slot is whole cache lines, and 4 bytes of it are
+    /// the message's length: 60 bytes fill one line.
     pub slot_bytes: u32,
 }
 
@@ -46,10 +46,11 @@ impl RingLayout {
         (slots_fit && slot_fits).then(|| size_of::<Indices>() + self.slots as usize * self.stride())
     }
 
-    /// From one slot to the next.
+    /// From one slot to the next: whole cache lines, so that nobody writes the line that the other
+    /// side reads.
     #[inline]
     fn stride(&self) -> usize {
-        (LENGTH_BYTES + self.slot_bytes as usize).next_multiple_of(8)
+        (LENGTH_BYTES + self.slot_bytes as usize).next_multiple_of(64)
     }
 }
 

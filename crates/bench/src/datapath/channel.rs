@@ -69,7 +69,7 @@ impl Bench<'_> {
     fn configurations(&mut self) -> Result<(), BenchError> {
         let time = self.settings.time;
         let (from, to) = memory(PAGES * PAGE)?;
-        let (one, two) = (engine(1)?, engine(2)?);
+        let one = engine(1)?;
         let baseline = Configuration { channels: 1, pieces: 1, merging: 0 };
         let cases = [
             ("pages, several channels", Configuration { channels: 2, ..baseline }),
@@ -77,12 +77,16 @@ impl Bench<'_> {
             ("pages, combined", Configuration { channels: 1, pieces: BATCH, merging: COMBINED }),
         ];
         for (name, configuration) in cases {
-            let engine = if configuration.channels == 2 { &two } else { &one };
+            if self.processors <= configuration.channels {
+                self.report.left_out(name, "each channel and the submitter need a processor");
+                continue;
+            }
+            let engine = engine(configuration.channels)?;
             self.pairs(
                 name,
                 "a transaction a page, one by one",
                 "GB/s",
-                || Ok(pages(time, engine, configuration, &from, &to)),
+                || Ok(pages(time, &engine, configuration, &from, &to)),
                 || Ok(pages(time, &one, baseline, &from, &to)),
             )?;
         }
@@ -91,8 +95,7 @@ impl Bench<'_> {
 }
 
 fn engine(channels: usize) -> Result<Engine, BenchError> {
-    // Several share the two processors with the submitter.
-    let cpus = if channels == 1 { vec![SERVER_CPU] } else { vec![SERVER_CPU, CLIENT_CPU] };
+    let cpus = (SERVER_CPU..SERVER_CPU + channels).collect();
     let options = EngineOptions { channels, cpus, ..EngineOptions::default() };
     Engine::start("bench-copy", &options).map_err(BenchError::io("starting the copy engine"))
 }

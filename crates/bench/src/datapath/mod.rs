@@ -37,7 +37,9 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let mut bench = Bench { settings, report };
+    // Asked before anything is pinned.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut bench = Bench { settings, report, processors };
     bench.signals()?;
     bench.copies()?;
     bench.channels()
@@ -47,6 +49,8 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
 struct Bench<'a> {
     settings: &'a Settings,
     report: &'a mut Report,
+    /// Processors that this program may use.
+    processors: usize,
 }
 
 impl Bench<'_> {
