@@ -37,7 +37,7 @@ pub enum LocationError {
 }
 
 impl Location {
-    /// What the environment says ([`RUN_DIR`], [`HOST`]); what it leaves out is looked for: the one
+    /// What the environment says (`RACKBUS_RUN_DIR`, `RACKBUS_HOST`); what it leaves out is looked for: the one
     /// rack, the one host that runs on this machine.
     ///
     /// # Errors

@@ -3,9 +3,12 @@
 //! The engine is one for the process, with a few channels; a queue uses the channel that it was
 //! assigned, or the least busy one. A queue has one transfer at a time, as the API says.
 
+mod channels;
+mod exports;
+
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
 use rackbus_memory::Region;
@@ -14,12 +17,15 @@ use rackbus_memory::copy::{Engine, EngineOptions, PieceError, Place, State, Tick
 use crate::constants::errors::*;
 use crate::constants::layout::DmaVecElement;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::Child;
 use crate::local::{Argument, Local, duration};
 use crate::query::DMA_CHANNELS;
 use crate::remote::Remote;
+
+pub use channels::DmaChannel;
+pub use exports::*;
 
 /// How a queue is (`sci_dma_queue_state_t`).
 type QueueState = u32;
@@ -29,11 +35,6 @@ const POSTED: QueueState = 2;
 const DONE: QueueState = 3;
 const ABORTED: QueueState = 4;
 const ERROR: QueueState = 5;
-
-/// Sorts of engine that a program may ask for (`sci_dma_type_t`); all but the last are the one.
-const DONT_CARE: u32 = 1;
-const SYSTEM: u32 = 4;
-const TRANSPARENT: u32 = 5;
 
 /// No channel was assigned.
 const NO_CHANNEL: u32 = u32::MAX;
@@ -80,30 +81,6 @@ fn engine() -> Outcome<&'static Engine> {
         Engine::start("rackbus dma", &EngineOptions { channels, ..EngineOptions::default() }).ok()
     };
     ENGINE.get_or_init(start).as_ref().map_or_else(|| fail(SCI_ERR_SYSTEM), Ok)
-}
-
-/// Who has each channel: 0 nobody, [`ALONE`], or how many share it.
-static USED: [AtomicU32; DMA_CHANNELS as usize] = [const { AtomicU32::new(0) }; 4];
-const ALONE: u32 = u32::MAX;
-
-/// A channel (`sci_dma_channel_t`).
-#[derive(Debug)]
-pub struct DmaChannel {
-    number: u32,
-    /// Queues that it is assigned to.
-    queues: AtomicUsize,
-    _child: Child,
-}
-kind!(DmaChannel, 11);
-
-impl Drop for DmaChannel {
-    fn drop(&mut self) {
-        let give_back = |users: u32| Some(if users == ALONE { 0 } else { users.saturating_sub(1) });
-        if let Some(used) = USED.get(self.number as usize) {
-            // The closure always gives a value.
-            let _ = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, give_back);
-        }
-    }
 }
 
 /// A queue (`sci_dma_queue_t`).
@@ -500,51 +477,6 @@ fn reset(queue: RawHandle, flags: u32) -> Outcome<()> {
     Ok(())
 }
 
-fn request(sd: RawHandle, adapter: u32, kind: u32, number: u32, flags: u32) -> Outcome<RawHandle> {
-    check_flags(flags, SCI_FLAG_DMA_CHANNEL_SHARED)?;
-    check_adapter(adapter)?;
-    match kind {
-        DONT_CARE..=SYSTEM => {}
-        TRANSPARENT => return fail(SCI_ERR_DMA_NOT_AVAILABLE),
-        _ => return fail(SCI_ERR_ILLEGAL_PARAMETER),
-    }
-    let child = Child::of(sd)?;
-    let share = flags & SCI_FLAG_DMA_CHANNEL_SHARED != 0;
-    let take = |number: &u32| {
-        let take = |users: u32| match (users, share) {
-            (0, false) => Some(ALONE),
-            (ALONE, _) | (_, false) => None,
-            (users, true) => Some(users + 1),
-        };
-        let used = USED.get(*number as usize);
-        used.is_some_and(|it| it.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok())
-    };
-    let number = match number {
-        SCI_DMA_CHANNEL_ID_DONTCARE => (0..DMA_CHANNELS).find(take),
-        number => Some(number).filter(take),
-    };
-    let Some(number) = number else { return fail(SCI_ERR_DMA_NOT_AVAILABLE) };
-    let queues = AtomicUsize::new(0);
-    Ok(DmaChannel::table().add(|_| DmaChannel { number, queues, _child: child }))
-}
-
-fn assign(channel: RawHandle, queue: RawHandle, flags: u32) -> Outcome<()> {
-    check_flags(flags, 0)?;
-    let (channel, queue) = (find::<DmaChannel>(channel)?, find::<DmaQueue>(queue)?);
-    queue.unassign();
-    channel.queues.fetch_add(1, Ordering::AcqRel);
-    queue.channel.store(channel.number, Ordering::Release);
-    *queue.assigned.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
-    Ok(())
-}
-
-fn give_back(channel: RawHandle) -> Outcome<()> {
-    if find::<DmaChannel>(channel)?.queues.load(Ordering::Acquire) > 0 {
-        return fail(SCI_ERR_BUSY);
-    }
-    DmaChannel::table().take(channel).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
-}
-
 /// Ends every queue and channel of the process.
 pub(crate) fn end_all() {
     for queue in DmaQueue::table().clear() {
@@ -555,252 +487,4 @@ pub(crate) fn end_all() {
         queue.unassign();
     }
     drop(DmaChannel::table().clear());
-}
-
-/// That a segment is to be used with a channel; there is nothing to prepare.
-fn known<T: Kind>(channel: RawHandle, segment: RawHandle, flags: u32) -> Outcome<()> {
-    check_flags(flags, 0)?;
-    find::<DmaChannel>(channel)?;
-    find::<T>(segment).map(drop)
-}
-
-api! {
-    /// Makes a queue.
-    fn SCICreateDMAQueue(
-        sd: RawHandle,
-        queue: *mut RawHandle,
-        adapter: u32,
-        max_entries: u32,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            let made = match flags & SCI_FLAG_DMA_PHDMA {
-                0 => create(sd, adapter, max_entries, flags),
-                // Transfers from raw bus addresses.
-                _ => fail(SCI_ERR_NOT_SUPPORTED),
-            };
-            if let Some(handle) = finish(error, made) {
-                put(queue, handle);
-            }
-        }
-    }
-
-    /// Removes a queue.
-    fn SCIRemoveDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, remove(queue, flags)) };
-    }
-
-    /// Ends what is under way.
-    fn SCIAbortDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, abort(queue, flags)) };
-    }
-
-    /// How a queue is.
-    fn SCIDMAQueueState(queue: RawHandle) -> QueueState {
-        find::<DmaQueue>(queue).map_or(ERROR, |queue| queue.state())
-    }
-
-    /// Waits for the transfer that was started.
-    fn SCIWaitForDMAQueue(
-        queue: RawHandle,
-        timeout: u32,
-        flags: u32,
-        error: *mut u32,
-    ) -> QueueState {
-        // SAFETY: as the caller says.
-        match unsafe { finish(error, wait(queue, timeout, flags)) } {
-            Some(state) => state,
-            None => find::<DmaQueue>(queue).map_or(ERROR, |queue| queue.state()),
-        }
-    }
-
-    /// Copies between a local and a remote segment.
-    fn SCIStartDmaTransfer(
-        queue: RawHandle,
-        local: RawHandle,
-        remote: RawHandle,
-        local_offset: usize,
-        size: usize,
-        remote_offset: usize,
-        callback: DmaCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
-        let range = (local_offset, size, remote_offset);
-        // SAFETY: as the caller says.
-        unsafe { finish(error, transfer(&wanted, local, range)) };
-    }
-
-    /// The same with the program's own memory.
-    fn SCIStartDmaTransferMem(
-        queue: RawHandle,
-        memory: *mut c_void,
-        remote: RawHandle,
-        size: usize,
-        remote_offset: usize,
-        callback: DmaCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
-        // SAFETY: as the caller says.
-        unsafe { finish(error, transfer_memory(&wanted, memory, (size, remote_offset))) };
-    }
-
-    /// The same for several pieces.
-    fn SCIStartDmaTransferVec(
-        queue: RawHandle,
-        local: RawHandle,
-        remote: RawHandle,
-        length: usize,
-        vector: *mut DmaVecElement,
-        callback: DmaCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
-        // SAFETY: as the caller says.
-        unsafe { finish(error, transfer_vector(&wanted, local, vector, length)) };
-    }
-
-    /// Another name of [`SCIStartDmaTransfer`].
-    fn DISStartDmaTransfer(
-        queue: RawHandle,
-        local: RawHandle,
-        remote: RawHandle,
-        local_offset: usize,
-        size: usize,
-        remote_offset: usize,
-        callback: DmaCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: the same promises.
-        unsafe {
-            SCIStartDmaTransfer(
-                queue, local, remote, local_offset, size, remote_offset, callback, argument,
-                flags, error,
-            );
-        }
-    }
-
-    /// Another name of [`SCIStartDmaTransferVec`].
-    fn DISStartDmaTransferVec(
-        queue: RawHandle,
-        local: RawHandle,
-        remote: RawHandle,
-        length: usize,
-        vector: *mut DmaVecElement,
-        callback: DmaCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: the same promises.
-        unsafe {
-            SCIStartDmaTransferVec(
-                queue, local, remote, length, vector, callback, argument, flags, error,
-            );
-        }
-    }
-
-    /// Asks for a channel.
-    fn SCIRequestDMAChannel(
-        sd: RawHandle,
-        channel: *mut RawHandle,
-        adapter: u32,
-        kind: u32,
-        number: u32,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            if let Some(handle) = finish(error, request(sd, adapter, kind, number, flags)) {
-                put(channel, handle);
-            }
-        }
-    }
-
-    /// Lets a queue use a channel.
-    fn SCIAssignDMAChannel(channel: RawHandle, queue: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, assign(channel, queue, flags)) };
-    }
-
-    /// Gives a channel back.
-    fn SCIReturnDMAChannel(channel: RawHandle, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, give_back(channel)) };
-    }
-
-    /// Announces a segment's use.
-    fn SCIPrepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Local>(channel, segment, flags)) };
-    }
-
-    /// Ends the announcement.
-    fn SCIUnprepareLocalSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Local>(channel, segment, flags)) };
-    }
-
-    /// Announces a segment's use.
-    fn SCIPrepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
-    }
-
-    /// Ends the announcement.
-    fn SCIUnprepareRemoteSegmentForDMA(channel: RawHandle, segment: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, known::<Remote>(channel, segment, flags)) };
-    }
-
-    /// Adds a transfer to a queue (1.x).
-    fn SCIEnqueueDMATransfer(
-        queue: RawHandle,
-        local: RawHandle,
-        remote: RawHandle,
-        local_offset: u32,
-        remote_offset: u32,
-        size: u32,
-        flags: u32,
-        error: *mut u32,
-    ) -> QueueState {
-        let range = (local_offset, remote_offset, size);
-        // SAFETY: as the caller says.
-        match unsafe { finish(error, enqueue(queue, (local, remote), range, flags)) } {
-            Some(state) => state,
-            None => find::<DmaQueue>(queue).map_or(ERROR, |queue| queue.state()),
-        }
-    }
-
-    /// Starts what was gathered (1.x).
-    fn SCIPostDMAQueue(
-        queue: RawHandle,
-        callback: DmaCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, post(queue, callback, Argument(argument), flags)) };
-    }
-
-    /// Makes a queue idle again (1.x).
-    fn SCIResetDMAQueue(queue: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, reset(queue, flags)) };
-    }
 }

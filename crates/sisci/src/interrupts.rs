@@ -3,7 +3,9 @@
 //! One with a callback has a thread of its own, which waits and calls. Removing it waits until a
 //! call that is under way has returned, unless it is that call that removes it.
 
-use std::ffi::{c_char, c_void};
+mod exports;
+
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
@@ -14,10 +16,12 @@ use rackbus_attach::{
 
 use crate::constants::errors::*;
 use crate::constants::*;
-use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::error::{Code, Outcome, check_adapter, check_flags, fail, put};
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::{Child, node_id};
 use crate::local::{Argument, CANCEL, LateHandle, duration, late};
+
+pub use exports::*;
 
 /// `sci_cb_interrupt_t`.
 pub type InterruptCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32>;
@@ -364,170 +368,4 @@ pub(crate) fn end_all() {
     drop(RemoteData::table().clear());
     LocalInterrupt::table().clear().iter().for_each(|local| local.end());
     LocalData::table().clear().iter().for_each(|local| local.end());
-}
-
-api! {
-    /// Makes an interrupt.
-    fn SCICreateInterrupt(
-        sd: RawHandle,
-        interrupt: *mut RawHandle,
-        adapter: u32,
-        number: *mut u32,
-        callback: InterruptCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            let made = check_adapter(adapter)
-                .and_then(|()| wanted(number, flags))
-                .and_then(|number| create(sd, number, (callback, Argument(argument)), flags));
-            if let Some((handle, chosen)) = finish(error, made) {
-                put(interrupt, handle);
-                put(number, chosen);
-            }
-        }
-    }
-
-    /// The same; its name is for nobody here.
-    fn SCICreateNamedInterrupt(
-        sd: RawHandle,
-        interrupt: *mut RawHandle,
-        adapter: u32,
-        number: *mut u32,
-        _name: *const c_char,
-        callback: InterruptCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            SCICreateInterrupt(sd, interrupt, adapter, number, callback, argument, flags, error);
-        }
-    }
-
-    /// Removes an interrupt.
-    fn SCIRemoveInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, remove(interrupt, flags)) };
-    }
-
-    /// Waits for an interrupt.
-    fn SCIWaitForInterrupt(interrupt: RawHandle, timeout: u32, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, wait(interrupt, timeout, flags)) };
-    }
-
-    /// Connects to an interrupt.
-    fn SCIConnectInterrupt(
-        sd: RawHandle,
-        interrupt: *mut RawHandle,
-        node: u32,
-        adapter: u32,
-        number: u32,
-        timeout: u32,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            if let Some(handle) = finish(error, connect(sd, node, adapter, number, (timeout, flags))) {
-                put(interrupt, handle);
-            }
-        }
-    }
-
-    /// Disconnects from an interrupt.
-    fn SCIDisconnectInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, disconnect::<RemotePlain>(interrupt, flags)) };
-    }
-
-    /// Triggers an interrupt.
-    fn SCITriggerInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, trigger(interrupt, flags)) };
-    }
-
-    /// Makes a data interrupt.
-    fn SCICreateDataInterrupt(
-        sd: RawHandle,
-        interrupt: *mut RawHandle,
-        adapter: u32,
-        number: *mut u32,
-        callback: DataCallback,
-        argument: *mut c_void,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            let made = check_adapter(adapter)
-                .and_then(|()| wanted(number, flags))
-                .and_then(|number| create_data(sd, number, (callback, Argument(argument)), flags));
-            if let Some((handle, chosen)) = finish(error, made) {
-                put(interrupt, handle);
-                put(number, chosen);
-            }
-        }
-    }
-
-    /// Removes a data interrupt.
-    fn SCIRemoveDataInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, remove_data(interrupt, flags)) };
-    }
-
-    /// Takes the oldest message.
-    fn SCIWaitForDataInterrupt(
-        interrupt: RawHandle,
-        data: *mut c_void,
-        length: *mut u32,
-        timeout: u32,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, wait_data(interrupt, (data.cast(), length), timeout, flags)) };
-    }
-
-    /// Connects to a data interrupt.
-    fn SCIConnectDataInterrupt(
-        sd: RawHandle,
-        interrupt: *mut RawHandle,
-        node: u32,
-        adapter: u32,
-        number: u32,
-        timeout: u32,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe {
-            let made = connect_data(sd, node, adapter, number, (timeout, flags));
-            if let Some(handle) = finish(error, made) {
-                put(interrupt, handle);
-            }
-        }
-    }
-
-    /// Disconnects from a data interrupt.
-    fn SCIDisconnectDataInterrupt(interrupt: RawHandle, flags: u32, error: *mut u32) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, disconnect::<RemoteData>(interrupt, flags)) };
-    }
-
-    /// Sends a message.
-    fn SCITriggerDataInterrupt(
-        interrupt: RawHandle,
-        data: *mut c_void,
-        length: u32,
-        flags: u32,
-        error: *mut u32,
-    ) {
-        // SAFETY: as the caller says.
-        unsafe { finish(error, trigger_data(interrupt, data.cast(), length, flags)) };
-    }
 }

@@ -1,12 +1,12 @@
 //! The segment service of a host: the sockets and descriptors around its
-//! [`Directory`](rackbus_segment::Directory), which decides.
+//! [`Directory`], which decides.
 //!
 //! Each process that attaches has a session: a socket for its requests, which it waits on, and one
-//! for events ([`sessions`]). Each other node has up to two conversations with this one: the one in
-//! which this host's processes are connectors, and the one in which they are owners ([`peers`]).
+//! for events (`sessions`). Each other node has up to two conversations with this one: the one in
+//! which this host's processes are connectors, and the one in which they are owners (`peers`).
 //! A thread for each of them receives, asks the directory under one lock, and sends what it says
 //! itself, so that connecting takes two round trips and no thread in between. Nothing waits under
-//! the lock: a peer that takes no messages is given up ([`outbox`]).
+//! the lock: a peer that takes no messages is given up (`outbox`).
 
 mod objects;
 mod outbox;

@@ -1,0 +1,83 @@
+//! Memory that moves, is lent, and is adopted in part.
+
+use super::*;
+
+const BOTH: Access = Access::READ.union(Access::WRITE);
+
+fn file(size: u64) -> OwnedFd {
+    SharedMemory::reserve("test", size).unwrap()
+}
+
+#[test]
+fn memory_moves_under_a_writer_without_losing_a_write() {
+    let (old, new) = (file(8192), file(8192));
+    let region = Region::map(old.as_fd(), 0, 8192, BOTH).unwrap();
+    let other = Region::map(old.as_fd(), 0, 8192, BOTH).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut last = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                last += 1;
+                region.whole().store_u64(4096, last, Ordering::Release).unwrap();
+            }
+            last
+        });
+        while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < 1000 {}
+        region.freeze(0, 8192).unwrap();
+        let at_move = region.whole().load_u64(4096, Ordering::Acquire).unwrap();
+        crate::sparse::copy_sparse((&old, 0), (&new, 0), 8192).unwrap();
+        region.adopt(0, 8192, new.as_fd(), 0).unwrap();
+        while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < at_move + 1000 {}
+        stop.store(true, Ordering::Relaxed);
+        let last = writer.join().unwrap();
+        assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(last));
+        // The old memory has nothing of what came after.
+        assert_eq!(other.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
+    });
+}
+
+#[test]
+fn own_memory_is_lent_and_given_back_with_its_bytes() {
+    let room = Region::reserve(8192, BOTH).unwrap();
+    room.whole().part(4096, 4).unwrap().copy_from(b"mine");
+    let address = room.whole().as_ptr() as usize;
+    std::mem::forget(room);
+    let shared = file(8192);
+    let over = {
+        let copy = Region::map(shared.as_fd(), 0, 8192, BOTH).unwrap();
+        copy.whole().part(4096, 4).unwrap().copy_from(b"mine");
+        // SAFETY: the range was reserved above and forgotten.
+        unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap()
+    };
+    let other = Region::map(shared.as_fd(), 4096, 4, BOTH).unwrap();
+    other.whole().copy_from(b"ours");
+    let mut text = [0; 4];
+    over.whole().part(4096, 4).unwrap().copy_to(&mut text);
+    assert_eq!(&text, b"ours");
+    drop(over);
+    // SAFETY: given back, the range is private memory of this process.
+    let after = unsafe { std::ptr::read((address + 4096) as *const [u8; 4]) };
+    assert_eq!(&after, b"ours");
+    other.whole().copy_from(b"else");
+    // SAFETY: as above.
+    let after = unsafe { std::ptr::read((address + 4096) as *const [u8; 4]) };
+    assert_eq!(&after, b"ours");
+}
+
+#[test]
+fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
+    let (all, page) = (file(4 * 4096), file(4096));
+    let region = Region::map(all.as_fd(), 4096, 2 * 4096, BOTH).unwrap();
+    Region::map(page.as_fd(), 0, 4096, BOTH).unwrap().whole().copy_from(b"page");
+    region.freeze(8192, 4096).unwrap();
+    region.adopt(8192, 4096, page.as_fd(), 0).unwrap();
+    let mut text = [0; 4];
+    region.whole().part(4096, 4).unwrap().copy_to(&mut text);
+    assert_eq!(&text, b"page");
+    region.whole().part(0, 1).unwrap().copy_from(b"x");
+    // What lies outside of the mapping is nobody's business.
+    region.adopt(0, 4096, page.as_fd(), 0).unwrap();
+    region.whole().part(0, 1).unwrap().copy_to(&mut text[..1]);
+    assert_eq!(text[0], b'x');
+}
