@@ -26,20 +26,19 @@ const TRIAL: usize = 64 << 10;
 /// meanwhile: what is copied then is any mixture.
 #[inline]
 pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
+    // The long ones first: they pay for a call already.
     // SAFETY: as promised.
     unsafe {
         match length {
-            0 => {}
+            65.. if length < LARGE => ptr::copy(source, destination, length),
+            65.. => copy_rounds(source, destination, length),
+            33.. => copy_quarters(source, destination, length),
+            16.. => copy_ends::<u128>(source, destination, length),
+            8.. => copy_ends::<u64>(source, destination, length),
+            4.. => copy_ends::<u32>(source, destination, length),
+            2.. => copy_ends::<u16>(source, destination, length),
             1 => *destination = *source,
-            2..4 => copy_ends::<u16>(source, destination, length),
-            4..8 => copy_ends::<u32>(source, destination, length),
-            8..16 => copy_ends::<u64>(source, destination, length),
-            16..32 => copy_ends::<u128>(source, destination, length),
-            32..=64 => copy_ends::<[u128; 2]>(source, destination, length),
-            _ if length < LARGE => ptr::copy(source, destination, length),
-            _ => {
-                copy_large(source, destination, length, || false);
-            }
+            0 => {}
         }
     }
 }
@@ -59,6 +58,25 @@ unsafe fn copy_ends<T: Copy>(source: *const u8, destination: *mut u8, length: us
             (source.cast::<T>().read_unaligned(), source.add(last).cast::<T>().read_unaligned());
         destination.cast::<T>().write_unaligned(first_end);
         destination.add(last).cast::<T>().write_unaligned(last_end);
+    }
+}
+
+/// Copies 33 to 64 bytes as the first and the last 32 of them.
+///
+/// # Safety
+/// As [`copy`]; `length` is 32 to 64.
+#[inline(always)]
+unsafe fn copy_quarters(source: *const u8, destination: *mut u8, length: usize) {
+    let last = length - 32;
+    // SAFETY: all are inside of the range, and read before one is written.
+    unsafe {
+        let load = |at: usize| source.add(at).cast::<u128>().read_unaligned();
+        let (a, b, c, d) = (load(0), load(16), load(last), load(last + 16));
+        let store = |at: usize, value| destination.add(at).cast::<u128>().write_unaligned(value);
+        store(0, a);
+        store(16, b);
+        store(last, c);
+        store(last + 16, d);
     }
 }
 
@@ -88,6 +106,17 @@ pub(crate) unsafe fn copy_large(
         unsafe { round(source.add(at), destination.add(at), count, stream) };
     }
     true
+}
+
+/// [`copy_large`] that nothing stops, kept out of the way of small copies.
+///
+/// # Safety
+/// As [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn copy_rounds(source: *const u8, destination: *mut u8, length: usize) {
+    // SAFETY: as promised.
+    unsafe { copy_large(source, destination, length, || false) };
 }
 
 /// How a processor streams.
