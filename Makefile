@@ -6,7 +6,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme model datapath
+AREA ?= nvme model datapath memory
 
 .PHONY: help build install setup demo test test-cargo test-loom test-e2e bench check clean
 

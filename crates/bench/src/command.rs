@@ -9,7 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, datapath, model, nvme};
+use crate::{BenchError, Report, datapath, memory, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -21,6 +21,15 @@ pub enum Command {
         common: Common,
         /// Where sockets and images go.
         #[arg(long, default_value = "target/bench/nvme")]
+        dir: PathBuf,
+    },
+    /// Memory that hosts share: segments, interrupts, the copy engine.
+    Memory {
+        /// How to measure.
+        #[command(flatten)]
+        common: Common,
+        /// Where the rack's sockets and state go.
+        #[arg(long, default_value = "target/bench/memory")]
         dir: PathBuf,
     },
     /// The timing model.
@@ -121,6 +130,13 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = nvme::Settings { runs, time, dir, only, patience, again };
             nvme::run(&settings, &regime, &mut report)
+        }
+        Command::Memory { common, dir } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let Common { runs, only, .. } = common;
+            let settings = memory::Settings { runs, time, dir, only, patience };
+            memory::run(&settings, &regime, &mut report)
         }
         Command::Model { common } => {
             let (regime, time, patience) = (common.regime()?, common.time(), common.patience());

@@ -10,6 +10,7 @@ mod command;
 pub mod datapath;
 mod lent;
 mod machine;
+pub mod memory;
 pub mod model;
 pub mod nvme;
 mod peers;
@@ -30,6 +31,9 @@ pub enum BenchError {
     /// The drive could not be made.
     #[error(transparent)]
     Nvme(#[from] rackbus_devices::nvme::NvmeError),
+    /// A segment or an interrupt could not be had.
+    #[error(transparent)]
+    Attach(#[from] rackbus_attach::AttachError),
     /// Memory could not be shared.
     #[error(transparent)]
     Memory(#[from] rackbus_memory::RegionError),

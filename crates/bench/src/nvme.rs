@@ -9,7 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::{self, Lender};
 use crate::machine::{Again, Regime, processor_time, wait_quiet};
 use crate::peers::{self, PeerServer};
-use crate::rack::Rack;
+use crate::rack::{self, Rack};
 use crate::raw::{self, STORE};
 use crate::report::Case;
 use crate::{BenchError, Report};
@@ -384,7 +384,7 @@ impl Bench<'_> {
     /// The same through the control plane and two nodes, with the command that users have.
     fn whole_rack(&mut self) -> Result<(), BenchError> {
         let Settings { dir, again, time, .. } = self.settings.clone();
-        let Some(rack) = Rack::start(&dir)? else {
+        let Some(rack) = Rack::start(&dir, &rack::lending())? else {
             self.report.left_out("whole rack", "the rackbus binary is not beside this one");
             return Ok(());
         };

@@ -8,7 +8,16 @@ use serde_json::Value;
 use crate::BenchError;
 use crate::raw::STORE;
 
-/// A running rack: `alpha` lends a drive in memory, `beta` borrows. Ended when dropped.
+/// A rack in which `alpha` lends a drive in memory, and `beta` borrows.
+pub fn lending() -> String {
+    format!(
+        "name = \"bench\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
+         size = \"{} MiB\"\nbacking = \"memory\"\n[hosts.beta]\n",
+        STORE >> 20
+    )
+}
+
+/// A running rack. Ended when dropped.
 #[derive(Debug)]
 pub struct Rack {
     program: PathBuf,
@@ -31,30 +40,31 @@ impl Rack {
         neighbour.is_file().then_some(neighbour)
     }
 
-    /// Starts one in `dir`; `None` when there is no `rackbus` to start it with.
+    /// Starts that of the rack file `text` in `dir`; `None` when there is no `rackbus` to start it
+    /// with.
     ///
     /// # Errors
     /// When it does not come up.
-    pub fn start(dir: &Path) -> Result<Option<Rack>, BenchError> {
+    pub fn start(dir: &Path, text: &str) -> Result<Option<Rack>, BenchError> {
         let Some(program) = Rack::find() else { return Ok(None) };
         let dir = dir.join("rack");
         std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's directory"))?;
         let file = dir.join("rack.toml");
-        let text = format!(
-            "name = \"bench\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
-             size = \"{} MiB\"\nbacking = \"memory\"\n[hosts.beta]\n",
-            STORE >> 20
-        );
         std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
         let rack = Rack { program, dir };
         rack.run(&["up", &file.display().to_string()])?;
         Ok(Some(rack))
     }
 
+    /// Its run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+
     fn run(&self, arguments: &[&str]) -> Result<String, BenchError> {
         let output = Command::new(&self.program)
             .args(arguments)
-            .env("RACKBUS_RUN_DIR", self.dir.join("run"))
+            .env("RACKBUS_RUN_DIR", self.run_dir())
             .env("RACKBUS_STATE_DIR", self.dir.join("state"))
             .stdin(Stdio::null())
             .output()

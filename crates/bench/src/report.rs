@@ -23,8 +23,8 @@ pub struct Row {
     pub peer_name: String,
     /// The unit of both.
     pub unit: &'static str,
-    /// Median of the ratios of neighbouring runs, ours to the other one's; for unit "us added"
-    /// the median of the differences.
+    /// Median of the ratios of neighbouring runs, ours to the other one's; for units "us added"
+    /// and "ns added" the median of the differences.
     pub ratio: f64,
     /// How many pairs of runs.
     pub runs: usize,

@@ -1,0 +1,132 @@
+//! Messages there and back through segments: a put that a polling peer sees, and messages of many
+//! sizes, against the same loops on one memory file.
+
+use std::sync::atomic::Ordering;
+
+use rackbus_attach::Mapping;
+use rackbus_memory::DmaSlice;
+
+use super::pingpong::{End, one_way};
+use super::plain::{Buffers, Lines};
+use super::{Bench, size};
+use crate::BenchError;
+
+/// Bytes of a message.
+const SIZES: [usize; 7] = [4, 8, 64, 256, 1 << 10, 4 << 10, 8 << 10];
+
+impl Bench<'_> {
+    pub(super) fn messages(&mut self) -> Result<(), BenchError> {
+        self.put()?;
+        let time = self.settings.time;
+        for bytes in SIZES {
+            let case = format!("ping-pong {}, one way", size(bytes));
+            if !self.wanted(&case) {
+                continue;
+            }
+            let (on_alpha, on_beta) = (self.hosts.on_alpha(bytes)?, self.hosts.on_beta(bytes)?);
+            let mut near = Message::new(&on_alpha.remote, &on_beta.local, bytes);
+            let mut far = Message::new(&on_beta.remote, &on_alpha.local, bytes);
+            let (mut bare_near, mut bare_far) = Buffers::pair(bytes)?;
+            self.pairs(
+                (&case, "the same on one memfd", "ns"),
+                || one_way(&mut near, &mut far, time),
+                || one_way(&mut bare_near, &mut bare_far, time),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// 8 bytes. Which processor's cache keeps a line's directory depends on where the line is; so
+    /// every run takes another page on both sides.
+    fn put(&mut self) -> Result<(), BenchError> {
+        let (time, case) = (self.settings.time, "put 8 B, one way");
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let bytes = (self.settings.runs + 1) << 12;
+        let (on_alpha, on_beta) = (self.hosts.on_alpha(bytes)?, self.hosts.on_beta(bytes)?);
+        let (mut page, mut bare_page) = (0, 0);
+        self.pairs(
+            (case, "two bare cache lines", "ns"),
+            || {
+                page += 1;
+                let mut near = Put::new(&on_alpha.remote, &on_beta.local, page << 12)?;
+                let mut far = Put::new(&on_beta.remote, &on_alpha.local, page << 12)?;
+                one_way(&mut near, &mut far, time)
+            },
+            || {
+                bare_page += 1;
+                let (mut near, mut far) = Lines::pair(bare_page)?;
+                one_way(&mut near, &mut far, time)
+            },
+        )
+    }
+}
+
+fn outside() -> BenchError {
+    BenchError::Peer("a message is larger than its segment".to_owned())
+}
+
+/// A number that is stored to the other host's segment, and awaited in this one's.
+struct Put<'m> {
+    to: DmaSlice<'m>,
+    from: DmaSlice<'m>,
+    sent: u64,
+    received: u64,
+}
+
+impl<'m> Put<'m> {
+    fn new(to: &'m Mapping, from: &'m Mapping, at: usize) -> Result<Put<'m>, BenchError> {
+        let line = |mapping: &'m Mapping| mapping.whole().part(at, 8).ok_or_else(outside);
+        let (to, from) = (line(to)?, line(from)?);
+        to.store_u64(0, 0, Ordering::Release).ok_or_else(outside)?;
+        Ok(Put { to, from, sent: 0, received: 0 })
+    }
+}
+
+impl End for Put<'_> {
+    fn send(&mut self) -> Result<(), BenchError> {
+        self.sent += 1;
+        self.to.store_u64(0, self.sent, Ordering::Release).ok_or_else(outside)
+    }
+
+    fn wait(&mut self) -> Result<(), BenchError> {
+        self.received += 1;
+        while self.from.load_u64(0, Ordering::Acquire) != Some(self.received) {}
+        Ok(())
+    }
+}
+
+/// A message that is copied to the other host's segment, with its number as its last four bytes,
+/// and copied out of this one's.
+struct Message<'m> {
+    to: DmaSlice<'m>,
+    from: DmaSlice<'m>,
+    data: Vec<u8>,
+    sent: u32,
+    received: u32,
+}
+
+impl<'m> Message<'m> {
+    fn new(to: &'m Mapping, from: &'m Mapping, bytes: usize) -> Message<'m> {
+        to.whole().fill(0);
+        let (to, from) = (to.whole(), from.whole());
+        Message { to, from, data: vec![0; bytes - 4], sent: 0, received: 0 }
+    }
+}
+
+impl End for Message<'_> {
+    fn send(&mut self) -> Result<(), BenchError> {
+        self.sent += 1;
+        self.to.copy_from(&self.data);
+        self.to.store_u32(self.data.len(), self.sent, Ordering::Release).ok_or_else(outside)
+    }
+
+    fn wait(&mut self) -> Result<(), BenchError> {
+        self.received += 1;
+        let number = self.data.len();
+        while self.from.load_u32(number, Ordering::Acquire) != Some(self.received) {}
+        self.from.copy_to(&mut self.data);
+        Ok(())
+    }
+}
