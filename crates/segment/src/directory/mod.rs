@@ -2,12 +2,12 @@
 //! to them, and what its own processes are connected to elsewhere.
 //!
 //! A node has two parts to play, and a conversation with each other node for each of them: as the
-//! *connector's* node it asks on behalf of its processes ([`connections`]), as the *owner's* node
-//! it answers ([`segments`], [`interrupts`], [`groups`], [`pages`]). A process that connects to its
+//! *connector's* node it asks on behalf of its processes (`connections`), as the *owner's* node
+//! it answers (`segments`, `interrupts`, `groups`, `pages`). A process that connects to its
 //! own host goes the same way, with the node as both.
 //!
 //! Taking memory away from somebody who may keep the old mapping for ever means to move it
-//! ([`moves`]): those who keep the memory stop writing, it is copied elsewhere, they go on there,
+//! (`moves`): those who keep the memory stop writing, it is copied elsewhere, they go on there,
 //! and what was left behind is emptied.
 
 mod connections;
