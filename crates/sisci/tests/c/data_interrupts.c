@@ -159,6 +159,7 @@ static sci_callback_action_t on_message(void *arg, sci_local_data_interrupt_t in
 {
     struct listener *listener = (struct listener *)arg;
     sci_error_t inside;
+    CALLED();
     CHECK(interrupt != NULL && status == SCI_ERR_OK && length == 64);
     if (listener->count == 0) {
         unsigned int number;

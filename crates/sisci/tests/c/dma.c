@@ -127,6 +127,7 @@ static sci_error_t status_of_call = NOT_SET;
 
 static sci_callback_action_t on_done(void *arg, sci_dma_queue_t queue, sci_error_t status)
 {
+    CALLED();
     CHECK(arg == (void *)&called && queue == dma.queue);
     status_of_call = status;
     __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);

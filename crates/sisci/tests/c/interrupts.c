@@ -147,9 +147,12 @@ static sci_callback_action_t answer = SCI_CALLBACK_CONTINUE;
 static sci_callback_action_t on_interrupt(void *arg, sci_local_interrupt_t interrupt,
                                           sci_error_t status)
 {
+    sci_callback_action_t now;
+    CALLED();
+    now = answer; /* before the call is counted: then the story goes on */
     CHECK(arg == (void *)&called && interrupt != NULL && status == SCI_ERR_OK);
     __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);
-    return answer;
+    return now;
 }
 
 static unsigned int calls(void)
@@ -230,12 +233,12 @@ static void shared(struct story *story)
     story_meet(story);
 }
 
-static volatile int waiting;
+static int waiting;
 
 static void *wait_in_thread(void *arg)
 {
     sci_error_t ended;
-    waiting = 1;
+    __atomic_store_n(&waiting, 1, __ATOMIC_SEQ_CST);
     SCIWaitForInterrupt(*(sci_local_interrupt_t *)arg, SCI_INFINITE_TIMEOUT, 0, &ended);
     story_expect(__FILE__, __LINE__, "waiting for what is removed", ended, SCI_ERR_CANCELLED);
     return NULL;
@@ -247,7 +250,7 @@ static void removed_while_waited_for(struct story *story)
     pthread_t thread;
     unsigned int i;
     CHECK(pthread_create(&thread, NULL, wait_in_thread, &interrupt) == 0);
-    AWAIT(waiting);
+    AWAIT(__atomic_load_n(&waiting, __ATOMIC_SEQ_CST));
     for (i = 0; i < 200; i++) /* the thread is at the wait, or inside of it */
         story_pause();
     TRY(SCIRemoveInterrupt(interrupt, 0, &error));

@@ -17,7 +17,7 @@ struct call {
 };
 
 struct calls {
-    volatile unsigned int count;
+    unsigned int count;
     struct call call[KEPT];
     const void *segment; /* the handle that it was called for, last */
     sci_callback_action_t answer;
@@ -37,12 +37,15 @@ static sci_callback_action_t on_local(void *arg, sci_local_segment_t segment,
 {
     struct calls *calls = (struct calls *)arg;
     struct call call;
+    sci_callback_action_t answer;
+    CALLED();
+    answer = calls->answer; /* before it is counted: then the story goes on */
     call.reason = reason;
     call.node = node;
     call.adapter = adapter;
     call.status = status;
     note(calls, (const void *)segment, call);
-    return calls->answer;
+    return answer;
 }
 
 static sci_callback_action_t on_remote(void *arg, sci_remote_segment_t segment,
@@ -50,11 +53,14 @@ static sci_callback_action_t on_remote(void *arg, sci_remote_segment_t segment,
 {
     struct calls *calls = (struct calls *)arg;
     struct call call;
+    sci_callback_action_t answer;
+    CALLED();
+    answer = calls->answer; /* before it is counted: then the story goes on */
     call.reason = reason;
     call.node = call.adapter = 0;
     call.status = status;
     note(calls, (const void *)segment, call);
-    return calls->answer;
+    return answer;
 }
 
 static void watch(struct calls *calls, sci_callback_action_t answer)
@@ -239,13 +245,13 @@ static void connected_in_the_background(struct story *story)
     story_meet(story);
 }
 
-static volatile int waiting;
+static int waiting;
 
 static void *wait_in_thread(void *arg)
 {
     unsigned int node, adapter;
     sci_error_t answer;
-    waiting = 1;
+    __atomic_store_n(&waiting, 1, __ATOMIC_SEQ_CST);
     SCIWaitForLocalSegmentEvent(*(sci_local_segment_t *)arg, &node, &adapter, SCI_INFINITE_TIMEOUT,
                                 0, &answer);
     story_expect(__FILE__, __LINE__, "waiting for what is removed", answer, SCI_ERR_CANCELLED);
@@ -259,7 +265,7 @@ static void removed_while_waited_for(struct story *story)
     pthread_t thread;
     unsigned int i;
     CHECK(pthread_create(&thread, NULL, wait_in_thread, &segment) == 0);
-    AWAIT(waiting);
+    AWAIT(__atomic_load_n(&waiting, __ATOMIC_SEQ_CST));
     for (i = 0; i < 200; i++) /* the thread is at the wait, or inside of it */
         story_pause();
     TRY(SCIRemoveSegment(segment, 0, &error));

@@ -12,6 +12,10 @@
 
 enum { SLOTS = 32, BOARD_BYTES = (SLOTS + 1) * 4, PATIENCE_S = 60 };
 
+#ifdef __SANITIZE_THREAD__
+unsigned int story_order;
+#endif
+
 /* The boards' ids: the two processes may be on one host, and other stories at the same time. */
 static unsigned int board_id(unsigned int owner_node, unsigned int peer_node, int owners)
 {
@@ -103,6 +107,7 @@ void story_end(struct story *story)
 void story_meet(struct story *story)
 {
     story->step++;
+    CALLING(); /* what the other one does next may lead to callbacks, too */
     __atomic_store_n(&story->told[SLOTS], story->step, __ATOMIC_SEQ_CST);
     /* The other one may be a step ahead, as it need not wait for what comes after a meeting. */
     while (__atomic_load_n(&story->heard[SLOTS], __ATOMIC_SEQ_CST) < story->step) {

@@ -1,6 +1,9 @@
 //! A rack of segment services inside of the test's process, and C programs that run on its hosts.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_macros, reason = "each test binary uses its part")]
+
+#[macro_use]
+pub mod stories;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -13,47 +16,123 @@ use rackbus_segment::directory::{HostRange, Settings};
 /// The hosts: their node ids and names.
 pub const HOSTS: [(u32, &str); 3] = [(4, "alpha"), (8, "beta"), (12, "gamma")];
 
+/// How the C programs are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Build {
+    /// As users build theirs.
+    Plain,
+    /// Watched by AddressSanitizer and UndefinedBehaviorSanitizer.
+    Address,
+    /// Watched by ThreadSanitizer.
+    Thread,
+}
+
+impl Build {
+    /// The folder of its programs, its sanitizers, and the libraries that they are.
+    fn parts(self) -> (&'static str, &'static str, &'static [&'static str]) {
+        match self {
+            Build::Plain => ("sisci", "", &[]),
+            Build::Address => ("sisci-address", "address,undefined", &["libasan", "libubsan"]),
+            Build::Thread => ("sisci-thread", "thread", &["libtsan"]),
+        }
+    }
+
+    /// What its sanitizers are told when a program runs: what they must not report, and why, is
+    /// in `tests/c/thread.supp`.
+    pub fn environment(self) -> Option<(&'static str, String)> {
+        match self {
+            Build::Plain => None,
+            Build::Address => Some(("ASAN_OPTIONS", "detect_stack_use_after_return=1".into())),
+            Build::Thread => {
+                let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/thread.supp");
+                Some(("TSAN_OPTIONS", format!("halt_on_error=1:suppressions={file}")))
+            }
+        }
+    }
+
+    /// A compiler that builds so, with its flags for a file that is not in the Makefile.
+    pub fn compiler(self) -> Command {
+        let (_, sanitizers, libraries) = self.parts();
+        for library in libraries {
+            let file = format!("{library}.so");
+            let found = Command::new("gcc").arg(format!("-print-file-name={file}")).output();
+            let found = found.unwrap_or_else(|error| panic!("gcc: {error}; install gcc and g++"));
+            // gcc repeats the name of a file that it has not got.
+            assert!(
+                text(&found).trim() != file,
+                "gcc has no {file}; install gcc's sanitizers: libgcc-N-dev on Debian (gcc-N has it \
+                 with it), {library} on Fedora",
+            );
+        }
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-g", "-O1", "-pthread", &format!("-fsanitize={sanitizers}")]);
+        gcc.args(["-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]);
+        gcc
+    }
+}
+
 /// Builds the C programs on the library that this test was built with; where they are. Once.
-pub fn programs() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sisci");
+pub fn programs(build: Build) -> &'static Path {
+    static BUILT: [OnceLock<PathBuf>; 3] = [const { OnceLock::new() }; 3];
+    BUILT[build as usize].get_or_init(|| {
+        let (folder, sanitizers, _) = build.parts();
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
         // Cargo puts a package's library beside the tests that use it.
         let test = std::env::current_exe().unwrap();
         let library = test.parent().unwrap();
         assert!(library.join("libsisci.so").exists(), "no library in {}", library.display());
-        let made = Command::new("make")
-            .args(["--silent", "-j2", "-C", env!("CARGO_MANIFEST_DIR")])
+        let mut make = Command::new("make");
+        make.args(["--silent", "-j2", "-C", env!("CARGO_MANIFEST_DIR")])
             .arg(format!("LIB={}", library.display()))
             .arg(format!("OUT={}", out.display()))
             // Not the environment of a `make test` around this one.
-            .env_remove("MAKEFLAGS")
-            .output()
-            .expect("make, gcc and g++ are needed");
+            .env_remove("MAKEFLAGS");
+        if build != Build::Plain {
+            build.compiler();
+            make.args([&format!("SANITIZE={sanitizers}"), "CFLAGS=-O1 -g", "tests"]);
+        }
+        let made = make.output().expect("make, gcc and g++ are needed");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         out
     })
 }
 
 /// Hosts with nothing but their segment services.
-pub struct Rack(tempfile::TempDir);
+pub struct Rack {
+    folder: tempfile::TempDir,
+    build: Build,
+}
 
 impl Rack {
     /// Starts all of [`HOSTS`].
     pub fn start() -> Rack {
-        let rack = Rack(tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap());
+        Rack::of(Build::Plain)
+    }
+
+    /// The same, for the programs of a build.
+    pub fn of(build: Build) -> Rack {
+        let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
         for (node, name) in HOSTS {
-            start(rack.0.path(), node, name);
+            start(folder.path(), node, name);
         }
-        rack
+        Rack { folder, build }
     }
 
     /// A program of [`programs`], to be run on a host.
     pub fn on(&self, host: &str, program: &str) -> Command {
-        let mut command = Command::new(programs().join(program));
+        let program = programs(self.build).join(program);
+        let mut command = match self.build == Build::Thread && addresses_are_spread() {
+            false => Command::new(program),
+            true => {
+                let mut command = Command::new("setarch");
+                command.arg("--addr-no-randomize").arg(program);
+                command
+            }
+        };
         command
-            .env("RACKBUS_RUN_DIR", self.0.path())
+            .env("RACKBUS_RUN_DIR", self.folder.path())
             .env("RACKBUS_HOST", host)
+            .envs(self.build.environment())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -70,6 +149,12 @@ impl Rack {
         assert!(outputs.iter().all(|output| output.status.success()), "{texts:#?}");
         texts
     }
+}
+
+/// Whether the system maps files where ThreadSanitizer of gcc before 14 does not expect any.
+fn addresses_are_spread() -> bool {
+    let bits = std::fs::read_to_string("/proc/sys/vm/mmap_rnd_bits").unwrap_or_default();
+    bits.trim().parse::<u32>().is_ok_and(|bits| bits > 28)
 }
 
 /// All that a program printed.
