@@ -118,3 +118,24 @@ fn tools_say_what_is_wrong() {
     let (code, told) = ended(&["-rn", "8", "-client", "-wait", "1"]);
     assert!(code == Some(1) && told.contains("segment 0x"), "nobody answers: {told}");
 }
+
+#[test]
+fn the_books_first_program_is_built_and_runs() {
+    let rack = Rack::start();
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap();
+    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let program = format!("{}/hello", env!("CARGO_TARGET_TMPDIR"));
+    let built = std::process::Command::new("gcc")
+        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o", &program])
+        .arg(format!("{crates}/../examples/sisci/hello.c"))
+        .arg(format!("-I{crates}/sisci/include"))
+        .arg(format!("-L{}", library.display()))
+        .args(["-lsisci", &format!("-Wl,-rpath,{}", library.display())])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", text(&built));
+    let (receiver, mut sender) = (rack.on("alpha", &program), rack.on("beta", &program));
+    sender.arg("4");
+    assert_eq!(rack.both(receiver, sender)[0], "received: stored by another host\n");
+}
