@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use rackbus_segment::NodeId;
@@ -43,6 +44,8 @@ struct State {
     called: bool,
     /// This end is over: who waits is to stop.
     over: bool,
+    /// The thread that is in the callback.
+    calling: Option<ThreadId>,
 }
 
 impl std::fmt::Debug for Watch {
@@ -101,10 +104,16 @@ impl Watch {
         self.lock().over
     }
 
-    /// Ends the waiting and the calling.
+    /// Ends the waiting and the calling: nobody is called any more when this returns, unless it is
+    /// that call that ends it.
     pub(crate) fn end(&self) {
-        self.lock().over = true;
+        let own = std::thread::current().id();
+        let mut state = self.lock();
+        state.over = true;
         self.arrived.notify_all();
+        let by_others = |state: &mut State| state.calling.is_some_and(|by| by != own);
+        // The result is that nobody else is in it; there is nothing to look at.
+        drop(self.arrived.wait_while(state, by_others));
     }
 
     /// Something happened: who waits is woken, who wants to be called will be.
@@ -126,17 +135,20 @@ impl Watch {
     }
 
     fn call(&self, happening: Happening) {
-        if self.lock().over {
-            return;
+        {
+            let mut state = self.lock();
+            if state.over {
+                return;
+            }
+            state.calling = Some(std::thread::current().id());
         }
         let mut callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on = match callback.as_mut() {
-            Some(call) => call(happening),
-            None => return,
-        };
-        if !goes_on {
+        if !callback.as_mut().is_none_or(|call| call(happening)) {
             *callback = None;
         }
+        drop(callback);
+        self.lock().calling = None;
+        self.arrived.notify_all();
     }
 }
 
@@ -156,5 +168,60 @@ impl Calls {
         };
         std::thread::Builder::new().name("rackbus callbacks".into()).spawn(call)?;
         Ok(Calls(sender))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_ends_it_waits_for_the_call_that_is_under_way() {
+        let calls = Calls::start().unwrap();
+        let (entered, is_in) = mpsc::channel();
+        let (go_on, may_return) = mpsc::channel::<()>();
+        let returned = Arc::new(AtomicBool::new(false));
+        let says = returned.clone();
+        let watch = Watch::new(Some(Box::new(move |_| {
+            entered.send(()).unwrap();
+            may_return.recv().unwrap();
+            says.store(true, Ordering::Release);
+            true
+        })));
+        watch.happened(Happening::Connected(4), &calls);
+        watch.happened(Happening::Connected(8), &calls);
+        is_in.recv().unwrap();
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                watch.end();
+                returned.load(Ordering::Acquire)
+            });
+            while !watch.is_over() {
+                std::thread::yield_now();
+            }
+            go_on.send(()).unwrap();
+            assert!(ended.join().unwrap());
+        });
+        // The second is for nobody any more.
+        let (called, was_called) = mpsc::channel();
+        let last = Watch::new(Some(Box::new(move |_| called.send(()).is_ok())));
+        last.happened(Happening::Connected(4), &calls);
+        was_called.recv().unwrap();
+        assert!(is_in.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_call_may_end_what_it_is_called_for() {
+        let calls = Calls::start().unwrap();
+        let (done, ended) = mpsc::channel();
+        let own: Arc<Mutex<Option<Arc<Watch>>>> = Arc::default();
+        let itself = own.clone();
+        let watch = Watch::new(Some(Box::new(move |_| {
+            itself.lock().unwrap().as_ref().unwrap().end();
+            done.send(()).is_ok()
+        })));
+        *own.lock().unwrap() = Some(watch.clone());
+        watch.happened(Happening::Connected(4), &calls);
+        ended.recv().unwrap();
     }
 }

@@ -118,7 +118,8 @@ impl Line {
             return;
         }
         self.session.registry().forget(self.handle);
-        if !self.shared {
+        // A fork's end is not its parent's.
+        if !self.shared && self.session.is_own() {
             self.bell.close();
         }
         // A node that is gone has ended it already.

@@ -146,4 +146,40 @@ impl Memory {
         self.moved.notify_all();
         outcome
     }
+
+    /// The move that is under way will never end: whoever waits for it goes on where it is.
+    pub(crate) fn stay(&self) {
+        let mut state = self.lock();
+        if !std::mem::take(&mut state.frozen) {
+            return;
+        }
+        for region in state.regions.iter().filter_map(Weak::upgrade) {
+            if let Err(error) = region.stay() {
+                tracing::error!(%error, "memory that is not moved after all cannot be written to");
+            }
+        }
+        self.moved.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rackbus_memory::SharedMemory;
+
+    #[test]
+    fn a_writer_goes_on_when_the_move_that_it_waits_for_never_ends() {
+        let file = SharedMemory::reserve("test", 8192).unwrap();
+        let memory = Memory::new(Some(file), true);
+        let mapping = memory.map((0, 8192), None, false).unwrap();
+        memory.freeze(0, 8192).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| mapping.whole().write_obj(4096, &7_u64).unwrap());
+            let mapper = scope.spawn(|| memory.map((4096, 8), None, false).unwrap());
+            memory.stay();
+            writer.join().unwrap();
+            let other = mapper.join().unwrap();
+            assert_eq!(other.whole().read_obj::<u64>(0), Some(7));
+        });
+    }
 }

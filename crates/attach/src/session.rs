@@ -51,6 +51,9 @@ pub enum AttachError {
     /// The node, or another's, said no.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The process is a fork of the one that attached.
+    #[error("this process is a fork of the one that attached; attach anew")]
+    Forked,
     /// The node answered something that makes no sense.
     #[error("the host's node does not speak this protocol; use the library of its version")]
     Protocol,
@@ -100,6 +103,8 @@ struct Inner {
     calls: Mutex<Line>,
     events: Arc<Packets>,
     registry: Arc<Registry>,
+    /// The process that attached. A fork of it has the same sockets, and must not use them.
+    process: u32,
 }
 
 /// The socket of requests.
@@ -168,7 +173,8 @@ impl Session {
             .name("rackbus events".into())
             .spawn(listen)
             .map_err(failed("a thread for events"))?;
-        Ok(Session(Arc::new(Inner { welcome, calls: Mutex::new(line), events, registry })))
+        let (calls, process) = (Mutex::new(line), std::process::id());
+        Ok(Session(Arc::new(Inner { welcome, calls, events, registry, process })))
     }
 
     /// This host's node id.
@@ -193,6 +199,9 @@ impl Session {
 
     /// Ends the conversation now, whoever still has a clone of it. All that was had is given back.
     pub fn close(&self) {
+        if !self.is_own() {
+            return;
+        }
         self.0.events.shut_down();
         lock(&self.0.calls).packets.shut_down();
     }
@@ -251,12 +260,20 @@ impl Session {
         }
     }
 
+    /// Whether this is the process that attached, and not a fork of it.
+    pub(crate) fn is_own(&self) -> bool {
+        self.0.is_own()
+    }
+
     pub(crate) fn registry(&self) -> &Registry {
         &self.0.registry
     }
 
     /// Asks the node; a refusal is an error.
     pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
+        if !self.is_own() {
+            return Err(AttachError::Forked);
+        }
         let begun = Instant::now();
         loop {
             match lock(&self.0.calls).call(request, &[])? {
@@ -278,10 +295,19 @@ impl Session {
     }
 }
 
+impl Inner {
+    fn is_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Ends the thread of events, which ends that of callbacks.
-        self.events.shut_down();
+        // Ends the thread of events, which ends that of callbacks. A fork has neither, and what it
+        // shut down would be its parent's.
+        if self.is_own() {
+            self.events.shut_down();
+        }
     }
 }
 
@@ -349,6 +375,7 @@ impl Registry {
     /// The node is gone, and with it everything that was had through it.
     fn all_gone(&self) {
         let all: Vec<Watched> = lock(&self.watched).values().cloned().collect();
+        all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.stay());
         for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
             if !watch.lost() {
                 watch.happened(Happening::Remote(Change::NotOperational), &self.calls);
@@ -381,6 +408,10 @@ impl Registry {
                 self.happened(segment, Happening::Disconnected(node));
             }
             Event::Remote { connection, change } => {
+                let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
+                if let (Some(memory), Change::Lost) = (memory, change) {
+                    memory.stay();
+                }
                 self.happened(connection, Happening::Remote(change));
             }
             Event::Sender { interrupt, ring } => {
@@ -399,8 +430,11 @@ impl Registry {
             }
             Event::Freeze { ticket, keeper, offset, length } => {
                 let memory = self.get(keeper).and_then(|watched| watched.memory.upgrade());
-                if let Some(Err(error)) = memory.map(|memory| memory.freeze(offset, length)) {
+                if let Some(memory) = memory
+                    && let Err(error) = memory.freeze(offset, length)
+                {
                     tracing::error!(%error, "memory cannot be kept from its writers");
+                    memory.stay();
                     return;
                 }
                 answer(events, Notice::Frozen { ticket, keeper });

@@ -136,6 +136,15 @@ impl Registration {
         futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
     }
 
+    /// From now on no fault in the range is the guard's: it is about to be unmapped, and what is
+    /// mapped there next is somebody else's. Who waits to write tries again.
+    pub(crate) fn retire(&self) {
+        self.slot.state.store(FREE, Ordering::Release);
+        if self.slot.frozen.swap(0, Ordering::AcqRel) == 1 {
+            futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
+        }
+    }
+
     /// Whether a page of the range was replaced because its owner truncated the file.
     pub(crate) fn torn(&self) -> bool {
         self.slot.state.load(Ordering::Relaxed) == TORN
@@ -144,7 +153,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.slot.state.store(FREE, Ordering::Release);
+        self.retire();
         REGISTRY.lock().expect("no panic under the lock").push(self.slot);
     }
 }
@@ -175,6 +184,14 @@ fn install(signal: libc::c_int, before: &AtomicPtr<libc::sigaction>) {
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the thread's own errno, which whoever is interrupted may be about to look at.
+    let errno = unsafe { *libc::__errno_location() };
+    handle(signal, info, context);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands a valid siginfo to a SA_SIGINFO handler.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     let previous = if signal == libc::SIGSEGV {

@@ -284,11 +284,28 @@ impl Region {
                 }
                 .map_err(system("mmap"))
             });
-        if replaced.is_err() {
-            self.sever()?;
-        }
+        let severed = if replaced.is_err() { self.sever() } else { Ok(()) };
         self.registration.thaw();
-        replaced.map(drop)
+        severed.and(replaced.map(drop))
+    }
+
+    /// Lets writers go on where they are: nothing will be [`adopt`](Region::adopt)ed any more.
+    ///
+    /// # Errors
+    /// When the system refuses; writers then wait until the region is dropped.
+    pub fn stay(&self) -> Result<(), RegionError> {
+        if !self.access.contains(Access::WRITE) {
+            return Ok(());
+        }
+        // SAFETY: our own mapping, as it was before it was frozen.
+        unsafe {
+            use rustix::mm::MprotectFlags;
+            let flags = MprotectFlags::READ | MprotectFlags::WRITE;
+            rustix::mm::mprotect(self.base.as_ptr().cast(), self.mapped, flags)
+        }
+        .map_err(system("mprotect"))?;
+        self.registration.thaw();
+        Ok(())
     }
 
     /// The pages of this mapping that hold a range of the file: where they begin here, their
@@ -346,6 +363,7 @@ impl Drop for Region {
         if self.lent && self.give_back().is_ok() {
             return;
         }
+        self.registration.retire();
         // SAFETY: the mapping is ours and nobody holds a slice of it any more (lifetimes); a
         // failure to unmap would only leak address space.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };

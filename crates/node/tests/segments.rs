@@ -413,3 +413,28 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
     interrupt.wait(SOON).unwrap();
     drop(extent);
 }
+
+#[test]
+fn who_has_disconnected_loses_the_memory_that_is_taken_back() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
+    segment.set_available().unwrap();
+    let here = segment.map(0, 8192).unwrap();
+    here.whole().write_obj(0, &1_u64).unwrap();
+    let keeps = |take_back: &dyn Fn()| {
+        let remote = beta.connect(ALPHA, 7, 100).unwrap();
+        let kept = remote.map(0, 8192).unwrap();
+        drop(remote);
+        assert_eq!(word(&kept, 0), 1);
+        take_back();
+        here.whole().write_obj(4096, &2_u64).unwrap();
+        assert_eq!((word(&kept, 0), word(&kept, 4096)), (0, 0));
+        kept.whole().write_obj(0, &3_u64).unwrap();
+        assert_eq!(word(&here, 0), 1);
+        here.whole().write_obj(4096, &0_u64).unwrap();
+    };
+    keeps(&|| segment.set_unavailable(Withdrawal::Force).unwrap());
+    segment.set_available().unwrap();
+    keeps(&|| alpha.set_share(7..=7, Some(BETA), Share::None).unwrap());
+}

@@ -142,6 +142,12 @@ pub(crate) fn end_all() {
     }
 }
 
+/// What a fork has of its parent's.
+pub(crate) fn forget_all() {
+    std::mem::forget(Sequence::table().clear());
+    std::mem::forget(Block::table().clear());
+}
+
 /// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
 /// the other end is what can be wrong with them.
 fn check(sequence: RawHandle) -> Outcome<()> {

@@ -9,7 +9,7 @@ mod exports;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 
 use rackbus_memory::Region;
 use rackbus_memory::copy::{Engine, EngineOptions, PieceError, Place, State, Ticket, Transaction};
@@ -55,32 +55,41 @@ struct Callback {
 
 /// The thread that calls programs' functions: not a channel's, on which such a function could not
 /// wait for another transfer of the same channel.
+static CALLBACKS: Mutex<Option<mpsc::Sender<Callback>>> = Mutex::new(None);
+
 fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
-    static CALLBACKS: OnceLock<Option<mpsc::Sender<Callback>>> = OnceLock::new();
-    let start = || {
-        let (sender, receiver) = mpsc::channel::<Callback>();
-        let call = move || {
-            for Callback { function, argument, own, status } in receiver {
-                let own = std::ptr::without_provenance_mut(own);
-                // SAFETY: the program gave its function for this. A transfer ends once, so what
-                // it answers changes nothing.
-                unsafe { function(argument.get(), own, status) };
-            }
-        };
-        let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
-        thread.is_ok().then_some(sender)
+    let mut callbacks = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(sender) = callbacks.as_ref() {
+        return Ok(sender.clone());
+    }
+    let (sender, receiver) = mpsc::channel::<Callback>();
+    let call = move || {
+        for Callback { function, argument, own, status } in receiver {
+            let own = std::ptr::without_provenance_mut(own);
+            // SAFETY: the program gave its function for this. A transfer ends once, so what it
+            // answers changes nothing.
+            unsafe { function(argument.get(), own, status) };
+        }
     };
-    CALLBACKS.get_or_init(start).clone().map_or_else(|| fail(SCI_ERR_SYSTEM), Ok)
+    let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
+    thread.map_err(|_| Code(SCI_ERR_SYSTEM))?;
+    Ok(callbacks.insert(sender).clone())
 }
 
-/// The process' copy engine.
+/// The process' copy engine, which lives as long as the process.
+static ENGINE: RwLock<Option<&'static Engine>> = RwLock::new(None);
+
 fn engine() -> Outcome<&'static Engine> {
-    static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
-    let start = || {
-        let channels = DMA_CHANNELS as usize;
-        Engine::start("rackbus dma", &EngineOptions { channels, ..EngineOptions::default() }).ok()
-    };
-    ENGINE.get_or_init(start).as_ref().map_or_else(|| fail(SCI_ERR_SYSTEM), Ok)
+    if let Some(engine) = *ENGINE.read().unwrap_or_else(PoisonError::into_inner) {
+        return Ok(engine);
+    }
+    let mut started = ENGINE.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(engine) = *started {
+        return Ok(engine);
+    }
+    let options = EngineOptions { channels: DMA_CHANNELS as usize, ..EngineOptions::default() };
+    let engine = Engine::start("rackbus dma", &options).map_err(|_| Code(SCI_ERR_SYSTEM))?;
+    Ok(started.insert(Box::leak(Box::new(engine))))
 }
 
 /// A queue (`sci_dma_queue_t`).
@@ -487,4 +496,14 @@ pub(crate) fn end_all() {
         queue.unassign();
     }
     drop(DmaChannel::table().clear());
+}
+
+/// What a fork has of its parent's.
+pub(crate) fn forget_all() {
+    std::mem::forget(DmaQueue::table().clear());
+    std::mem::forget(DmaChannel::table().clear());
+    channels::forget_users();
+    // Their threads are the parent's.
+    *ENGINE.write().unwrap_or_else(PoisonError::into_inner) = None;
+    std::mem::forget(CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).take());
 }

@@ -16,6 +16,7 @@ impl From<AttachError> for Code {
     fn from(error: AttachError) -> Code {
         Code(match error {
             AttachError::NoNode { .. } | AttachError::Gone(_) => SCI_ERR_NO_LINK_ACCESS,
+            AttachError::Forked => SCI_ERR_NOT_INITIALIZED,
             AttachError::Protocol => SCI_ERR_INCONSISTENT_VERSIONS,
             AttachError::Region(RegionError::OutOfFile { .. }) => SCI_ERR_OUT_OF_RANGE,
             AttachError::Region(_) | AttachError::System { .. } => SCI_ERR_SYSTEM,

@@ -6,7 +6,7 @@
 mod exports;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use rackbus_attach::{
@@ -43,24 +43,45 @@ impl From<InterruptError> for Code {
 /// Who is in a callback, and when it has returned.
 #[derive(Debug, Default)]
 struct Calling {
-    by: Mutex<Option<ThreadId>>,
+    state: Mutex<CallingState>,
     returned: std::sync::Condvar,
 }
 
+#[derive(Debug, Default)]
+struct CallingState {
+    by: Option<ThreadId>,
+    /// Nobody is called any more.
+    over: bool,
+}
+
 impl Calling {
-    fn during<T>(&self, call: impl FnOnce() -> T) -> T {
-        *self.by.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current().id());
-        let result = call();
-        *self.by.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.returned.notify_all();
-        result
+    fn lock(&self) -> MutexGuard<'_, CallingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait(&self) {
-        let own = Some(std::thread::current().id());
-        let by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What a call answers; [`CANCEL`] where none is wanted any more.
+    fn during(&self, call: impl FnOnce() -> u32) -> u32 {
+        {
+            let mut state = self.lock();
+            if state.over {
+                return CANCEL;
+            }
+            state.by = Some(std::thread::current().id());
+        }
+        let answer = call();
+        self.lock().by = None;
+        self.returned.notify_all();
+        answer
+    }
+
+    /// Nobody is called any more when this returns, unless it is that call that ends it.
+    fn end(&self) {
+        let own = std::thread::current().id();
+        let mut state = self.lock();
+        state.over = true;
+        let by_others = |state: &mut CallingState| state.by.is_some_and(|by| by != own);
         // The result is that nobody else is in it; there is nothing to look at.
-        drop(self.returned.wait_while(by, |by| by.is_some() && *by != own));
+        drop(self.returned.wait_while(state, by_others));
     }
 }
 
@@ -185,7 +206,7 @@ impl LocalInterrupt {
     fn end(&self) {
         self.interrupt.remove();
         if let Some(calling) = &self.calling {
-            calling.wait();
+            calling.end();
         }
     }
 }
@@ -270,7 +291,7 @@ impl LocalData {
     fn end(&self) {
         self.interrupt.remove();
         if let Some(calling) = &self.calling {
-            calling.wait();
+            calling.end();
         }
     }
 }
@@ -368,4 +389,12 @@ pub(crate) fn end_all() {
     drop(RemoteData::table().clear());
     LocalInterrupt::table().clear().iter().for_each(|local| local.end());
     LocalData::table().clear().iter().for_each(|local| local.end());
+}
+
+/// What a fork has of its parent's.
+pub(crate) fn forget_all() {
+    std::mem::forget(LocalInterrupt::table().clear());
+    std::mem::forget(RemotePlain::table().clear());
+    std::mem::forget(LocalData::table().clear());
+    std::mem::forget(RemoteData::table().clear());
 }

@@ -64,6 +64,7 @@ pub(crate) fn session() -> Outcome<Session> {
         Some((owner, _)) if *owner != process => {
             // Its sockets are the parent's, too: they stay open, and are never used here.
             std::mem::forget(session.take());
+            forget_parents();
         }
         _ => {}
     }
@@ -108,9 +109,29 @@ fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
     Descriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
 }
 
+/// What a fork has of its parent's: handles that are not its, and threads that it does not have.
+/// Nothing of it is ended, as that would be the parent's.
+fn forget_parents() {
+    crate::interrupts::forget_all();
+    crate::dma::forget_all();
+    crate::copy::forget_all();
+    crate::maps::forget_all();
+    crate::remote::forget_all();
+    crate::local::forget_all();
+    std::mem::forget(Descriptor::table().clear());
+}
+
 /// Ends everything that was not ended, in the order in which things need each other.
 fn terminate() {
     INITIALIZED.store(false, Ordering::Release);
+    {
+        let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        if session.as_ref().is_some_and(|(process, _)| *process != std::process::id()) {
+            std::mem::forget(session.take());
+            forget_parents();
+            return;
+        }
+    }
     crate::interrupts::end_all();
     crate::dma::end_all();
     crate::copy::end_all();
@@ -119,9 +140,8 @@ fn terminate() {
     crate::local::end_all();
     drop(Descriptor::table().clear());
     let session = SESSION.lock().unwrap_or_else(PoisonError::into_inner).take();
-    match session {
-        Some((process, session)) if process == std::process::id() => session.close(),
-        other => std::mem::forget(other),
+    if let Some((_, session)) = session {
+        session.close();
     }
 }
 

@@ -302,6 +302,11 @@ pub(crate) fn end_all() {
     }
 }
 
+/// What a fork has of its parent's.
+pub(crate) fn forget_all() {
+    std::mem::forget(Local::table().clear());
+}
+
 fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<(Reason, u32)> {
     check_flags(flags, 0)?;
     let (watch, own_node) = {

@@ -184,6 +184,12 @@ pub(crate) fn end_all() {
     drop(Map::table().clear());
 }
 
+/// What a fork has of its parent's.
+pub(crate) fn forget_all() {
+    std::mem::forget(Map::table().clear());
+    crate::copy::forget_last();
+}
+
 api! {
     /// Maps a part of a local segment.
     fn SCIMapLocalSegment(

@@ -180,6 +180,11 @@ pub(crate) fn end_all() {
     drop(Remote::table().clear());
 }
 
+/// What a fork has of its parent's.
+pub(crate) fn forget_all() {
+    std::mem::forget(Remote::table().clear());
+}
+
 fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<Reason> {
     check_flags(flags, 0)?;
     let watch: Arc<Watch> = find::<Remote>(handle)?.segment()?.watch().clone();

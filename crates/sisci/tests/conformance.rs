@@ -6,6 +6,7 @@ mod support;
 use support::{Build, programs};
 
 stories!(Build::Plain);
+stories!(@forks Build::Plain);
 
 /// A file without a test would never be told.
 #[test]

@@ -16,6 +16,7 @@ mod address {
     use crate::support::Build;
 
     stories!(Build::Address);
+    stories!(@forks Build::Address);
 }
 
 mod thread {

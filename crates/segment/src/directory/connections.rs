@@ -231,6 +231,8 @@ impl Directory {
             shared: false,
             group: Some(connection),
             guests: Default::default(),
+            former: Default::default(),
+            leaving: Default::default(),
             moving: None,
         };
         // It counts twice: as a connection, and as a segment.

@@ -194,6 +194,10 @@ impl Directory {
         let guests = std::mem::take(&mut opened.guests);
         let opening = Opening { memory: opened.memory, node: opened.node, write: opened.write };
         let (from, to) = ((opened.memory, 0), (extent.memory, range.start));
+        // A mapping of several pieces is lost as a whole.
+        for opened in extent.opened.values_mut() {
+            opened.guests.retain(|guest| !guests.contains(guest));
+        }
         self.lose_guests(guests);
         let ticket = self.new_ticket(session);
         let keepers = vec![Keeper::Session(session, handle)];

@@ -32,8 +32,26 @@ pub(super) struct Segment {
     /// A member's connection to its group.
     pub group: Option<Handle>,
     pub guests: BTreeMap<Guest, Share>,
+    /// Hosts whose processes were connected and may keep a mapping of this memory, with the most
+    /// that they could do.
+    pub former: BTreeMap<NodeId, Share>,
+    /// Those of them that the move that is under way leaves behind.
+    pub leaving: BTreeMap<NodeId, Share>,
     /// The move that is under way.
     pub moving: Option<Handle>,
+}
+
+impl Segment {
+    /// A host's process has no right to the memory any more, but may keep a mapping of it.
+    fn was_let_go(&mut self, node: NodeId, share: Share) {
+        let most = self.former.entry(node).or_insert(share);
+        *most = share.max(*most);
+    }
+
+    /// Whether such a process could do more than `allowed` says for its host.
+    fn lingers(&self, allowed: impl Fn(NodeId) -> Share) -> bool {
+        self.former.iter().chain(&self.leaving).any(|(node, share)| allowed(*node) < *share)
+    }
 }
 
 impl Directory {
@@ -73,6 +91,8 @@ impl Directory {
                 shared: false,
                 group: None,
                 guests: BTreeMap::new(),
+                former: BTreeMap::new(),
+                leaving: BTreeMap::new(),
                 moving: None,
             },
         );
@@ -166,7 +186,10 @@ impl Directory {
                 }
                 done()
             }
-            Withdrawal::Force => self.revoke(session, vec![(handle, guests)], objects),
+            Withdrawal::Force => {
+                let lingers = segment.lingers(|_| Share::None);
+                self.revoke(session, vec![(handle, guests, lingers)], objects)
+            }
         }
     }
 
@@ -261,9 +284,8 @@ impl Directory {
     /// A guest has let go of a segment.
     pub(super) fn guest_left_segment(&mut self, guest: Guest, handle: Handle) {
         let Some(segment) = self.segments.get_mut(&handle) else { return };
-        if segment.guests.remove(&guest).is_none() {
-            return;
-        }
+        let Some(share) = segment.guests.remove(&guest) else { return };
+        segment.was_let_go(guest.0, share);
         let (owner, moving) = (segment.session, segment.moving);
         let event = Event::Disconnected { segment: handle, node: guest.0 };
         self.send(To::Event(owner, event), Vec::new());
@@ -272,34 +294,36 @@ impl Directory {
         }
     }
 
-    /// Takes segments away from some of those that are connected to them. Answers when nothing of
-    /// what their owners write from then on can be read by them (invariant I4).
+    /// Takes segments away from some of those that are connected to them, and where it is said so
+    /// from those that were before and may keep a mapping. Answers when nothing of what their
+    /// owners write from then on can be read by them (invariant I4).
     fn revoke(
         &mut self,
         session: SessionId,
-        revoked: Vec<(Handle, Vec<Guest>)>,
+        revoked: Vec<(Handle, Vec<Guest>, bool)>,
         objects: &mut dyn Objects,
     ) -> Answer {
         let mut begun = Vec::new();
-        for (handle, guests) in revoked {
-            let Some(segment) = self.segments.get_mut(&handle) else { continue };
-            let before = segment.guests.len();
-            for guest in &guests {
-                segment.guests.remove(guest);
-            }
-            if segment.guests.len() == before {
-                continue;
-            }
+        for (handle, guests, lingers) in revoked {
+            let mut needed = lingers;
             for guest in guests {
+                let Some(segment) = self.segments.get_mut(&handle) else { continue };
+                let Some(share) = segment.guests.remove(&guest) else { continue };
+                segment.was_let_go(guest.0, share);
+                let (owner, moving) = (segment.session, segment.moving);
                 self.guests.remove(&guest);
                 let tell = Tell::Remote { connection: guest.1, change: Change::Lost };
                 self.send(To::Tell(guest.0, tell), Vec::new());
-                let segment_event = Event::Disconnected { segment: handle, node: guest.0 };
-                if let Some(owner) = self.segments.get(&handle).map(|segment| segment.session) {
-                    self.send(To::Event(owner, segment_event), Vec::new());
+                let event = Event::Disconnected { segment: handle, node: guest.0 };
+                self.send(To::Event(owner, event), Vec::new());
+                if let Some(ticket) = moving {
+                    self.keeper_gone(ticket, Keeper::Guest(guest));
                 }
+                needed = true;
             }
-            begun.push(handle);
+            if needed {
+                begun.push(handle);
+            }
         }
         if begun.is_empty() {
             return done();
@@ -331,6 +355,7 @@ impl Directory {
         let begun = self.begin_move(ticket, kept, ((old, 0), (new, 0)), 0..length, keepers);
         if let Some(segment) = self.segments.get_mut(&handle) {
             segment.moving = Some(begun);
+            segment.leaving = std::mem::take(&mut segment.former);
         }
     }
 
@@ -345,7 +370,11 @@ impl Directory {
         if let Some(segment) = self.segments.get_mut(&handle) {
             segment.memory = Some(new);
             segment.moving = None;
-            if old != new {
+            let left = std::mem::take(&mut segment.leaving);
+            if old == new {
+                // The bytes could not be moved: nobody was left behind.
+                left.into_iter().for_each(|(node, share)| segment.was_let_go(node, share));
+            } else {
                 self.out.push(Output::Empty { object: old, offset: 0, length: segment.size });
                 self.out.push(Output::Forget(old));
             }
@@ -386,7 +415,8 @@ impl Directory {
                 (self.rule(*id, guest.0) < *share).then_some(*guest)
             };
             let guests: Vec<Guest> = segment.guests.iter().filter_map(lost).collect();
-            revoked.push((*handle, guests));
+            let lingers = segment.lingers(|node| self.rule(*id, node));
+            revoked.push((*handle, guests, lingers));
         }
         self.revoke(session, revoked, objects)
     }

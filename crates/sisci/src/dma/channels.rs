@@ -20,6 +20,11 @@ const TRANSPARENT: u32 = 5;
 static USED: [AtomicU32; DMA_CHANNELS as usize] = [const { AtomicU32::new(0) }; 4];
 const ALONE: u32 = u32::MAX;
 
+/// Nobody has a channel any more: what has is another process'.
+pub(super) fn forget_users() {
+    USED.iter().for_each(|used| used.store(0, Ordering::Release));
+}
+
 /// A channel (`sci_dma_channel_t`).
 #[derive(Debug)]
 pub struct DmaChannel {

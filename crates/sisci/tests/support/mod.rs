@@ -132,6 +132,8 @@ impl Rack {
         command
             .env("RACKBUS_RUN_DIR", self.folder.path())
             .env("RACKBUS_HOST", host)
+            // Cargo's leads to the library of the last build, which may be an older one.
+            .env_remove("LD_LIBRARY_PATH")
             .envs(self.build.environment())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -25,6 +25,10 @@ pub fn together(build: Build, story: &str) {
 
 /// One test for each story, told by the programs of a build.
 macro_rules! stories {
+    // What ThreadSanitizer cannot watch: a fork that starts threads.
+    (@forks $build:expr) => {
+        stories!($build, alone: forks);
+    };
     ($build:expr) => {
         stories!($build, alone: headers, binary, library, handles, query, sharing);
         stories!($build, together: segments, maps, segment_events, interrupts, data_interrupts);
