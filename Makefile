@@ -52,7 +52,7 @@ bench:
 	$(CARGO) build --release -p rackbus-cli
 	$(CARGO) build --release -p rackbus-bench --features peers
 	@for area in $(AREA); do \
-		PATH="$(CACHE)/bench/run:$(CACHE)/simpy/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
+		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done
 
 check:

@@ -44,6 +44,15 @@ impl Hosts {
         Ok(Some(Hosts { alpha, beta, next: 1, _rack: rack }))
     }
 
+    /// A segment of alpha's of `bytes`, all of it touched.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn segment(&mut self, bytes: usize) -> Result<(LocalSegment, Mapping), AttachError> {
+        let owner = self.alpha.clone();
+        self.segment_of(&owner, bytes)
+    }
+
     fn segment_of(
         &mut self,
         owner: &Session,

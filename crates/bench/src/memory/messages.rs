@@ -68,7 +68,7 @@ fn outside() -> BenchError {
 }
 
 /// A number that is stored to the other host's segment, and awaited in this one's.
-struct Put<'m> {
+pub struct Put<'m> {
     to: DmaSlice<'m>,
     from: DmaSlice<'m>,
     sent: u64,
@@ -76,7 +76,11 @@ struct Put<'m> {
 }
 
 impl<'m> Put<'m> {
-    fn new(to: &'m Mapping, from: &'m Mapping, at: usize) -> Result<Put<'m>, BenchError> {
+    /// One side, with its lines at `at` of both mappings.
+    ///
+    /// # Errors
+    /// When that is not inside.
+    pub fn new(to: &'m Mapping, from: &'m Mapping, at: usize) -> Result<Put<'m>, BenchError> {
         let line = |mapping: &'m Mapping| mapping.whole().part(at, 8).ok_or_else(outside);
         let (to, from) = (line(to)?, line(from)?);
         to.store_u64(0, 0, Ordering::Release).ok_or_else(outside)?;
@@ -99,7 +103,7 @@ impl End for Put<'_> {
 
 /// A message that is copied to the other host's segment, with its number as its last four bytes,
 /// and copied out of this one's.
-struct Message<'m> {
+pub struct Message<'m> {
     to: DmaSlice<'m>,
     from: DmaSlice<'m>,
     data: Vec<u8>,
@@ -108,7 +112,8 @@ struct Message<'m> {
 }
 
 impl<'m> Message<'m> {
-    fn new(to: &'m Mapping, from: &'m Mapping, bytes: usize) -> Message<'m> {
+    /// One side, for messages of `bytes`, a multiple of four.
+    pub fn new(to: &'m Mapping, from: &'m Mapping, bytes: usize) -> Message<'m> {
         to.whole().fill(0);
         let (to, from) = (to.whole(), from.whole());
         Message { to, from, data: vec![0; bytes - 4], sent: 0, received: 0 }

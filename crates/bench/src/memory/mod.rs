@@ -5,12 +5,16 @@
 //! bare thing runs in the same threads. Each module has the cases of one way to reach another host,
 //! the bare side beside it ([`plain`]).
 
+mod connect;
+mod copies;
 mod hosts;
 mod messages;
+mod networks;
 mod pingpong;
 mod pio;
 mod plain;
 mod signals;
+mod system;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -53,7 +57,10 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let mut bench = Bench { settings, report, hosts };
     bench.pio()?;
     bench.signals()?;
-    bench.messages()
+    bench.messages()?;
+    bench.copies()?;
+    bench.connecting()?;
+    bench.networks()
 }
 
 /// What the cases share.

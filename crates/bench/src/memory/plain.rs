@@ -3,13 +3,21 @@
 #![allow(unsafe_code)] // the bound has no bounds checks inside of its loops
 
 use std::hint::black_box;
-use std::os::fd::AsFd;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rackbus_memory::{Access, Region, SharedMemory};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
 
 use super::pingpong::End;
 use super::typical;
@@ -196,5 +204,69 @@ impl End for Buffers {
         // SAFETY: the message is inside; the other side does not write it before the answer.
         unsafe { ptr::copy_nonoverlapping(start, self.data.as_mut_ptr(), length) };
         Ok(())
+    }
+}
+
+/// A socket on which memory files are passed.
+#[derive(Debug)]
+pub struct Passing(OwnedFd, OwnedFd);
+
+impl Passing {
+    /// Both ends, in this process.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn new() -> Result<Passing, BenchError> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
+        let (one, other) = pair.map_err(|errno| BenchError::io("making a socket")(errno.into()))?;
+        Ok(Passing(one, other))
+    }
+
+    /// Makes a memory file of `bytes`, maps it, passes it, maps what came, touches both, and lets
+    /// go of all: the least that two processes need to share memory.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn share(&self, bytes: usize) -> Result<(), BenchError> {
+        self.pass(bytes).map_err(|errno| BenchError::io("passing memory")(errno.into()))
+    }
+
+    fn pass(&self, bytes: usize) -> rustix::io::Result<()> {
+        let file = rustix::fs::memfd_create("passed", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        let ours = touched(file.as_fd(), bytes)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::empty())?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let mut slices = [IoSliceMut::new(&mut byte)];
+        recvmsg(&self.1, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            let RecvAncillaryMessage::ScmRights(files) = message else { continue };
+            for file in files {
+                let theirs = touched(file.as_fd(), bytes)?;
+                // SAFETY: mapped by `touched`, and not used any more.
+                unsafe { rustix::mm::munmap(theirs, bytes)? };
+            }
+        }
+        // SAFETY: as above.
+        unsafe { rustix::mm::munmap(ours, bytes) }
+    }
+}
+
+/// A new mapping of a file whose first byte was written.
+fn touched(file: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<*mut std::ffi::c_void> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping overlaps nothing; its first byte is inside of the file.
+    unsafe {
+        let start =
+            rustix::mm::mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)?;
+        start.cast::<u8>().write_volatile(1);
+        Ok(start)
     }
 }

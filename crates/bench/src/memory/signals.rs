@@ -1,24 +1,16 @@
 //! Interrupts between hosts, with and without data, against bare cache lines where the receiver
 //! polls, and against an eventfd and a UNIX datagram where it sleeps.
 
-use std::os::fd::OwnedFd;
-
 use rackbus_attach::{
     AttachError, DataInterrupt, Interrupt, RemoteDataInterrupt, RemoteInterrupt, Session,
 };
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
-};
+use rustix::net::{RecvFlags, SocketType};
 
 use super::Bench;
 use super::pingpong::{End, one_way, wake_up};
 use super::plain::Lines;
+use super::system::{EventFd, MESSAGE, Socket};
 use crate::BenchError;
-
-/// Bytes of a message.
-const MESSAGE: usize = 64;
 
 impl Bench<'_> {
     pub(super) fn signals(&mut self) -> Result<(), BenchError> {
@@ -42,13 +34,13 @@ impl Bench<'_> {
             || wake_up(&mut bare_near, &mut bare_far, time),
         )?;
         let (mut near, mut far) = Data::pair(&beta, &alpha)?;
-        let (mut bare_near, mut bare_far) = Datagram::pair(RecvFlags::DONTWAIT)?;
+        let (mut bare_near, mut bare_far) = Socket::pair(SocketType::DGRAM, RecvFlags::DONTWAIT)?;
         self.pairs(
             ("64 B data interrupt, polled, one way", "UNIX datagram", "ns"),
             || one_way(&mut near, &mut far, time),
             || one_way(&mut bare_near, &mut bare_far, time),
         )?;
-        let (mut bare_near, mut bare_far) = Datagram::pair(RecvFlags::empty())?;
+        let (mut bare_near, mut bare_far) = Socket::pair(SocketType::DGRAM, RecvFlags::empty())?;
         self.pairs(
             ("64 B data interrupt, wake-up", "UNIX datagram", "us"),
             || wake_up(&mut near, &mut far, time),
@@ -114,71 +106,5 @@ impl End for Data {
 
     fn wait(&mut self) -> Result<(), BenchError> {
         self.from.receive(&mut self.data, None).map(drop).map_err(gone)
-    }
-}
-
-/// Two eventfds, one in each direction.
-struct EventFd {
-    to: OwnedFd,
-    from: OwnedFd,
-}
-
-impl EventFd {
-    fn pair() -> Result<(EventFd, EventFd), BenchError> {
-        let make = || -> std::io::Result<(OwnedFd, OwnedFd)> {
-            let one = eventfd(0, EventfdFlags::CLOEXEC)?;
-            let other = one.try_clone()?;
-            Ok((one, other))
-        };
-        let (there, back) = (make().and_then(|it| Ok((it, make()?))))
-            .map_err(BenchError::io("making an eventfd"))?;
-        Ok((EventFd { to: there.0, from: back.0 }, EventFd { to: back.1, from: there.1 }))
-    }
-}
-
-impl End for EventFd {
-    fn send(&mut self) -> Result<(), BenchError> {
-        let written = rustix::io::write(&self.to, &1u64.to_ne_bytes());
-        written.map(drop).map_err(|errno| BenchError::io("ringing an eventfd")(errno.into()))
-    }
-
-    fn wait(&mut self) -> Result<(), BenchError> {
-        let read = rustix::io::read(&self.from, &mut [0; 8]);
-        read.map(drop).map_err(|errno| BenchError::io("reading an eventfd")(errno.into()))
-    }
-}
-
-/// A pair of datagram sockets.
-struct Datagram {
-    socket: OwnedFd,
-    data: [u8; MESSAGE],
-    flags: RecvFlags,
-}
-
-impl Datagram {
-    /// With `DONTWAIT` among its flags it polls.
-    fn pair(flags: RecvFlags) -> Result<(Datagram, Datagram), BenchError> {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
-        let (one, other) = socketpair(family, kind, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| BenchError::io("making a socket")(errno.into()))?;
-        let side = |socket| Datagram { socket, data: [0; MESSAGE], flags };
-        Ok((side(one), side(other)))
-    }
-}
-
-impl End for Datagram {
-    fn send(&mut self) -> Result<(), BenchError> {
-        let sent = send(&self.socket, &self.data, SendFlags::empty());
-        sent.map(drop).map_err(|errno| BenchError::io("sending a datagram")(errno.into()))
-    }
-
-    fn wait(&mut self) -> Result<(), BenchError> {
-        loop {
-            match recv(&self.socket, &mut self.data[..], self.flags) {
-                Ok(_) => return Ok(()),
-                Err(Errno::AGAIN) => {}
-                Err(errno) => return Err(BenchError::io("receiving a datagram")(errno.into())),
-            }
-        }
     }
 }

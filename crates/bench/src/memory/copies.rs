@@ -1,0 +1,82 @@
+//! Copies to another host's pages, as Marlin's cross-machine memory copy (CMMC): by the copy engine,
+//! against the engine between plain memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rackbus_memory::Region;
+use rackbus_memory::copy::{Channel, Engine, EngineOptions, Place, State, Ticket, Transaction};
+
+use super::plain::Plain;
+use super::{Bench, size, typical};
+use crate::BenchError;
+use crate::machine::SERVER_CPU;
+
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
+
+/// Copies that are submitted while one is waited for.
+const AHEAD: usize = 4;
+
+impl Bench<'_> {
+    pub(super) fn copies(&mut self) -> Result<(), BenchError> {
+        let time = self.settings.time;
+        let options = EngineOptions { cpus: vec![SERVER_CPU], ..EngineOptions::default() };
+        let engine =
+            Engine::start("bench", &options).map_err(BenchError::io("starting an engine"))?;
+        let channel = &engine.channels()[0];
+        for bytes in SIZES {
+            let case = format!("copy {} to opened pages", size(bytes));
+            if !self.wanted(&case) {
+                continue;
+            }
+            let (alpha, beta) = (&self.hosts.alpha, &self.hosts.beta);
+            let (source, target) = (beta.allocate(bytes as u64)?, alpha.allocate(bytes as u64)?);
+            target.open(0, bytes as u64, beta.node(), true)?;
+            let remote = beta.map_pages(target.address(), bytes as u64)?;
+            source.mapping().whole().fill(1);
+            remote.mapping().whole().fill(1);
+            let (from, to) = (Plain::new(bytes)?, Plain::new(bytes)?);
+            let gb = bytes as f64 / 1e9;
+            let mut copied = |from: &Arc<Region>, to: &Arc<Region>| {
+                let mut ahead = VecDeque::new();
+                let copy = typical(time, 1, || queue(channel, (from, to), bytes, &mut ahead))?;
+                for ticket in ahead {
+                    ended(&ticket)?;
+                }
+                Ok(gb / copy)
+            };
+            let copied = std::cell::RefCell::new(&mut copied);
+            self.pairs(
+                (&case, "the same engine between plain memory", "GB/s"),
+                || (copied.borrow_mut())(source.mapping().region(), remote.mapping().region()),
+                || (copied.borrow_mut())(from.region(), to.region()),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Submits a copy; waits for the oldest when enough are submitted.
+fn queue(
+    channel: &Channel,
+    (from, to): (&Arc<Region>, &Arc<Region>),
+    bytes: usize,
+    ahead: &mut VecDeque<Ticket>,
+) -> Result<(), BenchError> {
+    let copy = Transaction::of(Place::shared(from, 0), Place::shared(to, 0), bytes);
+    ahead.push_back(channel.submit(copy.map_err(|error| BenchError::Peer(error.to_string()))?));
+    match ahead.len() > AHEAD {
+        true => ahead.pop_front().map_or(Ok(()), |ticket| ended(&ticket)),
+        false => Ok(()),
+    }
+}
+
+fn ended(ticket: &Ticket) -> Result<(), BenchError> {
+    loop {
+        match ticket.poll() {
+            State::Posted => std::hint::spin_loop(),
+            State::Done => return Ok(()),
+            other => return Err(BenchError::Peer(format!("a copy ended as {other:?}"))),
+        }
+    }
+}
