@@ -2,8 +2,8 @@
 //!
 //! Two hosts of a real rack, their nodes processes of their own. The programs on them are two
 //! threads of this one, pinned to a processor each, with sessions and mappings of their own; the
-//! bare thing runs in the same threads. Each module has the cases of one way to reach another host,
-//! the bare side beside it ([`plain`]).
+//! bare thing runs in the same threads. Each module has the cases of one way to reach another host;
+//! the bare side is in `plain` and `system`, other systems are in `networks`.
 
 mod connect;
 mod copies;

@@ -11,7 +11,7 @@ use rackbus_pci::engine::EngineOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
-use crate::commands::{read_rack, start_log};
+use crate::commands::{named_host, read_rack, start_log};
 use crate::output::Failure;
 use crate::{paths, process};
 
@@ -33,11 +33,7 @@ impl Args {
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
         let rack = read_rack(&running.file)?;
-        let host = rack.host(&self.host).ok_or_else(|| {
-            let names: Vec<&str> = rack.hosts.iter().map(|h| h.name.as_str()).collect();
-            let error = format!("rack {} has no host {}", rack.name, self.host);
-            Failure::usage(error, format!("its hosts are {}", names.join(", ")))
-        })?;
+        let host = named_host(&rack, &self.host)?;
         paths::make_private(&run_dir.join(&self.host))?;
         let _held = process::hold(&process::pid_file(&run_dir, Some(&self.host)))?;
         let _awake = self.low_latency.then(stay_awake).transpose()?;
