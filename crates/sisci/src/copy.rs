@@ -6,8 +6,10 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::ThreadId;
+use std::time::Duration;
 
 use rackbus_memory::copy::copy_bytes;
 
@@ -39,10 +41,23 @@ impl Drop for Sequence {
 /// A transfer between two mappings (`sci_block_transfer_t`), under way or done.
 #[derive(Debug)]
 pub struct Block {
-    worker: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
-    done: Arc<(std::sync::Mutex<bool>, std::sync::Condvar)>,
+    progress: Arc<Progressing>,
 }
 kind!(Block, 6);
+
+/// How far it is, for those who wait for it.
+#[derive(Debug, Default)]
+struct Progressing {
+    state: Mutex<Progress>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// The thread that is in the program's callback.
+    calling: Option<ThreadId>,
+    done: bool,
+}
 
 /// Counts what would make a remembered mapping wrong.
 static UNMAPPED: AtomicU64 = AtomicU64::new(0);
@@ -54,30 +69,41 @@ struct Last {
     unmapped: u64,
     start: *mut u8,
     length: usize,
+    writable: bool,
 }
 
 thread_local! {
     /// The mapping that this thread copied to last.
     static LAST: Cell<Last> = const {
-        Cell::new(Last { handle: 0, unmapped: 0, start: std::ptr::null_mut(), length: 0 })
+        Cell::new(Last {
+            handle: 0,
+            unmapped: 0,
+            start: std::ptr::null_mut(),
+            length: 0,
+            writable: false,
+        })
     };
 }
 
-/// To be called before something is unmapped.
+/// To be called when a handle finds its mapping no more, before that is unmapped.
 pub(crate) fn forget_last() {
     UNMAPPED.fetch_add(1, Ordering::AcqRel);
 }
 
-/// `length` bytes of a mapping from `offset`: where they are.
+/// `length` bytes of a mapping from `offset`, to be written or only read: where they are.
 #[inline]
-fn part(handle: RawHandle, offset: usize, length: usize) -> Outcome<*mut u8> {
+fn part(handle: RawHandle, offset: usize, length: usize, write: bool) -> Outcome<*mut u8> {
     let unmapped = UNMAPPED.load(Ordering::Acquire);
     let mut last = LAST.get();
     if last.handle != handle.addr() || last.unmapped != unmapped {
         let map = find::<Map>(handle)?;
         let whole = map.mapping().whole();
-        last = Last { handle: handle.addr(), unmapped, start: whole.as_ptr(), length: whole.len() };
+        let (handle, start, length) = (handle.addr(), whole.as_ptr(), whole.len());
+        last = Last { handle, unmapped, start, length, writable: map.writable() };
         LAST.set(last);
+    }
+    if write && !last.writable {
+        return fail(SCI_ERR_ACCESS);
     }
     match offset.checked_add(length) {
         // SAFETY: inside of the mapping.
@@ -99,7 +125,7 @@ unsafe fn copy(
     flags: u32,
 ) -> Outcome<()> {
     check_flags(flags, SCI_FLAG_BLOCK_READ | SCI_FLAG_ERROR_CHECK)?;
-    let there = part(map, offset, size)?;
+    let there = part(map, offset, size, flags & SCI_FLAG_BLOCK_READ == 0)?;
     if memory.is_null() && size > 0 {
         return fail(SCI_ERR_ILLEGAL_ADDRESS);
     }
@@ -179,6 +205,9 @@ struct Transfer {
 impl Transfer {
     fn run(&self) -> Outcome<()> {
         let (from, to) = (find::<Map>(self.from.0)?, find::<Map>(self.to.0)?);
+        if !to.writable() {
+            return fail(SCI_ERR_ACCESS);
+        }
         let part = |map: &Map, offset: u32| {
             let slice = map.mapping().whole();
             slice.part(offset as usize, self.size as usize).map(|part| part.as_ptr())
@@ -199,28 +228,29 @@ impl Transfer {
 pub type BlockCallback = Option<unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> c_int>;
 
 impl Block {
-    /// Waits until it is done; false after `timeout`.
-    fn wait(&self, timeout: Option<std::time::Duration>) -> bool {
-        let (done, ended) = &*self.done;
-        let done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let finished = match timeout {
-            None => *ended
-                .wait_while(done, |done| !*done)
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-            Some(timeout) => {
-                *ended
-                    .wait_timeout_while(done, timeout, |done| !*done)
-                    .unwrap_or_else(std::sync::PoisonError::into_inner)
-                    .0
+    /// Waits until it is done; false after `timeout`. Its own callback does not wait for itself.
+    fn wait(&self, timeout: Option<Duration>) -> bool {
+        let own = std::thread::current().id();
+        let under_way = |it: &mut Progress| !it.done && it.calling != Some(own);
+        let Progressing { state, ended } = &*self.progress;
+        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        match timeout {
+            None => {
+                drop(ended.wait_while(state, under_way));
+                true
             }
-        };
-        if finished {
-            let worker =
-                self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            // It ends right after it has said that it is done, or is the one that asks.
-            drop(worker);
+            Some(timeout) => {
+                let waited = ended.wait_timeout_while(state, timeout, under_way);
+                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+            }
         }
-        finished
+    }
+}
+
+impl Progressing {
+    fn now(&self, progress: Progress) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+        self.ended.notify_all();
     }
 }
 
@@ -238,9 +268,8 @@ fn transfer_behind(
     };
     find::<Map>(transfer.from.0)?;
     find::<Map>(transfer.to.0)?;
-    let done: Arc<(std::sync::Mutex<bool>, std::sync::Condvar)> = Arc::default();
-    let block = Block { worker: std::sync::Mutex::new(None), done: done.clone() };
-    let handle = Block::table().add(|_| block);
+    let progress = Arc::<Progressing>::default();
+    let handle = Block::table().add(|_| Block { progress: progress.clone() });
     let [from, to, own] = [transfer.from.0, transfer.to.0, handle].map(|handle| handle.addr());
     let (offsets, size) = ((transfer.from.1, transfer.to.1), transfer.size);
     let work = move || {
@@ -248,25 +277,18 @@ fn transfer_behind(
         let transfer = Transfer { from: (raw(from), offsets.0), to: (raw(to), offsets.1), size };
         let status = transfer.run().map_or_else(|Code(code)| code, |()| SCI_ERR_OK);
         if let Some(call) = call {
+            let calling = Some(std::thread::current().id());
+            progress.now(Progress { calling, done: false });
             // SAFETY: the program gave its function for this.
             unsafe { call(argument.get(), raw(own), status) };
         }
-        *done.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = true;
-        done.1.notify_all();
+        progress.now(Progress { calling: None, done: true });
     };
-    match std::thread::Builder::new().name("rackbus block".into()).spawn(work) {
-        Ok(worker) => {
-            if let Some(block) = Block::table().get(handle) {
-                *block.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                    Some(worker);
-            }
-            Ok(handle)
-        }
-        Err(_) => {
-            Block::table().take(handle);
-            fail(SCI_ERR_SYSTEM)
-        }
+    if std::thread::Builder::new().name("rackbus block".into()).spawn(work).is_err() {
+        Block::table().take(handle);
+        return fail(SCI_ERR_SYSTEM);
     }
+    Ok(handle)
 }
 
 fn wait_block(block: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
@@ -366,7 +388,7 @@ api! {
         // SAFETY: as the caller says.
         unsafe {
             let both = known
-                .and_then(|()| part(second, offset, size))
+                .and_then(|()| part(second, offset, size, true))
                 .and_then(|_| copy(sequence, memory.cast(), (first, offset), size, flags))
                 .and_then(|()| copy(sequence, memory.cast(), (second, offset), size, flags));
             finish(error, both);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rackbus_attach::Mapping;
+use rackbus_memory::Access;
 
 use crate::constants::errors::*;
 use crate::constants::*;
@@ -45,6 +46,11 @@ impl Map {
     /// The mapped memory.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+
+    /// Whether it can be written to.
+    pub(crate) fn writable(&self) -> bool {
+        self.mapping.region().access().contains(Access::WRITE)
     }
 
     /// Whether its segment is gone for good.
@@ -174,14 +180,17 @@ fn unmap(handle: RawHandle, flags: u32) -> Outcome<()> {
     if find::<Map>(handle)?.sequences.load(Ordering::Acquire) > 0 {
         return fail(SCI_ERR_BUSY);
     }
+    let map = Map::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
     crate::copy::forget_last();
-    Map::table().take(handle).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+    drop(map);
+    Ok(())
 }
 
 /// Unmaps everything of the process.
 pub(crate) fn end_all() {
+    let maps = Map::table().clear();
     crate::copy::forget_last();
-    drop(Map::table().clear());
+    drop(maps);
 }
 
 /// What a fork has of its parent's.

@@ -16,7 +16,6 @@ mod address {
     use crate::support::Build;
 
     stories!(Build::Address);
-    stories!(@forks Build::Address);
 }
 
 mod thread {

@@ -145,6 +145,18 @@ static int on_block(void *arg, sci_block_transfer_t block, sci_error_t status)
     return 0;
 }
 
+/* Within the call for its end, a transfer is not waited for. */
+static int waits_for_itself(void *arg, sci_block_transfer_t block, sci_error_t status)
+{
+    sci_error_t own = NOT_SET;
+    CALLED();
+    CHECK(arg == (void *)&called && status == SCI_ERR_OK);
+    SCIWaitForBlockTransfer(block, SCI_INFINITE_TIMEOUT, 0, &own);
+    CHECK(own == SCI_ERR_OK);
+    __atomic_add_fetch(&called, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
 static void blocks(void)
 {
     sci_block_transfer_t block;
@@ -165,6 +177,10 @@ static void blocks(void)
     AWAIT(__atomic_load_n(&called, __ATOMIC_SEQ_CST) == 1);
     CHECK(memcmp((const void *)copy.far_bytes, (const void *)copy.near_bytes, SIZE) == 0);
     TRY(SCIWaitForBlockTransfer(block, SOON, 0, &error));
+    TRY(SCITransferBlockAsync(copy.near_map, 0, copy.far_map, 0, SIZE, &block, waits_for_itself,
+                              &called, SCI_FLAG_USE_CALLBACK, &error));
+    AWAIT(__atomic_load_n(&called, __ATOMIC_SEQ_CST) == 2);
+    REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIWaitForBlockTransfer(block, SOON, 0, &error));
 }
 
 static void peer(struct story *story)

@@ -105,6 +105,7 @@ static void read_only(sci_remote_segment_t segment)
 {
     sci_map_t map, writable;
     volatile unsigned char *bytes, *stored;
+    unsigned char word[4] = {0x71, 0x72, 0x73, 0x74};
     TRY(bytes = (volatile unsigned char *)SCIMapRemoteSegment(segment, &map, 0, SIZE, NULL,
                                                               SCI_FLAG_READONLY_MAP, &error));
     TRY(stored = (volatile unsigned char *)SCIMapRemoteSegment(segment, &writable, 0, SIZE, NULL,
@@ -113,6 +114,12 @@ static void read_only(sci_remote_segment_t segment)
     CHECK(bytes[7] == 0x70);
     CHECK(!can_be_stored_to(bytes + 8));
     CHECK(can_be_stored_to(stored + 8));
+    REFUSED(SCI_ERR_ACCESS, SCIMemCpy(NULL, word, map, 16, sizeof word, 0, &error));
+    REFUSED(SCI_ERR_ACCESS, SCITransferBlock(writable, 0, map, 16, 4, 0, &error));
+    TRY(SCIMemCpy(NULL, word, writable, 16, sizeof word, 0, &error));
+    word[0] = 0;
+    TRY(SCIMemCpy(NULL, word, map, 16, sizeof word, SCI_FLAG_BLOCK_READ, &error));
+    CHECK(word[0] == 0x71);
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIUnmapSegment(writable, 0, &error));
 }
