@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::region::RegionError;
 use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
@@ -327,6 +328,7 @@ impl Line {
                 return Err(AttachError::Gone(cause));
             }
         };
+        packet.fds.iter().for_each(keep_room);
         let reply = self.buffer.get(..packet.length).and_then(decode);
         Ok((reply.ok_or(AttachError::Protocol)?, packet.fds))
     }
@@ -362,6 +364,7 @@ impl Registry {
     fn listen(&self, events: &Packets) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
         while let Ok(packet) = events.receive(&mut buffer, &mut spin, None) {
+            packet.fds.iter().for_each(keep_room);
             match buffer.get(..packet.length).and_then(decode::<Event>) {
                 Some(event) => self.heard(event, packet.fds, events),
                 None => break,

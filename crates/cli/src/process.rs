@@ -90,6 +90,13 @@ pub fn detach() {
     let _ = rustix::process::setsid();
 }
 
+/// Lets the process have as many descriptors as it may: each segment of its host is one of them.
+pub fn make_room() {
+    if let Err(error) = rackbus_memory::descriptors::raise_limit() {
+        tracing::warn!(%error, "the host can have few segments; raise the limit of open files");
+    }
+}
+
 /// Hears when the process is asked to end, from the moment it is made.
 #[derive(Debug)]
 pub struct EndRequests {

@@ -16,8 +16,10 @@
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
+//! * [`descriptors`]: room for those.
 
 pub mod copy;
+pub mod descriptors;
 pub mod doorbell;
 pub mod event;
 pub mod guard;

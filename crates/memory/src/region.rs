@@ -1,5 +1,7 @@
 //! Mapped memory: a peer's descriptor ([`Region`]) or one of our own ([`SharedMemory`]).
 
+mod file;
+
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,11 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
-
-/// File systems whose pages never wait for anybody: tmpfs (memfd) and hugetlbfs. A file of any
-/// other kind could block the thread that touches it for as long as its owner likes.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+use file::{ask_for_huge_pages, check_memory};
 
 /// Why a descriptor could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +75,10 @@ impl Region {
     /// Maps `length` bytes of `fd` from `offset`, after checking that they are memory and inside
     /// the file.
     ///
+    /// For 2 MiB or more the system is asked for huge pages. It gives them where
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise` (or more generous); then
+    /// the first byte that is touched takes 2 MiB of memory, not 4 KiB.
+    ///
     /// # Errors
     /// [`RegionError`] when the range is not in the file, the file is not memory, or the system
     /// refuses the mapping.
@@ -124,6 +126,7 @@ impl Region {
         }
         .map_err(system("mmap"))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
+        ask_for_huge_pages(base.as_ptr().cast(), mapped);
         Ok(Region {
             base,
             mapped,
@@ -191,6 +194,7 @@ impl Region {
         }
         .map_err(system("mmap"))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
+        ask_for_huge_pages(base.as_ptr().cast(), mapped);
         let registration = Registration::new(address, mapped);
         Ok(Region {
             base,
@@ -272,7 +276,7 @@ impl Region {
         let replaced = check_memory(fd, from + skipped, length as u64 - self.tail(start, length))
             .and_then(|_| {
                 // SAFETY: replaces whole pages of our own mapping, which stay mapped.
-                unsafe {
+                let at = unsafe {
                     rustix::mm::mmap(
                         self.base.add(start).as_ptr().cast(),
                         length,
@@ -282,11 +286,13 @@ impl Region {
                         from + skipped,
                     )
                 }
-                .map_err(system("mmap"))
+                .map_err(system("mmap"))?;
+                ask_for_huge_pages(at, length);
+                Ok(())
             });
         let severed = if replaced.is_err() { self.sever() } else { Ok(()) };
         self.registration.thaw();
-        severed.and(replaced.map(drop))
+        severed.and(replaced)
     }
 
     /// Lets writers go on where they are: nothing will be [`adopt`](Region::adopt)ed any more.
@@ -391,22 +397,6 @@ impl Region {
         self.registration.thaw();
         outcome
     }
-}
-
-/// Checks that a range of a file is there, and memory; its page size.
-fn check_memory(fd: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, RegionError> {
-    let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
-    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
-    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as i64)) {
-        return Err(RegionError::NotMemory);
-    }
-    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
-    let file_size = u64::try_from(stat.st_size).unwrap_or(0);
-    match offset.checked_add(length) {
-        Some(end) if length > 0 && end <= file_size => {}
-        _ => return Err(RegionError::OutOfFile { offset, length, file_size }),
-    }
-    Ok(u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096).next_power_of_two())
 }
 
 fn protection(access: Access) -> ProtFlags {

@@ -78,8 +78,9 @@ mod tests {
             b.whole().part(at, 5).unwrap().copy_to(&mut text);
             assert_eq!(&text, b"hello");
         }
-        let used = rustix::fs::fstat(&b).unwrap().st_blocks * 512;
-        assert!(used <= 3 * 4096, "{used} bytes are used");
+        // What was touched takes whole pages, and huge ones where the system has them.
+        let [before, used] = [&a, &b].map(|it| rustix::fs::fstat(it).unwrap().st_blocks * 512);
+        assert!(used <= before && before <= 3 << 21, "{used} bytes are used, {before} before");
         empty(&b, 0, 10 << 30).unwrap();
         assert_eq!(rustix::fs::fstat(&b).unwrap().st_blocks, 0);
         let mut text = [1; 5];

@@ -30,6 +30,7 @@ impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
         start_log();
+        process::make_room();
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
         let rack = read_rack(&running.file)?;

@@ -1,4 +1,4 @@
-//! Memory that moves, is lent, and is adopted in part.
+//! Memory that moves, is lent, and is adopted in part; huge pages.
 
 use super::*;
 
@@ -80,4 +80,40 @@ fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
     region.adopt(0, 4096, page.as_fd(), 0).unwrap();
     region.whole().part(0, 1).unwrap().copy_to(&mut text[..1]);
     assert_eq!(text[0], b'x');
+}
+
+/// Whether huge pages were asked for in the mapping that an address is in.
+fn asked(address: usize) -> bool {
+    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    for line in all.lines() {
+        let range = line.split(' ').next().unwrap().split_once('-').and_then(|(start, end)| {
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            Some(number(start)?..number(end)?)
+        });
+        if let Some(range) = range {
+            inside = range.contains(&address);
+        } else if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
+            return flags.split(' ').any(|flag| flag == "hg");
+        }
+    }
+    panic!("nothing is mapped at {address:#x}");
+}
+
+#[test]
+fn huge_pages_are_asked_for_where_they_fit() {
+    const MIB: u64 = 1 << 20;
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        eprintln!("the system has no transparent huge pages: not tested");
+        return;
+    }
+    let start = |region: &Region| region.whole().as_ptr() as usize;
+    let (large, small, next) = (file(4 * MIB), file(MIB), file(4 * MIB));
+    let region = Region::map(large.as_fd(), 0, 4 * MIB, BOTH).unwrap();
+    assert!(asked(start(&region)) && asked(start(&region) + region.len() - 1));
+    assert!(!asked(start(&Region::map(small.as_fd(), 0, MIB, BOTH).unwrap())));
+    // For memory that has moved as well.
+    region.freeze(0, 4 * MIB).unwrap();
+    region.adopt(0, 4 * MIB, next.as_fd(), 0).unwrap();
+    assert!(asked(start(&region)));
 }

@@ -1,0 +1,44 @@
+//! What is asked of a file before it is mapped, and of the system afterwards.
+
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+
+use super::{RegionError, system};
+
+/// File systems whose pages never wait for anybody: tmpfs (memfd) and hugetlbfs. A file of any
+/// other kind could block the thread that touches it for as long as its owner likes.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// Bytes of a huge page. Where a processor has larger ones, asking for them early does no harm.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Checks that a range of a file is there, and memory; its page size.
+pub(super) fn check_memory(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    length: u64,
+) -> Result<u64, RegionError> {
+    let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
+    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
+    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as i64)) {
+        return Err(RegionError::NotMemory);
+    }
+    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
+    let file_size = u64::try_from(stat.st_size).unwrap_or(0);
+    match offset.checked_add(length) {
+        Some(end) if length > 0 && end <= file_size => {}
+        _ => return Err(RegionError::OutOfFile { offset, length, file_size }),
+    }
+    Ok(u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096).next_power_of_two())
+}
+
+/// Says that huge pages are welcome in a mapping of ours that has room for one.
+pub(super) fn ask_for_huge_pages(start: *mut c_void, length: usize) {
+    if length >= HUGE_PAGE {
+        let advice = rustix::mm::Advice::LinuxHugepage;
+        // SAFETY: whatever is there, its bytes and what may be done with them stay the same. A
+        // system that does not know huge pages refuses, and goes on with small ones.
+        let _ = unsafe { rustix::mm::madvise(start, length, advice) };
+    }
+}
