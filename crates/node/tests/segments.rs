@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_attach::{
-    AreaKey, Change, Copier, CopyError, Happening, InterruptError, Location, LockError, Locked,
-    Refusal, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal, Written,
+    AreaKey, BROADCAST_NODE, Change, Copier, CopyError, Happening, InterruptError, Location,
+    LockError, Locked, Refusal, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal,
+    Written,
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_memory::packets::MAX_PACKET;
@@ -437,4 +438,21 @@ fn who_has_disconnected_loses_the_memory_that_is_taken_back() {
     keeps(&|| segment.set_unavailable(Withdrawal::Force).unwrap());
     segment.set_available().unwrap();
     keeps(&|| alpha.set_share(7..=7, Some(BETA), Share::None).unwrap());
+}
+
+#[test]
+fn a_group_is_for_those_whom_its_home_allows() {
+    let rack = Rack::start();
+    let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
+    alpha.set_share(3..=3, Some(GAMMA), Share::None).unwrap();
+    alpha.set_share(3..=3, Some(BETA), Share::Read).unwrap();
+    let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 4096) };
+    let member = alpha.create_segment(&options).unwrap();
+    assert_eq!(refusal(gamma.create_segment(&options)), Refusal::Denied);
+    assert_eq!(refusal(gamma.connect(BROADCAST_NODE, 3, 100)), Refusal::Denied);
+    assert_eq!(refusal(beta.create_segment(&options)), Refusal::Denied);
+    let reader = beta.connect(BROADCAST_NODE, 3, 100).unwrap();
+    assert!(!reader.writable());
+    member.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
+    assert_eq!(word(&reader.map(0, 8).unwrap(), 0), 5);
 }

@@ -41,7 +41,15 @@ pub(super) struct Pending {
 enum Asked {
     Connection,
     Member { id: SegmentId, size: u64 },
-    Fact,
+    Probe,
+    Alive,
+}
+
+impl Asked {
+    /// Whether the session is to have something, and not only to know.
+    fn is_kept(self) -> bool {
+        matches!(self, Asked::Connection | Asked::Member { .. })
+    }
 }
 
 impl Directory {
@@ -91,12 +99,12 @@ impl Directory {
     }
 
     pub(super) fn probe(&mut self, session: SessionId, node: NodeId) -> Answer {
-        self.question(session, node, u32::MAX, Question::Probe, Asked::Fact)
+        self.question(session, node, u32::MAX, Question::Probe, Asked::Probe)
     }
 
     pub(super) fn alive(&mut self, session: SessionId, holder: Holder) -> Answer {
         let question = Question::Alive(holder.session);
-        self.question(session, holder.node, u32::MAX, question, Asked::Fact)
+        self.question(session, holder.node, u32::MAX, question, Asked::Alive)
     }
 
     fn question(
@@ -110,7 +118,7 @@ impl Directory {
         if owner == BROADCAST_NODE || !self.settings.hosts.contains_key(&owner) {
             return Err(Refusal::NoSuchNode);
         }
-        if !matches!(asked, Asked::Fact) {
+        if asked.is_kept() {
             self.count(session)?;
         }
         let (request, connection) = (self.handle().0, self.handle());
@@ -171,7 +179,7 @@ impl Directory {
         let grant = match answer {
             Ok(grant) => grant,
             Err(refusal) => {
-                if !matches!(what, Asked::Fact) {
+                if what.is_kept() {
                     self.discount(session);
                 }
                 if !late {
@@ -182,7 +190,7 @@ impl Directory {
         };
         if late {
             // Nobody waits for it any more.
-            if !matches!(what, Asked::Fact) {
+            if what.is_kept() {
                 self.discount(session);
                 self.send(To::Ask(owner, Ask::Disconnect { connection }), Vec::new());
             }
@@ -190,8 +198,8 @@ impl Directory {
         }
         let mut known_as = connection;
         let reply = match (what, grant) {
-            (Asked::Fact, Grant::Alive(alive)) => Reply::Alive(alive),
-            (Asked::Fact, _) => Reply::Done,
+            (Asked::Alive, Grant::Alive(alive)) => Reply::Alive(alive),
+            (Asked::Probe, _) => Reply::Done,
             (Asked::Member { id, size }, _) => {
                 known_as = self.new_member(session, id, size, connection);
                 Reply::Created { segment: known_as, id, address: None }
@@ -203,9 +211,9 @@ impl Directory {
                 Reply::Pages { connection, lengths, write }
             }
             // A peer that answers something else than it was asked is not to be understood.
-            (Asked::Connection, _) => Reply::Refused(Refusal::NotResponding),
+            (Asked::Connection | Asked::Alive, _) => Reply::Refused(Refusal::NotResponding),
         };
-        if !matches!(what, Asked::Fact) {
+        if what.is_kept() {
             self.connections
                 .insert(connection, Connection { session, owner, known_as, alive: true });
         }
@@ -299,14 +307,20 @@ impl Directory {
     pub(super) fn expire_questions(&mut self) {
         let now = self.now;
         let late = self.pending.values_mut().filter(|it| it.deadline.is_some_and(|at| at <= now));
-        let late: Vec<SessionId> = late
+        let late: Vec<(SessionId, Reply)> = late
             .map(|pending| {
                 pending.deadline = None;
-                pending.session
+                let reply = match pending.what {
+                    // A node that is slow says nothing of its processes, and locks are taken from
+                    // those that are dead.
+                    Asked::Alive => Reply::Alive(true),
+                    _ => Reply::Refused(Refusal::NotResponding),
+                };
+                (pending.session, reply)
             })
             .collect();
-        for session in late {
-            self.send(To::Reply(session, Reply::Refused(Refusal::NotResponding)), Vec::new());
+        for (session, reply) in late {
+            self.send(To::Reply(session, reply), Vec::new());
         }
     }
 

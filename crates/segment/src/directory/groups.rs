@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::{Attached, Directory, Guest, Led, Objects, Output, To, system};
-use crate::message::{Change, Grant, NodeId, ObjectId, Refusal, SegmentId, Tell};
+use crate::message::{Change, Grant, NodeId, ObjectId, Refusal, SegmentId, Share, Tell};
 
 /// A group whose home this host is.
 #[derive(Debug)]
@@ -37,6 +37,12 @@ impl Directory {
         if self.group_home() != self.settings.node {
             return Err(Refusal::NoSuchSegment);
         }
+        // The memory is this host's, so its rules are the group's.
+        let rule = self.rule(id, guest.0);
+        if rule == Share::None || (size.is_some() && rule < Share::Write) {
+            return Err(Refusal::Denied);
+        }
+        let write = rule == Share::Write;
         if let (Some(size), false) = (size, self.groups.contains_key(&id)) {
             let offset = self.take_room(size)?;
             let memory = objects.memory(size).map_err(|cause| {
@@ -55,8 +61,8 @@ impl Directory {
             None => group.senders.insert(guest),
         };
         self.guests.insert(guest, Led::Group(id));
-        let grant = Grant::Memory { size: group.size, write: true, address: None };
-        Ok((grant, vec![Attached::whole(group.memory)]))
+        let grant = Grant::Memory { size: group.size, write, address: None };
+        Ok((grant, vec![Attached { object: group.memory, write }]))
     }
 
     /// A member or sender has left. Without members there is no group.

@@ -1,0 +1,64 @@
+//! What a session is told when another host's node says nothing.
+
+use rackbus_segment::directory::{HostRange, LinePart, Settings};
+use rackbus_segment::message::{Holder, Refusal, Reply, Request, VERSION};
+use rackbus_segment::{Directory, ObjectId, Objects, Output, SessionId, To};
+
+/// Nothing is made in these tests.
+struct Nothing;
+
+impl Objects for Nothing {
+    fn memory(&mut self, _size: u64) -> Result<ObjectId, String> {
+        Err("no memory".into())
+    }
+    fn event(&mut self) -> Result<ObjectId, String> {
+        Err("no event".into())
+    }
+    fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
+        Err("no line".into())
+    }
+}
+
+const SESSION: SessionId = SessionId(1);
+
+fn directory() -> Directory {
+    let range = HostRange { base: 1 << 32, size: 1 << 20 };
+    let hosts = [(4, "alpha".to_owned()), (8, "beta".to_owned())].into();
+    let rules = Default::default();
+    let settings = Settings { node: 4, hosts, range, ranges: vec![(4, range)], rules };
+    let mut directory = Directory::new(settings);
+    directory.request(0, SESSION, Request::Hello { version: VERSION }, &mut Nothing);
+    directory
+}
+
+fn replies(outputs: Vec<Output>) -> Vec<Reply> {
+    let reply = |output| match output {
+        Output::Send(To::Reply(SESSION, reply), _) => Some(reply),
+        _ => None,
+    };
+    outputs.into_iter().filter_map(reply).collect()
+}
+
+#[test]
+fn a_holder_is_dead_only_when_somebody_says_so() {
+    let holder = Holder { node: 8, session: SessionId(7) };
+    let mut slow = directory();
+    let asked = slow.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
+    assert_eq!(replies(asked), []);
+    let due = slow.next_tick().unwrap();
+    assert_eq!(replies(slow.tick(due, &mut Nothing)), [Reply::Alive(true)]);
+    // A node that is gone has cut off its processes.
+    let mut gone = directory();
+    gone.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
+    let told = replies(gone.owner_gone(8, &mut Nothing));
+    assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
+}
+
+#[test]
+fn a_probe_that_nobody_answers_is_refused() {
+    let mut slow = directory();
+    slow.request(0, SESSION, Request::Probe { node: 8 }, &mut Nothing);
+    let due = slow.next_tick().unwrap();
+    let told = replies(slow.tick(due, &mut Nothing));
+    assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
+}
