@@ -27,6 +27,7 @@
 mod cmmc;
 mod events;
 mod interrupts;
+mod line;
 mod location;
 mod locks;
 mod memory;

@@ -5,13 +5,13 @@
 //! waits for an event, and an event never for a callback.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::descriptors::keep_room;
-use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::region::RegionError;
 use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
 use rackbus_segment::message::{
@@ -22,11 +22,10 @@ use rackbus_segment::{Handle, SessionId};
 
 use crate::events::{Calls, Happening, Watch};
 use crate::interrupts::Rings;
+use crate::line::Line;
 use crate::location::Location;
 use crate::memory::Memory;
 
-/// How long the node may take for an answer: longer than it gives other nodes.
-const ANSWER: Duration = Duration::from_secs(15);
 /// How long moving memory may take: tens of gigabytes are copied.
 const MOVED: Duration = Duration::from_secs(120);
 /// How long to try again while memory is being moved.
@@ -58,6 +57,9 @@ pub enum AttachError {
     /// The node answered something that makes no sense.
     #[error("the host's node does not speak this protocol; use the library of its version")]
     Protocol,
+    /// The process may not have another descriptor. Nothing was made, all that it has stays.
+    #[error("this process may not have more descriptors; raise its limit of open files")]
+    NoDescriptors,
     /// Memory could not be mapped.
     #[error(transparent)]
     Region(#[from] RegionError),
@@ -108,14 +110,6 @@ struct Inner {
     process: u32,
 }
 
-/// The socket of requests.
-#[derive(Debug)]
-struct Line {
-    packets: Packets,
-    buffer: Vec<u8>,
-    spin: AdaptiveSpin,
-}
-
 /// What events are about.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -151,8 +145,7 @@ impl Session {
             .map_err(|cause| AttachError::NoNode { path: path.clone(), cause })?;
         let failed = |what| move |cause| AttachError::System { what, cause };
         let (events, theirs) = Packets::pair().map_err(failed("socketpair"))?;
-        let mut line =
-            Line { packets, buffer: vec![0; MAX_PACKET], spin: AdaptiveSpin::new(1_000, 50_000) };
+        let mut line = Line::new(packets);
         let hello = Request::Hello { version: VERSION };
         let welcome = match line.call(&hello, &[theirs.as_fd()])? {
             (Reply::Welcome(welcome), _) => welcome,
@@ -312,28 +305,6 @@ impl Drop for Inner {
     }
 }
 
-impl Line {
-    fn call(
-        &mut self,
-        request: &Request,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
-        self.packets.send(&encode(request), fds).map_err(AttachError::Gone)?;
-        let deadline = Instant::now().checked_add(ANSWER);
-        let packet = match self.packets.receive(&mut self.buffer, &mut self.spin, deadline) {
-            Ok(packet) => packet,
-            Err(cause) => {
-                // An answer that came later would be taken for another request's.
-                self.packets.shut_down();
-                return Err(AttachError::Gone(cause));
-            }
-        };
-        packet.fds.iter().for_each(keep_room);
-        let reply = self.buffer.get(..packet.length).and_then(decode);
-        Ok((reply.ok_or(AttachError::Protocol)?, packet.fds))
-    }
-}
-
 impl Registry {
     /// Tells what events about `handle` are for, and what has happened to it already.
     pub(crate) fn watch(&self, handle: Handle, watched: Watched, session: &Session) {
@@ -363,7 +334,8 @@ impl Registry {
 
     fn listen(&self, events: &Packets) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
-        while let Ok(packet) = events.receive(&mut buffer, &mut spin, None) {
+        while let Ok(packet) = events.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
             packet.fds.iter().for_each(keep_room);
             match buffer.get(..packet.length).and_then(decode::<Event>) {
                 Some(event) => self.heard(event, packet.fds, events),

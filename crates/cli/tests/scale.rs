@@ -8,7 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use rackbus_attach::{Location, Mapping, RemoteSegment, SegmentOptions, Session, Share};
+use rackbus_attach::{
+    AttachError, Location, Mapping, RemoteSegment, SegmentOptions, Session, Share,
+};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use support::{PATIENCE, Rack};
 
@@ -153,6 +155,7 @@ fn part() {
     match part.as_str() {
         "one of the crowd" => one_of_the_crowd(number),
         "plenty" => plenty(),
+        "without room" => without_room(),
         other => panic!("no part {other}"),
     }
 }
@@ -256,6 +259,40 @@ fn a_process_has_three_thousand_segments_and_as_many_connections() {
     let mut other = Other::start(&lab.rack, "alpha", "plenty", 0);
     other.await_step();
     assert_eq!(lab.segments(), PLENTY as usize);
+    drop(other);
+    lab.await_nothing_left();
+}
+
+/// Makes segments until it may have no more descriptors; loses none of those that it has.
+fn without_room() {
+    let few = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+    setrlimit(Resource::Nofile, few).unwrap();
+    let session = Session::open(&Location::from_environment().unwrap()).unwrap();
+    let make = |id| session.create_segment(&SegmentOptions::shared(id, KIB));
+    let mut made = Vec::new();
+    let refused = loop {
+        match make(made.len() as u32) {
+            Ok(segment) => made.push(segment),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, AttachError::NoDescriptors), "{refused}");
+    let id = made.len() as u32;
+    assert_eq!(session.segments().unwrap().len(), made.len());
+    made.iter().for_each(|segment| segment.set_available().unwrap());
+    assert!(matches!(session.connect(ALPHA, 0, 1_000), Err(AttachError::NoDescriptors)));
+    made.pop();
+    // With room again, the number that could not be had is free.
+    made.push(make(id).unwrap());
+    step();
+}
+
+#[test]
+fn a_process_without_room_for_descriptors_keeps_what_it_has() {
+    let lab = lab();
+    let mut other = Other::start(&lab.rack, "alpha", "without room", 0);
+    other.await_step();
+    assert!(lab.segments() > 16);
     drop(other);
     lab.await_nothing_left();
 }

@@ -40,6 +40,18 @@ pub struct Packet {
     pub length: usize,
     /// The descriptors beside it.
     pub fds: Vec<OwnedFd>,
+    /// Whether there were more than this process has room for, which are lost.
+    pub lost: bool,
+}
+
+impl Packet {
+    /// The message if nothing of it was lost.
+    ///
+    /// # Errors
+    /// [`StreamError::TooManyDescriptors`] if something was.
+    pub fn whole(self) -> Result<Packet, StreamError> {
+        if self.lost { Err(StreamError::TooManyDescriptors) } else { Ok(self) }
+    }
 }
 
 impl Packets {
@@ -137,10 +149,11 @@ impl Packets {
             if received.bytes == 0 {
                 return Err(StreamError::Closed);
             }
-            if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
-                return Err(StreamError::TooManyDescriptors);
+            if received.flags.contains(ReturnFlags::TRUNC) {
+                return Err(StreamError::Socket(Errno::MSGSIZE));
             }
-            return Ok(Packet { length: received.bytes, fds });
+            let lost = received.flags.contains(ReturnFlags::CTRUNC);
+            return Ok(Packet { length: received.bytes, fds, lost });
         }
     }
 

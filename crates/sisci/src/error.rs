@@ -21,6 +21,7 @@ impl From<AttachError> for Code {
             AttachError::Region(RegionError::OutOfFile { .. }) => SCI_ERR_OUT_OF_RANGE,
             AttachError::Region(_) | AttachError::System { .. } => SCI_ERR_SYSTEM,
             AttachError::Busy => SCI_ERR_BUSY,
+            AttachError::NoDescriptors => SCI_ERR_NOSPC,
             AttachError::NoMemory => SCI_ERR_ILLEGAL_OPERATION,
             AttachError::OutOfRange { .. } => SCI_ERR_OUT_OF_RANGE,
             AttachError::Misplaced => SCI_ERR_OFFSET_ALIGNMENT,

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
-use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
 use rackbus_segment::NodeId;
 use rackbus_segment::message::decode;
@@ -59,7 +59,9 @@ impl Segments {
             }
         }
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
-        while let Ok(packet) = outbox.packets().receive(&mut buffer, &mut spin, None) {
+        while let Ok(packet) =
+            outbox.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
             let Some(tell) = buffer.get(..packet.length).and_then(decode) else {
                 tracing::warn!(node, "a node that makes no sense is not listened to any more");
                 return;
@@ -99,7 +101,9 @@ impl Segments {
             self.ask(|directory, _, objects| directory.connector_gone(node, objects));
         }
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
-        while let Ok(packet) = outbox.packets().receive(&mut buffer, &mut spin, None) {
+        while let Ok(packet) =
+            outbox.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
             let Some(ask) = buffer.get(..packet.length).and_then(decode) else {
                 tracing::warn!(node, "a node that makes no sense is not listened to any more");
                 break;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, PacketListener, Packets};
 use rackbus_segment::SessionId;
 use rackbus_segment::message::{Request, decode};
@@ -61,7 +61,9 @@ impl Segments {
             id
         };
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
-        while let Ok(packet) = calls.packets().receive(&mut buffer, &mut spin, None) {
+        while let Ok(packet) =
+            calls.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
             let Some(request) = buffer.get(..packet.length).and_then(decode::<Request>) else {
                 tracing::warn!(session = id.0, "a process that makes no sense is cut off");
                 break;
@@ -92,7 +94,9 @@ impl Segments {
         let service = self.clone();
         let listen = move || {
             let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
-            while let Ok(packet) = events.packets().receive(&mut buffer, &mut spin, None) {
+            while let Ok(packet) =
+                events.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+            {
                 let Some(notice) = buffer.get(..packet.length).and_then(decode) else { break };
                 service.ask(|directory, now, objects| directory.noticed(now, id, notice, objects));
             }
