@@ -3,7 +3,7 @@
 //! told what happened to it.
 //!
 //! * [`message`]: what processes, nodes and their peers say to each other.
-//! * [`directory`]: one host's [`Directory`](directory::Directory), the state machine behind its
+//! * [`directory`]: one host's [`Directory`], the state machine behind its
 //!   node's segment service.
 //!
 //! Pure: no I/O, no clock, no threads. Memory and interrupts are numbers here ([`ObjectId`]); the
