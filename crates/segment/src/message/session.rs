@@ -13,7 +13,7 @@ use super::{
 pub enum Request {
     /// Opens the session; beside it a packet socket on which events are to come.
     Hello {
-        /// [`VERSION`].
+        /// [`VERSION`](super::VERSION).
         version: u32,
     },
     /// Makes a segment: [`Reply::Created`], its memory beside it.
@@ -56,7 +56,7 @@ pub enum Request {
     },
     /// Connects to a segment: [`Reply::Connected`], its memory beside it.
     Connect {
-        /// On which host; [`BROADCAST_NODE`] for a group.
+        /// On which host; [`BROADCAST_NODE`](super::BROADCAST_NODE) for a group.
         node: NodeId,
         /// Which segment.
         id: SegmentId,
