@@ -51,6 +51,20 @@ impl Rules {
         none
     }
 
+    /// Whether `host` may use anything of `owner`'s at all.
+    pub fn allows_any(&self, owner: &str, host: &str) -> bool {
+        // What is allowed changes only where a rule or a change begins or has ended.
+        let rules = self.file.iter().filter(|rule| rule.owner == owner);
+        let in_file = rules.flat_map(|rule| &rule.segments).map(|it| (*it.start(), *it.end()));
+        let changes = self.changes.get(&(owner.to_owned(), host.to_owned()));
+        let changed = changes.into_iter().flatten().map(|(first, (last, _))| (*first, *last));
+        let borders =
+            in_file.chain(changed).flat_map(|(first, last)| [Some(first), last.checked_add(1)]);
+        std::iter::once(0)
+            .chain(borders.flatten())
+            .any(|segment| self.allowed(owner, segment, host) != ShareAccess::None)
+    }
+
     /// Allows `host` so much of these segments of `owner`'s from now on, whatever was said before.
     pub fn set(
         &mut self,

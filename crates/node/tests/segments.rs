@@ -456,3 +456,14 @@ fn a_group_is_for_those_whom_its_home_allows() {
     member.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
     assert_eq!(word(&reader.map(0, 8).unwrap(), 0), 5);
 }
+
+#[test]
+fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let _interrupt = alpha.create_interrupt(Some(5), false, false).unwrap();
+    alpha.set_share(0..=u32::MAX, Some(BETA), Share::None).unwrap();
+    assert_eq!(refusal(beta.connect_interrupt(ALPHA, 5, 100)), Refusal::Denied);
+    alpha.set_share(9..=9, Some(BETA), Share::Read).unwrap();
+    beta.connect_interrupt(ALPHA, 5, 100).unwrap();
+}

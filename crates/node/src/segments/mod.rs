@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rackbus_link::Link;
 use rackbus_memory::sparse;
 use rackbus_segment::directory::{Attached, Settings};
-use rackbus_segment::message::encode;
+use rackbus_segment::message::{Refusal, Reply, Tell, encode};
 use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
 
 use objects::{Object, Store};
@@ -79,6 +79,18 @@ enum Owner {
     /// Being connected to, with what is to be said then.
     Dialling(Vec<Letter>),
     Here(Arc<Outbox>),
+}
+
+/// What is said instead to somebody who waits for an answer whose memory cannot go along.
+fn without_memory(to: To, error: &str) -> Option<To> {
+    let refusal = Refusal::System(error.to_owned());
+    match to {
+        To::Reply(session, _) => Some(To::Reply(session, Reply::Refused(refusal))),
+        To::Tell(node, Tell::Answer { request, .. }) => {
+            Some(To::Tell(node, Tell::Answer { request, answer: Err(refusal) }))
+        }
+        To::Event(..) | To::Ask(..) | To::Tell(..) => None,
+    }
 }
 
 /// Sessions are numbered by the clock, so that no life of a node uses a number of a former one:
@@ -188,11 +200,12 @@ impl Segments {
     }
 
     fn deliver(self: &Arc<Self>, state: &mut State, to: To, attached: &[Attached]) {
-        let fds = match state.store.attach(attached) {
-            Ok(fds) => fds,
+        let (to, fds) = match state.store.attach(attached) {
+            Ok(fds) => (to, fds),
             Err(error) => {
                 tracing::error!(%error, "a message could not be sent with its memory");
-                return;
+                let Some(to) = without_memory(to, &error.to_string()) else { return };
+                (to, Vec::new())
             }
         };
         match to {

@@ -4,12 +4,16 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rackbus_memory::{Packets, StreamError};
 use rustix::event::{PollFd, PollFlags};
 
 /// Messages that wait for a peer before it counts as gone.
 const MOST: usize = 65_536;
+
+/// How long to wait when the system carries as many descriptors as it will.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// A message with its descriptors.
 #[derive(Debug)]
@@ -45,7 +49,8 @@ impl Outbox {
         if waiting.is_empty() {
             match self.now(&letter) {
                 Ok(()) => return,
-                Err(StreamError::TimedOut) => {}
+                // Too many descriptors: those that others have not taken yet count, too.
+                Err(StreamError::TimedOut | StreamError::TooManyDescriptors) => {}
                 Err(_) => return self.packets.shut_down(),
             }
             let outbox = self.clone();
@@ -81,6 +86,12 @@ impl Outbox {
                 match self.now(letter) {
                     Ok(()) => drop(waiting.pop_front()),
                     Err(StreamError::TimedOut) => break,
+                    Err(StreamError::TooManyDescriptors) => {
+                        // Nothing tells when others have taken theirs.
+                        drop(waiting);
+                        std::thread::sleep(AGAIN);
+                        waiting = self.lock();
+                    }
                     Err(_) => {
                         waiting.clear();
                         self.packets.shut_down();

@@ -125,6 +125,9 @@ impl Directory {
         if !self.interrupts.contains_key(&key) {
             return Err(Refusal::NoSuchInterrupt);
         }
+        if !self.may_use_any(guest.0) {
+            return Err(Refusal::Denied);
+        }
         let ring = match key.0 {
             InterruptKind::Plain => None,
             InterruptKind::Data => {

@@ -467,6 +467,15 @@ impl Directory {
             _ => Share::None,
         }
     }
+
+    /// Whether the rules let a host use anything of this one: interrupts have no rules of their own.
+    fn may_use_any(&self, node: NodeId) -> bool {
+        let hosts = &self.settings.hosts;
+        match (hosts.get(&self.settings.node), hosts.get(&node)) {
+            (Some(owner), Some(host)) => self.settings.rules.allows_any(owner, host),
+            _ => false,
+        }
+    }
 }
 
 /// An answer to give now, or one that comes later (`None`).
