@@ -10,6 +10,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
+use std::thread::JoinHandle;
 
 use rackbus_memory::Region;
 use rackbus_memory::copy::{Engine, EngineOptions, PieceError, Place, State, Ticket, Transaction};
@@ -55,11 +56,11 @@ struct Callback {
 
 /// The thread that calls programs' functions: not a channel's, on which such a function could not
 /// wait for another transfer of the same channel.
-static CALLBACKS: Mutex<Option<mpsc::Sender<Callback>>> = Mutex::new(None);
+static CALLBACKS: Mutex<Option<(mpsc::Sender<Callback>, JoinHandle<()>)>> = Mutex::new(None);
 
 fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
     let mut callbacks = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(sender) = callbacks.as_ref() {
+    if let Some((sender, _)) = callbacks.as_ref() {
         return Ok(sender.clone());
     }
     let (sender, receiver) = mpsc::channel::<Callback>();
@@ -72,8 +73,8 @@ fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
         }
     };
     let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
-    thread.map_err(|_| Code(SCI_ERR_SYSTEM))?;
-    Ok(callbacks.insert(sender).clone())
+    let thread = thread.map_err(|_| Code(SCI_ERR_SYSTEM))?;
+    Ok(callbacks.insert((sender, thread)).0.clone())
 }
 
 /// The process' copy engine, which lives as long as the process.
@@ -178,7 +179,7 @@ impl DmaQueue {
                 let (own, remote, callbacks) = (own.addr(), remote.clone(), callbacks()?);
                 transaction.then(move |state| {
                     let status = ended(queue_state(state, &remote));
-                    // The thread lives as long as the process.
+                    // The thread lives as long as there is one of these.
                     let _ = callbacks.send(Callback { function, argument, own, status });
                 })
             }
@@ -496,6 +497,15 @@ pub(crate) fn end_all() {
         queue.unassign();
     }
     drop(DmaChannel::table().clear());
+    let callbacks = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((sender, thread)) = callbacks {
+        // What has ended is still told; who ends everything from a callback is not waited for.
+        drop(sender);
+        if thread.thread().id() != std::thread::current().id() {
+            // It does not panic; if it did, the panic hook has reported it.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// What a fork has of its parent's.
