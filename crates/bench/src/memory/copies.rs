@@ -1,9 +1,10 @@
-//! Copies to another host's pages, as Marlin's cross-machine memory copy (CMMC): by the copy engine,
-//! against the engine between plain memory.
+//! Copies to another host: by the copy engine to pages that were opened, and by the copy service
+//! (Marlin's CMMC) to an area that was registered; each against the engine between plain memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use rackbus_attach::{Copier, Signal, Writing};
 use rackbus_memory::Region;
 use rackbus_memory::copy::{Channel, Engine, EngineOptions, Place, State, Ticket, Transaction};
 
@@ -54,6 +55,63 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
+
+impl Bench<'_> {
+    pub(super) fn areas(&mut self) -> Result<(), BenchError> {
+        let time = self.settings.time;
+        let options = EngineOptions { cpus: vec![SERVER_CPU], ..EngineOptions::default() };
+        let engine =
+            Engine::start("bench", &options).map_err(BenchError::io("starting an engine"))?;
+        let (channel, copier) = (&engine.channels()[0], Copier::start(&options)?);
+        for bytes in SIZES {
+            let case = format!("CMMC {}", size(bytes));
+            if !self.wanted(&case) {
+                continue;
+            }
+            let (alpha, beta) = (&self.hosts.alpha, &self.hosts.beta);
+            let (source, area) = (beta.allocate(bytes as u64)?, alpha.export_area(bytes as u64)?);
+            let handle = beta.register_area(area.key())?;
+            source.mapping().whole().fill(1);
+            area.mapping().whole().fill(1);
+            let (from, to) = (Plain::new(bytes)?, Plain::new(bytes)?);
+            let gb = bytes as f64 / 1e9;
+            let failed = |error: rackbus_attach::CopyError| BenchError::Peer(error.to_string());
+            self.pairs(
+                (&case, "the same engine between plain memory", "GB/s"),
+                || {
+                    let mut ahead = VecDeque::new();
+                    let copy = typical(time, 1, || {
+                        let source = (source.mapping(), 0);
+                        let writing = copier.write(&handle, 0, source, bytes, Signal::None);
+                        ahead.push_back(writing.map_err(failed)?);
+                        match ahead.len() > AHEAD {
+                            true => ahead.pop_front().map_or(Ok(()), polled),
+                            false => Ok(()),
+                        }
+                    })?;
+                    ahead.into_iter().try_for_each(polled)?;
+                    Ok(gb / copy)
+                },
+                || {
+                    let mut ahead = VecDeque::new();
+                    let plain = (from.region(), to.region());
+                    let copy = typical(time, 1, || queue(channel, plain, bytes, &mut ahead))?;
+                    ahead.iter().try_for_each(ended)?;
+                    Ok(gb / copy)
+                },
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a write as the other side waits: by polling.
+fn polled(writing: Writing<'_>) -> Result<(), BenchError> {
+    while !writing.is_over() {
+        std::hint::spin_loop();
+    }
+    writing.finish().map_err(|error| BenchError::Peer(error.to_string()))
 }
 
 /// Submits a copy; waits for the oldest when enough are submitted.

@@ -59,6 +59,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     bench.signals()?;
     bench.messages()?;
     bench.copies()?;
+    bench.areas()?;
     bench.connecting()?;
     bench.networks()
 }
