@@ -12,6 +12,9 @@ use super::{Bench, size};
 use crate::BenchError;
 
 /// Bytes of a message.
+///
+/// Which part of the last cache serves a line depends on where the line is; so every run takes
+/// other pages on both sides.
 const SIZES: [usize; 7] = [4, 8, 64, 256, 1 << 10, 4 << 10, 8 << 10];
 
 impl Bench<'_> {
@@ -23,21 +26,28 @@ impl Bench<'_> {
             if !self.wanted(&case) {
                 continue;
             }
-            let (on_alpha, on_beta) = (self.hosts.on_alpha(bytes)?, self.hosts.on_beta(bytes)?);
-            let mut near = Message::new(&on_alpha.remote, &on_beta.local, bytes);
-            let mut far = Message::new(&on_beta.remote, &on_alpha.local, bytes);
-            let (mut bare_near, mut bare_far) = Buffers::pair(bytes)?;
+            let room = stride(bytes) * (self.settings.runs + 1);
+            let (on_alpha, on_beta) = (self.hosts.on_alpha(room)?, self.hosts.on_beta(room)?);
+            let (mut at, mut bare_at) = (0, 0);
             self.pairs(
                 (&case, "the same on one memfd", "ns"),
-                || one_way(&mut near, &mut far, time),
-                || one_way(&mut bare_near, &mut bare_far, time),
+                || {
+                    at += stride(bytes);
+                    let mut near = Message::new(&on_alpha.remote, &on_beta.local, at, bytes)?;
+                    let mut far = Message::new(&on_beta.remote, &on_alpha.local, at, bytes)?;
+                    one_way(&mut near, &mut far, time)
+                },
+                || {
+                    bare_at += stride(bytes);
+                    let (mut near, mut far) = Buffers::pair(bare_at, bytes)?;
+                    one_way(&mut near, &mut far, time)
+                },
             )?;
         }
         Ok(())
     }
 
-    /// 8 bytes. Which processor's cache keeps a line's directory depends on where the line is; so
-    /// every run takes another page on both sides.
+    /// 8 bytes, in another page each time.
     fn put(&mut self) -> Result<(), BenchError> {
         let (time, case) = (self.settings.time, "put 8 B, one way");
         if !self.wanted(case) {
@@ -61,6 +71,11 @@ impl Bench<'_> {
             },
         )
     }
+}
+
+/// From one run's pages to the next.
+fn stride(bytes: usize) -> usize {
+    bytes.next_multiple_of(4096)
 }
 
 fn outside() -> BenchError {
@@ -112,11 +127,20 @@ pub struct Message<'m> {
 }
 
 impl<'m> Message<'m> {
-    /// One side, for messages of `bytes`, a multiple of four.
-    pub fn new(to: &'m Mapping, from: &'m Mapping, bytes: usize) -> Message<'m> {
-        to.whole().fill(0);
-        let (to, from) = (to.whole(), from.whole());
-        Message { to, from, data: vec![0; bytes - 4], sent: 0, received: 0 }
+    /// One side, for messages of `bytes`, a multiple of four, at `at` of both mappings.
+    ///
+    /// # Errors
+    /// When they are not inside.
+    pub fn new(
+        to: &'m Mapping,
+        from: &'m Mapping,
+        at: usize,
+        bytes: usize,
+    ) -> Result<Message<'m>, BenchError> {
+        let part = |mapping: &'m Mapping| mapping.whole().part(at, bytes).ok_or_else(outside);
+        let (to, from) = (part(to)?, part(from)?);
+        to.fill(0);
+        Ok(Message { to, from, data: vec![0; bytes - 4], sent: 0, received: 0 })
     }
 }
 

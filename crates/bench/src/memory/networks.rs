@@ -89,8 +89,8 @@ impl Bench<'_> {
                 continue;
             }
             let (on_alpha, on_beta) = (self.hosts.on_alpha(bytes)?, self.hosts.on_beta(bytes)?);
-            let mut near = Message::new(&on_alpha.remote, &on_beta.local, bytes);
-            let mut far = Message::new(&on_beta.remote, &on_alpha.local, bytes);
+            let mut near = Message::new(&on_alpha.remote, &on_beta.local, 0, bytes)?;
+            let mut far = Message::new(&on_beta.remote, &on_alpha.local, 0, bytes)?;
             self.pairs(
                 (&case, "libfabric shm", "us"),
                 || Ok(one_way(&mut near, &mut far, time)? / 1e3),

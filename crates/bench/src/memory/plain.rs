@@ -162,16 +162,16 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Both sides, for messages of `bytes`, a multiple of four.
+    /// Both sides, for messages of `bytes`, a multiple of four, from `at` of a file on.
     ///
     /// # Errors
     /// When the system has no memory left.
-    pub fn pair(bytes: usize) -> Result<(Buffers, Buffers), BenchError> {
-        let half = bytes.next_multiple_of(2048);
-        let (near, far) = Plain::pair(2 * half)?;
+    pub fn pair(at: usize, bytes: usize) -> Result<(Buffers, Buffers), BenchError> {
+        let back = at + bytes.next_multiple_of(2048);
+        let (near, far) = Plain::pair(back + bytes)?;
         near.0.whole().fill(0);
         let side = |plain, at| Buffers { plain, at, data: vec![0; bytes], sent: 0, received: 0 };
-        Ok((side(near, (0, half)), side(far, (half, 0))))
+        Ok((side(near, (at, back)), side(far, (back, at))))
     }
 
     /// A message's beginning, and its number.
