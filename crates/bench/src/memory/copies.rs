@@ -8,12 +8,13 @@ use rackbus_attach::{Copier, Signal, Writing};
 use rackbus_memory::Region;
 use rackbus_memory::copy::{Channel, Engine, EngineOptions, Place, State, Ticket, Transaction};
 
+use super::pio::batch;
 use super::plain::Plain;
 use super::{Bench, size, typical};
 use crate::BenchError;
-use crate::machine::SERVER_CPU;
+use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
 
-const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
+const SIZES: [usize; 4] = [64 << 10, 1 << 20, 4 << 20, 16 << 20];
 
 /// Copies that are submitted while one is waited for.
 const AHEAD: usize = 4;
@@ -40,7 +41,8 @@ impl Bench<'_> {
             let gb = bytes as f64 / 1e9;
             let mut copied = |from: &Arc<Region>, to: &Arc<Region>| {
                 let mut ahead = VecDeque::new();
-                let copy = typical(time, 1, || queue(channel, (from, to), bytes, &mut ahead))?;
+                let copy =
+                    typical(time, batch(bytes), || queue(channel, (from, to), bytes, &mut ahead))?;
                 for ticket in ahead {
                     ended(&ticket)?;
                 }
@@ -51,6 +53,16 @@ impl Bench<'_> {
                 (&case, "the same engine between plain memory", "GB/s"),
                 || (copied.borrow_mut())(source.mapping().region(), remote.mapping().region()),
                 || (copied.borrow_mut())(from.region(), to.region()),
+            )?;
+            self.pairs(
+                (&case, "memcpy by the engine's processor", "GB/s"),
+                || (copied.borrow_mut())(source.mapping().region(), remote.mapping().region()),
+                || {
+                    pin(SERVER_CPU);
+                    let copied = to.walk(&from, bytes, time, batch(bytes));
+                    pin(CLIENT_CPU);
+                    Ok(gb / copied?)
+                },
             )?;
         }
         Ok(())
@@ -81,7 +93,7 @@ impl Bench<'_> {
                 (&case, "the same engine between plain memory", "GB/s"),
                 || {
                     let mut ahead = VecDeque::new();
-                    let copy = typical(time, 1, || {
+                    let copy = typical(time, batch(bytes), || {
                         let source = (source.mapping(), 0);
                         let writing = copier.write(&handle, 0, source, bytes, Signal::None);
                         ahead.push_back(writing.map_err(failed)?);
@@ -96,7 +108,8 @@ impl Bench<'_> {
                 || {
                     let mut ahead = VecDeque::new();
                     let plain = (from.region(), to.region());
-                    let copy = typical(time, 1, || queue(channel, plain, bytes, &mut ahead))?;
+                    let copy =
+                        typical(time, batch(bytes), || queue(channel, plain, bytes, &mut ahead))?;
                     ahead.iter().try_for_each(ended)?;
                     Ok(gb / copy)
                 },

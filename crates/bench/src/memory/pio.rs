@@ -76,7 +76,7 @@ impl Bench<'_> {
             self.pairs(
                 (&case, "memcpy", "GB/s"),
                 || Ok(gb / walk(&segment.remote, &source, bytes, time)?),
-                || Ok(gb / plain.walk(&source, bytes, time)?),
+                || Ok(gb / plain.walk(&source, bytes, time, 1)?),
             )?;
         }
         Ok(())
@@ -84,7 +84,7 @@ impl Bench<'_> {
 }
 
 /// Copies between two looks at the clock, which itself costs as much as a small one.
-pub(super) fn batch(bytes: usize) -> u64 {
+pub fn batch(bytes: usize) -> u64 {
     ((2 << 20) / bytes as u64).clamp(1, 8192)
 }
 
@@ -94,12 +94,7 @@ fn outside() -> BenchError {
 }
 
 /// Seconds of writing `data` to the mapping's beginning.
-pub(super) fn writes(
-    to: &Mapping,
-    data: &[u8],
-    time: Duration,
-    batch: u64,
-) -> Result<f64, BenchError> {
+pub fn writes(to: &Mapping, data: &[u8], time: Duration, batch: u64) -> Result<f64, BenchError> {
     let whole = to.whole();
     typical(time, batch, || {
         whole.part(0, black_box(data.len())).ok_or_else(outside)?.copy_from(data);

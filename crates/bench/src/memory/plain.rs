@@ -89,11 +89,17 @@ impl Plain {
     ///
     /// # Errors
     /// None: copying does not fail.
-    pub fn walk(&self, source: &Plain, length: usize, time: Duration) -> Result<f64, BenchError> {
+    pub fn walk(
+        &self,
+        source: &Plain,
+        length: usize,
+        time: Duration,
+        batch: u64,
+    ) -> Result<f64, BenchError> {
         let bytes = self.0.len().min(source.0.len());
         let (from, to) = (source.at(0, bytes), self.at(0, bytes));
         let mut at = 0;
-        typical(time, 1, || {
+        typical(time, batch, || {
             // SAFETY: `at + length` is within both ranges, which are different memory.
             unsafe { ptr::copy_nonoverlapping(from.add(at), to.add(at), black_box(length)) };
             at = if at + 2 * length > bytes { 0 } else { at + length };
