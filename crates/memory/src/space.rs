@@ -137,6 +137,8 @@ impl DmaSpace {
 
     /// Lets the function master the bus, or not: its command register's bus-master bit.
     pub fn set_master(&mut self, on: bool) {
+        // What was looked up while bus mastering was off was refused.
+        self.generation += u64::from(self.master != on);
         self.master = on;
     }
 
@@ -145,7 +147,7 @@ impl DmaSpace {
         self.master
     }
 
-    /// Moves whenever a mapping comes or goes; a cached [`PinnedSlice`] is stale then.
+    /// Moves whenever a mapping comes or goes, or bus mastering does; a cached [`PinnedSlice`] is stale then.
     #[inline]
     pub fn generation(&self) -> u64 {
         self.generation

@@ -194,17 +194,14 @@ impl Endpoint {
             IrqChange::FireMsix(vectors) => vectors.iter().for_each(|v| self.irq.trigger(*v)),
             IrqChange::WireIntx(fd) => return self.irq.wire_intx(fd),
             IrqChange::MaskIntx(masked) => self.irq.mask_intx(masked),
-            IrqChange::FireIntx => {
-                self.irq.intx(true);
-                self.irq.intx(false);
-            }
+            IrqChange::FireIntx => self.irq.fire_intx(),
         }
         Ok(())
     }
 
     /// Function-level reset, as the driver or its hypervisor asks for.
     pub fn reset(&mut self) {
-        self.quiesce();
+        self.tick();
         self.config.reset();
         self.irq.reset_levels();
         self.reset_function(ResetKind::FunctionLevel);
@@ -214,11 +211,13 @@ impl Endpoint {
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return
     /// nothing of it can be reached, and the next user finds the function as new.
     pub fn scrub(&mut self) {
+        // First, so that what was started is given up and not waited for.
+        self.tick();
+        self.reset_function(ResetKind::Scrub);
         self.unmap_all();
         self.irq.clear();
         self.config.reset();
         self.msix_table.fill(0);
-        self.reset_function(ResetKind::Scrub);
         self.apply_config();
     }
 

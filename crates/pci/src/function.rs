@@ -106,7 +106,9 @@ pub trait Function: Send {
     /// A driver writes `data` at `offset` of BAR `bar`; the range is inside the BAR.
     fn bar_write(&mut self, bus: &Bus<'_>, bar: u8, offset: u64, data: &[u8]);
 
-    /// Back to the state after power-on, as far as `kind` asks. Called after [`quiesce`](Function::quiesce).
+    /// Back to the state after power-on, as far as `kind` asks. What is under way is given up, and
+    /// waited for only as far as it cannot be: on return no DMA is in flight, as after
+    /// [`quiesce`](Function::quiesce).
     fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind);
 
     /// Does a bounded amount of the work that is there now.
@@ -119,8 +121,8 @@ pub trait Function: Send {
     /// Readable when asynchronous work of the model's own has finished.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// On return no DMA of the function is in flight: what was asynchronous has finished or was
-    /// cancelled, and slices kept from [`Bus::dma`] are dropped or will be resolved again. Called
-    /// before mappings go away and before resets.
+    /// On return no DMA of the function is in flight: what uses memory of the host has finished,
+    /// and slices kept from [`Bus::dma`] are dropped or will be resolved again. Work that uses none
+    /// goes on. Called before mappings go away.
     fn quiesce(&mut self, bus: &Bus<'_>);
 }

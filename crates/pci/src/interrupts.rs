@@ -81,6 +81,11 @@ impl Interrupts {
         }
     }
 
+    /// Signals INTx by software, whatever the level of the pin, which stays as it is.
+    pub(crate) fn fire_intx(&self) {
+        self.signal_intx();
+    }
+
     /// Whether the driver enabled MSI-X (configuration space, MSI-X message control).
     pub fn msix_enabled(&self) -> bool {
         self.msix_enabled

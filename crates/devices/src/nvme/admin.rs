@@ -9,10 +9,12 @@ use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::{NSID_ALL, Sqe, Status, identify, log};
 use zerocopy::IntoBytes;
 
+use super::backing::Request;
 use super::controller::{Nvme, Outcome};
 use super::features::{Features, supported};
 use super::identify::{MAX_TRANSFER, NSID};
 use super::interrupts::VECTORS;
+use super::jobs::{Finish, Owner, Steps};
 use super::logs;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::MAX_QUEUE_ENTRIES;
@@ -33,7 +35,7 @@ impl Nvme {
             None => Err(Status::INVALID_OPCODE.do_not_retry()),
             Some(AdminOpcode::AsyncEventRequest) => {
                 return match self.state.events.request(sqe.cdw0.cid()) {
-                    Ok(()) => Outcome::Background,
+                    Ok(()) => Outcome::Outstanding,
                     Err(_) => Outcome::failed(Status::AER_LIMIT_EXCEEDED.do_not_retry()),
                 };
             }
@@ -41,9 +43,13 @@ impl Nvme {
             Some(AdminOpcode::CreateCq) => self.create_cq(bus, sqe),
             Some(AdminOpcode::CreateSq) => self.create_sq(bus, sqe),
             Some(AdminOpcode::DeleteCq) => self.delete_cq(bus, sqe),
-            Some(AdminOpcode::DeleteSq) => self.delete_sq(bus, sqe),
+            Some(AdminOpcode::DeleteSq) => {
+                return self.delete_sq(sqe).unwrap_or_else(Outcome::failed);
+            }
             Some(AdminOpcode::GetFeatures) => self.get_features(bus, sqe),
-            Some(AdminOpcode::SetFeatures) => self.set_features(bus, sqe),
+            Some(AdminOpcode::SetFeatures) => {
+                return self.set_features(bus, sqe).unwrap_or_else(Outcome::failed);
+            }
             Some(AdminOpcode::GetLogPage) => self.get_log_page(bus, sqe),
             Some(AdminOpcode::Abort) => self.abort(sqe),
             Some(AdminOpcode::DoorbellBufferConfig) => self.doorbell_buffer_config(bus, sqe),
@@ -197,15 +203,32 @@ impl Nvme {
         Ok(0)
     }
 
-    /// Delete I/O Submission Queue (section 5.6). What was fetched completes first.
-    fn delete_sq(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> Result<u32, Status> {
+    /// Delete I/O Submission Queue (section 5.6). No further command is fetched from it; what was
+    /// fetched completes first.
+    fn delete_sq(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
         let qid = QueueCdw10::from(sqe.cdw10).qid();
-        if qid == 0 || self.state.sq(qid).is_none() {
-            return Err(Status::INVALID_QUEUE_ID.do_not_retry());
+        let queue = self.state.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut);
+        let queue = queue.filter(|queue| qid != 0 && queue.deletion.is_none());
+        let queue = queue.ok_or(Status::INVALID_QUEUE_ID.do_not_retry())?;
+        if self.state.jobs.any_of(qid) {
+            queue.deletion = Some(*sqe);
+            return Ok(Outcome::Background);
         }
-        self.finish_jobs(bus);
         self.state.remove_sq(qid);
-        Ok(0)
+        Ok(Outcome::DONE)
+    }
+
+    /// Ends the deletion of submission queue `qid` if it was asked for and nothing of it is left.
+    pub(super) fn finish_deletion(&mut self, bus: &Bus<'_>, qid: u16) {
+        let deletion = self.state.sq(qid).and_then(|queue| queue.deletion);
+        if let Some(sqe) = deletion
+            && !self.state.jobs.any_of(qid)
+            && !self.state.held.iter().any(|held| held.qid == qid)
+        {
+            self.state.remove_sq(qid);
+            self.release(0);
+            self.complete(bus, 0, &sqe, Status::SUCCESS, 0);
+        }
     }
 
     /// Get Features (section 5.13).
@@ -232,7 +255,7 @@ impl Nvme {
     }
 
     /// Set Features (section 5.21).
-    fn set_features(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> Result<u32, Status> {
+    fn set_features(&mut self, bus: &Bus<'_>, sqe: &Sqe) -> Result<Outcome, Status> {
         let cdw10 = FeaturesCdw10::from(sqe.cdw10);
         let capabilities =
             supported(cdw10.fid(), self.identity.volatile_cache).ok_or(INVALID_FIELD)?;
@@ -250,7 +273,18 @@ impl Nvme {
                 let mut id = [0; 16];
                 self.receive(bus, sqe, &mut id[..host_id_length(sqe)])?;
                 self.state.features.set_host_id(id);
-                Ok(0)
+                Ok(Outcome::DONE)
+            }
+            // Section 5.21.1.6: what the cache holds must not be lost with it.
+            fid::VOLATILE_WRITE_CACHE
+                if sqe.cdw11 & 1 == 0 && self.state.features.write_cache() =>
+            {
+                let steps = Steps::from([Request::Flush]);
+                let outcome = self.run(Owner::Command(0, *sqe), steps, Finish::CacheOff)?;
+                if outcome == Outcome::DONE {
+                    self.state.features.set_write_cache(false);
+                }
+                Ok(outcome)
             }
             // Section 5.21.1.7: only before the first queue is created.
             fid::NUMBER_OF_QUEUES if self.state.has_io_queues() => {
@@ -259,7 +293,7 @@ impl Nvme {
             feature => {
                 let dw0 = self.state.features.set(feature, sqe.cdw11)?;
                 self.check_health();
-                Ok(dw0)
+                Ok(Outcome::Done(Status::SUCCESS, dw0))
             }
         }
     }
@@ -329,17 +363,26 @@ impl Nvme {
 
     /// The critical warning byte of the SMART log.
     fn critical_warning(&self) -> u8 {
+        let mut warning = 0;
         if self.state.features.is_temperature_beyond(logs::TEMPERATURE) {
-            log::WARNING_TEMPERATURE
-        } else {
-            0
+            warning |= log::WARNING_TEMPERATURE;
         }
+        if self.backing.has_failed() {
+            warning |= log::WARNING_RELIABILITY;
+        }
+        warning
     }
 
-    /// Raises an event for a critical warning that the host wants to hear of.
-    fn check_health(&mut self) {
-        if self.critical_warning() & self.state.features.smart_events() != 0 {
-            self.state.events.raise(fid::EVENT_SMART, fid::SMART_TEMPERATURE);
+    /// Raises an event for each critical warning that the host wants to hear of.
+    pub(super) fn check_health(&mut self) {
+        let warning = self.critical_warning() & self.state.features.smart_events();
+        for (bit, info) in [
+            (log::WARNING_TEMPERATURE, fid::SMART_TEMPERATURE),
+            (log::WARNING_RELIABILITY, fid::SMART_RELIABILITY),
+        ] {
+            if warning & bit != 0 {
+                self.state.events.raise(fid::EVENT_SMART, info);
+            }
         }
     }
 }

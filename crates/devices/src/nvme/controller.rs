@@ -15,11 +15,12 @@ use rackbus_spec::nvme::registers::{
 };
 use rackbus_spec::nvme::{CLASS_CODE, Status};
 
+use super::arbitration::{Arbiter, RoundRobin};
 use super::backing::{self, Backing, Finished};
 use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
-use super::jobs::{Owner, Steps};
+use super::jobs::{Finish, Owner, Steps};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::{Change, DOORBELL_STRIDE};
 use super::state::State;
@@ -36,8 +37,10 @@ const UNREACHABLE_NS: u64 = 100_000_000;
 pub(super) enum Outcome {
     /// It is done, with this status and dword 0.
     Done(Status, u32),
-    /// It completes later.
+    /// It completes later; an entry of its completion queue is kept for it.
     Background,
+    /// It is an event request, which may wait for ever and keeps no entry.
+    Outstanding,
 }
 
 impl Outcome {
@@ -59,10 +62,10 @@ pub struct Nvme {
     pub(super) state: State,
     /// Reports of the backing; kept to allocate once.
     pub(super) finished: Vec<Finished>,
-    /// Bytes that commands of this poll may still be about.
-    pub(super) budget: i64,
-    /// The queue, of those there are, that has its turn first.
-    pub(super) turn: usize,
+    /// Whose turn it is.
+    pub(super) arbiter: Box<dyn Arbiter>,
+    /// Bytes that the command being executed is about.
+    pub(super) cost: u64,
 }
 
 impl std::fmt::Debug for Nvme {
@@ -109,9 +112,15 @@ impl Nvme {
             transfer: Transfer::new(MAX_TRANSFER)?,
             state: State::new(0),
             finished: Vec::new(),
-            budget: 0,
-            turn: 0,
+            arbiter: Box::new(RoundRobin::default()),
+            cost: 0,
         })
+    }
+
+    /// As it is, with another order of the queues.
+    #[cfg(test)]
+    pub(super) fn with_arbiter(self, arbiter: Box<dyn Arbiter>) -> Nvme {
+        Nvme { arbiter, ..self }
     }
 
     /// Whether commands are taken from the queues.
@@ -127,7 +136,7 @@ impl Nvme {
         match (was_enabled, cc.en()) {
             (false, true) => self.enable(bus),
             (true, false) => {
-                self.finish_jobs(bus);
+                self.abort_jobs();
                 self.state.reset_controller();
                 self.state.registers.csts = Default::default();
                 self.update_pin(bus);
@@ -135,7 +144,7 @@ impl Nvme {
             _ => {}
         }
         if cc.shn() != SHN_NONE && was_shn == SHN_NONE {
-            self.shut_down(bus);
+            self.shut_down();
         }
     }
 
@@ -154,20 +163,35 @@ impl Nvme {
         self.state.registers.csts.set_rdy(true);
     }
 
-    /// Section 7.6.2: commands end, and what was written becomes durable.
-    fn shut_down(&mut self, bus: &Bus<'_>) {
-        self.finish_jobs(bus);
+    /// Section 7.6.2: no further command is taken; those there are end, then what was written
+    /// becomes durable.
+    fn shut_down(&mut self) {
         self.state.registers.csts.set_shst(SHST_OCCURRING);
-        match self.run(Owner::Shutdown, Steps::from([backing::Request::Flush])) {
+        self.advance_shutdown();
+    }
+
+    /// Starts the flush of a shutdown when nothing else is under way.
+    fn advance_shutdown(&mut self) {
+        let occurring = self.state.registers.csts.shst() == SHST_OCCURRING;
+        if !occurring || !self.state.jobs.is_empty() || self.state.registers.csts.cfs() {
+            return;
+        }
+        let steps = Steps::from([backing::Request::Flush]);
+        match self.run(Owner::Shutdown, steps, Finish::Plain) {
             Ok(Outcome::Background) => self.submit(),
-            _ => self.shutdown_finished(),
+            result => self.shutdown_finished(result.is_ok()),
         }
     }
 
-    /// The flush of a shutdown has finished.
-    pub(super) fn shutdown_finished(&mut self) {
-        if self.state.registers.csts.shst() == SHST_OCCURRING {
+    /// The flush of a shutdown has finished. One that failed is never complete.
+    pub(super) fn shutdown_finished(&mut self, durable: bool) {
+        if self.state.registers.csts.shst() != SHST_OCCURRING {
+            return;
+        }
+        if durable {
             self.state.registers.csts.set_shst(SHST_COMPLETE);
+        } else {
+            self.fail();
         }
     }
 
@@ -219,12 +243,12 @@ impl Nvme {
         }
     }
 
-    /// Waits for all work in the background and completes its commands.
-    pub(super) fn finish_jobs(&mut self, bus: &Bus<'_>) {
-        while !self.state.jobs.is_empty() {
-            self.reap(bus, true);
+    /// Gives up what goes on in the background; its commands never complete.
+    fn abort_jobs(&mut self) {
+        if let Some(background) = self.backing.background() {
+            background.abort();
         }
-        self.interrupt(bus);
+        self.state.jobs = Default::default();
     }
 
     /// Raises the interrupts that are due; returns when to look again.
@@ -275,18 +299,9 @@ impl Nvme {
         self.update_pin(bus);
     }
 
-    /// A queue with commands is out of reach: fatal after a while.
+    /// A queue with commands or completions is out of reach: fatal after a while. Returns when.
     fn check_reach(&mut self, bus: &Bus<'_>) -> Option<u64> {
-        let deadline = self.state.unreachable_since?.saturating_add(UNREACHABLE_NS);
-        let unreachable = |qid: &SubmissionQueue| {
-            qid.pending() > 0
-                && !(qid.reachable()
-                    && self.state.cq(qid.cqid).is_some_and(CompletionQueue::reachable))
-        };
-        if !self.state.sqs.iter().flatten().any(unreachable) {
-            self.state.unreachable_since = None;
-            return None;
-        }
+        let deadline = self.state.unreachable_since()?.saturating_add(UNREACHABLE_NS);
         if bus.now_ns >= deadline {
             self.fail();
             return None;
@@ -328,7 +343,7 @@ impl Function for Nvme {
     }
 
     fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind) {
-        self.finish_jobs(bus);
+        self.abort_jobs();
         if self.state.pin {
             bus.irq.intx(false);
         }
@@ -337,16 +352,24 @@ impl Function for Nvme {
         match kind {
             // Logs count over resets, for as long as one user has the drive.
             ResetKind::FunctionLevel => self.state.logs = old.logs,
-            ResetKind::Scrub => self.transfer.scrub(),
+            ResetKind::Scrub => {
+                self.transfer.scrub();
+                // One that fails again goes on failing: its next flush says so.
+                let _ = self.backing.reload();
+            }
         }
     }
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        if self.state.generation != bus.dma.generation() {
+            self.state.resolve(bus.dma);
+        }
         let mut done = 0;
         if !self.state.jobs.is_empty() {
             done += self.reap(bus, false);
         }
         if !self.is_running() || !bus.dma.master() {
+            self.advance_shutdown();
             self.state.untimed = true;
             return match (done, self.state.jobs.is_empty()) {
                 (0, true) => Work::Asleep(None),
@@ -354,8 +377,8 @@ impl Function for Nvme {
                 _ => Work::Done,
             };
         }
-        if self.state.generation != bus.dma.generation() {
-            self.state.resolve(bus.dma);
+        if !self.state.held.is_empty() {
+            self.post_held(bus);
         }
         done += self.poll_queues(bus);
         if self.state.events.has_next() {
@@ -371,14 +394,11 @@ impl Function for Nvme {
         }
         let reach = self.check_reach(bus);
         self.state.untimed = false;
-        match (due, reach) {
-            (_, Some(deadline)) => Work::Asleep(Some(deadline)),
-            _ if self.state.is_polled() || !self.state.jobs.is_empty() => {
-                self.state.untimed = true;
-                Work::Idle
-            }
-            (due, None) => Work::Asleep(due),
+        if reach.is_none() && (self.state.is_polled() || !self.state.jobs.is_empty()) {
+            self.state.untimed = true;
+            return Work::Idle;
         }
+        Work::Asleep([due, reach].into_iter().flatten().min())
     }
 
     fn park(&mut self, bus: &Bus<'_>) -> bool {
@@ -425,7 +445,10 @@ impl Function for Nvme {
     }
 
     fn quiesce(&mut self, bus: &Bus<'_>) {
-        self.finish_jobs(bus);
+        while self.backing.background().is_some_and(|background| background.has_buffers()) {
+            self.reap(bus, true);
+        }
+        self.interrupt(bus);
         // What was resolved may be gone on the next poll.
         self.state.unresolve();
     }

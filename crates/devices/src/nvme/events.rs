@@ -33,7 +33,8 @@ impl Events {
     /// # Errors
     /// [`LimitExceeded`] when it has as many outstanding as it may.
     pub fn request(&mut self, cid: u16) -> Result<(), LimitExceeded> {
-        if self.requests.len() >= REQUEST_LIMIT {
+        // An aborted request is outstanding until its completion was posted.
+        if self.requests.len() + self.aborted.len() >= REQUEST_LIMIT {
             return Err(LimitExceeded);
         }
         self.requests.push_back(cid);
@@ -127,6 +128,7 @@ mod tests {
         assert!(events.abort(2));
         assert!(!events.abort(2));
         assert!(events.has_next());
+        assert_eq!(events.request(9), Err(LimitExceeded), "the aborted one is not completed");
         assert_eq!(events.next_aborted(), Some(2));
         assert!(!events.has_next());
         assert_eq!(events.request(9), Ok(()));

@@ -182,6 +182,11 @@ impl Features {
         self.write_cache
     }
 
+    /// Lets writes rest in a volatile cache, or not.
+    pub fn set_write_cache(&mut self, on: bool) {
+        self.write_cache = on;
+    }
+
     /// Whether an I/O submission queue (or completion queue) identifier is one of those granted.
     pub fn grants(&self, qid: u16, completion: bool) -> bool {
         let last = if completion { self.queues.ncq() } else { self.queues.nsq() };

@@ -69,7 +69,7 @@ impl Nvme {
         direction: Direction,
     ) -> Result<(), Status> {
         let page = self.state.registers.page_size();
-        self.budget -= length as i64;
+        self.cost = length;
         self.transfer.parse(bus.dma, sqe, length as usize, page, true, direction)
     }
 
@@ -134,7 +134,7 @@ impl Nvme {
 
     /// Flush (section 6.8).
     fn flush(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
-        self.run(Owner::Command(sq, *sqe), Steps::from([Request::Flush]))
+        self.run(Owner::Command(sq, *sqe), Steps::from([Request::Flush]), Finish::Plain)
     }
 
     /// Compare (section 6.6).
@@ -162,7 +162,7 @@ impl Nvme {
     /// Verify (section 6.14): reads and moves nothing.
     fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
         let Extent { offset, length } = self.data_extent(sqe)?;
-        self.budget -= length as i64;
+        self.cost = length;
         let into = self.transfer.discard(length).ok_or(Status::INTERNAL_ERROR)?;
         match self.backing.attempt(&Request::Read { offset, into: &[into.get()] }) {
             Attempt::Done(result) => {
@@ -179,13 +179,13 @@ impl Nvme {
     /// Write Zeroes (section 6.17).
     fn write_zeroes(&mut self, sq: u16, sqe: &Sqe) -> Result<Outcome, Status> {
         let Extent { offset, length } = self.extent(sqe)?;
-        self.budget -= length as i64;
+        self.cost = length;
         let deallocate = RwCdw12::from(sqe.cdw12).deac();
         let mut steps = Steps::from([Request::Zero { offset, length, deallocate }]);
         if self.must_be_durable(sqe) {
             steps.push_back(Request::Flush);
         }
-        self.run(Owner::Command(sq, *sqe), steps)
+        self.run(Owner::Command(sq, *sqe), steps, Finish::Plain)
     }
 
     /// Dataset Management (section 6.7): ranges to deallocate; the hints are ignored. All ranges
@@ -207,18 +207,23 @@ impl Nvme {
             let found = self.identity.geometry.range(range.slba, u64::from(range.nlb));
             let (offset, length) = found.ok_or(Status::LBA_OUT_OF_RANGE.do_not_retry())?;
             if length > 0 {
-                self.budget = self.budget.saturating_sub_unsigned(length);
+                self.cost = self.cost.saturating_add(length);
                 steps.push_back(Request::Zero { offset, length, deallocate: true });
             }
         }
         if !self.state.features.write_cache() {
             steps.push_back(Request::Flush);
         }
-        self.run(Owner::Command(sq, *sqe), steps)
+        self.run(Owner::Command(sq, *sqe), steps, Finish::Plain)
     }
 
     /// Does steps that have no buffers, in the background from the first that would block.
-    pub(super) fn run(&mut self, owner: Owner, mut steps: Steps) -> Result<Outcome, Status> {
+    pub(super) fn run(
+        &mut self,
+        owner: Owner,
+        mut steps: Steps,
+        finish: Finish,
+    ) -> Result<Outcome, Status> {
         while let Some(step) = steps.front() {
             let attempt = match step {
                 Request::Flush => self.backing.attempt(&Request::Flush),
@@ -233,7 +238,7 @@ impl Nvme {
             };
             match attempt {
                 Attempt::Done(result) => result?,
-                Attempt::WouldBlock => return Ok(self.start(owner, steps, Finish::Plain)),
+                Attempt::WouldBlock => return Ok(self.start(owner, steps, finish)),
             }
             steps.pop_front();
         }
@@ -251,12 +256,13 @@ impl Nvme {
         Outcome::Background
     }
 
-    /// Looks at what the background has finished. Returns how many commands completed.
+    /// Looks at what the background has finished, after something has if `wait`. Returns how many
+    /// commands completed.
     pub(super) fn reap(&mut self, bus: &Bus<'_>, wait: bool) -> u32 {
         let mut finished = std::mem::take(&mut self.finished);
         if let Some(background) = self.backing.background() {
             if wait {
-                background.drain(&mut finished);
+                background.wait(&mut finished);
             } else {
                 background.reap(&mut finished);
             }
@@ -271,6 +277,9 @@ impl Nvme {
 
     /// A step of the job with `tag` has finished; true when the whole job has.
     fn step_finished(&mut self, bus: &Bus<'_>, tag: u32, result: Result<(), MediaError>) -> bool {
+        if result == Err(MediaError::NotDurable) {
+            self.check_health();
+        }
         let Some(job) = self.state.jobs.get_mut(tag) else {
             return false;
         };
@@ -285,16 +294,21 @@ impl Nvme {
         let Some(job) = self.state.jobs.remove(tag) else {
             return false;
         };
-        let outcome = match (result, &job.finish) {
+        let outcome: Result<(), Status> = match (result, &job.finish) {
             (Err(error), _) => Err(error.into()),
             (Ok(()), Finish::Plain) => Ok(()),
+            (Ok(()), Finish::CacheOff) => {
+                self.state.features.set_write_cache(false);
+                Ok(())
+            }
             (Ok(()), Finish::Compare(comparison)) => comparison.check(),
         };
         match job.owner {
-            Owner::Shutdown => self.shutdown_finished(),
+            Owner::Shutdown => self.shutdown_finished(outcome.is_ok()),
             Owner::Command(sq, sqe) => {
                 self.release(sq);
                 self.complete(bus, sq, &sqe, outcome.err().unwrap_or(Status::SUCCESS), 0);
+                self.finish_deletion(bus, sq);
             }
         }
         true

@@ -35,6 +35,8 @@ pub enum Owner {
 pub enum Finish {
     /// Nothing.
     Plain,
+    /// Turn the volatile write cache off: what was in it is durable now.
+    CacheOff,
     /// Compare the host's data with what was read.
     Compare(Comparison),
 }
@@ -100,7 +102,7 @@ const COMPARISON_WEIGHT: usize = 16;
 impl Job {
     fn weight(&self) -> usize {
         match self.finish {
-            Finish::Plain => 1,
+            Finish::Plain | Finish::CacheOff => 1,
             Finish::Compare(_) => COMPARISON_WEIGHT,
         }
     }
@@ -132,6 +134,12 @@ impl Jobs {
                 (self.slots.len() - 1) as u32
             }
         }
+    }
+
+    /// Whether a command of submission queue `qid` goes on in the background.
+    pub fn any_of(&self, qid: u16) -> bool {
+        let of = |job: &Job| matches!(job.owner, Owner::Command(owner, _) if owner == qid);
+        self.slots.iter().flatten().any(of)
     }
 
     /// The job with `tag`.

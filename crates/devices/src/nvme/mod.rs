@@ -5,10 +5,11 @@
 //! * `registers`, `shadow`, `queue`: what the host and the controller share.
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
-//! * `interrupts`: when to interrupt it.
+//! * `arbitration`: which queue has its turn. `interrupts`: when to interrupt the host.
 //! * [`backing`]: where the data lives.
 
 mod admin;
+mod arbitration;
 pub mod backing;
 pub mod config;
 mod controller;

@@ -60,6 +60,10 @@ pub struct SubmissionQueue {
     head: u16,
     /// The host's tail doorbell.
     pub doorbell: Doorbell,
+    /// Since when it has commands or completions that cannot be reached.
+    pub unreachable_since: Option<u64>,
+    /// The command that asked to delete it.
+    pub deletion: Option<Sqe>,
     ring: Ring,
 }
 
@@ -67,7 +71,9 @@ impl SubmissionQueue {
     /// A queue of `size` entries (at least 2) at `base`.
     pub fn new(dma: &DmaSpace, id: u16, cqid: u16, base: u64, size: u16) -> Self {
         let ring = Ring::new(dma, base, usize::from(size) * SQE_SIZE, Access::READ);
-        SubmissionQueue { id, cqid, size, head: 0, doorbell: Doorbell::new(size), ring }
+        let doorbell = Doorbell::new(size);
+        let (unreachable_since, deletion) = (None, None);
+        SubmissionQueue { id, cqid, size, head: 0, doorbell, unreachable_since, deletion, ring }
     }
 
     /// Looks up the ring's memory again.

@@ -7,15 +7,14 @@ use rackbus_pci::Bus;
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::{Cqe, Sqe, Status};
 
+use super::arbitration::TurnEnd;
 use super::controller::{Nvme, Outcome};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::shadow::Seen;
+use super::state::Held;
 
-/// Commands taken from one queue before the next has its turn.
-const BURST: u16 = 64;
-/// Bytes that commands taken in one poll may be about, more or less: what else the engine has to
-/// do, a revocation above all, waits no longer than these take.
-const POLL_BYTES: i64 = 4 << 20;
+/// Entries of a queue that are asked to come near at once.
+const PREFETCHED: u16 = 64;
 /// How far ahead of the copy data is asked to come near.
 const LOOKAHEAD: u16 = 2;
 
@@ -54,49 +53,46 @@ impl Nvme {
         }
     }
 
-    /// Gives each queue its turn, beginning where the last poll had to stop.
+    /// Gives queues their turns.
     #[inline]
     pub(super) fn poll_queues(&mut self, bus: &Bus<'_>) -> u32 {
-        self.budget = POLL_BYTES;
         let mut done = 0;
-        let mut index = self.turn;
-        for _ in 0..self.state.active_count() {
-            let qid = self.state.active(index).or_else(|| {
-                index = 0;
-                self.state.active(0)
-            });
-            let Some(qid) = qid else { break };
-            done += self.poll_queue(bus, qid);
-            if self.budget < 0 {
-                break;
-            }
-            index += 1;
+        self.arbiter.begin(self.state.active_count());
+        while let Some(index) = self.arbiter.next() {
+            let (taken, end) = match self.state.active(index) {
+                Some(qid) => self.poll_queue(bus, qid),
+                // The last command deleted queues.
+                None => (0, TurnEnd::Idle),
+            };
+            self.arbiter.end(end);
+            done += taken;
         }
-        self.turn = index;
         done
     }
 
     /// Takes commands from one queue and executes them; returns how many.
     #[inline]
-    fn poll_queue(&mut self, bus: &Bus<'_>, qid: u16) -> u32 {
+    fn poll_queue(&mut self, bus: &Bus<'_>, qid: u16) -> (u32, TurnEnd) {
         self.refresh_tail(qid);
         let Some(queue) = self.state.sq(qid) else {
-            return 0;
+            return (0, TurnEnd::Idle);
         };
         let (pending, cqid) = (queue.pending(), queue.cqid);
-        if pending == 0 {
-            return 0;
+        if pending == 0 || queue.deletion.is_some() {
+            return (0, TurnEnd::Idle);
         }
-        if !queue.reachable() || !self.state.cq(cqid).is_some_and(CompletionQueue::reachable) {
-            self.state.unreachable_since.get_or_insert(bus.now_ns);
-            return 0;
+        if !self.state.is_reachable(queue) {
+            self.state.out_of_reach(qid, bus.now_ns);
+            return (0, TurnEnd::Idle);
         }
         let room = self.make_room(cqid, pending);
         let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
         if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
             queue.doorbell.keep_away(events);
         }
-        self.take(bus, qid, cqid, pending.min(room).min(BURST))
+        let count = pending.min(room);
+        let (taken, stopped) = self.take(bus, qid, cqid, count);
+        (taken, stopped.unwrap_or(TurnEnd::Idle))
     }
 
     /// Entries that the completion queue has for new commands; asks the host's doorbell only when
@@ -113,28 +109,33 @@ impl Nvme {
         self.state.cq(cqid).map_or(0, CompletionQueue::room)
     }
 
-    /// Fetches and executes up to `count` commands of a queue; returns how many.
+    /// Fetches and executes up to `count` commands of a queue; returns how many, and why not all.
     #[inline]
-    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) -> u32 {
+    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) -> (u32, Option<TurnEnd>) {
         if let Some(queue) = self.state.sq(qid)
             && count > 1
         {
-            queue.prefetch(count);
+            queue.prefetch(count.min(PREFETCHED));
         }
         for left in (1..=count).rev() {
-            if self.budget < 0 || self.state.jobs.is_full() {
-                return u32::from(count - left);
+            let taken = u32::from(count - left);
+            if self.state.jobs.is_full() {
+                return (taken, Some(TurnEnd::Blocked));
+            }
+            if !self.arbiter.may_continue() {
+                return (taken, Some(TurnEnd::More));
             }
             self.look_ahead(qid, left);
             let queue = self.state.sqs[usize::from(qid)].as_mut();
             let Some(sqe) = queue.and_then(SubmissionQueue::fetch) else {
-                return u32::from(count - left);
+                return (taken, None);
             };
+            self.cost = 0;
             let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
+            self.arbiter.spend(self.cost);
             match outcome {
                 Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
-                // An outstanding event request may wait for ever: it keeps no entry.
-                Outcome::Background if qid == 0 => {}
+                Outcome::Outstanding => {}
                 Outcome::Background => {
                     if let Some(queue) = self.state.cq_mut(cqid) {
                         queue.reserve();
@@ -142,7 +143,7 @@ impl Nvme {
                 }
             }
         }
-        u32::from(count)
+        (u32::from(count), None)
     }
 
     /// Asks for the data of a command to come near that is executed soon; `left` are pending.
@@ -187,12 +188,24 @@ impl Nvme {
         let Some(queue) = self.state.cqs[usize::from(sq.cqid)].as_mut() else {
             return;
         };
-        let posted = queue.post(cqe);
-        if posted && queue.interrupts {
-            self.state.vectors.posted(queue.vector, bus.now_ns, queue.id == 0);
+        if queue.post(cqe) {
+            if queue.interrupts {
+                self.state.vectors.posted(queue.vector, bus.now_ns, queue.id == 0);
+            }
+        } else {
+            // Its entry stays kept until the queue can be reached again.
+            queue.reserve();
+            self.state.held.push(Held { qid, cid, status, dw0 });
+            self.state.out_of_reach(qid, bus.now_ns);
         }
-        if !posted {
-            self.fail();
+    }
+
+    /// Posts the completions of commands that ended while their queue was out of reach.
+    pub(super) fn post_held(&mut self, bus: &Bus<'_>) {
+        for Held { qid, cid, status, dw0 } in std::mem::take(&mut self.state.held) {
+            self.release(qid);
+            self.post(bus, qid, cid, status, dw0);
+            self.finish_deletion(bus, qid);
         }
     }
 

@@ -2,6 +2,7 @@
 //! drive goes to somebody else, so nothing can be forgotten.
 
 use rackbus_memory::DmaSpace;
+use rackbus_spec::nvme::Status;
 
 use super::events::Events;
 use super::features::{Features, IO_QUEUES};
@@ -14,6 +15,19 @@ use super::shadow::ShadowPages;
 
 /// The admin queue and the I/O queues.
 const QUEUES: usize = IO_QUEUES as usize + 1;
+
+/// A completion that waits for its queue.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// The submission queue of the command.
+    pub qid: u16,
+    /// The command.
+    pub cid: u16,
+    /// How it ended.
+    pub status: Status,
+    /// Dword 0 of its completion.
+    pub dw0: u32,
+}
 
 /// The controller's state.
 #[derive(Debug)]
@@ -40,8 +54,8 @@ pub struct State {
     pub jobs: Jobs,
     /// The mappings that queues and shadow pages were resolved under.
     pub generation: u64,
-    /// Since when a queue with commands cannot be reached.
-    pub unreachable_since: Option<u64>,
+    /// Completions whose queue could not be reached.
+    pub held: Vec<Held>,
     /// The level of the interrupt pin.
     pub pin: bool,
     /// The engine waits without a timer: interrupts may not be put off over a park.
@@ -63,7 +77,7 @@ impl State {
             shadow: None,
             jobs: Jobs::default(),
             generation: 0,
-            unreachable_since: None,
+            held: Vec::new(),
             pin: false,
             untimed: false,
         }
@@ -79,7 +93,8 @@ impl State {
         self.cqs = [const { None }; QUEUES];
         self.active.clear();
         self.shadow = None;
-        self.unreachable_since = None;
+        self.held.clear();
+        self.registers.interrupt_mask = 0;
     }
 
     /// The submission queue with this identifier.
@@ -131,6 +146,25 @@ impl State {
         }
     }
 
+    /// Queue `qid` has commands or completions and cannot be reached.
+    pub fn out_of_reach(&mut self, qid: u16, now_ns: u64) {
+        if let Some(queue) = self.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) {
+            queue.unreachable_since.get_or_insert(now_ns);
+        }
+    }
+
+    /// Whether the rings of `queue` and of its completion queue can be reached.
+    #[inline]
+    pub fn is_reachable(&self, queue: &SubmissionQueue) -> bool {
+        queue.reachable() && self.cq(queue.cqid).is_some_and(CompletionQueue::reachable)
+    }
+
+    /// Since when the queue that could not be reached for longest cannot be.
+    pub fn unreachable_since(&self) -> Option<u64> {
+        let queues = self.sqs.iter().flatten();
+        queues.filter_map(|queue| queue.unreachable_since).min()
+    }
+
     /// Whether any I/O queue exists.
     pub fn has_io_queues(&self) -> bool {
         self.sqs[1..].iter().any(Option::is_some) || self.cqs[1..].iter().any(Option::is_some)
@@ -155,6 +189,13 @@ impl State {
         }
         if let Some(pages) = &mut self.shadow {
             pages.resolve(dma);
+        }
+        for slot in 0..QUEUES {
+            if self.sqs[slot].as_ref().is_some_and(|queue| self.is_reachable(queue))
+                && let Some(queue) = &mut self.sqs[slot]
+            {
+                queue.unreachable_since = None;
+            }
         }
     }
 

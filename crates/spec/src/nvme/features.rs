@@ -142,3 +142,5 @@ pub const ERROR_INVALID_DOORBELL_VALUE: u8 = 0x01;
 pub const ERROR_PERSISTENT_INTERNAL: u8 = 0x03;
 /// SMART status 01h: a temperature threshold was crossed (section 5.2.1).
 pub const SMART_TEMPERATURE: u8 = 0x01;
+/// Information of a SMART event: the reliability of the drive has degraded.
+pub const SMART_RELIABILITY: u8 = 0x00;

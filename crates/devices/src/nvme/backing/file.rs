@@ -5,65 +5,75 @@
 //! and made at once too, unless the kernel has begun to throttle writers: then, and for anything
 //! that must reach the medium (flush, FUA), io_uring again. So an acknowledged write survives the
 //! death of this process, and an acknowledged flush or FUA write the loss of power, as far as the
-//! file system and the medium keep their promises (invariant I5).
+//! file system and the medium keep their promises (invariant I5; [`super::durability`] says when
+//! a flush may be acknowledged).
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use rackbus_memory::{DmaSlice, PinnedSlice};
-use rustix::fs::FlockOperation;
+use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
 use rustix::io::Errno;
 
 use super::super::config::NvmeError;
+use super::durability::{Asks, Durability, NotDurable};
+use super::open;
+use super::system::{Kernel, System};
 use super::uring::{Failure, Operation, Uring};
-use super::vectored::{MAX_BUFFERS, Way, transfer};
+use super::vectored::{MAX_BUFFERS, Way};
+use super::zeroing::{Piece, WRITTEN_PIECE, ZeroBy, ZeroPolicy, Zeroing};
 use super::{Attempt, Background, Backing, Finished, MediaError, Request};
 
 /// The page cache's unit: a write of whole pages never has to read one first.
 const PAGE: u64 = 4096;
 /// A write into the page cache that took longer was throttled or waited for the file system.
-const SLOW_WRITE: Duration = Duration::from_millis(2);
-/// How long another process may hold the file before it counts as in use.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const SLOW_WRITE_NS: u64 = 2_000_000;
 /// For how long writes then go through io_uring.
-const THROTTLED_FOR: Duration = Duration::from_millis(100);
-/// File systems without a medium, where no read waits for one: tmpfs and hugetlbfs. They do not
-/// know `RWF_NOWAIT`.
-const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
-
-/// How a range is made to read as zeroes: what the medium does not support is tried no more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum ZeroBy {
-    Range,
-    Hole,
-    Writing,
-}
+const THROTTLED_NS: u64 = 100_000_000;
 
 /// A file or block device.
 #[derive(Debug)]
-pub struct FileBacking {
-    ring: Uring,
+pub struct FileBacking<S: System = Kernel> {
+    ring: Uring<S>,
     capacity: u64,
-    /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
-    read_now: Option<i32>,
-    throttled_until: Option<Instant>,
-    /// Something may be in a volatile cache.
-    dirty: bool,
-    /// Requests that io_uring has, by tag: to know what an error means and what to try next.
-    started: Vec<(u32, Kind)>,
-    zero_by: ZeroBy,
+    throttled_until_ns: u64,
+    durability: Durability<u32>,
+    zeroing: ZeroPolicy,
+    /// Zeroes to write where the medium has no other way.
+    zeroes: SharedMemory,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    /// Slots whose requests may still use buffers of the host.
+    pinning: usize,
+    /// Finished before anybody waited for it.
+    early: Vec<Finished>,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Kind {
+/// A request that was started; its index is its tag in the ring.
+#[derive(Debug)]
+struct Slot {
+    /// Who waits for it; nobody after it was aborted.
+    tag: Option<u32>,
+    work: Work,
+    /// It has buffers of the host that it may still use.
+    pins: bool,
+}
+
+#[derive(Debug)]
+enum Work {
     Read,
     Write,
+    /// A write that must be durable: its buffers until it is started, its own error afterwards.
+    Durable {
+        offset: u64,
+        from: Vec<PinnedSlice>,
+        error: Option<MediaError>,
+    },
     Flush,
-    Zero { offset: u64, length: u64, deallocate: bool, by: ZeroBy },
+    Zero {
+        zeroing: Zeroing,
+        piece: Piece,
+        since_ns: u64,
+    },
 }
 
 impl FileBacking {
@@ -72,52 +82,43 @@ impl FileBacking {
     /// # Errors
     /// [`NvmeError`] when it cannot be opened, is in use, or has another size.
     pub fn open(path: &Path, size: u64, block_size: u32) -> Result<FileBacking, NvmeError> {
-        let fail = |what: &'static str| {
-            let path = path.to_owned();
-            move |cause: io::Error| NvmeError::File { what, path, cause }
-        };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(size > 0)
-            .truncate(false)
-            .open(path)
-            .map_err(fail("cannot open"))?;
-        match lock(&file) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(NvmeError::InUse { path: path.to_owned() });
-            }
-            Err(cause) => return Err(fail("cannot lock")(cause.into())),
-        }
-        let capacity = size_up(&mut file, size, block_size).map_err(fail("cannot use"))?;
-        let read_now = probe(file.as_fd()).map_err(fail("cannot read"))?;
-        let ring = Uring::new(OwnedFd::from(file)).map_err(NvmeError::Uring)?;
+        let opened = open::open(path, size, block_size)?;
+        let system = Kernel::new(opened.file, opened.read_now).map_err(NvmeError::Uring)?;
+        FileBacking::new(system, opened.capacity, opened.zero_alignment)
+    }
+}
+
+impl<S: System> FileBacking<S> {
+    /// The file that `system` has, of `capacity` bytes; it zeroes in multiples of
+    /// `zero_alignment` bytes.
+    ///
+    /// # Errors
+    /// When the system has no memory or descriptors left.
+    pub fn new(system: S, capacity: u64, zero_alignment: u64) -> Result<Self, NvmeError> {
         Ok(FileBacking {
-            ring,
+            ring: Uring::new(system),
             capacity,
-            read_now,
-            throttled_until: None,
-            // An earlier process may have left writes in the cache.
-            dirty: true,
-            started: Vec::new(),
-            zero_by: ZeroBy::Range,
+            throttled_until_ns: 0,
+            durability: Durability::default(),
+            zeroing: ZeroPolicy::new(zero_alignment),
+            zeroes: SharedMemory::create("nvme-zeroes", WRITTEN_PIECE)?,
+            slots: Vec::new(),
+            free: Vec::new(),
+            pinning: 0,
+            early: Vec::new(),
         })
     }
 
     fn read(&mut self, offset: u64, into: &[DmaSlice<'_>]) -> Attempt {
-        let Some(flags) = self.read_now else {
-            return Attempt::WouldBlock;
-        };
         if into.len() > MAX_BUFFERS {
             return Attempt::WouldBlock;
         }
         let length: usize = into.iter().map(DmaSlice::len).sum();
-        match transfer(self.ring.file(), Way::Read, offset, into, flags) {
+        match self.ring.system().transfer(Way::Read, offset, into) {
             Ok(moved) if moved == length => Attempt::Done(Ok(())),
             // In part not in the cache, beyond the end, interrupted: io_uring finds out.
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Attempt::WouldBlock,
-            Err(cause) => Attempt::Done(Err(media_error(Kind::Read, cause))),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP) => Attempt::WouldBlock,
+            Err(cause) => Attempt::Done(Err(media_error(Way::Read, cause))),
         }
     }
 
@@ -127,85 +128,184 @@ impl FileBacking {
         if durable || !whole_pages || from.len() > MAX_BUFFERS {
             return Attempt::WouldBlock;
         }
-        let before = Instant::now();
-        if self.throttled_until.is_some_and(|until| before < until) {
+        let before = self.ring.system().now_ns();
+        if before < self.throttled_until_ns {
             return Attempt::WouldBlock;
         }
-        self.dirty = true;
-        let moved = transfer(self.ring.file(), Way::Write, offset, from, 0);
-        let after = Instant::now();
-        let slow = after.duration_since(before) > SLOW_WRITE;
-        self.throttled_until = slow.then(|| after + THROTTLED_FOR);
+        let moved = self.ring.system().transfer(Way::Write, offset, from);
+        self.durability.changed();
+        let after = self.ring.system().now_ns();
+        let slow = after.saturating_sub(before) > SLOW_WRITE_NS;
+        self.throttled_until_ns = if slow { after + THROTTLED_NS } else { 0 };
         match moved {
             Ok(moved) if moved == length => Attempt::Done(Ok(())),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Attempt::WouldBlock,
-            Err(cause) => Attempt::Done(Err(media_error(Kind::Write, cause))),
+            Err(cause) => Attempt::Done(Err(media_error(Way::Write, cause))),
         }
     }
 
-    fn start_zero(&mut self, tag: u32, offset: u64, length: u64, deallocate: bool, by: ZeroBy) {
-        self.started.push((tag, Kind::Zero { offset, length, deallocate, by }));
-        let mode = match by {
-            ZeroBy::Range => libc::FALLOC_FL_ZERO_RANGE,
-            ZeroBy::Hole | ZeroBy::Writing => libc::FALLOC_FL_PUNCH_HOLE,
-        };
-        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-        self.ring.start(tag, Operation::Allocate { mode, offset, length });
-    }
-
-    /// Sorts out what io_uring reported; a way of zeroing that is not supported leads to the next.
-    fn settle(&mut self, reports: Vec<(u32, Result<(), Failure>)>, finished: &mut Vec<Finished>) {
-        for (tag, result) in reports {
-            let Some(at) = self.started.iter().position(|(started, _)| *started == tag) else {
-                continue;
-            };
-            let (_, kind) = self.started.swap_remove(at);
-            let result = result.map_err(|failure| match failure {
-                Failure::System(cause) => cause,
-                Failure::Short => Errno::IO,
-            });
-            match (kind, result) {
-                (Kind::Zero { offset, length, deallocate, by }, Err(Errno::OPNOTSUPP)) => {
-                    self.zero_otherwise(tag, offset, length, deallocate, by, finished);
-                    continue;
-                }
-                (Kind::Write | Kind::Zero { .. }, _) => self.dirty = true,
-                (Kind::Flush, Err(_)) => self.dirty = true,
-                _ => {}
+    fn keep(&mut self, tag: u32, work: Work) -> u32 {
+        let pins = matches!(work, Work::Read | Work::Write | Work::Durable { .. });
+        self.pinning += usize::from(pins);
+        let slot = Some(Slot { tag: Some(tag), work, pins });
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
             }
-            finished.push((tag, result.map_err(|cause| media_error(kind, cause))));
+            None => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
         }
     }
 
-    fn zero_otherwise(
-        &mut self,
-        tag: u32,
-        offset: u64,
-        length: u64,
-        deallocate: bool,
-        by: ZeroBy,
-        finished: &mut Vec<Finished>,
-    ) {
-        // Asked to deallocate, the hole was tried first.
-        let next = match (by, deallocate) {
-            (ZeroBy::Range, false) => ZeroBy::Hole,
-            (ZeroBy::Hole, true) => ZeroBy::Range,
-            _ => ZeroBy::Writing,
+    /// Forgets the request in slot `index` and tells who waits for it.
+    fn finish(&mut self, index: u32, result: Result<(), MediaError>, out: &mut Vec<Finished>) {
+        let Some(slot) = self.slots.get_mut(index as usize).and_then(Option::take) else {
+            return;
         };
-        if !deallocate {
-            self.zero_by = self.zero_by.max(next);
+        self.free.push(index);
+        self.pinning -= usize::from(slot.pins);
+        out.extend(slot.tag.map(|tag| (tag, result)));
+    }
+
+    /// Starts what asks for durability, once the last batch has ended.
+    fn start_batch(&mut self) {
+        for index in self.durability.next_batch() {
+            let operation = match self.slots[index as usize].as_mut().map(|slot| &mut slot.work) {
+                Some(Work::Durable { offset, from, .. }) => {
+                    let (way, offset, buffers) = (Way::Write, *offset, std::mem::take(from));
+                    self.durability.change_begun();
+                    Operation::Transfer { way, offset, buffers, durable: true }
+                }
+                _ => Operation::DataSync,
+            };
+            self.ring.start(index, operation);
         }
-        if next == ZeroBy::Writing {
-            self.dirty = true;
-            finished.push((tag, write_zeroes(self.ring.file(), offset, length)));
-        } else {
-            self.start_zero(tag, offset, length, deallocate, next);
-            self.ring.submit();
+    }
+
+    /// Starts the next piece of a range to be zeroed; finishes it when there is none.
+    fn start_piece(&mut self, index: u32, out: &mut Vec<Finished>) {
+        let now_ns = self.ring.system().now_ns();
+        let Some(Slot { tag, work: Work::Zero { zeroing, piece, since_ns }, .. }) =
+            self.slots[index as usize].as_mut()
+        else {
+            return;
+        };
+        let Some(next) = self.zeroing.piece(zeroing) else {
+            return self.finish(index, Ok(()), out);
+        };
+        if tag.is_none() {
+            return self.finish(index, Err(MediaError::Aborted), out);
         }
+        (*piece, *since_ns) = (next, now_ns);
+        let operation = match allocate_mode(next.by) {
+            Some(mode) => Operation::Allocate { mode, offset: next.offset, length: next.length },
+            None => match PinnedSlice::new(self.zeroes.region().clone(), 0, next.length as usize) {
+                Some(zeroes) => Operation::Transfer {
+                    way: Way::Write,
+                    offset: next.offset,
+                    buffers: vec![zeroes],
+                    durable: false,
+                },
+                None => return self.finish(index, Err(MediaError::Write), out),
+            },
+        };
+        self.durability.change_begun();
+        self.ring.start(index, operation);
+    }
+
+    fn piece_ended(&mut self, index: u32, result: Result<(), Errno>, out: &mut Vec<Finished>) {
+        self.durability.change_ended();
+        let now_ns = self.ring.system().now_ns();
+        let Some(Slot { work: Work::Zero { zeroing, piece, since_ns }, .. }) =
+            self.slots[index as usize].as_mut()
+        else {
+            return;
+        };
+        match result {
+            Ok(()) => self.zeroing.done(zeroing, *piece, now_ns.saturating_sub(*since_ns)),
+            // EINVAL: the medium has blocks that this piece does not fit.
+            Err(cause @ (Errno::OPNOTSUPP | Errno::INVAL))
+                if self.zeroing.unsupported(zeroing, *piece, cause == Errno::OPNOTSUPP) => {}
+            Err(cause) => return self.finish(index, Err(media_error(Way::Write, cause)), out),
+        }
+        self.start_piece(index, out);
+    }
+
+    /// A flush or a durable write ended: its batch is answered when it was the last of it.
+    fn asked(&mut self, index: u32, ok: bool, out: &mut Vec<Finished>) {
+        let had_failed = self.durability.has_failed();
+        let Some((answered, answer)) = self.durability.asked(index, ok) else {
+            return;
+        };
+        if answer.is_err() && !had_failed {
+            tracing::error!(
+                "the medium did not take data that it was to make durable; no flush succeeds \
+                 until the drive is opened anew"
+            );
+        }
+        for index in answered {
+            let own = match self.slots[index as usize].as_ref().map(|slot| &slot.work) {
+                Some(Work::Durable { error: Some(error), .. }) => Err(*error),
+                _ => answer.map_err(|NotDurable| MediaError::NotDurable),
+            };
+            self.finish(index, own, out);
+        }
+    }
+
+    /// Takes in what the ring reported about slot `index`.
+    fn ended(&mut self, index: u32, result: Result<(), Failure>, out: &mut Vec<Finished>) {
+        let Some(slot) = self.slots.get_mut(index as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let result = result.map_err(|failure| match failure {
+            Failure::System(cause) => cause,
+            Failure::Short => Errno::IO,
+        });
+        self.pinning -= usize::from(std::mem::take(&mut slot.pins));
+        match &mut slot.work {
+            Work::Read => {
+                let result = result.map_err(|cause| media_error(Way::Read, cause));
+                self.finish(index, result, out);
+            }
+            Work::Write => {
+                self.durability.change_ended();
+                let result = result.map_err(|cause| media_error(Way::Write, cause));
+                self.finish(index, result, out);
+            }
+            Work::Durable { error, .. } => {
+                self.durability.change_ended();
+                *error = result.err().map(|cause| media_error(Way::Write, cause));
+                // A buffer out of reach is the host's fault; any other error may be the one
+                // report of data that was lost.
+                let ok = matches!(error, None | Some(MediaError::Buffer));
+                if !ok {
+                    *error = error.map(|_| MediaError::NotDurable);
+                }
+                self.asked(index, ok, out);
+            }
+            Work::Flush => {
+                if let Err(cause) = result {
+                    tracing::warn!(%cause, "a flush failed");
+                }
+                self.asked(index, result.is_ok(), out);
+            }
+            Work::Zero { .. } => self.piece_ended(index, result, out),
+        }
+    }
+
+    fn settle(&mut self, reports: Vec<(u32, Result<(), Failure>)>, out: &mut Vec<Finished>) {
+        for (index, result) in reports {
+            self.ended(index, result, out);
+        }
+        self.start_batch();
+        self.ring.submit();
     }
 }
 
-impl Backing for FileBacking {
+impl<S: System> Backing for FileBacking<S> {
     fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -218,14 +318,10 @@ impl Backing for FileBacking {
         match request {
             Request::Read { offset, into } => self.read(*offset, into),
             Request::Write { offset, from, durable } => self.write(*offset, from, *durable),
-            Request::Flush if !self.dirty => Attempt::Done(Ok(())),
-            Request::Flush => Attempt::WouldBlock,
-            Request::Zero { offset, length, deallocate: false }
-                if self.zero_by == ZeroBy::Writing =>
-            {
-                self.dirty = true;
-                Attempt::Done(write_zeroes(self.ring.file(), *offset, *length))
-            }
+            Request::Flush => match self.durability.known() {
+                Some(answer) => Attempt::Done(answer.map_err(|NotDurable| MediaError::NotDurable)),
+                None => Attempt::WouldBlock,
+            },
             Request::Zero { .. } => Attempt::WouldBlock,
         }
     }
@@ -235,142 +331,135 @@ impl Backing for FileBacking {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ring.event().as_fd())
+        self.ring.system_ref().wake_fd()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.durability.has_failed()
+    }
+
+    fn reload(&mut self) -> Result<(), MediaError> {
+        if !self.durability.has_failed() {
+            return Ok(());
+        }
+        // Flushes that nobody waits for any more may still be with the system.
+        let mut nobody = Vec::new();
+        while self.ring.in_flight() > 0 {
+            self.wait(&mut nobody);
+        }
+        self.ring.system().reload().map_err(|cause| {
+            tracing::error!(%cause, "the drive's data could not be loaded anew");
+            MediaError::NotDurable
+        })?;
+        self.durability.reloaded();
+        tracing::warn!(
+            "the drive was opened anew after a failed flush; it holds what its medium has"
+        );
+        Ok(())
     }
 }
 
-impl Background for FileBacking {
+impl<S: System> Background for FileBacking<S> {
     fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
-        let (kind, operation) = match request {
-            Request::Read { offset, into } => (
-                Kind::Read,
-                Operation::Transfer { way: Way::Read, offset, buffers: into, flags: 0 },
-            ),
-            Request::Write { offset, from, durable } => {
-                self.dirty = true;
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                let operation =
-                    Operation::Transfer { way: Way::Write, offset, buffers: from, flags };
-                (Kind::Write, operation)
+        match request {
+            Request::Read { offset, into } => {
+                let index = self.keep(tag, Work::Read);
+                let (way, buffers) = (Way::Read, into);
+                self.ring
+                    .start(index, Operation::Transfer { way, offset, buffers, durable: false });
+            }
+            Request::Write { offset, from, durable: false } => {
+                let index = self.keep(tag, Work::Write);
+                self.durability.change_begun();
+                let (way, buffers) = (Way::Write, from);
+                self.ring
+                    .start(index, Operation::Transfer { way, offset, buffers, durable: false });
+            }
+            Request::Write { offset, from, durable: true } => {
+                let index = self.keep(tag, Work::Durable { offset, from, error: None });
+                self.durability.ask(index, Asks::Write);
             }
             Request::Flush => {
-                // What is written from now on, or is being written, sets it again.
-                self.dirty = false;
-                (Kind::Flush, Operation::DataSync)
+                let index = self.keep(tag, Work::Flush);
+                self.durability.ask(index, Asks::Flush);
             }
             Request::Zero { offset, length, deallocate } => {
-                self.dirty = true;
-                let by = if deallocate { ZeroBy::Hole } else { self.zero_by };
-                return self.start_zero(tag, offset, length, deallocate, by);
+                let zeroing = self.zeroing.begin(offset, length, deallocate);
+                let piece = Piece { offset, length: 0, by: ZeroBy::Writing };
+                let index = self.keep(tag, Work::Zero { zeroing, piece, since_ns: 0 });
+                let mut early = std::mem::take(&mut self.early);
+                self.start_piece(index, &mut early);
+                self.early = early;
             }
-        };
-        self.started.push((tag, kind));
-        self.ring.start(tag, operation);
+        }
     }
 
     fn submit(&mut self) {
+        self.start_batch();
         self.ring.submit();
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) {
-        if self.started.is_empty() || !self.ring.has_finished() {
+        finished.append(&mut self.early);
+        if self.ring.has_queued() {
+            self.ring.submit();
+        }
+        if self.ring.in_flight() == 0 || !self.ring.system().has_completion() {
             return;
         }
         let mut reports = Vec::new();
-        self.ring.reap(|tag, result| reports.push((tag, result)));
+        self.ring.reap(|index, result| reports.push((index, result)));
         self.settle(reports, finished);
     }
 
-    fn drain(&mut self, finished: &mut Vec<Finished>) {
-        while !self.started.is_empty() {
-            let mut reports = Vec::new();
-            self.ring.drain(|tag, result| reports.push((tag, result)));
-            self.settle(reports, finished);
+    fn wait(&mut self, finished: &mut Vec<Finished>) {
+        self.start_batch();
+        finished.append(&mut self.early);
+        let mut reports = Vec::new();
+        self.ring.wait(|index, result| reports.push((index, result)));
+        self.settle(reports, finished);
+    }
+
+    fn has_buffers(&self) -> bool {
+        self.pinning > 0
+    }
+
+    fn abort(&mut self) {
+        let waiting: Vec<u32> = self.durability.cancel_waiting().collect();
+        let mut nobody = Vec::new();
+        for index in waiting {
+            self.finish(index, Err(MediaError::Aborted), &mut nobody);
+        }
+        for slot in self.slots.iter_mut().flatten() {
+            slot.tag = None;
+        }
+        self.early.clear();
+        // A flush changes nothing: it may go on, and what was written waits for its batch.
+        let changes = |slot: &Slot| slot.pins || matches!(slot.work, Work::Zero { .. });
+        while self.slots.iter().flatten().any(changes) {
+            self.wait(&mut nobody);
         }
     }
 
     fn rearm(&mut self) -> bool {
-        self.ring.event().drain();
-        self.ring.has_finished()
+        self.ring.system_ref().clear_wake();
+        self.ring.has_queued() || !self.early.is_empty() || self.ring.system().has_completion()
     }
 }
 
-/// Takes the file for this process alone. A process that was killed may hold its files a moment
-/// longer, until the kernel has finished what it had in flight.
-fn lock(file: &File) -> Result<(), Errno> {
-    let start = Instant::now();
-    loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(LOCK_PATIENCE / 100);
-            }
-            result => return result,
-        }
-    }
+fn allocate_mode(by: ZeroBy) -> Option<i32> {
+    let mode = match by {
+        ZeroBy::Range => libc::FALLOC_FL_ZERO_RANGE,
+        ZeroBy::Hole => libc::FALLOC_FL_PUNCH_HOLE,
+        ZeroBy::Writing => return None,
+    };
+    Some(mode | libc::FALLOC_FL_KEEP_SIZE)
 }
 
-/// The capacity to use: `size`, which a new or empty file is brought to.
-fn size_up(file: &mut File, size: u64, block_size: u32) -> io::Result<u64> {
-    let kind = file.metadata()?.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Err(io::Error::other("it is neither a file nor a block device"));
-    }
-    let there = file.seek(SeekFrom::End(0))?;
-    if kind.is_file() && there == 0 && size > 0 {
-        file.set_len(size)?;
-        return Ok(size);
-    }
-    let fits = if kind.is_file() { size == there } else { size <= there };
-    if size > 0 && !fits {
-        let text =
-            format!("it has {there} bytes, the drive is to have {size}; give size = {there}");
-        return Err(io::Error::other(text));
-    }
-    let capacity = if size > 0 { size } else { there - there % u64::from(block_size) };
-    if capacity == 0 {
-        return Err(io::Error::other("it is empty; give the drive a size"));
-    }
-    Ok(capacity)
-}
-
-/// Finds the flags for a read that does not wait: a short read tells whether the file system
-/// knows them.
-fn probe(file: BorrowedFd<'_>) -> io::Result<Option<i32>> {
-    let kind = rustix::fs::fstatfs(file)?;
-    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
-    if MEMORY_FILE_SYSTEMS.contains(&(kind.f_type as i64)) {
-        return Ok(Some(0));
-    }
-    let mut byte = [0u8; 1];
-    let mut buffers = [io::IoSliceMut::new(&mut byte)];
-    match rustix::io::preadv2(file, &mut buffers, 0, rustix::io::ReadWriteFlags::NOWAIT) {
-        Ok(_) | Err(Errno::AGAIN) => Ok(Some(libc::RWF_NOWAIT)),
-        Err(Errno::OPNOTSUPP) => Ok(None),
-        Err(cause) => Err(cause.into()),
-    }
-}
-
-/// Writes zeroes where nothing better is supported.
-fn write_zeroes(file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<(), MediaError> {
-    const CHUNK: usize = 256 << 10;
-    let zeroes = vec![0u8; CHUNK];
-    let mut done = 0;
-    while done < length {
-        let count = usize::try_from(length - done).unwrap_or(CHUNK).min(CHUNK);
-        match rustix::io::pwrite(file, &zeroes[..count], offset + done) {
-            Ok(0) => return Err(MediaError::Write),
-            Ok(moved) => done += moved as u64,
-            Err(Errno::INTR) => {}
-            Err(cause) => return Err(media_error(Kind::Write, cause)),
-        }
-    }
-    Ok(())
-}
-
-fn media_error(kind: Kind, cause: Errno) -> MediaError {
-    match (kind, cause) {
+fn media_error(way: Way, cause: Errno) -> MediaError {
+    match (way, cause) {
         (_, Errno::FAULT) => MediaError::Buffer,
-        (Kind::Read, _) => MediaError::Read,
+        (Way::Read, _) => MediaError::Read,
         (_, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => MediaError::NoSpace,
         (_, Errno::ROFS | Errno::PERM | Errno::ACCESS | Errno::BADF) => MediaError::ReadOnly,
         _ => MediaError::Write,

@@ -4,11 +4,24 @@
 //! would block is it *started*: then the backing holds the mappings ([`PinnedSlice`]) until it
 //! has finished, and the controller looks for finished requests in its poll loop.
 
+mod durability;
 mod file;
 mod memory;
 mod null;
+mod open;
+mod system;
 mod uring;
 mod vectored;
+mod zeroing;
+
+#[cfg(test)]
+pub(super) mod parts {
+    //! What tests put together in other ways.
+    pub use super::file::FileBacking;
+    pub use super::system::{Call, System};
+    pub use super::uring::{Operation, Uring};
+    pub use super::vectored::Way;
+}
 
 use std::os::fd::BorrowedFd;
 
@@ -63,6 +76,10 @@ pub enum MediaError {
     ReadOnly,
     /// The host's buffer could not be reached.
     Buffer,
+    /// Data could not be made durable, now or since the medium was opened.
+    NotDurable,
+    /// It was given up before it was done.
+    Aborted,
 }
 
 impl From<MediaError> for Status {
@@ -73,6 +90,9 @@ impl From<MediaError> for Status {
             MediaError::NoSpace => Status::CAPACITY_EXCEEDED,
             MediaError::ReadOnly => Status::WRITE_PROTECTED.do_not_retry(),
             MediaError::Buffer => Status::DATA_TRANSFER_ERROR,
+            // To try again is no use: the system has forgotten what it could not write.
+            MediaError::NotDurable => Status::WRITE_FAULT.do_not_retry(),
+            MediaError::Aborted => Status::ABORT_REQUESTED,
         }
     }
 }
@@ -110,6 +130,21 @@ pub trait Backing: Send {
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// Whether data could not be made durable since the medium was opened: flushes fail, until
+    /// [`reload`](Backing::reload).
+    fn has_failed(&self) -> bool {
+        false
+    }
+
+    /// Opens the medium anew if it has failed: what is read from now on is what it holds. Nothing
+    /// that was started and not aborted may be under way.
+    ///
+    /// # Errors
+    /// [`MediaError::NotDurable`] when that is not possible; it goes on failing then.
+    fn reload(&mut self) -> Result<(), MediaError> {
+        Ok(())
+    }
 }
 
 /// The part of a backing that works while the engine does something else.
@@ -123,8 +158,17 @@ pub trait Background {
     /// Appends what has finished, without waiting.
     fn reap(&mut self, finished: &mut Vec<Finished>);
 
-    /// Waits until all that was started has finished, and appends it.
-    fn drain(&mut self, finished: &mut Vec<Finished>);
+    /// Waits until something that was started has come further, if anything was, and appends what
+    /// has finished.
+    fn wait(&mut self, finished: &mut Vec<Finished>);
+
+    /// Whether buffers of the host are, or will be, used by what was started.
+    fn has_buffers(&self) -> bool;
+
+    /// Gives up what was started: what has not begun is dropped, what has is waited for, except
+    /// that flushes may go on. Nothing of it is reported any more. On return no buffer of the host
+    /// is used, and no data changes.
+    fn abort(&mut self);
 
     /// Clears [`Backing::wake_fd`]; true when something has finished since the last reap.
     fn rearm(&mut self) -> bool;

@@ -1,22 +1,16 @@
-//! File operations in the background, through io_uring.
-#![allow(unsafe_code)] // the kernel holds raw buffers until an operation has finished
+//! Operations in the background: what they keep alive, and how partial ones go on.
+#![allow(unsafe_code)] // the system holds raw buffers until an operation has finished
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-
-use io_uring::{IoUring, opcode, squeue, types};
-use rackbus_memory::{Event, PinnedSlice};
+use rackbus_memory::PinnedSlice;
 use rustix::io::Errno;
 
+use super::system::{Call, System};
 use super::vectored::{MAX_BUFFERS, Way, iovec};
-
-/// Entries of the submission ring; the completion ring has twice as many.
-const ENTRIES: u32 = 256;
 
 /// What to do with the file.
 #[derive(Debug)]
 pub enum Operation {
-    /// Move bytes between the buffers and the file from `offset` on, all of them; `flags` are
-    /// `RWF_*`.
+    /// Move bytes between the buffers and the file from `offset` on, all of them.
     Transfer {
         /// The direction.
         way: Way,
@@ -24,8 +18,8 @@ pub enum Operation {
         offset: u64,
         /// The buffers.
         buffers: Vec<PinnedSlice>,
-        /// `RWF_*`.
-        flags: i32,
+        /// A write ends only when its bytes survive a loss of power.
+        durable: bool,
     },
     /// `fdatasync`.
     DataSync,
@@ -40,8 +34,7 @@ pub enum Operation {
     },
 }
 
-/// How an operation ended: the bytes it was to move were not all there is no error but
-/// [`Failure::Short`].
+/// How an operation ended without doing what it was to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// The system's reason.
@@ -50,7 +43,7 @@ pub enum Failure {
     Short,
 }
 
-/// An operation in flight. It owns what the kernel points to.
+/// An operation in flight. It owns what the system points to.
 struct Slot {
     tag: u32,
     operation: Operation,
@@ -64,42 +57,39 @@ struct Slot {
 // as long as the slot.
 unsafe impl Send for Slot {}
 
-/// An io_uring for one file.
-pub struct Uring {
-    ring: IoUring,
-    file: OwnedFd,
-    event: Event,
+/// The operations on one file.
+pub struct Uring<S: System> {
+    system: S,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
     in_flight: usize,
 }
 
-impl std::fmt::Debug for Uring {
+impl<S: System> std::fmt::Debug for Uring<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Uring").field("in_flight", &self.in_flight).finish_non_exhaustive()
     }
 }
 
-impl Uring {
-    /// A ring for `file`.
-    ///
-    /// # Errors
-    /// When the kernel has no io_uring for this process.
-    pub fn new(file: OwnedFd) -> std::io::Result<Uring> {
-        let ring = IoUring::new(ENTRIES)?;
-        let event = Event::new()?;
-        ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
-        Ok(Uring { ring, file, event, slots: Vec::new(), free: Vec::new(), in_flight: 0 })
+impl<S: System> Uring<S> {
+    /// Operations by `system`.
+    pub fn new(system: S) -> Uring<S> {
+        Uring { system, slots: Vec::new(), free: Vec::new(), in_flight: 0 }
     }
 
-    /// The file.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// The file and its queue.
+    pub fn system(&mut self) -> &mut S {
+        &mut self.system
     }
 
-    /// Readable when an operation has finished.
-    pub fn event(&self) -> &Event {
-        &self.event
+    /// As [`system`](Uring::system), to look at.
+    pub fn system_ref(&self) -> &S {
+        &self.system
+    }
+
+    /// Operations that have not finished.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     /// Queues `operation`; [`submit`](Uring::submit) sends it off.
@@ -124,26 +114,29 @@ impl Uring {
         let Some(slot) = &self.slots[index] else {
             return;
         };
-        let entry = slot.entry(types::Fd(self.file.as_raw_fd())).user_data(index as u64);
-        loop {
-            // SAFETY: the buffers that `entry` names are mapped and its iovec list is unchanged
-            // until the slot is taken out, which happens after its completion.
-            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-                return;
+        // SAFETY: the slot owns the buffers and the list of them, leaves the list as it is, and is
+        // taken out after its completion only.
+        while !unsafe { self.system.queue(index as u64, slot.call()) } {
+            if self.system.submit(false).is_err() {
+                std::thread::yield_now();
             }
-            self.submit();
         }
     }
 
-    /// Sends off what is queued.
+    /// Sends off what is queued. What the system does not take now is sent with the next
+    /// [`reap`](Uring::reap).
     pub fn submit(&mut self) {
-        if !self.ring.submission().is_empty()
-            && let Err(cause) = self.ring.submit()
+        if self.system.has_queued()
+            && let Err(cause) = self.system.submit(false)
         {
-            // Nothing is lost: the entries stay queued and the next submission takes them.
             tracing::debug!(%cause, "io_uring takes no submissions now");
             std::thread::yield_now();
         }
+    }
+
+    /// Whether something waits to be submitted: nobody may sleep until it was.
+    pub fn has_queued(&mut self) -> bool {
+        self.system.has_queued()
     }
 
     /// Reports each operation that has finished, by its tag. An operation that moved a part of
@@ -152,81 +145,65 @@ impl Uring {
         if self.in_flight == 0 {
             return;
         }
-        let mut again = false;
-        loop {
-            let next = self.ring.completion().next();
-            let Some(entry) = next else { break };
-            let index = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+        while let Some((id, result)) = self.system.completion() {
+            let index = usize::try_from(id).unwrap_or(usize::MAX);
             let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else {
                 continue;
             };
-            match slot.advance(entry.result()) {
+            match slot.advance(result) {
                 Some(result) => {
                     report(slot.tag, result);
                     self.slots[index] = None;
                     self.free.push(index);
                     self.in_flight -= 1;
                 }
-                None => {
-                    self.push(index);
-                    again = true;
-                }
+                None => self.push(index),
             }
         }
-        if again {
-            self.submit();
-        }
+        self.submit();
     }
 
-    /// Waits until nothing is in flight, reporting as [`reap`](Uring::reap).
-    pub fn drain(&mut self, mut report: impl FnMut(u32, Result<(), Failure>)) {
-        while self.in_flight > 0 {
-            if let Err(cause) = self.ring.submit_and_wait(1)
-                && cause.raw_os_error() != Some(libc::EINTR)
-            {
-                tracing::debug!(%cause, "io_uring cannot wait now");
-                std::thread::yield_now();
-            }
-            self.reap(&mut report);
+    /// Waits until something in flight has finished, if anything is, and reports as
+    /// [`reap`](Uring::reap).
+    pub fn wait(&mut self, report: impl FnMut(u32, Result<(), Failure>)) {
+        if self.in_flight == 0 {
+            return;
         }
-    }
-
-    /// Whether a completion is waiting.
-    pub fn has_finished(&mut self) -> bool {
-        !self.ring.completion().is_empty()
+        if !self.system.has_completion()
+            && let Err(cause) = self.system.submit(true)
+            && cause != Errno::INTR
+        {
+            tracing::debug!(%cause, "io_uring cannot wait now");
+            std::thread::yield_now();
+        }
+        self.reap(report);
     }
 }
 
-impl Drop for Uring {
+impl<S: System> Drop for Uring<S> {
     fn drop(&mut self) {
-        // The kernel writes into buffers of operations in flight; they must outlive it.
-        self.drain(|_, _| {});
+        // The system writes into buffers of operations in flight; they must outlive it.
+        while self.in_flight > 0 {
+            self.wait(|_, _| {});
+        }
     }
 }
 
 impl Slot {
-    fn entry(&self, file: types::Fd) -> squeue::Entry {
+    fn call(&self) -> Call<'_> {
         match &self.operation {
-            Operation::Transfer { way, offset, flags, .. } => {
-                let moved: u64 = self.moved();
+            Operation::Transfer { way, offset, durable, .. } => {
                 let list = &self.rest[self.first..];
-                let count = list.len().min(MAX_BUFFERS) as u32;
-                match way {
-                    Way::Read => opcode::Readv::new(file, list.as_ptr(), count)
-                        .offset(offset + moved)
-                        .rw_flags(*flags)
-                        .build(),
-                    Way::Write => opcode::Writev::new(file, list.as_ptr(), count)
-                        .offset(offset + moved)
-                        .rw_flags(*flags)
-                        .build(),
+                Call::Transfer {
+                    way: *way,
+                    offset: offset + self.moved(),
+                    buffers: &list[..list.len().min(MAX_BUFFERS)],
+                    durable: *durable,
                 }
             }
-            Operation::DataSync => {
-                opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build()
-            }
+            Operation::DataSync => Call::DataSync,
             Operation::Allocate { mode, offset, length } => {
-                opcode::Fallocate::new(file, *length).offset(*offset).mode(*mode).build()
+                Call::Allocate { mode: *mode, offset: *offset, length: *length }
             }
         }
     }

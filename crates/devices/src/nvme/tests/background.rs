@@ -83,12 +83,22 @@ impl Background for Slow {
     fn reap(&mut self, finished: &mut Vec<Finished>) {
         finished.append(&mut self.0.lock().unwrap().finished);
     }
-    fn drain(&mut self, finished: &mut Vec<Finished>) {
+    fn wait(&mut self, finished: &mut Vec<Finished>) {
         let mut control = self.0.lock().unwrap();
-        while !control.held.is_empty() {
+        if control.finished.is_empty() && !control.held.is_empty() {
             control.finish_one();
         }
         finished.append(&mut control.finished);
+    }
+    fn has_buffers(&self) -> bool {
+        let buffers =
+            |request: &Request<_>| !matches!(request, Request::Flush | Request::Zero { .. });
+        self.0.lock().unwrap().held.iter().any(|(_, request)| buffers(request))
+    }
+    fn abort(&mut self) {
+        let mut control = self.0.lock().unwrap();
+        control.held.clear();
+        control.finished.clear();
     }
     fn rearm(&mut self) -> bool {
         !self.0.lock().unwrap().finished.is_empty()
@@ -114,11 +124,19 @@ fn deleting_a_queue_completes_what_it_had_in_flight() {
         (0..5).map(|lba| host.submit(1, transfer(IoOpcode::Write, lba, 512, buffer))).collect();
     assert_eq!(host.poll(), Work::Done);
     assert_eq!(host.completion(1), None, "nothing has finished");
-    let delete = Sqe { cdw10: 1, ..admin(AdminOpcode::DeleteSq) };
-    assert_eq!(host.status(0, delete), Status::SUCCESS);
+    let delete = host.submit(0, Sqe { cdw10: 1, ..admin(AdminOpcode::DeleteSq) });
+    host.poll();
+    let late = host.submit(1, transfer(IoOpcode::Write, 9, 512, buffer));
+    for _ in 0..5 {
+        host.poll();
+        assert_eq!(host.completion(0), None, "the queue has commands in flight");
+        control.lock().unwrap().finish_one();
+    }
+    assert_eq!(host.wait(0, delete).status(), Status::SUCCESS);
     for cid in cids {
         let cqe = host.completion(1).expect("a command was lost with its queue");
         assert_eq!((cqe.cid, cqe.status()), (cid, Status::SUCCESS));
+        assert_ne!(cqe.cid, late, "taken from a queue that is being deleted");
     }
     assert!(control.lock().unwrap().held.is_empty());
 }
@@ -251,7 +269,13 @@ fn force_unit_access_flushes_where_the_backing_cannot() {
         (fua, 1, true),
         (transfer(IoOpcode::Write, 0, 512, buffer), 0, true),
     ] {
-        assert_eq!(host.status(0, Sqe { cdw11: cache, ..set }), Status::SUCCESS);
+        let change = host.submit(0, Sqe { cdw11: cache, ..set });
+        host.poll();
+        if cache == 0 {
+            assert_eq!(host.completion(0), None, "what the cache holds is not flushed");
+            control.lock().unwrap().finish_one();
+        }
+        assert_eq!(host.wait(0, change).status(), Status::SUCCESS);
         let cid = host.submit(1, sqe);
         host.poll();
         let durable = match control.lock().unwrap().held.front() {

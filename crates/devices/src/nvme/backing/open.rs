@@ -1,0 +1,123 @@
+//! Opening the file or block device of a drive: taking it for this process alone, its size, and
+//! what its file system can do.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::super::config::NvmeError;
+
+/// How long another process may hold the file before it counts as in use.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// File systems without a medium, where no read waits for one: tmpfs and hugetlbfs. They do not
+/// know `RWF_NOWAIT`.
+const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
+
+/// An open file, and what is known of it.
+#[derive(Debug)]
+pub struct Opened {
+    /// The file, locked.
+    pub file: File,
+    /// Bytes to use.
+    pub capacity: u64,
+    /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
+    pub read_now: Option<i32>,
+    /// Bytes that ranges to be zeroed are multiples of.
+    pub zero_alignment: u64,
+}
+
+/// Opens `path`, or makes it with `size` bytes. A size of 0 takes what is there.
+///
+/// # Errors
+/// [`NvmeError`] when it cannot be opened, is in use, or has another size.
+pub fn open(path: &Path, size: u64, block_size: u32) -> Result<Opened, NvmeError> {
+    let fail = |what: &'static str| {
+        let path = path.to_owned();
+        move |cause: io::Error| NvmeError::File { what, path, cause }
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(size > 0)
+        .truncate(false)
+        .open(path)
+        .map_err(fail("cannot open"))?;
+    match lock(&file) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            return Err(NvmeError::InUse { path: path.to_owned() });
+        }
+        Err(cause) => return Err(fail("cannot lock")(cause.into())),
+    }
+    let capacity = size_up(&mut file, size, block_size).map_err(fail("cannot use"))?;
+    let read_now = probe(file.as_fd()).map_err(fail("cannot read"))?;
+    let is_device = file.metadata().map_err(fail("cannot use"))?.file_type().is_block_device();
+    let zero_alignment = if is_device {
+        let blocks = rustix::fs::ioctl_blksszget(&file);
+        u64::from(blocks.map_err(|cause| fail("cannot use")(cause.into()))?)
+    } else {
+        1
+    };
+    Ok(Opened { file, capacity, read_now, zero_alignment })
+}
+
+/// Takes the file for this process alone. A process that was killed may hold its files a moment
+/// longer, until the kernel has finished what it had in flight.
+fn lock(file: &File) -> Result<(), Errno> {
+    let start = Instant::now();
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_PATIENCE / 100);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// The capacity to use: `size`, which a new or empty file is brought to.
+fn size_up(file: &mut File, size: u64, block_size: u32) -> io::Result<u64> {
+    let kind = file.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("it is neither a file nor a block device"));
+    }
+    let there = file.seek(SeekFrom::End(0))?;
+    if kind.is_file() && there == 0 && size > 0 {
+        file.set_len(size)?;
+        return Ok(size);
+    }
+    let fits = if kind.is_file() { size == there } else { size <= there };
+    if size > 0 && !fits {
+        let text =
+            format!("it has {there} bytes, the drive is to have {size}; give size = {there}");
+        return Err(io::Error::other(text));
+    }
+    let capacity = if size > 0 { size } else { there - there % u64::from(block_size) };
+    if capacity == 0 {
+        return Err(io::Error::other("it is empty; give the drive a size"));
+    }
+    Ok(capacity)
+}
+
+/// Finds the flags for a read that does not wait: a short read tells whether the file system
+/// knows them.
+fn probe(file: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+    let kind = rustix::fs::fstatfs(file)?;
+    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
+    if MEMORY_FILE_SYSTEMS.contains(&(kind.f_type as i64)) {
+        return Ok(Some(0));
+    }
+    let mut byte = [0u8; 1];
+    let mut buffers = [io::IoSliceMut::new(&mut byte)];
+    match rustix::io::preadv2(file, &mut buffers, 0, rustix::io::ReadWriteFlags::NOWAIT) {
+        Ok(_) | Err(Errno::AGAIN) => Ok(Some(libc::RWF_NOWAIT)),
+        Err(Errno::OPNOTSUPP) => Ok(None),
+        Err(cause) => Err(cause.into()),
+    }
+}

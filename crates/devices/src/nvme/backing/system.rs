@@ -1,0 +1,201 @@
+//! What a file backing asks of the operating system: reads and writes that do not wait, and a
+//! queue of operations that go on by themselves.
+//!
+//! [`Kernel`] is io_uring on an open file. The simulation of the storage path is another
+//! implementation, with a page cache that loses what was not flushed, operations that are short,
+//! slow, out of order or fail, and a clock of its own.
+#![allow(unsafe_code)] // the kernel holds raw buffers until an operation has finished
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Instant;
+
+use io_uring::{IoUring, opcode, types};
+use rackbus_memory::{DmaSlice, Event};
+use rustix::fs::Advice;
+use rustix::io::Errno;
+
+use super::vectored::{Way, transfer};
+
+/// Entries of the submission ring; the completion ring has twice as many.
+const ENTRIES: u32 = 256;
+
+/// An operation on the file.
+#[derive(Debug, Clone, Copy)]
+pub enum Call<'a> {
+    /// Moves bytes between the buffers and the file from `offset` on, as many as it likes.
+    Transfer {
+        /// The direction.
+        way: Way,
+        /// First byte in the file.
+        offset: u64,
+        /// The buffers, at most [`MAX_BUFFERS`](super::vectored::MAX_BUFFERS).
+        buffers: &'a [libc::iovec],
+        /// A write ends only when its bytes survive a loss of power (`RWF_DSYNC`).
+        durable: bool,
+    },
+    /// `fdatasync`.
+    DataSync,
+    /// `fallocate` with `mode` (`FALLOC_FL_*`).
+    Allocate {
+        /// `FALLOC_FL_*`.
+        mode: i32,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+/// One file and the queue of operations on it.
+pub trait System: Send {
+    /// Monotonic time in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Moves what can be moved without waiting for the medium; returns the bytes moved.
+    ///
+    /// # Errors
+    /// The system's; `AGAIN` when it would have to wait, `OPNOTSUPP` when it cannot tell.
+    fn transfer(&mut self, way: Way, offset: u64, slices: &[DmaSlice<'_>]) -> Result<usize, Errno>;
+
+    /// Queues `call` for the next [`submit`](System::submit); its completion carries `id`. False
+    /// when the queue is full: submit first.
+    ///
+    /// # Safety
+    /// The memory of the buffers, and the list that names them, stay mapped and in place until
+    /// [`completion`](System::completion) has returned `id`.
+    unsafe fn queue(&mut self, id: u64, call: Call<'_>) -> bool;
+
+    /// Hands queued calls to the system, all of them or a part; waits for a completion if `wait`.
+    ///
+    /// # Errors
+    /// When the system takes none now; they stay queued.
+    fn submit(&mut self, wait: bool) -> Result<(), Errno>;
+
+    /// Whether calls are queued that the system has not taken.
+    fn has_queued(&mut self) -> bool;
+
+    /// The next completion: the id of its call and the system's result.
+    fn completion(&mut self) -> Option<(u64, i32)>;
+
+    /// Whether [`completion`](System::completion) has one.
+    fn has_completion(&mut self) -> bool;
+
+    /// Readable when a completion has come; none where nobody can sleep on it.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Takes [`wake_fd`](System::wake_fd) back to not readable.
+    fn clear_wake(&self);
+
+    /// After a failed flush: brings what is read in line with what the medium holds. The system
+    /// keeps pages that it could not write, as if they were written; they are dropped.
+    ///
+    /// # Errors
+    /// When what remains cannot be written either.
+    fn reload(&mut self) -> Result<(), Errno>;
+}
+
+/// The file systems' page cache through io_uring.
+pub struct Kernel {
+    ring: IoUring,
+    file: File,
+    event: Event,
+    /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
+    read_now: Option<i32>,
+    epoch: Instant,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernel").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Kernel {
+    /// A ring for `file`; `read_now` are the `RWF_*` flags of a read that must not wait, if the
+    /// file's system has any.
+    ///
+    /// # Errors
+    /// When the kernel has no io_uring for this process.
+    pub fn new(file: File, read_now: Option<i32>) -> std::io::Result<Kernel> {
+        let ring = IoUring::new(ENTRIES)?;
+        let event = Event::new()?;
+        ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
+        Ok(Kernel { ring, file, event, read_now, epoch: Instant::now() })
+    }
+}
+
+fn errno(cause: &std::io::Error) -> Errno {
+    Errno::from_io_error(cause).unwrap_or(Errno::IO)
+}
+
+impl System for Kernel {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn transfer(&mut self, way: Way, offset: u64, slices: &[DmaSlice<'_>]) -> Result<usize, Errno> {
+        let flags = match way {
+            Way::Read => self.read_now.ok_or(Errno::OPNOTSUPP)?,
+            Way::Write => 0,
+        };
+        transfer(self.file.as_fd(), way, offset, slices, flags)
+    }
+
+    unsafe fn queue(&mut self, id: u64, call: Call<'_>) -> bool {
+        let file = types::Fd(self.file.as_raw_fd());
+        let entry = match call {
+            Call::Transfer { way, offset, buffers, durable } => {
+                let count = u32::try_from(buffers.len()).unwrap_or(u32::MAX);
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                match way {
+                    Way::Read => opcode::Readv::new(file, buffers.as_ptr(), count)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build(),
+                    Way::Write => opcode::Writev::new(file, buffers.as_ptr(), count)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build(),
+                }
+            }
+            Call::DataSync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+            Call::Allocate { mode, offset, length } => {
+                opcode::Fallocate::new(file, length).offset(offset).mode(mode).build()
+            }
+        };
+        // SAFETY: the caller keeps buffers and list until the completion is taken.
+        unsafe { self.ring.submission().push(&entry.user_data(id)) }.is_ok()
+    }
+
+    fn submit(&mut self, wait: bool) -> Result<(), Errno> {
+        self.ring.submit_and_wait(usize::from(wait)).map(|_| ()).map_err(|cause| errno(&cause))
+    }
+
+    fn has_queued(&mut self) -> bool {
+        !self.ring.submission().is_empty()
+    }
+
+    fn completion(&mut self) -> Option<(u64, i32)> {
+        let entry = self.ring.completion().next()?;
+        Some((entry.user_data(), entry.result()))
+    }
+
+    fn has_completion(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.event.as_fd())
+    }
+
+    fn clear_wake(&self) {
+        self.event.drain();
+    }
+
+    fn reload(&mut self) -> Result<(), Errno> {
+        rustix::fs::fdatasync(&self.file)?;
+        // Length 0 is the whole file. Pages that are clean, written or not, go.
+        rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)
+    }
+}
