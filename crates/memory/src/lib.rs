@@ -9,7 +9,7 @@
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
 //! * [`sparse`]: memory files copied and emptied.
-//! * [`event`]: a descriptor that rings (eventfd).
+//! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
 //! * [`lock`]: locks and barriers between processes, which survive their holders.
@@ -25,6 +25,7 @@ pub mod event;
 pub mod guard;
 pub mod lock;
 pub mod packets;
+pub mod peer_event;
 pub mod region;
 pub mod ring;
 pub mod slice;
@@ -37,6 +38,7 @@ mod sync;
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use packets::{PacketListener, Packets};
+pub use peer_event::PeerEvent;
 pub use rackbus_fabric::Access;
 pub use region::{Region, RegionError, SharedMemory};
 pub use ring::{Consumer, Producer, PushError, RingLayout};

@@ -13,6 +13,22 @@ use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
 use crate::function::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
 use crate::interrupts::{InterruptError, Interrupts};
 
+/// Where an endpoint has its time from.
+pub trait Clock: Send {
+    /// Monotonic time in nanoseconds.
+    fn now_ns(&self) -> u64;
+}
+
+/// The system's clock, from this moment on.
+struct Monotonic(Instant);
+
+impl Clock for Monotonic {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
 /// What an access to a PCI function addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
@@ -60,7 +76,7 @@ pub struct Endpoint {
     /// The MSI-X table's memory. Its user emulates the table itself (VFIO does); the bytes are
     /// kept so that software which looks at them sees what it wrote.
     msix_table: Vec<u8>,
-    epoch: Instant,
+    clock: Box<dyn Clock>,
     now_ns: u64,
 }
 
@@ -73,6 +89,11 @@ impl std::fmt::Debug for Endpoint {
 impl Endpoint {
     /// A function around `model`, as after power-on.
     pub fn new(model: Box<dyn Function>) -> Self {
+        Endpoint::with_clock(model, Box::new(Monotonic(Instant::now())))
+    }
+
+    /// As [`new`](Endpoint::new), with time from `clock`: a simulation's.
+    pub fn with_clock(model: Box<dyn Function>, clock: Box<dyn Clock>) -> Self {
         let info = with_msix_bar(model.info());
         let vectors = info.msix_vectors;
         let (_, pba) = msix_layout(vectors);
@@ -81,7 +102,7 @@ impl Endpoint {
             dma: DmaSpace::new(),
             irq: Interrupts::new(vectors),
             msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
-            epoch: Instant::now(),
+            clock,
             now_ns: 0,
             function: model,
         }
@@ -241,9 +262,10 @@ impl Endpoint {
         self.function.wake_fd()
     }
 
-    /// Nanoseconds since the endpoint was made.
+    /// Nanoseconds on its clock.
+    #[inline]
     pub fn clock(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.clock.now_ns()
     }
 
     fn tick(&mut self) {

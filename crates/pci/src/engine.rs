@@ -5,7 +5,7 @@
 //! never races a transfer, and what one function does to its engine no other function feels.
 //!
 //! While there is work the engine polls, and looks at the mailbox by one relaxed load; when there
-//! is none for a while ([`AdaptiveSpin`]), it sleeps until the mailbox, the model or a timer rings.
+//! is none for a while ([`Pace`]), it sleeps until the mailbox, the model or a timer rings.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -17,14 +17,12 @@ use rackbus_memory::{AdaptiveSpin, Event, guard};
 
 use crate::endpoint::Endpoint;
 use crate::function::{Function, Work};
+use crate::pace::{Next, Pace};
 
 type Job = Box<dyn FnOnce(&mut Endpoint) + Send>;
 
 /// Posted jobs that may wait before the poster has to.
 const MAILBOX_LIMIT: usize = 256;
-/// Idle polls between two looks at the clock.
-const POLLS_PER_CLOCK: u32 = 16;
-
 /// The engine ended: its device model failed, or the node is going down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the function's engine has stopped")]
@@ -203,19 +201,15 @@ impl Drop for StopOnDrop<'_> {
 struct Runner<'a> {
     mailbox: &'a Mailbox,
     endpoint: Endpoint,
-    spin: AdaptiveSpin,
-    now_ns: u64,
-    /// When the current spin began; `None` while there is work.
-    idle_since: Option<u64>,
-    polls: u32,
+    pace: Pace,
     torn: u64,
 }
 
 impl<'a> Runner<'a> {
     fn new(mailbox: &'a Mailbox, endpoint: Endpoint, spin: AdaptiveSpin) -> Self {
         let torn = guard::torn_count();
-        let now_ns = endpoint.clock();
-        Runner { mailbox, endpoint, spin, now_ns, idle_since: None, polls: 0, torn }
+        let pace = Pace::new(spin, endpoint.clock());
+        Runner { mailbox, endpoint, pace, torn }
     }
 
     fn run(&mut self) {
@@ -223,10 +217,14 @@ impl<'a> Runner<'a> {
             if self.mailbox.waiting.load(Ordering::Relaxed) > 0 {
                 self.run_jobs();
             }
-            match self.endpoint.poll(self.now_ns) {
-                Work::Done => self.worked(),
-                Work::Idle => self.idled(),
-                Work::Asleep(deadline) => self.sleep(deadline),
+            let work = self.endpoint.poll(self.pace.now_ns());
+            match work {
+                Work::Done => self.count_busy(),
+                Work::Idle => std::hint::spin_loop(),
+                Work::Asleep(_) => {}
+            }
+            if let Next::Sleep(deadline) = self.pace.after(work, || self.endpoint.clock()) {
+                self.sleep(deadline);
             }
             if self.torn != guard::torn_count() {
                 self.check_torn();
@@ -246,38 +244,15 @@ impl<'a> Runner<'a> {
             job(&mut self.endpoint);
             self.mailbox.counters.jobs.fetch_add(1, Ordering::Relaxed);
         }
-        self.now_ns = self.endpoint.clock();
-        self.idle_since = None;
+        self.pace.disturbed(self.endpoint.clock());
     }
 
     #[inline]
-    fn worked(&mut self) {
+    fn count_busy(&self) {
         let counters = &self.mailbox.counters;
         // Only this thread writes it: a load and a store need no locked instruction.
         let busy = counters.busy_polls.load(Ordering::Relaxed);
         counters.busy_polls.store(busy.wrapping_add(1), Ordering::Relaxed);
-        if self.idle_since.take().is_some() {
-            self.spin.found();
-        }
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
-            self.now_ns = self.endpoint.clock();
-        }
-    }
-
-    #[inline]
-    fn idled(&mut self) {
-        std::hint::spin_loop();
-        self.polls = self.polls.wrapping_add(1);
-        if !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
-            return;
-        }
-        self.now_ns = self.endpoint.clock();
-        let since = *self.idle_since.get_or_insert(self.now_ns);
-        if self.now_ns.saturating_sub(since) >= self.spin.budget_ns() {
-            self.spin.in_vain();
-            self.sleep(None);
-        }
     }
 
     /// Sleeps until something rings, or until `deadline` on the endpoint's clock.
@@ -298,8 +273,7 @@ impl<'a> Runner<'a> {
         }
         self.mailbox.parked.store(false, Ordering::Relaxed);
         self.mailbox.event.drain();
-        self.now_ns = self.endpoint.clock();
-        self.idle_since = None;
+        self.pace.disturbed(self.endpoint.clock());
     }
 
     /// Somebody truncated memory that was mapped. If it is this function's user, what it lent is

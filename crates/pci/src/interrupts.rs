@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
-use rackbus_memory::Event;
+use rackbus_memory::PeerEvent;
 
 /// Why a change of the interrupt wiring was refused.
 #[derive(Debug, thiserror::Error)]
@@ -36,11 +36,11 @@ pub enum InterruptError {
 /// All interrupts of one function. Owned by its engine's thread.
 #[derive(Debug)]
 pub struct Interrupts {
-    msix: Vec<Option<Event>>,
+    msix: Vec<Option<PeerEvent>>,
     /// Signalled while masked or unwired; delivered when that ends (PCIe base 6.0, section 6.1.4.5).
     pending: Vec<Cell<bool>>,
     msix_enabled: bool,
-    intx: Option<Event>,
+    intx: Option<PeerEvent>,
     intx_level: Cell<bool>,
     intx_masked: Cell<bool>,
     intx_disabled: bool,
@@ -138,7 +138,7 @@ impl Interrupts {
         }
         let mut events = Vec::with_capacity(count);
         for (vector, fd) in (start..).zip(fds) {
-            let event = fd.map(Event::from_peer).transpose();
+            let event = fd.map(PeerEvent::new).transpose();
             events.push(event.map_err(|cause| InterruptError::Descriptor { vector, cause })?);
         }
         for (index, event) in (first..).zip(events) {
@@ -163,7 +163,7 @@ impl Interrupts {
     /// # Errors
     /// When the descriptor is no eventfd.
     pub(crate) fn wire_intx(&mut self, fd: Option<OwnedFd>) -> Result<(), InterruptError> {
-        let event = fd.map(Event::from_peer).transpose();
+        let event = fd.map(PeerEvent::new).transpose();
         self.intx = event.map_err(|cause| InterruptError::Descriptor { vector: 0, cause })?;
         self.intx_masked.set(false);
         if self.intx_level.get() {

@@ -5,6 +5,7 @@
 //! * [`config`]: its configuration space, driven by a table of fields.
 //! * [`interrupts`]: MSI-X and INTx as eventfds.
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
+//! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
 //! * [`vfio_user`]: the protocol by which QEMU and userspace drivers use a function.
 
@@ -13,6 +14,7 @@ pub mod endpoint;
 pub mod engine;
 pub mod function;
 pub mod interrupts;
+pub mod pace;
 pub mod vfio_user;
 
 pub use endpoint::Endpoint;

@@ -114,6 +114,9 @@ pub enum NvmeError {
     /// The system gave no io_uring.
     #[error("NVMe drive: io_uring: {0}; the kernel must allow it (kernel.io_uring_disabled = 0)")]
     Uring(std::io::Error),
+    /// What the medium holds could not be brought in line with what is read.
+    #[error("NVMe drive: its data cannot be flushed: {0}; look at the medium's health")]
+    Load(std::io::Error),
 }
 
 #[cfg(test)]

@@ -449,6 +449,10 @@ impl Function for Nvme {
             self.reap(bus, true);
         }
         self.interrupt(bus);
+        if self.state.generation != bus.dma.generation() {
+            // What could be reached since the last poll, if only now, is noted.
+            self.state.resolve(bus.dma);
+        }
         // What was resolved may be gone on the next poll.
         self.state.unresolve();
     }

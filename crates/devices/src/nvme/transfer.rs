@@ -5,6 +5,8 @@
 //! so that neighbouring pages become one copy; then the runs are resolved. Lists and segments
 //! live in memory that the host may change meanwhile: each entry is read once, then judged.
 
+use std::cell::Cell;
+
 use rackbus_memory::{Access, DmaSlice, DmaSpace, PinnedSlice, RegionError, SharedMemory};
 use rackbus_spec::nvme::command::{PSDT_PRP, PSDT_SGL_MPTR_BUFFER, PSDT_SGL_MPTR_SGL};
 use rackbus_spec::nvme::data::{PRP_SIZE, SGL_DESCRIPTOR_SIZE, SglDescriptor, SglType};
@@ -79,6 +81,8 @@ pub struct Transfer {
     direction: Direction,
     /// Where data for bit buckets goes, as long as the longest transfer.
     bucket: SharedMemory,
+    /// Whether anything went there since it was scrubbed.
+    bucket_used: Cell<bool>,
 }
 
 impl Transfer {
@@ -91,17 +95,21 @@ impl Transfer {
             runs: Vec::with_capacity(8),
             direction: Direction::ToHost,
             bucket: SharedMemory::create("nvme-bit-bucket", max_bytes)?,
+            bucket_used: Cell::new(false),
         })
     }
 
     /// Forgets what went into bit buckets.
     pub fn scrub(&mut self) {
         self.runs.clear();
-        self.bucket.whole().fill(0);
+        if self.bucket_used.take() {
+            self.bucket.whole().fill(0);
+        }
     }
 
     /// Memory for `length` bytes that nobody wants; `None` beyond the longest transfer.
     pub fn discard(&self, length: u64) -> Option<PinnedSlice> {
+        self.bucket_used.set(true);
         PinnedSlice::new(self.bucket.region().clone(), 0, usize::try_from(length).ok()?)
     }
 
@@ -148,6 +156,7 @@ impl Transfer {
                     .walk(address, run.length, access, push)
                     .map_err(|_| Status::DATA_TRANSFER_ERROR)?,
                 Place::Bucket => {
+                    self.bucket_used.set(true);
                     push(self.bucket.whole().part(0, run.length).ok_or(Status::INTERNAL_ERROR)?);
                 }
             }

@@ -94,7 +94,8 @@ impl<S: System> FileBacking<S> {
     ///
     /// # Errors
     /// When the system has no memory or descriptors left.
-    pub fn new(system: S, capacity: u64, zero_alignment: u64) -> Result<Self, NvmeError> {
+    pub fn new(mut system: S, capacity: u64, zero_alignment: u64) -> Result<Self, NvmeError> {
+        load(&mut system).map_err(|cause| NvmeError::Load(cause.into()))?;
         Ok(FileBacking {
             ring: Uring::new(system),
             capacity,
@@ -347,7 +348,7 @@ impl<S: System> Backing for FileBacking<S> {
         while self.ring.in_flight() > 0 {
             self.wait(&mut nobody);
         }
-        self.ring.system().reload().map_err(|cause| {
+        load(self.ring.system()).map_err(|cause| {
             tracing::error!(%cause, "the drive's data could not be loaded anew");
             MediaError::NotDurable
         })?;
@@ -445,6 +446,15 @@ impl<S: System> Background for FileBacking<S> {
         self.ring.system_ref().clear_wake();
         self.ring.has_queued() || !self.early.is_empty() || self.ring.system().has_completion()
     }
+}
+
+/// Brings what is read in line with what the medium holds, whatever could not be written before.
+fn load<S: System>(system: &mut S) -> Result<(), Errno> {
+    system.reload().or_else(|cause| {
+        tracing::error!(%cause, "data that was written earlier did not reach the medium");
+        // The report was of what is lost already; a medium that works takes the rest.
+        system.reload()
+    })
 }
 
 fn allocate_mode(by: ZeroBy) -> Option<i32> {

@@ -6,6 +6,7 @@ mod background;
 mod hostile;
 mod interrupts;
 mod io;
+mod simulation;
 mod transfer;
 mod wakeup;
 
@@ -36,12 +37,23 @@ struct Pair {
     tail: u16,
     head: u16,
     phase: bool,
+    /// The values that the doorbells have.
+    rung: [u16; 2],
+}
+
+impl Pair {
+    fn new(entries: u16) -> Pair {
+        Pair { sq: 0, cq: 0, entries, tail: 0, head: 0, phase: true, rung: [0; 2] }
+    }
 }
 
 /// A host with memory, a drive, and a clock of its own.
 pub struct Host {
     pub endpoint: Endpoint,
     pub ram: SharedMemory,
+    ram_size: u64,
+    /// The pages of shadow doorbells: values and event indices.
+    shadow: Option<[u64; 2]>,
     next_page: u64,
     pairs: HashMap<u16, Pair>,
     next_cid: u16,
@@ -66,21 +78,80 @@ impl Host {
 
     /// As [`plain`](Host::plain), around a drive made elsewhere.
     pub fn around(nvme: Nvme) -> Host {
-        let mut endpoint = Endpoint::new(Box::new(nvme));
         let ram = SharedMemory::create("host", RAM_SIZE).unwrap();
-        let both = Access::READ | Access::WRITE;
-        endpoint.map(RAM, RAM_SIZE, both, Some((ram.as_fd(), 0))).unwrap();
+        Host::with_endpoint(Endpoint::new(Box::new(nvme)), ram)
+    }
+
+    /// A host with memory `ram`, mapped for the function of `endpoint`.
+    pub fn with_endpoint(endpoint: Endpoint, ram: SharedMemory) -> Host {
+        let ram_size = ram.len() as u64;
         let mut host = Host {
             endpoint,
             ram,
+            ram_size,
+            shadow: None,
             next_page: RAM,
             pairs: HashMap::new(),
             next_cid: 0,
             now: 0,
             early: Vec::new(),
         };
+        host.map_ram();
         host.command_register(0b110);
         host
+    }
+
+    /// Maps the host's memory for the function.
+    pub fn map_ram(&mut self) {
+        let both = Access::READ | Access::WRITE;
+        self.endpoint.map(RAM, self.ram_size, both, Some((self.ram.as_fd(), 0))).unwrap();
+    }
+
+    /// Has doorbells stored in shadow pages from now on.
+    pub fn configure_shadow(&mut self) {
+        let pages = [self.pages(1), self.pages(1)];
+        pages.iter().for_each(|page| self.poke(*page, &[0; 4096]));
+        let mut config = admin(AdminOpcode::DoorbellBufferConfig);
+        config.dptr = pages;
+        assert_eq!(self.run(0, config).status(), Status::SUCCESS);
+        self.shadow = Some(pages);
+    }
+
+    /// Tells the drive of a doorbell's new value, as a driver does; true when it was rung, false
+    /// when the value is only in the shadow page.
+    fn doorbell(&mut self, qid: u16, side: usize, new: u16) -> bool {
+        let pair = self.pairs.get_mut(&qid).unwrap();
+        let old = std::mem::replace(&mut pair.rung[side], new);
+        let register = match side {
+            0 => reg::sq_tail_doorbell(qid, DOORBELL_STRIDE),
+            _ => reg::cq_head_doorbell(qid, DOORBELL_STRIDE),
+        };
+        if let Some([values, events]) = self.shadow
+            && qid > 0
+        {
+            let slot = register - reg::DOORBELLS;
+            let word = |page: u64| (page - RAM + slot) as usize;
+            let ram = self.ram.whole();
+            ram.store_u32(word(values), new.into(), Ordering::SeqCst).unwrap();
+            let event = ram.load_u32(word(events), Ordering::SeqCst).unwrap();
+            if !super::need_event(event as u16, new, old) {
+                return false;
+            }
+        }
+        self.write4(register, u32::from(new));
+        true
+    }
+
+    /// Rings for what was [enqueued](Host::enqueue); see [`doorbell`](Host::doorbell).
+    pub fn ring(&mut self, qid: u16) -> bool {
+        let tail = self.pairs[&qid].tail;
+        self.pairs[&qid].rung[0] != tail && self.doorbell(qid, 0, tail)
+    }
+
+    /// Gives the entries of completions taken back to the drive; see [`doorbell`](Host::doorbell).
+    pub fn give_back(&mut self, qid: u16) -> bool {
+        let head = self.pairs[&qid].head;
+        self.pairs[&qid].rung[1] != head && self.doorbell(qid, 1, head)
     }
 
     /// Writes the PCI command register: bit 1 memory space, bit 2 bus master.
@@ -141,7 +212,7 @@ impl Host {
         create.cdw11 = u32::from(cqid) << 16 | 1;
         create.dptr[0] = sq;
         assert_eq!(self.run(0, create).status(), Status::SUCCESS);
-        let pair = Pair { sq, cq: 0, entries: ENTRIES, tail: 0, head: 0, phase: true };
+        let pair = Pair { sq, cq: 0, ..Pair::new(ENTRIES) };
         self.pairs.insert(qid, pair);
     }
 
@@ -156,7 +227,8 @@ impl Host {
         }
         self.pairs.clear();
         self.early.clear();
-        self.pairs.insert(0, Pair { sq, cq, entries: ENTRIES, tail: 0, head: 0, phase: true });
+        self.shadow = None;
+        self.pairs.insert(0, Pair { sq, cq, ..Pair::new(ENTRIES) });
         let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         self.write4(reg::CC, cc.into());
         assert!(self.csts().rdy() && !self.csts().cfs());
@@ -177,7 +249,7 @@ impl Host {
         create.cdw11 = u32::from(qid) << 16 | 1;
         create.dptr[0] = sq;
         assert_eq!(self.run(0, create).status(), Status::SUCCESS);
-        self.pairs.insert(qid, Pair { sq, cq, entries, tail: 0, head: 0, phase: true });
+        self.pairs.insert(qid, Pair { sq, cq, ..Pair::new(entries) });
     }
 
     /// Puts `sqe` into queue `qid` and rings; returns its command identifier.
@@ -207,6 +279,15 @@ impl Host {
 
     /// The next completion of queue `qid`, if one is there.
     pub fn completion(&mut self, qid: u16) -> Option<Cqe> {
+        let cqe = self.take_completion(qid)?;
+        let head = self.pairs[&qid].head;
+        self.write4(reg::cq_head_doorbell(qid, DOORBELL_STRIDE), u32::from(head));
+        Some(cqe)
+    }
+
+    /// As [`completion`](Host::completion); the drive does not hear of it until
+    /// [`give_back`](Host::give_back).
+    pub fn take_completion(&mut self, qid: u16) -> Option<Cqe> {
         let pair = self.pairs.get_mut(&qid).unwrap();
         let at = (pair.cq - RAM) as usize + usize::from(pair.head) * 16;
         let last = self.ram.whole().load_u16(at + 14, Ordering::Acquire).unwrap();
@@ -218,8 +299,6 @@ impl Host {
         if pair.head == 0 {
             pair.phase = !pair.phase;
         }
-        let head = u32::from(pair.head);
-        self.write4(reg::cq_head_doorbell(qid, DOORBELL_STRIDE), head);
         Some(cqe)
     }
 

@@ -1,0 +1,499 @@
+//! The whole storage path under seeded schedules: the real controller, file backing, endpoint and
+//! pace of the engine, over a simulated file and io_uring ([`disk`]) and a guest with several
+//! queues ([`guest`]), while leases come and go, memory is unmapped, processes die and power is
+//! lost. What the guest sees is checked against what NVMe promises ([`model`]):
+//!
+//! * a read gives what was written last, or what is being written;
+//! * what was flushed, or written with FUA, survives a loss of power (I5); after a failure no
+//!   flush succeeds until the file was loaded anew (I7);
+//! * after a reset, an unmap or the end of a lease nothing of the old is read or written (I4);
+//! * every command completes, in all queues, however deep the others are.
+//!
+//! A failing seed prints the command that replays it with its whole trace. `RACKBUS_SEEDS` sets
+//! how many seeds are tried, `RACKBUS_SEED` replays one.
+
+mod disk;
+mod guest;
+mod model;
+mod old;
+mod random;
+
+use std::fmt::Write as _;
+
+use rackbus_memory::AdaptiveSpin;
+use rackbus_pci::Endpoint;
+use rackbus_pci::endpoint::Clock;
+use rackbus_pci::pace::{Next, Pace};
+
+use super::super::arbitration::tests::FirstComesFirst;
+use super::super::arbitration::{Arbiter, RoundRobin, Shares};
+use super::super::backing::Backing;
+use super::super::backing::parts::FileBacking;
+use super::*;
+use crate::nvme::BackingConfig;
+use disk::{BLOCK, BLOCKS, Character, Disk};
+use guest::Guest;
+use model::Promises;
+use random::Random;
+
+/// Polls that a command may take while nothing hinders it, on a fast and on a slow medium: more
+/// than all commands of all queues need one after the other.
+const PATIENCE_POLLS: [u64; 2] = [150, 6000];
+/// What polls and turns may be about: small, so that few commands are many.
+const SHARES: Shares = Shares { quantum: 8 << 10, poll: 16 << 10, least: 512, most: 32 << 10 };
+/// How long memory may be unmapped before the controller gives up (its `UNREACHABLE_NS`).
+const UNREACHABLE_NS: u64 = 100_000_000;
+
+/// A policy of before, to prove that the simulation notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    Current,
+    OldFlush,
+    OldOrder,
+}
+
+struct DiskClock(Disk);
+
+impl Clock for DiskClock {
+    fn now_ns(&self) -> u64 {
+        self.0.state().now_ns
+    }
+}
+
+/// Whether the engine sleeps, and until when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Awake,
+    Asleep(Option<u64>),
+}
+
+struct World {
+    random: Random,
+    policy: Policy,
+    disk: Disk,
+    host: Host,
+    pace: Pace,
+    engine: Engine,
+    guest: Guest,
+    promises: Promises,
+    /// Position in the order of events.
+    at: u64,
+    polls: u64,
+    /// Since when the guest's memory is unmapped.
+    unmapped: Option<u64>,
+    /// What the guest's memory held when it was unmapped.
+    saved: Vec<u8>,
+    trace: Option<String>,
+}
+
+/// What the guest's memory is filled with while it is unmapped.
+const POISON: [u8; 4096] = [0xa5; 4096];
+
+impl World {
+    fn new(seed: u64, policy: Policy, ram: &SharedMemory, traced: bool) -> Result<World, String> {
+        let mut random = Random(seed);
+        let character = Character {
+            fails: random.chance(40),
+            slow: random.chance(30),
+            holes: random.chance(80),
+            ranges: random.chance(60),
+            coarse: random.chance(30),
+            cold: [2, 30][random.below(2)],
+        };
+        let disk = Disk::new(random.fork(), character);
+        let host = Host::with_endpoint(World::drive(&disk, policy)?, ram.clone());
+        let pace = Pace::new(AdaptiveSpin::default(), disk.state().now_ns);
+        let guest = Guest::new(random.fork());
+        let mut world = World {
+            random,
+            policy,
+            disk,
+            host,
+            pace,
+            engine: Engine::Awake,
+            guest,
+            promises: Promises::new(),
+            at: 1,
+            polls: 0,
+            unmapped: None,
+            saved: Vec::new(),
+            trace: traced.then(String::new),
+        };
+        world.log(format_args!("{character:?}"));
+        world.set_up()?;
+        Ok(world)
+    }
+
+    /// The drive over the file, as a process has it.
+    fn drive(disk: &Disk, policy: Policy) -> Result<Endpoint, String> {
+        let size = (BLOCK * BLOCKS) as u64;
+        let backing: Box<dyn Backing> = match policy {
+            Policy::OldFlush => Box::new(old::OldBacking::new(disk.clone())),
+            _ => Box::new(FileBacking::new(disk.clone(), size, 1).map_err(|e| e.to_string())?),
+        };
+        let arbiter: Box<dyn Arbiter> = match policy {
+            Policy::OldOrder => Box::new(FirstComesFirst::new(SHARES.poll)),
+            _ => Box::new(RoundRobin::with_shares(SHARES)),
+        };
+        let nvme = Nvme::with_backing(&NvmeConfig::memory(size, "SIM"), backing);
+        let nvme = nvme.map_err(|e| e.to_string())?.with_arbiter(arbiter);
+        Ok(Endpoint::with_clock(Box::new(nvme), Box::new(DiskClock(disk.clone()))))
+    }
+
+    fn log(&mut self, what: std::fmt::Arguments<'_>) {
+        if let Some(trace) = &mut self.trace {
+            let now = self.disk.state().now_ns;
+            let _ = writeln!(trace, "{:5} {now:12} {what}", self.at);
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.at += 1;
+        self.at
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.disk.state().now_ns
+    }
+
+    /// The guest enables the controller and makes its queues.
+    fn set_up(&mut self) -> Result<(), String> {
+        self.guest.restart();
+        self.host.now = self.now_ns();
+        self.host.command_register(0b110);
+        self.host.restart(RAM);
+        self.engine = Engine::Awake;
+        let queues = self.guest.queues;
+        for qid in 1..=queues {
+            self.host.create_pair(qid, ENTRIES);
+        }
+        if self.guest.shadowed {
+            self.host.configure_shadow();
+        }
+        self.disk.state().now_ns = self.host.now;
+        self.now_polled();
+        Ok(())
+    }
+
+    /// The host's helpers poll by themselves: the pace takes over.
+    fn now_polled(&mut self) {
+        let now = self.now_ns();
+        self.pace.disturbed(now);
+        self.engine = Engine::Awake;
+    }
+
+    /// One poll of the engine, or none while it sleeps.
+    fn run_engine(&mut self) -> Result<(), String> {
+        let now = self.now_ns();
+        if let Engine::Asleep(until) = self.engine {
+            let rung = self.disk.state().has_completions();
+            if !rung && until.is_none_or(|until| now < until) {
+                return Ok(());
+            }
+            self.now_polled();
+        }
+        let failed_before = self.disk.state().sync_failed;
+        let work = self.host.endpoint.poll(self.pace.now_ns());
+        self.polls += 1;
+        let clock = self.disk.clone();
+        // A spin takes as long as it takes.
+        clock.state().now_ns += 200;
+        if let Next::Sleep(until) = self.pace.after(work, || clock.state().now_ns)
+            && self.host.endpoint.park()
+        {
+            self.log(format_args!("the engine sleeps until {until:?}"));
+            self.engine = Engine::Asleep(until);
+        }
+        self.harvest(failed_before)
+    }
+
+    /// Takes in what the controller has posted.
+    fn harvest(&mut self, failed_before: bool) -> Result<(), String> {
+        self.take_reverted()?;
+        if self.unmapped.is_some() {
+            return Ok(());
+        }
+        for qid in 1..=self.guest.queues {
+            while let Some(cqe) = self.host.take_completion(qid) {
+                let at = self.tick();
+                self.log(format_args!("queue {qid}: {} ended {:?}", cqe.cid, cqe.status()));
+                let fails = self.disk.state().failures > 0;
+                let state = guest::Circumstances { at, fails, sync_failed: failed_before };
+                self.guest.completed(&self.host, &mut self.promises, qid, cqe, state)?;
+            }
+            // Drivers tell of what they have taken now or later; greedy ones now.
+            if (self.guest.greedy || self.random.chance(60)) && self.host.give_back(qid) {
+                self.now_polled();
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages that the system lost.
+    fn take_reverted(&mut self) -> Result<(), String> {
+        let reverted = std::mem::take(&mut self.disk.state().reverted);
+        for pages in reverted {
+            for block in pages.first_block..pages.first_block + pages.blocks {
+                let at = self.tick();
+                let version = guest::version_of(self.disk.state().content(block))?;
+                self.promises.reverted(block, version, at)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn submit_some(&mut self) {
+        if self.unmapped.is_some() {
+            return;
+        }
+        let qid = 1 + self.random.below(usize::from(self.guest.queues)) as u16;
+        let burst = if self.random.chance(20) { 15 } else { 1 + self.random.below(4) };
+        self.submit_to(qid, burst);
+    }
+
+    fn submit_to(&mut self, qid: u16, burst: usize) {
+        for _ in 0..burst {
+            let at = self.tick();
+            let moment = guest::Moment { at, polls: self.polls };
+            let Some(what) = self.guest.submit(&mut self.host, &mut self.promises, qid, moment)
+            else {
+                break;
+            };
+            self.log(format_args!("queue {qid}: {what}"));
+        }
+        if self.host.ring(qid) {
+            self.now_polled();
+        }
+    }
+
+    /// Takes the guest's memory away; what is in it must not be touched until it is back.
+    fn unmap(&mut self) -> Result<(), String> {
+        let failed_before = self.disk.state().sync_failed;
+        self.host.endpoint.unmap(RAM, guest::RAM_BYTES).map_err(|e| e.to_string())?;
+        self.harvest(failed_before)?;
+        self.saved.resize(guest::RAM_BYTES as usize, 0);
+        self.host.ram.whole().copy_to(&mut self.saved);
+        self.host.ram.whole().fill(POISON[0]);
+        self.unmapped = Some(self.now_ns());
+        self.log(format_args!("memory is unmapped"));
+        self.now_polled();
+        Ok(())
+    }
+
+    fn map(&mut self) -> Result<(), String> {
+        if self.unmapped.take().is_none() {
+            return Ok(());
+        }
+        for page in (RAM..RAM + guest::RAM_BYTES).step_by(POISON.len()) {
+            if self.host.peek(page, POISON.len()) != POISON {
+                return Err("memory was written after it was unmapped".to_owned());
+            }
+        }
+        self.host.poke(RAM, &self.saved);
+        self.host.map_ram();
+        self.log(format_args!("memory is mapped"));
+        self.guest.mapped(self.polls);
+        self.now_polled();
+        Ok(())
+    }
+
+    /// All that the guest waits for is given up.
+    fn give_up(&mut self) {
+        let at = self.tick();
+        self.guest.give_up(&mut self.promises, at);
+    }
+
+    fn reset(&mut self) -> Result<(), String> {
+        self.map()?;
+        match self.random.below(3) {
+            0 => {
+                self.log(format_args!("controller reset"));
+                self.host.write4(reg::CC, 0);
+            }
+            1 => {
+                self.log(format_args!("function-level reset"));
+                self.host.endpoint.reset();
+            }
+            _ => {
+                self.log(format_args!("the lease ends, another begins"));
+                self.host.endpoint.scrub();
+                self.host.map_ram();
+            }
+        }
+        self.take_reverted()?;
+        self.give_up();
+        self.set_up()
+    }
+
+    /// The lender's process dies, or the machine's power fails, and a new process has the file.
+    fn die(&mut self) -> Result<(), String> {
+        self.map()?;
+        let power = self.random.chance(70);
+        self.log(format_args!("{}", if power { "power is lost" } else { "the process dies" }));
+        self.disk.state().die(power);
+        self.give_up();
+        // Another drive takes its place before it lets go of what it has in flight.
+        let ram = self.host.ram.clone();
+        let nothing = NvmeConfig::memory(1 << 20, "-");
+        let nothing = Nvme::new(&NvmeConfig { backing: BackingConfig::Null, ..nothing });
+        let nothing = Endpoint::new(Box::new(nothing.map_err(|e| e.to_string())?));
+        self.host = Host::with_endpoint(nothing, ram.clone());
+        self.disk.state().revive();
+        self.take_reverted()?;
+        if power {
+            for block in 0..BLOCKS {
+                let at = self.tick();
+                let version = guest::version_of(self.disk.state().content(block))?;
+                self.promises.survived(block, version, at)?;
+            }
+        }
+        self.host = Host::with_endpoint(World::drive(&self.disk, self.policy)?, ram);
+        self.take_reverted()?;
+        self.set_up()
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.disk.state().now_ns += 1 + self.random.below(3000) as u64;
+        self.disk.state().advance();
+        self.take_reverted()?;
+        match self.random.below(100) {
+            0..20 => self.submit_some(),
+            20..90 => {
+                self.run_engine()?;
+                if self.guest.greedy && self.unmapped.is_none() {
+                    self.submit_to(1, ENTRIES.into());
+                }
+            }
+            90..91 if self.unmapped.is_none() => self.unmap()?,
+            90..95 => self.map()?,
+            95..98 if self.unmapped.is_some() && self.random.chance(20) => {
+                self.disk.state().now_ns += UNREACHABLE_NS / 2;
+            }
+            98 if self.random.chance(50) => self.reset()?,
+            99 if self.random.chance(30) => self.die()?,
+            _ => {}
+        }
+        self.check_alive()
+    }
+
+    /// The controller is up, or had a reason not to be, and no command is forgotten.
+    fn check_alive(&mut self) -> Result<(), String> {
+        if self.host.csts().cfs() {
+            let now = self.now_ns();
+            if self.unmapped.is_none_or(|since| now < since + UNREACHABLE_NS) {
+                return Err("a fatal status without a reason".to_owned());
+            }
+            self.log(format_args!("the controller gave up"));
+            return self.reset();
+        }
+        if self.unmapped.is_some() {
+            return Ok(());
+        }
+        let slow = self.disk.state().character.slow;
+        self.guest.check_waiting(self.polls, PATIENCE_POLLS[usize::from(slow)])
+    }
+
+    /// Nothing fails any more: all commands end, and the drive holds what it should.
+    fn settle(&mut self) -> Result<(), String> {
+        self.map()?;
+        self.disk.state().character.fails = false;
+        self.log(format_args!("settling"));
+        for _ in 0..PATIENCE_POLLS[1] {
+            if !self.guest.is_waiting() {
+                break;
+            }
+            self.disk.state().now_ns += 50_000;
+            self.disk.state().advance();
+            self.take_reverted()?;
+            for qid in 1..=self.guest.queues {
+                if self.host.give_back(qid) {
+                    self.now_polled();
+                }
+            }
+            self.run_engine()?;
+        }
+        self.guest.check_none_waits()?;
+        for block in 0..BLOCKS {
+            let at = self.tick();
+            let version = guest::version_of(self.disk.state().content(block))?;
+            self.promises.read(block, version, at, at + 1)?;
+        }
+        self.die_and_look()
+    }
+
+    /// A loss of power at the end: whatever was acknowledged is there.
+    fn die_and_look(&mut self) -> Result<(), String> {
+        self.disk.state().die(true);
+        self.give_up();
+        for block in 0..BLOCKS {
+            let at = self.tick();
+            let version = guest::version_of(self.disk.state().content(block))?;
+            self.promises.survived(block, version, at)?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory for the guest of one simulation after the other.
+fn memory() -> SharedMemory {
+    SharedMemory::create("guest", guest::RAM_BYTES).unwrap()
+}
+
+fn run(
+    seed: u64,
+    policy: Policy,
+    ram: &SharedMemory,
+    traced: bool,
+) -> Result<(), (String, String)> {
+    let world = World::new(seed, policy, ram, traced);
+    let mut world = world.map_err(|error| (error, String::new()))?;
+    let steps = 50 + world.random.below(350);
+    let outcome = (0..steps).try_for_each(|_| world.step()).and_then(|()| world.settle());
+    // Whatever happened, nobody waits for the medium for ever.
+    world.disk.state().die(true);
+    outcome.map_err(|error| (error, world.trace.take().unwrap_or_default()))
+}
+
+fn replay(seed: u64) -> String {
+    format!("RACKBUS_SEED={seed} cargo test -p rackbus-devices --lib simulation -- --nocapture")
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+#[test]
+fn what_nvme_promises_holds_under_random_schedules() {
+    if let Some(seed) = number("RACKBUS_SEED") {
+        if let Err((error, trace)) = run(seed, Policy::Current, &memory(), true) {
+            panic!("{trace}\nseed {seed}: {error}");
+        }
+        return;
+    }
+    let seeds = number("RACKBUS_SEEDS").unwrap_or(100_000);
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get() as u64);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                let ram = memory();
+                for seed in (thread..seeds).step_by(threads as usize) {
+                    if let Err((error, _)) = run(seed, Policy::Current, &ram, false) {
+                        panic!("seed {seed}: {error}\nreplay it with: {}", replay(seed));
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A simulation that does not find the defects of before would prove nothing.
+#[test]
+fn policies_of_before_are_found_out() {
+    for policy in [Policy::OldFlush, Policy::OldOrder] {
+        let found = (0..10_000)
+            .find_map(|seed| run(seed, policy, &memory(), false).err().map(|e| (seed, e.0)));
+        let (seed, error) = found.unwrap_or_else(|| panic!("{policy:?} went unnoticed"));
+        println!("{policy:?} is found by seed {seed}: {error}");
+    }
+}

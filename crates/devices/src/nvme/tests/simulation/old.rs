@@ -1,0 +1,120 @@
+//! The policy that acknowledged flushes too early, to show that the simulation finds it: a flag
+//! that is cleared when a flush starts, and flushes beside each other.
+
+use std::os::fd::BorrowedFd;
+
+use rackbus_memory::{DmaSlice, PinnedSlice};
+use rustix::io::Errno;
+
+use super::super::super::backing::parts::{Operation, System, Uring, Way};
+use super::super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
+use super::disk::{BLOCK, BLOCKS, Disk};
+
+pub struct OldBacking {
+    ring: Uring<Disk>,
+    dirty: bool,
+    flushes: Vec<u32>,
+    buffers: usize,
+}
+
+impl OldBacking {
+    pub fn new(disk: Disk) -> OldBacking {
+        OldBacking { ring: Uring::new(disk), dirty: true, flushes: Vec::new(), buffers: 0 }
+    }
+
+    fn take(&mut self, wait: bool, finished: &mut Vec<Finished>) {
+        let mut reports = Vec::new();
+        let report = |tag, result| reports.push((tag, result));
+        if wait {
+            self.ring.wait(report)
+        } else {
+            self.ring.reap(report)
+        }
+        for (tag, result) in reports {
+            if let Some(at) = self.flushes.iter().position(|flush| *flush == tag) {
+                self.flushes.swap_remove(at);
+                self.dirty |= Result::is_err(&result);
+            } else {
+                self.dirty = true;
+                self.buffers -= 1;
+            }
+            finished.push((tag, Result::map_err(result, |_| MediaError::NotDurable)));
+        }
+    }
+}
+
+impl Backing for OldBacking {
+    fn capacity(&self) -> u64 {
+        (BLOCK * BLOCKS) as u64
+    }
+    fn volatile_cache(&self) -> bool {
+        true
+    }
+    fn attempt(&mut self, request: &Request<&[DmaSlice<'_>]>) -> Attempt {
+        match request {
+            Request::Read { offset, into } => {
+                let length: usize = into.iter().map(DmaSlice::len).sum();
+                match self.ring.system().transfer(Way::Read, *offset, into) {
+                    Ok(moved) if moved == length => Attempt::Done(Ok(())),
+                    Err(Errno::IO) => Attempt::Done(Err(MediaError::Read)),
+                    _ => Attempt::WouldBlock,
+                }
+            }
+            Request::Flush if !self.dirty => Attempt::Done(Ok(())),
+            _ => Attempt::WouldBlock,
+        }
+    }
+    fn background(&mut self) -> Option<&mut dyn Background> {
+        Some(self)
+    }
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl Background for OldBacking {
+    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+        let operation = match request {
+            Request::Read { offset, into } => {
+                Operation::Transfer { way: Way::Read, offset, buffers: into, durable: false }
+            }
+            Request::Write { offset, from, durable } => {
+                self.dirty = true;
+                Operation::Transfer { way: Way::Write, offset, buffers: from, durable }
+            }
+            Request::Flush => {
+                self.dirty = false;
+                self.flushes.push(tag);
+                return self.ring.start(tag, Operation::DataSync);
+            }
+            Request::Zero { offset, length, .. } => {
+                self.dirty = true;
+                let mode = libc::FALLOC_FL_PUNCH_HOLE;
+                Operation::Allocate { mode, offset, length }
+            }
+        };
+        self.buffers += 1;
+        self.ring.start(tag, operation);
+    }
+    fn submit(&mut self) {
+        self.ring.submit();
+    }
+    fn reap(&mut self, finished: &mut Vec<Finished>) {
+        self.take(false, finished);
+    }
+    fn wait(&mut self, finished: &mut Vec<Finished>) {
+        self.take(true, finished);
+    }
+    fn has_buffers(&self) -> bool {
+        self.buffers > 0
+    }
+    fn abort(&mut self) {
+        let mut finished = Vec::new();
+        while self.ring.in_flight() > 0 {
+            self.take(true, &mut finished);
+        }
+    }
+    fn rearm(&mut self) -> bool {
+        self.ring.has_queued() || self.ring.system().has_completion()
+    }
+}
