@@ -145,6 +145,17 @@ impl<T> Domain<T> {
         self.place(start, length).map(drop)
     }
 
+    /// The mapping of exactly `[start, start + length)`.
+    pub fn get(&self, start: u64, length: u64) -> Option<&Mapping<T>> {
+        self.exact(start, length).map(|index| &self.mappings[index])
+    }
+
+    fn exact(&self, start: u64, length: u64) -> Option<usize> {
+        let last = length.checked_sub(1).and_then(|more| start.checked_add(more))?;
+        let index = self.mappings.binary_search_by_key(&start, |m| m.start).ok()?;
+        (self.mappings[index].last == last).then_some(index)
+    }
+
     /// Maps `[start, start + length)` to `target`.
     ///
     /// # Errors
@@ -166,12 +177,7 @@ impl<T> Domain<T> {
     /// # Errors
     /// [`UnmapError`] when there is none; the domain is unchanged then.
     pub fn unmap(&mut self, start: u64, length: u64) -> Result<T, UnmapError> {
-        let missing = UnmapError { start, length };
-        let last = length.checked_sub(1).and_then(|l| start.checked_add(l)).ok_or(missing)?;
-        let index = self.mappings.binary_search_by_key(&start, |m| m.start).map_err(|_| missing)?;
-        if self.mappings[index].last != last {
-            return Err(missing);
-        }
+        let index = self.exact(start, length).ok_or(UnmapError { start, length })?;
         Ok(self.mappings.remove(index).target)
     }
 
@@ -204,6 +210,11 @@ impl<T> Domain<T> {
         // At most `length`, so the sum cannot overflow.
         let covered = mapping.last.min(last) - address + 1;
         Ok(Hit { target: &mapping.target, offset: address - mapping.start, length: covered })
+    }
+
+    /// What each mapping leads to, by address, to change.
+    pub fn targets_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.mappings.iter_mut().map(|mapping| &mut mapping.target)
     }
 
     /// The mappings, by address.

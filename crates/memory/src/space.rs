@@ -9,7 +9,8 @@
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rackbus_fabric::{Access, Domain, Fault, FaultCause};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -61,17 +62,96 @@ pub enum MapError {
     /// The function has as many mappings as it may.
     #[error("the function already has {0} mappings, the most it may have")]
     TooMany(usize),
+    /// All functions of the process together have as many mappings as the system allows.
+    #[error("the functions of this host have {0} mappings together, the most there may be")]
+    Exhausted(usize),
 }
 
 /// Why a range could not be unmapped.
 pub use rackbus_fabric::UnmapError;
 
 /// A window: a mapped range's memory, or none where the owner gave no descriptor.
-#[derive(Debug, Clone)]
-struct Window(Option<Arc<Region>>);
+#[derive(Debug)]
+struct Window {
+    region: Option<Mapped>,
+    source: Option<Source>,
+}
+
+/// A mapped region, counted against what the process may have.
+#[derive(Debug)]
+struct Mapped {
+    region: Arc<Region>,
+    _slot: Slot,
+}
+
+/// Which memory a window was made from: file and offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Source {
+    device: u64,
+    inode: u64,
+    offset: u64,
+}
+
+impl Source {
+    fn of(fd: BorrowedFd<'_>, offset: u64) -> Result<Source, RegionError> {
+        let stat = rustix::fs::fstat(fd);
+        let stat = stat.map_err(|cause| RegionError::System { what: "fstat", cause })?;
+        Ok(Source { device: stat.st_dev, inode: stat.st_ino, offset })
+    }
+}
+
+/// Mappings that all functions of this process have.
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// One of the mappings that the process may have.
+#[derive(Debug)]
+struct Slot;
+
+impl Slot {
+    fn take() -> Result<Slot, MapError> {
+        let most = Limits::get().process;
+        let free = |mapped| (mapped < most).then_some(mapped + 1);
+        match MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free) {
+            Ok(_) => Ok(Slot),
+            Err(_) => Err(MapError::Exhausted(most)),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        MAPPED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many mappings there may be. The system has a limit for each process
+/// (`vm.max_map_count`), which its threads, heap and files need as well: beyond it nothing works.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    process: usize,
+    function: usize,
+}
+
+impl Limits {
+    fn get() -> Limits {
+        static LIMITS: OnceLock<Limits> = OnceLock::new();
+        *LIMITS.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+            Limits::from(text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_530))
+        })
+    }
+
+    /// Half of what the system allows is for functions, and of that an eighth for each.
+    fn from(max_map_count: usize) -> Limits {
+        let process = (max_map_count / 2).max(64);
+        Limits { process, function: (process / 8).clamp(64, 65_535) }
+    }
+}
 
 /// The most mappings a function may have; the vfio-user server advertises it as `max_dma_maps`.
-pub const MAX_MAPPINGS: usize = 65_535;
+pub fn max_mappings() -> usize {
+    Limits::get().function
+}
 
 /// The IOMMU domain of one function with the windows it leads to.
 #[derive(Debug, Default)]
@@ -90,7 +170,7 @@ impl DmaSpace {
     }
 
     /// Maps `[iova, iova + length)` to `memory` (a descriptor and an offset in it), or to nothing
-    /// reachable when the owner has no descriptor to give.
+    /// reachable when the owner has no descriptor to give. To map the same again changes nothing.
     ///
     /// # Errors
     /// [`MapError`]; the space is unchanged then.
@@ -101,15 +181,25 @@ impl DmaSpace {
         access: Access,
         memory: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), MapError> {
-        if self.domain.len() >= MAX_MAPPINGS {
-            return Err(MapError::TooMany(MAX_MAPPINGS));
+        let source = memory.map(|(fd, offset)| Source::of(fd, offset)).transpose()?;
+        if let Some(same) = self.domain.get(iova, length)
+            && (same.access, same.target.source) == (access, source)
+        {
+            return Ok(());
+        }
+        if self.domain.len() >= max_mappings() {
+            return Err(MapError::TooMany(max_mappings()));
         }
         self.domain.check(iova, length)?;
         let region = match memory {
-            Some((fd, offset)) => Some(Arc::new(Region::map(fd, offset, length, access)?)),
+            Some((fd, offset)) => {
+                let slot = Slot::take()?;
+                let region = Arc::new(Region::map(fd, offset, length, access)?);
+                Some(Mapped { region, _slot: slot })
+            }
             None => None,
         };
-        self.domain.map(iova, length, access, Window(region))?;
+        self.domain.map(iova, length, access, Window { region, source })?;
         self.generation += 1;
         Ok(())
     }
@@ -133,6 +223,18 @@ impl DmaSpace {
         let count = windows.len();
         windows.into_iter().for_each(release);
         count
+    }
+
+    /// Lets go of all memory: its owner truncated some of it. The mappings stay, as ones that no
+    /// memory is behind, until their owner takes them away.
+    pub fn drop_memory(&mut self) {
+        self.generation += 1;
+        for window in self.domain.targets_mut() {
+            let region = window.region.take();
+            // To map the same again is to map what is there then.
+            let source = window.source.take();
+            release(Window { region, source });
+        }
     }
 
     /// Lets the function master the bus, or not: its command register's bus-master bit.
@@ -170,7 +272,7 @@ impl DmaSpace {
 
     /// Whether the owner of any mapped memory truncated it.
     pub fn torn(&self) -> bool {
-        self.domain.iter().any(|m| m.target.0.as_ref().is_some_and(|region| region.torn()))
+        self.domain.iter().any(|m| m.target.region.as_ref().is_some_and(|m| m.region.torn()))
     }
 
     /// The memory at `[iova, iova + length)`, all of it in one window.
@@ -296,7 +398,7 @@ impl DmaSpace {
             return Err(());
         }
         let hit = self.domain.resolve(iova, length as u64, access).map_err(|_| ())?;
-        let region = hit.target.0.as_ref().ok_or(())?;
+        let region = &hit.target.region.as_ref().ok_or(())?.region;
         if hit.length < length as u64 || region.torn() {
             return Err(());
         }
@@ -325,7 +427,7 @@ impl DmaSpace {
             let missing = domain_fault(beyond, least - hit.length, FaultCause::NotMapped);
             return Err(self.refuse(missing));
         }
-        match &hit.target.0 {
+        match hit.target.region.as_ref().map(|mapped| &mapped.region) {
             Some(region) if region.torn() => {
                 Err(self.refuse(DmaFault::Torn { address: iova, length }))
             }
@@ -357,7 +459,7 @@ fn no_memory(address: u64, length: u64) -> DmaFault {
 
 /// Lets go of a window. Somebody may still hold a pinned slice of it: their memory is replaced.
 fn release(window: Window) {
-    if let Some(region) = window.0
+    if let Some(Mapped { region, .. }) = window.region
         && Arc::strong_count(&region) > 1
         && let Err(error) = region.sever()
     {

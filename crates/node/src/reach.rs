@@ -126,6 +126,10 @@ impl<D: Device> Device for Watched<D> {
         let Some((descriptor, offset)) = memory else {
             return self.device.map(iova, length, access, None);
         };
+        if self.loans().contains_key(&iova) {
+            // The same again, or an overlap: the device knows which, and nothing changes.
+            return self.device.map(iova, length, access, Some((descriptor, offset)));
+        }
         let loan = self
             .reach
             .fabric()

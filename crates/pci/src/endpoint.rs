@@ -204,6 +204,12 @@ impl Endpoint {
         self.dma.unmap_all()
     }
 
+    /// Lets go of all memory of the user's; see [`DmaSpace::drop_memory`].
+    pub fn drop_memory(&mut self) {
+        self.quiesce();
+        self.dma.drop_memory();
+    }
+
     /// Changes the interrupt wiring.
     ///
     /// # Errors

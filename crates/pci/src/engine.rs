@@ -277,12 +277,12 @@ impl<'a> Runner<'a> {
     }
 
     /// Somebody truncated memory that was mapped. If it is this function's user, what it lent is
-    /// gone: everything of it goes, and its driver finds a function that was reset.
+    /// gone: all memory of it goes, and its driver finds a function that was reset.
     fn check_torn(&mut self) {
         self.torn = guard::torn_count();
         if self.endpoint.dma().torn() {
-            tracing::warn!("the user truncated memory it had mapped; its mappings are dropped");
-            self.endpoint.unmap_all();
+            tracing::warn!("the user truncated memory it had mapped; its mappings lead nowhere now");
+            self.endpoint.drop_memory();
             self.endpoint.reset();
         }
     }

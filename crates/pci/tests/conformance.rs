@@ -255,6 +255,9 @@ fn descriptors_must_fit_what_is_asked() {
         let outcome = raw.request(command::DEVICE_SET_IRQS, set(flags, count).as_bytes(), fds);
         assert_eq!(outcome, Err(Errno::INVAL), "flags {flags:#x} count {count}");
     }
+    let odd = DmaMap { argsz: 32, flags: 1 << 2 | 3, offset: 0, address: 0, size: 4096 };
+    let outcome = raw.request(command::DMA_MAP, odd.as_bytes(), &[memory.as_fd()]);
+    assert_eq!(outcome, Err(Errno::INVAL), "flags that nobody knows");
     let both = DmaUnmap { argsz: 24, flags: 2, address: 1, size: 0 };
     let outcome = raw.request(command::DMA_UNMAP, both.as_bytes(), &[]);
     assert_eq!(outcome, Err(Errno::INVAL), "everything, but from an address");
@@ -327,4 +330,30 @@ proptest! {
         prop_assert!(reset.is_ok());
         raw.assert_alive();
     }
+}
+
+/// A device that fails in the middle of a conversation is not busy for ever.
+#[test]
+fn a_client_is_served_after_one_whose_device_panicked() {
+    use rackbus_pci::Engine;
+    use rackbus_pci::vfio_user::{Device, DeviceError, EngineDevice, Server};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let model = common::Copier::new();
+    let engine = Engine::start("copier", model, Default::default()).unwrap();
+    let device = EngineDevice::new(engine.handle().clone()).unwrap();
+    let failed = AtomicBool::new(false);
+    let open = move || -> Result<Box<dyn Device>, DeviceError> {
+        assert!(failed.swap(true, Ordering::Relaxed), "the first client's device fails");
+        Ok(Box::new(device.session()))
+    };
+    let path = common::socket_path();
+    let _server = Server::bind(&path, open).unwrap();
+    let first = UnixStream::connect(&path).unwrap();
+    Raw { stream: first, next_id: 1 }.assert_closed();
+    let stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut second = Raw { stream, next_id: 1 };
+    second.request(command::VERSION, &[0, 0, 0, 0], &[]).expect("the device is free");
+    second.assert_alive();
 }

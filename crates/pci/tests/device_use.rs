@@ -83,6 +83,11 @@ fn mappings_are_exact() {
     let fd = || Some((memory.as_fd(), 0));
     let rw = Access::READ | Access::WRITE;
     assert_eq!(refused(client.dma_map(0x2000, 0x1000, rw, fd())), Errno::EXIST);
+    client.dma_map(0x1000, 0x2000, rw, fd()).expect("the same again changes nothing");
+    let other = Some((memory.as_fd(), 0x1000));
+    for (access, memory) in [(rw, other), (Access::READ, fd()), (rw, None)] {
+        assert_eq!(refused(client.dma_map(0x1000, 0x2000, access, memory)), Errno::EXIST);
+    }
     assert_eq!(refused(client.dma_map(u64::MAX - 0xfff, 0x2000, rw, fd())), Errno::INVAL);
     assert_eq!(refused(client.dma_map(0x8000, 0, rw, fd())), Errno::INVAL);
     assert_eq!(refused(client.dma_map(0x8000, 0x2001, rw, fd())), Errno::INVAL, "beyond the file");
@@ -202,6 +207,10 @@ fn a_user_that_truncates_its_memory_harms_only_itself() {
     while client.read(7, 4, &mut length[..2]).is_ok() && length[0] != 0 {}
     client.write(7, 4, &6u16.to_le_bytes()).unwrap();
     assert_eq!(copy(&client, 0, 0x1000, 8), 2);
+    // Its record of what is mapped holds: the range can be unmapped, and mapped to other memory.
+    client.dma_unmap(0, 0x2000).expect("the mapping is still there");
+    let _memory = map(&client, 0, 0x2000);
+    assert_eq!(copy(&client, 0, 0x1000, 8), 1);
     // Another function in the same process never noticed.
     let other = serve_copier();
     let client = connect(&other);

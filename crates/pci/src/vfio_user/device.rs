@@ -56,7 +56,7 @@ impl From<MapError> for DeviceError {
     fn from(error: MapError) -> Self {
         let errno = match &error {
             MapError::Domain(rackbus_fabric::MapError::Overlaps { .. }) => Errno::EXIST,
-            MapError::TooMany(_) => Errno::NOSPC,
+            MapError::TooMany(_) | MapError::Exhausted(_) => Errno::NOSPC,
             MapError::Domain(_) | MapError::Region(_) => Errno::INVAL,
         };
         DeviceError::new(errno, error.to_string())

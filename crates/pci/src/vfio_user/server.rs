@@ -138,7 +138,7 @@ impl Session<'_> {
         let ours = serde_json::json!({ "capabilities": {
             "max_msg_fds": MAX_FDS,
             "max_data_xfer_size": MAX_TRANSFER,
-            "max_dma_maps": rackbus_memory::space::MAX_MAPPINGS,
+            "max_dma_maps": rackbus_memory::space::max_mappings(),
             "pgsizes": 4096,
         }});
         let mut reply = Reply::head(&Version { major: VERSION.0, minor: VERSION.1 });
@@ -152,7 +152,8 @@ impl Session<'_> {
         if message.fds.len() > 1 {
             return Err(invalid("DMA_MAP takes one descriptor at most"));
         }
-        let flags = DmaMapFlags::from_bits_truncate(map.flags);
+        let flags = DmaMapFlags::from_bits(map.flags)
+            .ok_or_else(|| invalid(format!("DMA_MAP flags {:#x}", map.flags)))?;
         let mut access = Access::empty();
         access.set(Access::READ, flags.contains(DmaMapFlags::READ));
         access.set(Access::WRITE, flags.contains(DmaMapFlags::WRITE));
@@ -582,6 +583,8 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared) {
         refuse(&stream, &busy);
         return;
     }
+    // Also when the device panics: the next client may have it once it is released.
+    let leaving = Leaving(shared);
     match opener.open() {
         Ok(device) => {
             if let Err(error) = serve(&*stream, &*device) {
@@ -590,9 +593,18 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared) {
         }
         Err(error) => refuse(&stream, &error),
     }
-    // The device is released (dropped) by here, before the next client may have it.
-    *shared.current() = None;
-    shared.left.notify_all();
+    // The device is released (dropped) by here.
+    drop(leaving);
+}
+
+/// Says, when dropped, that the client has left.
+struct Leaving<'a>(&'a Shared);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        *self.0.current() = None;
+        self.0.left.notify_all();
+    }
 }
 
 /// Makes `stream` the one that has the device. One that is there and has not closed its connection
