@@ -59,6 +59,8 @@ struct State {
     file: Option<Arc<OwnedFd>>,
     regions: Vec<Weak<Region>>,
     frozen: bool,
+    /// Nothing is moved any more: it was given back, or taken away.
+    over: bool,
 }
 
 impl Memory {
@@ -67,7 +69,8 @@ impl Memory {
             true => Access::READ | Access::WRITE,
             false => Access::READ,
         };
-        let state = State { file: file.map(Arc::new), regions: Vec::new(), frozen: false };
+        let state =
+            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, over: false };
         Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access })
     }
 
@@ -119,6 +122,9 @@ impl Memory {
     /// The node moves a range elsewhere: writers wait from now on.
     pub(crate) fn freeze(&self, offset: u64, length: u64) -> Result<(), RegionError> {
         let mut state = self.lock();
+        if state.over {
+            return Ok(());
+        }
         state.frozen = true;
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             region.freeze(offset, length)?;
@@ -127,6 +133,7 @@ impl Memory {
     }
 
     /// The range is in `file` from now on, beginning at `from`; `whole` when that is all of it.
+    /// Writers wait on.
     pub(crate) fn adopt(
         &self,
         (offset, length): (u64, u64),
@@ -135,6 +142,9 @@ impl Memory {
         whole: bool,
     ) -> Result<(), RegionError> {
         let mut state = self.lock();
+        if state.over {
+            return Ok(());
+        }
         let regions: Vec<Arc<Region>> = state.regions.iter().filter_map(Weak::upgrade).collect();
         let outcomes =
             regions.iter().map(|region| region.adopt(offset, length, file.as_fd(), from));
@@ -142,20 +152,29 @@ impl Memory {
         if whole {
             state.file = Some(Arc::new(file));
         }
-        state.frozen = false;
-        self.moved.notify_all();
         outcome
     }
 
-    /// The move that is under way will never end: whoever waits for it goes on where it is.
-    pub(crate) fn stay(&self) {
+    /// The move is over: writers go on where the memory is now.
+    pub(crate) fn thaw(&self) {
+        self.thaw_in(&mut self.lock());
+    }
+
+    /// The node moves this memory no more: who waits for a move goes on where it is, and nobody
+    /// waits for one again, whatever the node said before it knew.
+    pub(crate) fn end(&self) {
         let mut state = self.lock();
+        state.over = true;
+        self.thaw_in(&mut state);
+    }
+
+    fn thaw_in(&self, state: &mut State) {
         if !std::mem::take(&mut state.frozen) {
             return;
         }
         for region in state.regions.iter().filter_map(Weak::upgrade) {
-            if let Err(error) = region.stay() {
-                tracing::error!(%error, "memory that is not moved after all cannot be written to");
+            if let Err(error) = region.thaw() {
+                tracing::error!(%error, "memory that was frozen cannot be written to");
             }
         }
         self.moved.notify_all();
@@ -164,6 +183,8 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use rackbus_memory::SharedMemory;
 
@@ -176,10 +197,37 @@ mod tests {
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| mapping.whole().write_obj(4096, &7_u64).unwrap());
             let mapper = scope.spawn(|| memory.map((4096, 8), None, false).unwrap());
-            memory.stay();
+            memory.end();
             writer.join().unwrap();
             let other = mapper.join().unwrap();
             assert_eq!(other.whole().read_obj::<u64>(0), Some(7));
+        });
+        // What is heard of the move later stops nobody.
+        memory.freeze(0, 8192).unwrap();
+        mapping.whole().write_obj(4096, &8_u64).unwrap();
+        assert!(memory.map((0, 8), None, false).is_ok());
+    }
+
+    #[test]
+    fn nobody_writes_before_all_mappings_have_moved() {
+        let (old, new) = (SharedMemory::reserve("old", 8192), SharedMemory::reserve("new", 8192));
+        let memory = Memory::new(Some(old.unwrap()), true);
+        let (one, other) = (memory.map((0, 8192), None, false), memory.map((0, 8192), None, false));
+        let (one, other) = (one.unwrap(), other.unwrap());
+        memory.freeze(0, 8192).unwrap();
+        let thawed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                one.whole().write_obj(0, &7_u64).unwrap();
+                // The store is a signal to whoever polls: all must read it from now on.
+                (thawed.load(Ordering::SeqCst), other.whole().read_obj::<u64>(0))
+            });
+            memory.adopt((0, 8192), new.unwrap(), 0, true).unwrap();
+            // Long enough for a writer that is not kept waiting.
+            std::thread::sleep(Duration::from_millis(20));
+            thawed.store(true, Ordering::SeqCst);
+            memory.thaw();
+            assert_eq!(writer.join().unwrap(), (true, Some(7)));
         });
     }
 }

@@ -287,8 +287,8 @@ impl LocalSegment {
             return Ok(());
         }
         self.watch.end();
-        self.session.registry().forget(self.handle);
-        self.session.done(&Request::Remove { segment: self.handle })
+        let request = Request::Remove { segment: self.handle };
+        self.session.give_back(self.handle, &self.memory, &request)
     }
 }
 
@@ -374,8 +374,8 @@ impl RemoteSegment {
 impl Drop for RemoteSegment {
     fn drop(&mut self) {
         self.watch.end();
-        self.session.registry().forget(self.handle);
+        let request = Request::Disconnect { connection: self.handle };
         // A node that is gone has ended it already.
-        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+        let _ = self.session.give_back(self.handle, &self.memory, &request);
     }
 }

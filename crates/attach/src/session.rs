@@ -279,6 +279,21 @@ impl Session {
         }
     }
 
+    /// Gives back what the node knows by `handle`: asks first, so that a move that is under way
+    /// goes on to its end or is abandoned, then lets go those who wait for it, and only then hears
+    /// no more of it.
+    pub(crate) fn give_back(
+        &self,
+        handle: Handle,
+        memory: &Memory,
+        request: &Request,
+    ) -> Result<(), AttachError> {
+        let outcome = self.done(request);
+        memory.end();
+        self.registry().forget(handle);
+        outcome
+    }
+
     /// Asks the node for something that has no result, and waits until it is done.
     pub(crate) fn done(&self, request: &Request) -> Result<(), AttachError> {
         match self.call(request)? {
@@ -350,7 +365,7 @@ impl Registry {
     /// The node is gone, and with it everything that was had through it.
     fn all_gone(&self) {
         let all: Vec<Watched> = lock(&self.watched).values().cloned().collect();
-        all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.stay());
+        all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.end());
         for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
             if !watch.lost() {
                 watch.happened(Happening::Remote(Change::NotOperational), &self.calls);
@@ -385,7 +400,7 @@ impl Registry {
             Event::Remote { connection, change } => {
                 let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
                 if let (Some(memory), Change::Lost) = (memory, change) {
-                    memory.stay();
+                    memory.end();
                 }
                 self.happened(connection, Happening::Remote(change));
             }
@@ -409,7 +424,7 @@ impl Registry {
                     && let Err(error) = memory.freeze(offset, length)
                 {
                     tracing::error!(%error, "memory cannot be kept from its writers");
-                    memory.stay();
+                    memory.end();
                     return;
                 }
                 answer(events, Notice::Frozen { ticket, keeper });
@@ -424,6 +439,11 @@ impl Registry {
                     tracing::error!(%error, "moved memory cannot be mapped");
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
+            }
+            Event::Thaw { keeper, .. } => {
+                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                    memory.thaw();
+                }
             }
             Event::Finished { ticket, outcome } => {
                 lock(&self.finished).insert(ticket, outcome);
@@ -452,7 +472,9 @@ fn about(event: &Event) -> Option<Handle> {
         Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
         Event::Remote { connection, .. } => Some(*connection),
         Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
-        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } => Some(*keeper),
+        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } | Event::Thaw { keeper, .. } => {
+            Some(*keeper)
+        }
         Event::Finished { .. } => None,
     }
 }

@@ -129,6 +129,11 @@ impl Registration {
         self.slot.frozen.store(1, Ordering::Release);
     }
 
+    /// Whether writers wait.
+    pub(crate) fn frozen(&self) -> bool {
+        self.slot.frozen.load(Ordering::Acquire) == 1
+    }
+
     /// Lets writers go on. To be called when every part of the range can be written again.
     pub(crate) fn thaw(&self) {
         self.slot.retries.store(0, Ordering::Relaxed);

@@ -241,7 +241,7 @@ impl Region {
     }
 
     /// Stops writers of a range of the file (in its bytes): whoever writes to it waits until
-    /// [`adopt`](Region::adopt). Reading goes on. Nothing happens where the range is not mapped.
+    /// [`thaw`](Region::thaw). Reading goes on. Nothing happens where the range is not mapped.
     ///
     /// # Errors
     /// When the system refuses.
@@ -259,12 +259,13 @@ impl Region {
         .map_err(system("mprotect"))
     }
 
-    /// Puts other memory, which has the same bytes, in the place of a range of the file, and lets
-    /// its writers go on. `from` is the range's first byte in that memory.
+    /// Puts other memory, which has the same bytes, in the place of a range of the file. `from` is
+    /// the range's first byte in that memory. Where the region is frozen, writers wait on, until
+    /// [`thaw`](Region::thaw).
     ///
     /// # Errors
-    /// When the memory is not what it should be, or the system refuses; writers go on then with
-    /// private zeroes, never with the old memory.
+    /// When the memory is not what it should be, or the system refuses; the region has private
+    /// zeroes then, never the old memory.
     pub fn adopt(
         &self,
         offset: u64,
@@ -273,6 +274,7 @@ impl Region {
         from: u64,
     ) -> Result<(), RegionError> {
         let Some((start, length, skipped)) = self.pages(offset, length) else { return Ok(()) };
+        let access = if self.registration.frozen() { Access::READ } else { self.access };
         let replaced = check_memory(fd, from + skipped, length as u64 - self.tail(start, length))
             .and_then(|_| {
                 // SAFETY: replaces whole pages of our own mapping, which stay mapped.
@@ -280,7 +282,7 @@ impl Region {
                     rustix::mm::mmap(
                         self.base.add(start).as_ptr().cast(),
                         length,
-                        protection(self.access),
+                        protection(access),
                         MapFlags::SHARED | MapFlags::FIXED,
                         fd,
                         from + skipped,
@@ -291,19 +293,18 @@ impl Region {
                 Ok(())
             });
         let severed = if replaced.is_err() { self.sever() } else { Ok(()) };
-        self.registration.thaw();
         severed.and(replaced)
     }
 
-    /// Lets writers go on where they are: nothing will be [`adopt`](Region::adopt)ed any more.
+    /// Lets writers go on, wherever the memory is now.
     ///
     /// # Errors
     /// When the system refuses; writers then wait until the region is dropped.
-    pub fn stay(&self) -> Result<(), RegionError> {
+    pub fn thaw(&self) -> Result<(), RegionError> {
         if !self.access.contains(Access::WRITE) {
             return Ok(());
         }
-        // SAFETY: our own mapping, as it was before it was frozen.
+        // SAFETY: our own mapping, which could be written to before it was frozen.
         unsafe {
             use rustix::mm::MprotectFlags;
             let flags = MprotectFlags::READ | MprotectFlags::WRITE;

@@ -18,7 +18,7 @@ use rackbus_memory::{AdaptiveSpin, Packets};
 use rackbus_node::segments::Segments;
 use rackbus_segment::Handle;
 use rackbus_segment::directory::{HostRange, Settings};
-use rackbus_segment::message::{Reply, Request, VERSION, decode, encode};
+use rackbus_segment::message::{Event, Notice, Reply, Request, Target, VERSION, decode, encode};
 
 const ALPHA: u32 = 4;
 const BETA: u32 = 8;
@@ -77,6 +77,68 @@ fn start(run_dir: &Path, node: u32) {
             });
         }
     });
+}
+
+/// A process that speaks the protocol itself.
+struct Stranger {
+    calls: Packets,
+    events: Packets,
+}
+
+impl Stranger {
+    fn attach(rack: &Rack, node: u32) -> Stranger {
+        let path = rack.0.path().join(name(node)).join("segments.sock");
+        let (events, theirs) = Packets::pair().unwrap();
+        let stranger = Stranger { calls: Packets::connect(&path).unwrap(), events };
+        let hello = Request::Hello { version: VERSION };
+        let welcome = stranger.ask(&hello, &[theirs.as_fd()]);
+        assert!(matches!(welcome, Some(Reply::Welcome(_))));
+        stranger
+    }
+
+    fn ask(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> Option<Reply> {
+        self.calls.send(&encode(request), fds).ok()?;
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        let packet = self.calls.receive(&mut buffer, &mut spin, None).ok()?;
+        decode(&buffer[..packet.length])
+    }
+
+    fn event(&self) -> Event {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        let packet = self.events.receive(&mut buffer, &mut spin, None).unwrap();
+        decode(&buffer[..packet.length]).unwrap()
+    }
+
+    fn notice(&self, notice: Notice) {
+        self.events.send(&encode(&notice), &[]).unwrap();
+    }
+
+    /// Connects to a segment, as one of those who keep it.
+    fn connect(&self, node: u32, id: u32) -> Handle {
+        let request = Request::Connect { node, id, timeout_ms: 1000, what: Target::Segment };
+        match self.ask(&request, &[]) {
+            Some(Reply::Connected(connected)) => connected.connection,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What the system says of the mapping that begins at an address: access, and of which file.
+fn mapped(mapping: &rackbus_attach::Mapping) -> (String, String) {
+    let start = format!("{:x}-", mapping.whole().as_ptr() as usize);
+    let all = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = all.lines().find(|line| line.starts_with(&start)).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    (words[1].to_owned(), words[4].to_owned())
+}
+
+/// Waits until something is so that nothing tells.
+fn until(what: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < SOON.unwrap(), "it does not come to that");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, rackbus_attach::AttachError>) -> Refusal {
@@ -372,17 +434,8 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
     let extent = alpha.allocate(4096).unwrap();
     let remote = rack.session(BETA).connect(ALPHA, 7, 100).unwrap();
 
-    // A process that speaks the protocol itself, and makes up every handle there could be.
-    let stranger = Packets::connect(&rack.0.path().join("alpha/segments.sock")).unwrap();
-    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
-    let mut ask = |request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]| -> Option<Reply> {
-        stranger.send(&encode(request), fds).ok()?;
-        let packet = stranger.receive(&mut buffer, &mut spin, None).ok()?;
-        decode(&buffer[..packet.length])
-    };
-    let (_events, theirs) = Packets::pair().unwrap();
-    let hello = Request::Hello { version: VERSION };
-    assert!(matches!(ask(&hello, &[theirs.as_fd()]), Some(Reply::Welcome(_))));
+    // It makes up every handle there could be.
+    let stranger = Stranger::attach(&rack, ALPHA);
     for handle in (0..200).map(Handle) {
         let how = Withdrawal::Force;
         for request in [
@@ -402,14 +455,15 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
             },
             Request::ClosePages { extent: handle, offset: 0, length: 4096 },
         ] {
-            assert_eq!(ask(&request, &[]), Some(Reply::Refused(Refusal::Stale)), "{request:?}");
+            let refused = Some(Reply::Refused(Refusal::Stale));
+            assert_eq!(stranger.ask(&request, &[]), refused, "{request:?}");
         }
     }
     assert_eq!(alpha.segments().unwrap()[0].connections, [BETA]);
     assert!(!remote.watch().lost());
     // Nonsense ends the conversation, and only that.
-    stranger.send(&[0xff; 100], &[]).unwrap();
-    assert_eq!(ask(&Request::ListSegments { skip: 0 }, &[]), None);
+    stranger.calls.send(&[0xff; 100], &[]).unwrap();
+    assert_eq!(stranger.ask(&Request::ListSegments { skip: 0 }, &[]), None);
     rack.session(BETA).connect_interrupt(ALPHA, 7, 100).unwrap().trigger().unwrap();
     interrupt.wait(SOON).unwrap();
     drop(extent);
@@ -466,4 +520,64 @@ fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
     assert_eq!(refusal(beta.connect_interrupt(ALPHA, 5, 100)), Refusal::Denied);
     alpha.set_share(9..=9, Some(BETA), Share::Read).unwrap();
     beta.connect_interrupt(ALPHA, 5, 100).unwrap();
+}
+
+#[test]
+fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
+    let rack = Rack::start();
+    let (alpha, gamma) = (rack.session(ALPHA), rack.session(GAMMA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let mine = segment.map(0, 4096).unwrap();
+    let _lost = gamma.connect(ALPHA, 7, 100).unwrap();
+    let slow = Stranger::attach(&rack, BETA);
+    let keeper = slow.connect(ALPHA, 7);
+    let (_, before) = mapped(&mine);
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| alpha.set_share(7..=7, Some(GAMMA), Share::None));
+        let Event::Freeze { ticket, .. } = slow.event() else { panic!("not a freeze") };
+        slow.notice(Notice::Frozen { ticket, keeper });
+        assert!(matches!(slow.event(), Event::Adopt { .. }));
+        // The owner has the new memory, and the other reader still the old.
+        until(|| mapped(&mine).1 != before);
+        assert_eq!(mapped(&mine).0, "r--s");
+        slow.notice(Notice::Adopted { ticket, keeper });
+        assert!(matches!(slow.event(), Event::Thaw { .. }));
+        until(|| mapped(&mine).0 == "rw-s");
+        taken.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_segment_that_goes_during_a_move_leaves_no_writer_waiting() {
+    let rack = Rack::start();
+    let (alpha, gamma) = (rack.session(ALPHA), rack.session(GAMMA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let mine = segment.map(0, 4096).unwrap();
+    let kept = gamma.connect(ALPHA, 7, 100).unwrap();
+    let theirs = kept.map(0, 4096).unwrap();
+    let beta = rack.session(BETA);
+    let _lost = beta.connect(ALPHA, 7, 100).unwrap();
+    let silent = Stranger::attach(&rack, ALPHA);
+    silent.connect(ALPHA, 7);
+    let (done, written) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| alpha.set_share(7..=7, Some(BETA), Share::None));
+        until(|| mapped(&mine).0 == "r--s" && mapped(&theirs).0 == "r--s");
+        for mapping in [mine.clone(), theirs.clone()] {
+            let done = done.clone();
+            // Not one of the scope's: were it to wait for ever, the test would.
+            std::thread::spawn(move || {
+                mapping.whole().write_obj(0, &1_u64).unwrap();
+                done.send(()).unwrap();
+            });
+        }
+        drop(kept);
+        drop(segment);
+        for _ in 0..2 {
+            written.recv_timeout(SOON.unwrap()).expect("a writer waits for ever");
+        }
+        taken.join().unwrap().unwrap();
+    });
 }

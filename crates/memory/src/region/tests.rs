@@ -28,6 +28,13 @@ fn memory_moves_under_a_writer_without_losing_a_write() {
         let at_move = region.whole().load_u64(4096, Ordering::Acquire).unwrap();
         crate::sparse::copy_sparse((&old, 0), (&new, 0), 8192).unwrap();
         region.adopt(0, 8192, new.as_fd(), 0).unwrap();
+        // Readers are there already, writers not before they are let.
+        assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
+        let copy = Region::map(new.as_fd(), 0, 8192, BOTH).unwrap();
+        copy.whole().store_u64(0, 7, Ordering::Release).unwrap();
+        assert_eq!(region.whole().load_u64(0, Ordering::Acquire), Some(7));
+        assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
+        region.thaw().unwrap();
         while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < at_move + 1000 {}
         stop.store(true, Ordering::Relaxed);
         let last = writer.join().unwrap();
@@ -72,6 +79,7 @@ fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
     Region::map(page.as_fd(), 0, 4096, BOTH).unwrap().whole().copy_from(b"page");
     region.freeze(8192, 4096).unwrap();
     region.adopt(8192, 4096, page.as_fd(), 0).unwrap();
+    region.thaw().unwrap();
     let mut text = [0; 4];
     region.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"page");

@@ -155,6 +155,11 @@ impl Directory {
                 let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
                 self.send(To::Event(session, event), attached);
             }
+            Tell::Thaw { ticket, connection, offset, length } => {
+                let Some(session) = self.connected(from, connection) else { return };
+                let event = Event::Thaw { ticket, keeper: connection, offset, length };
+                self.send(To::Event(session, event), Vec::new());
+            }
         }
     }
 

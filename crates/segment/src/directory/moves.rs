@@ -1,8 +1,11 @@
 //! Moving memory: how it is taken away from somebody who may keep the old mapping for ever.
 //!
-//! Every *keeper* (the owner, connectors that stay) is asked to stop writing; when all have, the
-//! bytes are copied; then each is given the new memory, and when all use it, what was left behind
-//! is emptied. A keeper that does not answer in time is no keeper any more: it is cut off.
+//! Every *keeper* (the owner, connectors that stay) is asked to stop writing (freeze); when all
+//! have, the bytes are copied; then each is given the new memory, to be read only (adopt). When all
+//! use it, they may write again (thaw), and what was left behind is emptied. So whoever learns of a
+//! store by a signal that no node carries finds it: no keeper reads the old memory when the first
+//! one writes to the new. A keeper that does not answer in time is no keeper any more: it is cut
+//! off.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -154,6 +157,23 @@ impl Directory {
         }
     }
 
+    /// The keepers of a move that is over may write again.
+    fn say_thaw(&mut self, ticket: Handle, one: &Move) {
+        let (offset, length) = (one.range.start, one.range.end - one.range.start);
+        for keeper in one.keepers.keys() {
+            match *keeper {
+                Keeper::Session(session, keeper) => {
+                    let event = Event::Thaw { ticket, keeper, offset, length };
+                    self.send(To::Event(session, event), Vec::new());
+                }
+                Keeper::Guest((node, connection)) => {
+                    let tell = Tell::Thaw { ticket, connection, offset, length };
+                    self.send(To::Tell(node, tell), Vec::new());
+                }
+            }
+        }
+    }
+
     fn say_freeze(&mut self, ticket: Handle, keeper: Keeper, range: &Range<u64>) {
         let (offset, length) = (range.start, range.end - range.start);
         match keeper {
@@ -227,19 +247,22 @@ impl Directory {
     ) -> Vec<Output> {
         self.now = now;
         // What was moved may have been removed meanwhile; then `abandon_move` let go of the memory.
-        if let Some(one) = self.moves.get_mut(&handle) {
+        if let Some(one) = self.moves.get_mut(&handle).filter(|one| one.phase == Phase::Copying) {
             one.phase = Phase::Adopting;
             one.deadline = now.saturating_add(PATIENCE);
-            if let Err(cause) = outcome {
-                // The keepers go on where they are; who was to lose the memory has not.
-                if !matches!(one.kept, Kept::Closing(_)) {
-                    self.out.push(Output::Forget(one.to.0));
+            match outcome {
+                Ok(()) => self.say_adopt(handle),
+                Err(cause) => {
+                    // The keepers go on where they are; who was to lose the memory has not.
+                    if !matches!(one.kept, Kept::Closing(_)) {
+                        self.out.push(Output::Forget(one.to.0));
+                    }
+                    one.to = one.from;
+                    one.keepers.values_mut().for_each(|answered| *answered = true);
+                    let ticket = one.ticket;
+                    self.ticket_failed(ticket, super::system(cause));
                 }
-                one.to = one.from;
-                let ticket = one.ticket;
-                self.ticket_failed(ticket, super::system(cause));
             }
-            self.say_adopt(handle);
         }
         self.finish(objects)
     }
@@ -281,6 +304,8 @@ impl Directory {
             });
             let Some(handle) = settled.map(|(handle, _)| *handle) else { return };
             let Some(one) = self.moves.remove(&handle) else { return };
+            // Before the next move of the same memory begins.
+            self.say_thaw(handle, &one);
             let stayed = one.to == one.from;
             match one.kept {
                 Kept::Segment(segment) => {
