@@ -208,7 +208,8 @@ impl Session {
         self.done(&Request::Probe { node })
     }
 
-    /// Whether a session of any host still lives.
+    /// Whether a session of any host still lives. False is certain; true may only mean that
+    /// nobody could be asked.
     ///
     /// # Errors
     /// [`AttachError`] when that cannot be told.

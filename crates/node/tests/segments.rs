@@ -13,12 +13,15 @@ use rackbus_attach::{
     Written,
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_link::{Hello, Link, LinkError, Service};
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Packets};
+use rackbus_memory::{AdaptiveSpin, Packets, Stream, StreamError};
 use rackbus_node::segments::Segments;
-use rackbus_segment::Handle;
 use rackbus_segment::directory::{HostRange, Settings};
-use rackbus_segment::message::{Event, Notice, Reply, Request, Target, VERSION, decode, encode};
+use rackbus_segment::message::{
+    Ask, Event, Holder, Notice, Question, Reply, Request, Target, Tell, VERSION, decode, encode,
+};
+use rackbus_segment::{Handle, SessionId};
 
 const ALPHA: u32 = 4;
 const BETA: u32 = 8;
@@ -32,8 +35,15 @@ impl Rack {
     fn start() -> Rack {
         let rack = Rack(tempfile::tempdir().unwrap());
         for node in [ALPHA, BETA, GAMMA] {
-            start(rack.0.path(), node);
+            start(rack.0.path(), node, Arc::new(ShmLink));
         }
+        rack
+    }
+
+    /// With one host alone, whose way to the others is this.
+    fn alone(node: u32, link: Arc<dyn Link>) -> Rack {
+        let rack = Rack(tempfile::tempdir().unwrap());
+        start(rack.0.path(), node, link);
         rack
     }
 
@@ -51,7 +61,7 @@ fn name(node: u32) -> &'static str {
     }
 }
 
-fn start(run_dir: &Path, node: u32) {
+fn start(run_dir: &Path, node: u32, link: Arc<dyn Link>) {
     let folder = run_dir.join(name(node));
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
@@ -63,7 +73,7 @@ fn start(run_dir: &Path, node: u32) {
         ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
         rules: Default::default(),
     };
-    let service = Segments::new("test", name(node), run_dir, Arc::new(ShmLink), settings);
+    let service = Segments::new("test", name(node), run_dir, link, settings);
     service.start(&folder).unwrap();
     let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
     std::thread::spawn(move || {
@@ -580,4 +590,79 @@ fn a_segment_that_goes_during_a_move_leaves_no_writer_waiting() {
         }
         taken.join().unwrap().unwrap();
     });
+}
+
+/// A way to nodes that are too slow.
+struct Slow;
+
+impl Link for Slow {
+    fn connect(&self, _: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+        Err(LinkError::Broken { peer: hello.to.clone(), cause: StreamError::TimedOut })
+    }
+}
+
+#[test]
+fn only_a_dead_node_makes_the_holders_of_locks_dead() {
+    let holder = Holder { node: BETA, session: SessionId(1) };
+    let slow = Rack::alone(ALPHA, Arc::new(Slow));
+    assert!(slow.session(ALPHA).alive(holder).unwrap());
+    let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
+    let session = rack.session(ALPHA);
+    assert!(!session.alive(holder).unwrap(), "there has never been such a node");
+    // It has no room for the conversation that it is passed.
+    let folder = rack.0.path().join("beta");
+    std::fs::create_dir_all(&folder).unwrap();
+    let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let incoming = hear(listener.accept().unwrap(), "test", "beta").unwrap();
+            let stream = incoming.accept().unwrap();
+            let mut fds = Vec::new();
+            stream.receive(&mut [0], &mut fds).unwrap();
+        });
+        assert!(session.alive(holder).unwrap());
+    });
+    // Left by a node that was killed: nobody listens there.
+    std::fs::rename(folder.join("link.sock"), folder.join("kept")).unwrap();
+    drop(listener);
+    std::fs::rename(folder.join("kept"), folder.join("link.sock")).unwrap();
+    assert!(!session.alive(holder).unwrap());
+}
+
+/// Beta's node as a connector's: its conversation with alpha's.
+fn conversation(rack: &Rack) -> Packets {
+    let hello = Hello {
+        version: rackbus_link::VERSION,
+        rack: "test".into(),
+        from: "beta".into(),
+        to: "alpha".into(),
+        service: Service::Segments,
+    };
+    let address = rack.0.path().join("alpha/link.sock").display().to_string();
+    let stream = ShmLink.connect(&address, &hello).unwrap();
+    let (ours, theirs) = Packets::pair().unwrap();
+    stream.send(&[&[0]], &[theirs.as_fd()]).unwrap();
+    ours
+}
+
+#[test]
+fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
+    let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
+    let alpha = rack.session(ALPHA);
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+    let mut before = None;
+    for request in 1..500 {
+        let connection = Handle(request);
+        let next = conversation(&rack);
+        drop(before);
+        let what = Question::Segment { id: 7, what: Target::Segment };
+        next.send(&encode(&Ask::Question { request, connection, what }), &[]).unwrap();
+        let packet = next.receive(&mut buffer, &mut spin, None).unwrap();
+        let answer = decode(&buffer[..packet.length]);
+        assert!(matches!(answer, Some(Tell::Answer { answer: Ok(_), .. })), "{answer:?}");
+        until(|| alpha.segments().unwrap()[0].connections == [BETA]);
+        before = Some(next);
+    }
 }

@@ -1,6 +1,6 @@
 //! What a session is told when another host's node says nothing.
 
-use rackbus_segment::directory::{HostRange, LinePart, Settings};
+use rackbus_segment::directory::{HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{Holder, Refusal, Reply, Request, VERSION};
 use rackbus_segment::{Directory, ObjectId, Objects, Output, SessionId, To};
 
@@ -47,11 +47,14 @@ fn a_holder_is_dead_only_when_somebody_says_so() {
     assert_eq!(replies(asked), []);
     let due = slow.next_tick().unwrap();
     assert_eq!(replies(slow.tick(due, &mut Nothing)), [Reply::Alive(true)]);
-    // A node that is gone has cut off its processes.
-    let mut gone = directory();
-    gone.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
-    let told = replies(gone.owner_gone(8, &mut Nothing));
-    assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
+    // A node that is dead has cut off its processes; one that is out of reach may be well.
+    for (loss, alive) in [(Loss::Dead, false), (Loss::OutOfReach, true)] {
+        let mut gone = directory();
+        gone.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
+        gone.request(0, SESSION, Request::Probe { node: 8 }, &mut Nothing);
+        let told = replies(gone.owner_gone(0, 8, loss, &mut Nothing));
+        assert_eq!(told, [Reply::Alive(alive), Reply::Refused(Refusal::NotResponding)]);
+    }
 }
 
 #[test]

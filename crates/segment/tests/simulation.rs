@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
-use rackbus_segment::directory::{Attached, HostRange, LinePart, Settings};
+use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
     Ask, Change, Event, InterruptKind, Notice, Reply, Request, SegmentKind, Share, Target, Tell,
     VERSION, Withdrawal,
@@ -237,7 +237,7 @@ impl Rack {
     fn end_session(&mut self, who: (NodeId, SessionId)) {
         if self.clients.remove(&who).is_some() {
             let (node, session) = who;
-            self.with(node, |directory, _, store| directory.closed(session, store));
+            self.with(node, |directory, now, store| directory.closed(now, session, store));
         }
     }
 
@@ -251,8 +251,10 @@ impl Rack {
         store.emptied.extend(std::mem::take(&mut store.live));
         self.start(node);
         for other in NODES.into_iter().filter(|other| *other != node) {
-            self.with(other, |directory, _, store| directory.owner_gone(node, store));
-            self.with(other, |directory, _, store| directory.connector_gone(node, store));
+            self.with(other, |directory, now, store| {
+                directory.owner_gone(now, node, Loss::Dead, store)
+            });
+            self.with(other, |directory, now, store| directory.connector_gone(now, node, store));
         }
     }
 
