@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
-use file::{ask_for_huge_pages, check_memory};
+use file::{PAGE, ask_for_huge_pages, check_memory};
 
 /// Why a descriptor could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -105,8 +105,14 @@ impl Region {
         let page = check_memory(fd, offset, length)?;
         let lead = offset % page;
         let out = || RegionError::OutOfFile { offset, length, file_size: 0 };
-        let mapped = usize::try_from(lead + length).map_err(|_| out())?;
-        let (lead_bytes, bytes) = (mapped - (length as usize), length as usize);
+        let mapped = match page {
+            PAGE => lead.checked_add(length),
+            // The system maps and unmaps such a file in whole huge pages only.
+            huge => lead.checked_add(length).and_then(|end| end.checked_next_multiple_of(huge)),
+        };
+        let mapped = mapped.and_then(|mapped| usize::try_from(mapped).ok()).ok_or_else(out)?;
+        // Both are at most `mapped`.
+        let (lead_bytes, bytes) = (lead as usize, length as usize);
         let (hint, flags) = match address.map(|address| address.checked_sub(lead_bytes)) {
             None => (0, MapFlags::SHARED),
             Some(Some(start)) => (start, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE),
@@ -318,7 +324,6 @@ impl Region {
     /// The pages of this mapping that hold a range of the file: where they begin here, their
     /// bytes, and how far into the range they begin.
     fn pages(&self, offset: u64, length: u64) -> Option<(usize, usize, u64)> {
-        const PAGE: u64 = 4096;
         let end = self.file_offset.saturating_add((self.mapped as u64).next_multiple_of(PAGE));
         let start = offset.max(self.file_offset);
         let end = offset.saturating_add(length).next_multiple_of(PAGE).min(end);

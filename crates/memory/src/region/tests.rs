@@ -125,3 +125,34 @@ fn huge_pages_are_asked_for_where_they_fit() {
     region.adopt(0, 4 * MIB, next.as_fd(), 0).unwrap();
     assert!(asked(start(&region)));
 }
+
+#[test]
+fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
+    const HUGE: u64 = 2 << 20;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let Ok(file) = rustix::fs::memfd_create("rackbus huge test", flags) else {
+        return eprintln!("the system has no hugetlbfs: not tested");
+    };
+    rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
+    let map = || match Region::map(file.as_fd(), HUGE - 4096, 8192, BOTH) {
+        Err(RegionError::System { cause: rustix::io::Errno::NOMEM, .. }) => None,
+        other => Some(other.unwrap()),
+    };
+    let there =
+        || std::fs::read_to_string("/proc/self/maps").unwrap().contains("rackbus huge test");
+    let Some(region) = map() else {
+        return eprintln!("the system has no huge pages reserved: not tested");
+    };
+    region.whole().write_obj(4096, &7_u64).unwrap();
+    assert!(there());
+    drop(region);
+    assert!(!there(), "it is still mapped");
+    let region = map().unwrap();
+    assert_eq!(region.whole().read_obj::<u64>(4096), Some(7));
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(region.whole().read_obj::<u64>(4096), Some(0));
+    assert!(region.torn());
+    region.sever().unwrap();
+    drop(region);
+    assert!(!there(), "it is still mapped");
+}
