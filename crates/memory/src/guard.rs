@@ -31,13 +31,14 @@ struct Slot {
     state: AtomicU8,
     /// 1 while a part of the range may not be written: what writers wait on (a futex).
     frozen: AtomicU32,
-    /// Writes that were tried again since the range was thawed last.
-    retries: AtomicU32,
 }
 
-/// Writes to a thawed range that may fault before a fault is somebody's mistake: those that
-/// were under way when it was thawed, at most one of each thread.
+/// Writes that may be tried again before a fault is somebody's mistake: those that were under way
+/// when a range was thawed, at most one of each thread.
 const RETRIES: u32 = 4096;
+/// How many of these are left. Not a range's own: a writer may get here when the range that it
+/// waited for is registered no more. A mistake faults again, and takes that much longer.
+static RETRIES_LEFT: AtomicU32 = AtomicU32::new(0);
 
 /// A block of slots; blocks are never freed, so the handler may walk them at any time.
 struct Block {
@@ -54,7 +55,6 @@ impl Block {
                     end: AtomicUsize::new(0),
                     state: AtomicU8::new(FREE),
                     frozen: AtomicU32::new(0),
-                    retries: AtomicU32::new(RETRIES),
                 }
             }; SLOTS],
             next: AtomicPtr::new(ptr::null_mut()),
@@ -116,7 +116,6 @@ impl Registration {
         slot.start.store(start, Ordering::Relaxed);
         slot.end.store(start + length, Ordering::Relaxed);
         slot.frozen.store(0, Ordering::Relaxed);
-        slot.retries.store(RETRIES, Ordering::Relaxed);
         slot.state.store(WHOLE, Ordering::Release);
         Registration { slot }
     }
@@ -136,7 +135,7 @@ impl Registration {
 
     /// Lets writers go on. To be called when every part of the range can be written again.
     pub(crate) fn thaw(&self) {
-        self.slot.retries.store(0, Ordering::Relaxed);
+        RETRIES_LEFT.store(RETRIES, Ordering::Relaxed);
         self.slot.frozen.store(0, Ordering::Release);
         futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
     }
@@ -146,6 +145,7 @@ impl Registration {
     pub(crate) fn retire(&self) {
         self.slot.state.store(FREE, Ordering::Release);
         if self.slot.frozen.swap(0, Ordering::AcqRel) == 1 {
+            RETRIES_LEFT.store(RETRIES, Ordering::Relaxed);
             futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
         }
     }
@@ -202,7 +202,7 @@ fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c
     let previous = if signal == libc::SIGSEGV {
         /// A page is there, but does not allow the access.
         const SEGV_ACCERR: libc::c_int = 2;
-        if code == SEGV_ACCERR && find(address).is_some_and(wait_for_thaw) {
+        if code == SEGV_ACCERR && (find(address).is_some_and(wait_for_thaw) || tries_again()) {
             return;
         }
         PREVIOUS_SEGV.load(Ordering::Acquire)
@@ -232,14 +232,20 @@ fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c
     }
 }
 
-/// Waits while a range is frozen; whether the write is worth another try.
+/// Waits while a range is frozen; whether it was.
 fn wait_for_thaw(slot: &'static Slot) -> bool {
-    // A futex call may return early.
-    if slot.frozen.load(Ordering::Acquire) == 1 {
+    let frozen = slot.frozen.load(Ordering::Acquire) == 1;
+    if frozen {
+        // It may return early.
         futex(&slot.frozen, libc::FUTEX_WAIT, 1);
-        return true;
     }
-    slot.retries.fetch_add(1, Ordering::Relaxed) < RETRIES
+    frozen
+}
+
+/// Whether a write that faulted may have been to a range that was thawed since.
+fn tries_again() -> bool {
+    let take = |left: u32| left.checked_sub(1);
+    RETRIES_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
 }
 
 /// The registered range that `address` lies in.

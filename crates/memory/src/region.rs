@@ -1,6 +1,7 @@
 //! Mapped memory: a peer's descriptor ([`Region`]) or one of our own ([`SharedMemory`]).
 
 mod file;
+mod lent;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -174,34 +175,30 @@ impl Region {
         })
     }
 
-    /// Puts `fd`, which has their bytes already, in the place of `length` bytes of this process'
-    /// own memory at `address`, so that others can be given them.
+    /// Moves `length` bytes of this process' own memory at `address` into `fd`, which takes their
+    /// place, so that others can be given them. Who writes to them meanwhile waits.
     ///
     /// # Safety
-    /// The range is whole pages that the caller owns, and stays the caller's: when the region is
-    /// dropped, it is private memory with the same bytes again.
+    /// The range is whole pages that can be read and written, that the caller owns, and that stay
+    /// the caller's: when the region is dropped, it is private memory with the same bytes again.
     ///
     /// # Errors
-    /// As [`map`](Region::map).
+    /// As [`map`](Region::map); the range is as it was then.
     pub unsafe fn over(
         address: usize,
         fd: BorrowedFd<'_>,
         length: u64,
     ) -> Result<Region, RegionError> {
-        check_memory(fd, 0, length)?;
         let access = Access::READ | Access::WRITE;
-        let out = RegionError::OutOfFile { offset: 0, length, file_size: 0 };
-        let mapped = usize::try_from(length).map_err(|_| out)?;
-        let at = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the caller owns the range and lets it be replaced.
-        let base = unsafe {
-            let flags = MapFlags::SHARED | MapFlags::FIXED;
-            rustix::mm::mmap(at, mapped, protection(access), flags, fd, 0)
-        }
-        .map_err(system("mmap"))?;
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
-        ask_for_huge_pages(base.as_ptr().cast(), mapped);
+        let file = Region::map(fd, 0, length, access)?;
+        let mapped = file.len();
         let registration = Registration::new(address, mapped);
+        registration.freeze();
+        // SAFETY: the caller owns the range; it is what it was again, or replaced, when this ends.
+        let outcome = unsafe { lent::put_over(address, mapped, fd, &file) };
+        registration.thaw();
+        let base = NonNull::new(outcome?.cast::<u8>()).expect("mmap never returns null");
+        ask_for_huge_pages(base.as_ptr().cast(), mapped);
         Ok(Region {
             base,
             mapped,
@@ -372,36 +369,21 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.lent && self.give_back().is_ok() {
+        if self.lent {
+            self.registration.freeze();
+            // SAFETY: the range is ours until it is given back; writers wait meanwhile (guard).
+            let outcome = unsafe { lent::give_back(self.base.as_ptr() as usize, self.mapped) };
+            self.registration.thaw();
+            if let Err(error) = outcome {
+                // They are the program's: better shared than gone.
+                tracing::error!(%error, "memory that was registered stays shared");
+            }
             return;
         }
         self.registration.retire();
         // SAFETY: the mapping is ours and nobody holds a slice of it any more (lifetimes); a
         // failure to unmap would only leak address space.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
-    }
-}
-
-impl Region {
-    /// Makes lent memory private again, with its bytes.
-    fn give_back(&self) -> rustix::io::Result<()> {
-        use rustix::mm::{MprotectFlags, MremapFlags, mmap_anonymous, mprotect, mremap_fixed};
-        let at = self.base.as_ptr().cast();
-        self.registration.freeze();
-        // SAFETY: the range is ours until it is given back; the copy is of the same length, and
-        // takes its place in one step. Writers wait meanwhile (guard).
-        let outcome = unsafe {
-            mprotect(at, self.mapped, MprotectFlags::READ).and_then(|()| {
-                let access = ProtFlags::READ | ProtFlags::WRITE;
-                let null = std::ptr::null_mut();
-                let copy = mmap_anonymous(null, self.mapped, access, MapFlags::PRIVATE)?;
-                std::ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), self.mapped);
-                let flags = MremapFlags::MAYMOVE;
-                mremap_fixed(copy, self.mapped, self.mapped, flags, at).map(drop)
-            })
-        };
-        self.registration.thaw();
-        outcome
     }
 }
 

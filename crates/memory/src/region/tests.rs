@@ -1,5 +1,7 @@
 //! Memory that moves, is lent, and is adopted in part; huge pages.
 
+use std::sync::atomic::AtomicU64;
+
 use super::*;
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -51,15 +53,13 @@ fn own_memory_is_lent_and_given_back_with_its_bytes() {
     let address = room.whole().as_ptr() as usize;
     std::mem::forget(room);
     let shared = file(8192);
-    let over = {
-        let copy = Region::map(shared.as_fd(), 0, 8192, BOTH).unwrap();
-        copy.whole().part(4096, 4).unwrap().copy_from(b"mine");
-        // SAFETY: the range was reserved above and forgotten.
-        unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap()
-    };
+    // SAFETY: the range was reserved above and forgotten.
+    let over = unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap();
     let other = Region::map(shared.as_fd(), 4096, 4, BOTH).unwrap();
-    other.whole().copy_from(b"ours");
     let mut text = [0; 4];
+    other.whole().copy_to(&mut text);
+    assert_eq!(&text, b"mine");
+    other.whole().copy_from(b"ours");
     over.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"ours");
     drop(over);
@@ -70,6 +70,35 @@ fn own_memory_is_lent_and_given_back_with_its_bytes() {
     // SAFETY: as above.
     let after = unsafe { std::ptr::read((address + 4096) as *const [u8; 4]) };
     assert_eq!(&after, b"ours");
+}
+
+#[test]
+fn no_store_is_lost_while_memory_is_lent_and_given_back() {
+    const LENGTH: usize = 32 << 20;
+    const ROUNDS: u32 = 5;
+    let room = Region::reserve(LENGTH as u64, BOTH).unwrap();
+    let address = room.whole().as_ptr() as usize;
+    std::mem::forget(room);
+    // SAFETY: the range was reserved and forgotten; it is mapped as long as the process lives.
+    let count = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address + 4096) };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut stored = 0;
+            while !done.load(Ordering::Relaxed) {
+                count.fetch_add(1, Ordering::Relaxed);
+                stored += 1;
+            }
+            stored
+        });
+        for _ in 0..ROUNDS {
+            let shared = file(LENGTH as u64);
+            // SAFETY: as above.
+            drop(unsafe { Region::over(address, shared.as_fd(), LENGTH as u64) }.unwrap());
+        }
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(writer.join().unwrap(), count.load(Ordering::Relaxed));
+    });
 }
 
 #[test]
