@@ -193,10 +193,10 @@ impl Region {
         let file = Region::map(fd, 0, length, access)?;
         let mapped = file.len();
         let registration = Registration::new(address, mapped);
-        registration.freeze();
-        // SAFETY: the caller owns the range; it is what it was again, or replaced, when this ends.
+        registration.freeze(address, mapped).map_err(system("mprotect"))?;
+        // SAFETY: the caller owns the range, and nobody writes to it.
         let outcome = unsafe { lent::put_over(address, mapped, fd, &file) };
-        registration.thaw();
+        registration.thaw().map_err(system("mprotect"))?;
         let base = NonNull::new(outcome?.cast::<u8>()).expect("mmap never returns null");
         ask_for_huge_pages(base.as_ptr().cast(), mapped);
         Ok(Region {
@@ -253,13 +253,8 @@ impl Region {
         if !self.access.contains(Access::WRITE) {
             return Ok(());
         }
-        self.registration.freeze();
-        // SAFETY: whole pages of our own mapping, which stay readable; writers wait (guard).
-        unsafe {
-            let flags = rustix::mm::MprotectFlags::READ;
-            rustix::mm::mprotect(self.base.add(start).as_ptr().cast(), length, flags)
-        }
-        .map_err(system("mprotect"))
+        let at = self.base.as_ptr() as usize + start;
+        self.registration.freeze(at, length).map_err(system("mprotect"))
     }
 
     /// Puts other memory, which has the same bytes, in the place of a range of the file. `from` is
@@ -293,6 +288,7 @@ impl Region {
                 }
                 .map_err(system("mmap"))?;
                 ask_for_huge_pages(at, length);
+                self.registration.refreeze(at as usize, length);
                 Ok(())
             });
         let severed = if replaced.is_err() { self.sever() } else { Ok(()) };
@@ -307,15 +303,7 @@ impl Region {
         if !self.access.contains(Access::WRITE) {
             return Ok(());
         }
-        // SAFETY: our own mapping, which could be written to before it was frozen.
-        unsafe {
-            use rustix::mm::MprotectFlags;
-            let flags = MprotectFlags::READ | MprotectFlags::WRITE;
-            rustix::mm::mprotect(self.base.as_ptr().cast(), self.mapped, flags)
-        }
-        .map_err(system("mprotect"))?;
-        self.registration.thaw();
-        Ok(())
+        self.registration.thaw().map_err(system("mprotect"))
     }
 
     /// The pages of this mapping that hold a range of the file: where they begin here, their
@@ -370,11 +358,13 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.lent {
-            self.registration.freeze();
-            // SAFETY: the range is ours until it is given back; writers wait meanwhile (guard).
-            let outcome = unsafe { lent::give_back(self.base.as_ptr() as usize, self.mapped) };
-            self.registration.thaw();
-            if let Err(error) = outcome {
+            let at = self.base.as_ptr() as usize;
+            let outcome = self.registration.freeze(at, self.mapped).and_then(|()| {
+                // SAFETY: the range is ours until it is given back, and nobody writes to it.
+                unsafe { lent::give_back(at, self.mapped) }
+            });
+            // What is private already may be written to, what stays shared as well.
+            if let Err(error) = outcome.and(self.registration.thaw()) {
                 // They are the program's: better shared than gone.
                 tracing::error!(%error, "memory that was registered stays shared");
             }

@@ -1,28 +1,23 @@
 //! A program's own memory that is lent to others, and given back: private pages that become a
 //! file's, and private again, at the same addresses and with the same bytes.
 //!
-//! The caller has registered the range as frozen: whoever writes to it while it is read-only waits.
+//! The caller has frozen the range: whoever writes to it waits until it is thawed.
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
-use rustix::mm::{
-    MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, mremap_fixed,
-    munmap,
-};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 
 use super::{Region, RegionError, system};
 
 /// Bytes that become private at a time: so much room is enough for any range.
 const CHUNK: usize = 8 << 20;
 
-const BOTH: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
-
 /// Copies a range into `file`, which is `fd` mapped, and maps `fd` in its place.
 ///
 /// # Safety
-/// The range is `length` bytes of readable and writable memory of the caller's, in whole pages.
+/// The range is `length` bytes of readable memory of the caller's, in whole pages, and frozen.
 pub(super) unsafe fn put_over(
     address: usize,
     length: usize,
@@ -30,18 +25,13 @@ pub(super) unsafe fn put_over(
     file: &Region,
 ) -> Result<*mut c_void, RegionError> {
     let at: *mut c_void = with_exposed_provenance_mut(address);
-    // SAFETY: the caller's memory, which stays readable; nobody writes to it until it is replaced
-    // by memory with the same bytes, or can be written again.
+    // SAFETY: the caller's memory, which nobody writes to until it is replaced by memory with the
+    // same bytes, or thawed.
     unsafe {
-        mprotect(at, length, MprotectFlags::READ).map_err(system("mprotect"))?;
         file.whole().copy_from(std::slice::from_raw_parts(at.cast::<u8>(), length));
         let (both, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        mmap(at, length, both, flags, fd, 0).map_err(|cause| {
-            // It was writable before; if this fails too, there is nothing left to try.
-            let _ = mprotect(at, length, BOTH);
-            system("mmap")(cause)
-        })
+        mmap(at, length, both, flags, fd, 0).map_err(system("mmap"))
     }
 }
 
@@ -51,24 +41,18 @@ pub(super) unsafe fn put_over(
 /// When the system has no memory: what is not private yet stays as it was, shared.
 ///
 /// # Safety
-/// The range is whole pages of a region that [`put_over`] made, and nobody holds a slice of it.
+/// The range is whole pages of a region that [`put_over`] made, frozen, and nobody holds a slice
+/// of it.
 pub(super) unsafe fn give_back(address: usize, length: usize) -> rustix::io::Result<()> {
     let at: *mut c_void = with_exposed_provenance_mut(address);
-    // SAFETY: each chunk is replaced in one step by a private copy of itself, of the same length.
-    unsafe {
-        mprotect(at, length, MprotectFlags::READ)?;
-        let mut outcome = Ok(());
-        let mut done = 0;
-        while done < length && outcome.is_ok() {
-            let chunk = CHUNK.min(length - done);
-            outcome = make_private(at.byte_add(done), chunk);
-            done += chunk;
-        }
-        outcome.and(mprotect(at, length, BOTH)).inspect_err(|_| {
-            // Even where some of it stays shared, the program may write to it.
-            let _ = mprotect(at, length, BOTH);
-        })
+    let mut done = 0;
+    while done < length {
+        let chunk = CHUNK.min(length - done);
+        // SAFETY: each chunk is replaced in one step by a private copy of itself.
+        unsafe { make_private(at.byte_add(done), chunk) }?;
+        done += chunk;
     }
+    Ok(())
 }
 
 /// # Safety
