@@ -19,7 +19,7 @@ mod slot;
 mod uffd;
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use slot::Slot;
@@ -34,7 +34,18 @@ struct Block {
 
 impl Block {
     const fn new() -> Self {
-        Block { slots: [const { Slot::new() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+        Block { slots: [const { empty() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+/// A slot with nothing registered.
+const fn empty() -> Slot {
+    Slot {
+        version: AtomicU32::new(0),
+        state: AtomicU32::new(slot::FREE),
+        start: AtomicU64::new(0),
+        end: AtomicU64::new(0),
+        frozen: AtomicU32::new(0),
     }
 }
 
@@ -210,7 +221,7 @@ fn futex(slot: &Slot, operation: libc::c_int, value: u32) {
     unsafe {
         let none = ptr::null::<libc::timespec>();
         let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-        libc::syscall(libc::SYS_futex, slot.word(), operation, value, none);
+        libc::syscall(libc::SYS_futex, slot.frozen.as_ptr(), operation, value, none);
     }
 }
 

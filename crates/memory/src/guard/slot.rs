@@ -3,11 +3,12 @@
 //! The handler may not lock, so it reads atomics. A slot is used again for another range: the
 //! *version* is odd while its range changes, and another one afterwards, so that a reader never
 //! takes the beginning of one range and the end of another for a third that is somebody else's.
+//! `tests/loom.rs` compiles this file over loom's atomics; what those cannot do is in `guard`.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Nothing is registered.
-const FREE: u32 = 0;
+pub(super) const FREE: u32 = 0;
 /// A range, whole.
 const WHOLE: u32 = 1;
 /// A range that lost at least one page.
@@ -16,27 +17,15 @@ const TORN: u32 = 2;
 /// See the module's documentation. One writer at a time; any number of readers.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    version: AtomicU32,
-    state: AtomicU32,
-    start: AtomicU64,
-    end: AtomicU64,
+    pub(super) version: AtomicU32,
+    pub(super) state: AtomicU32,
+    pub(super) start: AtomicU64,
+    pub(super) end: AtomicU64,
     /// 1 while a part of the range may not be written: what writers wait on (a futex).
-    frozen: AtomicU32,
+    pub(super) frozen: AtomicU32,
 }
 
 impl Slot {
-    /// With nothing registered.
-    #[cfg(not(loom))]
-    pub(crate) const fn new() -> Slot {
-        Slot {
-            version: AtomicU32::new(0),
-            state: AtomicU32::new(FREE),
-            start: AtomicU64::new(0),
-            end: AtomicU64::new(0),
-            frozen: AtomicU32::new(0),
-        }
-    }
-
     /// Registers a range; the slot is free.
     pub(crate) fn register(&self, start: u64, end: u64) {
         // Each store is released, each load acquired: who reads a part of the new range reads
@@ -89,11 +78,5 @@ impl Slot {
     /// Whether writers wait.
     pub(crate) fn frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire) == 1
-    }
-
-    /// The word that writers wait on while it is 1.
-    #[cfg(not(loom))]
-    pub(crate) fn word(&self) -> *const u32 {
-        self.frozen.as_ptr()
     }
 }
