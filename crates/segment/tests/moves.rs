@@ -24,7 +24,7 @@ use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, Sess
 const NODES: [NodeId; 3] = [4, 8, 12];
 /// One that is emptied at once, and one that takes its time.
 const SIZES: [u64; 2] = [8192, 8 << 20];
-const SEEDS: u64 = 3_000;
+const SEEDS: u64 = 10_000;
 
 type Who = (NodeId, SessionId);
 
@@ -84,8 +84,9 @@ struct View {
     over: bool,
     /// The owner's node has decided that it has lost it.
     cut: bool,
-    /// Because it did not answer in time. It had the right to the new memory, and may have it: then
-    /// it is like one who has disconnected, and loses it with the next move.
+    /// Not because the right was taken from it: it did not answer in time, or the conversation
+    /// broke. It may have the new memory, like one who has disconnected, and loses it with the next
+    /// move.
     late: bool,
 }
 
@@ -139,7 +140,7 @@ struct World {
     random: Random,
     mistake: Mistake,
     now: u64,
-    ticking: bool,
+    excused: bool,
     directories: BTreeMap<NodeId, (Directory, Store)>,
     clients: BTreeMap<Who, Client>,
     carried: BTreeMap<(NodeId, NodeId, bool), VecDeque<Carried>>,
@@ -152,6 +153,8 @@ struct World {
     stored: BTreeMap<u64, Option<u64>>,
     /// Memory that such have written to.
     scribbled: BTreeSet<ObjectId>,
+    /// Connections that were cut before their processes heard of them.
+    cut_early: BTreeSet<(NodeId, Handle)>,
     stores: u64,
     lives: u64,
     trace: Option<String>,
@@ -163,7 +166,7 @@ impl World {
             random: Random(seed),
             mistake,
             now: 0,
-            ticking: false,
+            excused: false,
             directories: BTreeMap::new(),
             clients: BTreeMap::new(),
             carried: BTreeMap::new(),
@@ -171,6 +174,7 @@ impl World {
             values: BTreeMap::new(),
             segment_of: BTreeMap::new(),
             stored: BTreeMap::new(),
+            cut_early: BTreeSet::new(),
             scribbled: BTreeSet::new(),
             stores: 0,
             lives: 0,
@@ -239,8 +243,9 @@ impl World {
                     let who = self.clients.iter().find(|((on, _), client)| {
                         *on == to && client.views.contains_key(&connection)
                     });
-                    if let Some(who) = who.map(|(who, _)| *who) {
-                        self.cut(who, connection);
+                    match who.map(|(who, _)| *who) {
+                        Some(who) => self.cut(who, connection),
+                        None => drop(self.cut_early.insert((to, connection))),
                     }
                 }
                 let queue = self.carried.entry((node, to, false)).or_default();
@@ -264,8 +269,8 @@ impl World {
 
     fn cut(&mut self, who: Who, handle: Handle) {
         let view = self.clients.get_mut(&who).and_then(|client| client.views.get_mut(&handle));
-        if let Some(view) = view {
-            (view.cut, view.late) = (true, self.ticking);
+        if let Some(view) = view.filter(|view| !view.cut) {
+            (view.cut, view.late) = (true, self.excused);
         }
     }
 
@@ -288,8 +293,8 @@ impl World {
             _ => return,
         };
         let Attached { object, write } = attached[0];
-        let view =
-            View { object, size, write, frozen: false, over: false, cut: false, late: false };
+        let cut = self.cut_early.remove(&(who.0, handle));
+        let view = View { object, size, write, frozen: false, over: false, cut, late: false };
         client.views.insert(handle, view);
         let fresh = self.segment_of.len() as u64;
         self.segment_of.entry(object).or_insert(fresh);
@@ -384,6 +389,7 @@ impl World {
     fn crash(&mut self, node: NodeId) {
         self.note(|| format!("{node} dies"));
         self.clients.retain(|(on, _), _| *on != node);
+        self.cut_early.retain(|(on, _)| *on != node);
         self.carried.retain(|(from, to, _), _| *from != node && *to != node);
         self.work.retain(|(on, _)| *on != node);
         self.start(node);
@@ -393,6 +399,19 @@ impl World {
             });
             self.with(other, |directory, now, store| directory.connector_gone(now, node, store));
         }
+    }
+
+    /// The conversation in which `from` asks `to` breaks; both live.
+    fn break_off(&mut self, from: NodeId, to: NodeId) {
+        self.note(|| format!("{from} and {to} lose each other"));
+        self.carried.remove(&(from, to, true));
+        self.carried.remove(&(to, from, false));
+        self.excused = true;
+        self.with(from, |directory, now, store| {
+            directory.owner_gone(now, to, Loss::OutOfReach, store)
+        });
+        self.with(to, |directory, now, store| directory.connector_gone(now, from, store));
+        self.excused = false;
     }
 
     /// Ends what a process has by a handle; mappings of it stay.
@@ -505,11 +524,11 @@ impl World {
         let due = self.directories.values().filter_map(|(it, _)| it.next_tick()).min();
         let Some(due) = due.filter(|due| *due < u64::MAX) else { return false };
         self.now = self.now.max(due);
-        self.ticking = true;
+        self.excused = true;
         for node in NODES {
             self.with(node, |directory, now, store| directory.tick(now, store));
         }
-        self.ticking = false;
+        self.excused = false;
         true
     }
 
@@ -565,7 +584,13 @@ impl World {
                 }
             }
             43 => drop(self.tick()),
-            44..=62 => {
+            44 => {
+                let other = NODES[self.random.below(3)];
+                if other != node {
+                    self.break_off(node, other);
+                }
+            }
+            45..=62 => {
                 if let Some(handle) = self.random.one(&views) {
                     self.store(who, handle)?;
                 }
