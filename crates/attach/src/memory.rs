@@ -187,6 +187,90 @@ mod tests {
 
     use super::*;
     use rackbus_memory::SharedMemory;
+    use rackbus_memory::sparse::copy_sparse;
+
+    const SEEDS: u64 = 10;
+
+    /// splitmix64.
+    fn next(state: &mut u64) -> u64 {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+    }
+
+    fn number(name: &str) -> Option<u64> {
+        Some(std::env::var(name).ok()?.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+    }
+
+    /// Writers count in mappings of a memory that moves, or is to move and does not, again and
+    /// again; what they counted is there in the end, in every mapping.
+    fn counts_while_it_moves(mut seed: u64) {
+        const SIZE: u64 = 8 * 4096 + 100;
+        const WRITERS: u64 = 3;
+        let memory = Memory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true);
+        let stop = AtomicBool::new(false);
+        let mappings: Vec<(Mapping, usize, usize)> = (0..WRITERS)
+            .map(|writer| {
+                // Each writer has a place of its own, in a mapping that begins anywhere before it.
+                let at = 8192 * writer + 8 * (next(&mut seed) % 1000);
+                let start = (next(&mut seed) % (at / 8 + 1)) * 8;
+                let length = at + 8 - start + next(&mut seed) % (SIZE - at - 8);
+                let mapping = memory.map((start, length), None, false).unwrap();
+                (mapping, (at - start) as usize, at as usize)
+            })
+            .collect();
+        let all = memory.map((0, SIZE), None, false).unwrap();
+        std::thread::scope(|scope| {
+            let count = |mapping: &Mapping, at: usize| {
+                let mut counted = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    counted += 1;
+                    mapping.whole().store_u64(at, counted, Ordering::Release).unwrap();
+                }
+                counted
+            };
+            let writers: Vec<_> = mappings
+                .iter()
+                .map(|(mapping, at, _)| scope.spawn(move || count(mapping, *at)))
+                .collect();
+            for _ in 0..20 {
+                memory.freeze(0, SIZE).unwrap();
+                let old = memory.lock().file.clone().unwrap();
+                let new = SharedMemory::reserve("next", SIZE).unwrap();
+                if !next(&mut seed).is_multiple_of(4) {
+                    copy_sparse((&*old, 0), (&new, 0), SIZE).unwrap();
+                    memory.adopt((0, SIZE), new, 0, true).unwrap();
+                }
+                memory.thaw();
+                (0..next(&mut seed) % 4).for_each(|_| std::thread::yield_now());
+            }
+            if next(&mut seed).is_multiple_of(2) {
+                memory.freeze(0, SIZE).unwrap();
+                memory.end();
+            }
+            stop.store(true, Ordering::Relaxed);
+            for (writer, (mapping, at, in_all)) in writers.into_iter().zip(&mappings) {
+                let counted = Some(writer.join().unwrap());
+                assert_eq!(mapping.whole().load_u64(*at, Ordering::Acquire), counted);
+                assert_eq!(all.whole().load_u64(*in_all, Ordering::Acquire), counted);
+            }
+        });
+    }
+
+    #[test]
+    fn no_store_is_lost_to_a_move() {
+        if let Some(seed) = number("RACKBUS_SEED") {
+            return counts_while_it_moves(seed);
+        }
+        for seed in 0..number("RACKBUS_SEEDS").unwrap_or(SEEDS) {
+            if std::panic::catch_unwind(|| counts_while_it_moves(seed)).is_err() {
+                panic!(
+                    "seed {seed} fails; replay it with: RACKBUS_SEED={seed} cargo test \
+                     -p rackbus-attach --lib no_store -- --nocapture"
+                );
+            }
+        }
+    }
 
     #[test]
     fn a_writer_goes_on_when_the_move_that_it_waits_for_never_ends() {

@@ -210,14 +210,23 @@ fn numbers_are_taken_once_and_free_again() {
 fn a_removed_segment_reads_zeroes_and_its_connectors_are_told() {
     let rack = Rack::start();
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
-    let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
-    segment.set_available().unwrap();
-    let remote = beta.connect(ALPHA, 7, 100).unwrap();
-    let mapping = remote.map(0, 8192).unwrap();
-    mapping.whole().write_obj(0, &9_u64).unwrap();
-    drop(segment);
-    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
-    assert_eq!(word(&mapping, 0), 0);
+    // A little is emptied at once; more is emptied while others go on, and waited for.
+    let mut mapping = None;
+    for size in [32 << 20, 8192] {
+        let segment = alpha.create_segment(&SegmentOptions::shared(7, size)).unwrap();
+        segment.set_available().unwrap();
+        let remote = beta.connect(ALPHA, 7, 100).unwrap();
+        let mapped = mapping.insert(remote.map(0, size).unwrap());
+        let last = mapped.len() - 8;
+        for page in (0..last).step_by(4096).chain([last]) {
+            mapped.whole().write_obj(page, &9_u64).unwrap();
+        }
+        drop(segment);
+        assert_eq!(word(mapped, last), 0);
+        assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+        assert_eq!(word(mapped, 0), 0);
+    }
+    let mapping = mapping.unwrap();
     let next = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
     next.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
     assert_eq!(word(&mapping, 0), 0, "the next owner's data");

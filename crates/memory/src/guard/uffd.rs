@@ -113,7 +113,10 @@ pub(super) fn protect(start: usize, length: usize) -> bool {
 /// Lets them go on, also those that waited for what was mapped there before.
 pub(super) fn release(start: usize, length: usize) {
     let Some(kernel) = kernel() else { return };
-    // A range that is not registered (any more) has nobody to wake but those that came before.
+    // Each alone would do where it succeeds; what was mapped anew is not protected, and what cannot
+    // be unregistered for want of memory may be written to all the same. Those that came before a
+    // change of mappings wait for an address, and are woken by it.
+    call(&kernel.fd, UFFDIO_WRITEPROTECT, &mut ranged(start, length, 0));
     call(&kernel.fd, UFFDIO_UNREGISTER, &mut ranged(start, length, 0));
     call(&kernel.fd, UFFDIO_WAKE, &mut ranged(start, length, 0));
 }
