@@ -225,7 +225,9 @@ mod tests {
                 let mut counted = 0_u64;
                 while !stop.load(Ordering::Relaxed) {
                     counted += 1;
-                    mapping.whole().store_u64(at, counted, Ordering::Release).unwrap();
+                    // From what is there: a store that is lost is missing for good.
+                    let here = mapping.whole().load_u64(at, Ordering::Acquire).unwrap();
+                    mapping.whole().store_u64(at, here + 1, Ordering::Release).unwrap();
                 }
                 counted
             };
