@@ -16,6 +16,10 @@ use crate::message::{Change, Event, Handle, ObjectId, Refusal, Reply, SessionId,
 /// Milliseconds that a keeper may take for each step.
 const PATIENCE: u64 = 2_000;
 
+/// Milliseconds that a tick may be late. More says that this node itself stood still, and may not
+/// have heard what keepers answered meanwhile.
+const LATE: u64 = 500;
+
 /// Bytes that are emptied at once: it takes less time than telling somebody that it is done.
 const AT_ONCE: u64 = 4 << 20;
 
@@ -65,6 +69,8 @@ pub(super) struct Move {
     /// Tickets that need another move after this one.
     again: Vec<Handle>,
     pub deadline: u64,
+    /// Whether the keepers were given more time, because this node stood still.
+    extended: bool,
 }
 
 /// Somebody who waits for moves.
@@ -144,9 +150,10 @@ impl Directory {
         let deadline = self.now.saturating_add(PATIENCE);
         let phase = Phase::Freezing;
         let again = Vec::new();
+        let extended = false;
         self.moves.insert(
             handle,
-            Move { ticket, kept, from, to, range, phase, keepers, again, deadline },
+            Move { ticket, kept, from, to, range, phase, keepers, again, deadline, extended },
         );
         handle
     }
@@ -414,6 +421,12 @@ impl Directory {
     /// Cuts off the keepers that did not answer in time.
     pub(super) fn expire_moves(&mut self) {
         let now = self.now;
+        for one in self.moves.values_mut() {
+            if one.deadline.saturating_add(LATE) < now && !one.extended {
+                one.extended = true;
+                one.deadline = now.saturating_add(PATIENCE);
+            }
+        }
         let late = self.moves.iter().filter(|(_, one)| one.deadline <= now);
         let late: Vec<(Handle, Vec<Keeper>)> = late
             .map(|(handle, one)| {
