@@ -11,6 +11,8 @@
 //! A failing seed prints the command that replays it with its trace; `RACKBUS_SEEDS` says how many
 //! seeds to run.
 
+mod support;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 
@@ -20,6 +22,7 @@ use rackbus_segment::message::{
     Withdrawal,
 };
 use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
+use support::{Random, for_seeds};
 
 const NODES: [NodeId; 3] = [4, 8, 12];
 /// One that is emptied at once, and one that takes its time.
@@ -28,25 +31,9 @@ const SEEDS: u64 = 10_000;
 
 type Who = (NodeId, SessionId);
 
-/// splitmix64: a whole schedule from one number.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn one<T: Copy>(&mut self, of: &[T]) -> Option<T> {
-        (!of.is_empty()).then(|| of[self.below(of.len())])
-    }
+/// One of several, if there is one.
+fn one<T: Copy>(random: &mut Random, of: &[T]) -> Option<T> {
+    of.get(random.below(of.len())).copied()
 }
 
 /// A deliberate mistake, to prove that the simulation notices.
@@ -534,7 +521,7 @@ impl World {
 
     fn step(&mut self) -> Result<(), String> {
         let whos: Vec<Who> = self.clients.keys().copied().collect();
-        let who = self.random.one(&whos);
+        let who = one(&mut self.random, &whos);
         let node = NODES[self.random.below(3)];
         let id = 1 + self.random.below(2) as u32;
         let Some(who) = who else {
@@ -554,7 +541,7 @@ impl World {
                 self.ask(who, Request::CreateSegment { id, choose: false, size, kind });
             }
             12..=19 => {
-                if let Some(segment) = self.random.one(&segments) {
+                if let Some(segment) = one(&mut self.random, &segments) {
                     self.ask(who, Request::SetAvailable { segment });
                 }
             }
@@ -568,18 +555,18 @@ impl World {
                 self.ask(who, Request::SetShare { first: 1, last: 2, node, share });
             }
             38..=39 => {
-                if let Some(segment) = self.random.one(&segments) {
+                if let Some(segment) = one(&mut self.random, &segments) {
                     let how = Withdrawal::Force;
                     self.ask(who, Request::SetUnavailable { segment, how });
                 }
             }
             40 => {
-                if let Some(segment) = self.random.one(&segments) {
+                if let Some(segment) = one(&mut self.random, &segments) {
                     self.give_back(who, segment, Request::Remove { segment });
                 }
             }
             41..=42 => {
-                if let Some(connection) = self.random.one(&connections) {
+                if let Some(connection) = one(&mut self.random, &connections) {
                     self.give_back(who, connection, Request::Disconnect { connection });
                 }
             }
@@ -595,7 +582,7 @@ impl World {
                 }
             }
             45..=62 => {
-                if let Some(handle) = self.random.one(&views) {
+                if let Some(handle) = one(&mut self.random, &views) {
                     self.store(who, handle)?;
                 }
             }
@@ -665,28 +652,11 @@ fn run(seed: u64, mistake: Mistake, traced: bool) -> Result<(), (String, String)
     outcome.map_err(|error| (error, world.trace.unwrap_or_default()))
 }
 
-fn replay(seed: u64) -> String {
-    format!("RACKBUS_SEED={seed} cargo test -p rackbus-segment --test moves -- --nocapture")
-}
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-}
-
 #[test]
 fn a_move_loses_nothing_and_leaves_nobody_behind() {
-    if let Some(seed) = number("RACKBUS_SEED") {
-        if let Err((error, trace)) = run(seed, Mistake::None, true) {
-            panic!("{trace}\nseed {seed}: {error}");
-        }
-        return;
-    }
-    for seed in 0..number("RACKBUS_SEEDS").unwrap_or(SEEDS) {
-        if let Err((error, _)) = run(seed, Mistake::None, false) {
-            panic!("seed {seed}: {error}\nreplay it with: {}", replay(seed));
-        }
-    }
+    for_seeds("moves", SEEDS, |seed, traced| {
+        run(seed, Mistake::None, traced).map_err(|(error, trace)| format!("{error}\n{trace}"))
+    });
 }
 
 /// A simulation that finds no planted mistake would prove nothing.
