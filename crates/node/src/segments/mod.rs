@@ -245,7 +245,11 @@ impl Segments {
                     Some(Owner::Dialling(waiting)) => waiting.push(letter),
                     None => {
                         state.owners.insert(node, Owner::Dialling(vec![letter]));
-                        self.dial(state, node);
+                        if let Err(error) = self.dial(state, node) {
+                            tracing::error!(%error, "another host is out of reach: no thread");
+                            // Who waits is told in time; the next message tries again.
+                            state.owners.remove(&node);
+                        }
                     }
                 }
             }

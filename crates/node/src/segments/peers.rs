@@ -37,7 +37,10 @@ impl State {
 
 impl Segments {
     /// Connects to an owner's node on a thread of its own, which then hears what it says.
-    pub(super) fn dial(self: &Arc<Self>, state: &State, node: NodeId) {
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub(super) fn dial(self: &Arc<Self>, state: &State, node: NodeId) -> std::io::Result<()> {
         let name = state.hosts.iter().find(|(id, _)| *id == node).map(|(_, name)| name.clone());
         let service = self.clone();
         let talk = move || {
@@ -51,9 +54,7 @@ impl Segments {
             };
             service.owner_lost(node, loss);
         };
-        if let Err(error) = std::thread::Builder::new().name("owner".into()).spawn(talk) {
-            tracing::error!(%error, "another host is out of reach: no thread for it");
-        }
+        std::thread::Builder::new().name("owner".into()).spawn(talk).map(drop)
     }
 
     fn reach(&self, name: &str) -> Result<Arc<Outbox>, LinkError> {
