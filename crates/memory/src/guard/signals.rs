@@ -79,12 +79,18 @@ fn current(signal: libc::c_int) -> Option<libc::sigaction> {
 fn install(signal: libc::c_int, chain: &Chain) {
     let ours = handler as *const () as usize;
     let Some(before) = current(signal).filter(|action| action.sa_sigaction != ours) else { return };
-    // Known before it can be needed: a signal may come as soon as the handler is there. Leaked,
-    // because a handler may be reading it at any time; once for each handler of the program's.
-    let before: *mut libc::sigaction = Box::leak(Box::new(before));
-    chain.next.store(before, Ordering::Release);
-    let none = ptr::null_mut();
-    let first = chain.first.compare_exchange(none, before, Ordering::AcqRel, Ordering::Relaxed);
+    // SAFETY: null or leaked.
+    let known = unsafe { chain.next.load(Ordering::Acquire).as_ref() };
+    let same = |known: &libc::sigaction| {
+        (known.sa_sigaction, known.sa_flags) == (before.sa_sigaction, before.sa_flags)
+    };
+    if !known.is_some_and(same) {
+        // Known before it can be needed: a signal may come as soon as the handler is there. Leaked,
+        // because a handler may be reading it at any time; once for each that displaces another.
+        chain.next.store(Box::leak(Box::new(before)), Ordering::Release);
+    }
+    let (none, next) = (ptr::null_mut(), chain.next.load(Ordering::Acquire));
+    let first = chain.first.compare_exchange(none, next, Ordering::AcqRel, Ordering::Relaxed);
     if first.is_err() && !chain.displaced.swap(true, Ordering::Relaxed) {
         tracing::info!(signal, "the program handles a signal that shared memory needs: both do");
     }
