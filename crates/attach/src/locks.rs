@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rackbus_memory::Event;
 use rackbus_memory::lock::{LockError, Locked, MUTEX_BYTES, Owner, SharedBarrier, SharedMutex};
 use rackbus_segment::SessionId;
-use rackbus_segment::message::{Holder, Refusal};
+use rackbus_segment::message::Holder;
 
 use crate::memory::Mapping;
 use crate::session::{AttachError, Session};
@@ -84,14 +84,11 @@ impl Session {
         Ok(RackBarrier { session: self.clone(), parties: parties.to_vec(), barrier })
     }
 
-    /// Whether a party is certainly gone. One whose node is gone is cut off, and counts as gone:
-    /// its process knows ([`Session::is_gone`]) and must not go on.
+    /// Whether a party is certainly gone. One whose node is dead is cut off, and counts as gone:
+    /// its process knows ([`Session::is_gone`]) and must not go on. A node that is only slow, or
+    /// out of reach, says nothing of its processes.
     fn is_dead(&self, holder: Holder) -> bool {
-        match self.alive(holder) {
-            Ok(alive) => !alive,
-            Err(AttachError::Refused(Refusal::NotResponding)) => true,
-            Err(_) => false,
-        }
+        self.alive(holder).is_ok_and(|alive| !alive)
     }
 }
 

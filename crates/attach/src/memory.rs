@@ -59,6 +59,8 @@ struct State {
     file: Option<Arc<OwnedFd>>,
     regions: Vec<Weak<Region>>,
     frozen: bool,
+    /// Nothing is moved any more: it was given back, or taken away.
+    over: bool,
 }
 
 impl Memory {
@@ -67,7 +69,8 @@ impl Memory {
             true => Access::READ | Access::WRITE,
             false => Access::READ,
         };
-        let state = State { file: file.map(Arc::new), regions: Vec::new(), frozen: false };
+        let state =
+            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, over: false };
         Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access })
     }
 
@@ -119,6 +122,9 @@ impl Memory {
     /// The node moves a range elsewhere: writers wait from now on.
     pub(crate) fn freeze(&self, offset: u64, length: u64) -> Result<(), RegionError> {
         let mut state = self.lock();
+        if state.over {
+            return Ok(());
+        }
         state.frozen = true;
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             region.freeze(offset, length)?;
@@ -127,6 +133,7 @@ impl Memory {
     }
 
     /// The range is in `file` from now on, beginning at `from`; `whole` when that is all of it.
+    /// Writers wait on.
     pub(crate) fn adopt(
         &self,
         (offset, length): (u64, u64),
@@ -135,6 +142,9 @@ impl Memory {
         whole: bool,
     ) -> Result<(), RegionError> {
         let mut state = self.lock();
+        if state.over {
+            return Ok(());
+        }
         let regions: Vec<Arc<Region>> = state.regions.iter().filter_map(Weak::upgrade).collect();
         let outcomes =
             regions.iter().map(|region| region.adopt(offset, length, file.as_fd(), from));
@@ -142,20 +152,29 @@ impl Memory {
         if whole {
             state.file = Some(Arc::new(file));
         }
-        state.frozen = false;
-        self.moved.notify_all();
         outcome
     }
 
-    /// The move that is under way will never end: whoever waits for it goes on where it is.
-    pub(crate) fn stay(&self) {
+    /// The move is over: writers go on where the memory is now.
+    pub(crate) fn thaw(&self) {
+        self.thaw_in(&mut self.lock());
+    }
+
+    /// The node moves this memory no more: who waits for a move goes on where it is, and nobody
+    /// waits for one again, whatever the node said before it knew.
+    pub(crate) fn end(&self) {
         let mut state = self.lock();
+        state.over = true;
+        self.thaw_in(&mut state);
+    }
+
+    fn thaw_in(&self, state: &mut State) {
         if !std::mem::take(&mut state.frozen) {
             return;
         }
         for region in state.regions.iter().filter_map(Weak::upgrade) {
-            if let Err(error) = region.stay() {
-                tracing::error!(%error, "memory that is not moved after all cannot be written to");
+            if let Err(error) = region.thaw() {
+                tracing::error!(%error, "memory that was frozen cannot be written to");
             }
         }
         self.moved.notify_all();
@@ -164,8 +183,96 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use rackbus_memory::SharedMemory;
+    use rackbus_memory::sparse::copy_sparse;
+
+    const SEEDS: u64 = 10;
+
+    /// splitmix64.
+    fn next(state: &mut u64) -> u64 {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+    }
+
+    fn number(name: &str) -> Option<u64> {
+        Some(std::env::var(name).ok()?.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+    }
+
+    /// Writers count in mappings of a memory that moves, or is to move and does not, again and
+    /// again; what they counted is there in the end, in every mapping.
+    fn counts_while_it_moves(mut seed: u64) {
+        const SIZE: u64 = 8 * 4096 + 100;
+        const WRITERS: u64 = 3;
+        let memory = Memory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true);
+        let stop = AtomicBool::new(false);
+        let mappings: Vec<(Mapping, usize, usize)> = (0..WRITERS)
+            .map(|writer| {
+                // Each writer has a place of its own, in a mapping that begins anywhere before it.
+                let at = 8192 * writer + 8 * (next(&mut seed) % 1000);
+                let start = (next(&mut seed) % (at / 8 + 1)) * 8;
+                let length = at + 8 - start + next(&mut seed) % (SIZE - at - 8);
+                let mapping = memory.map((start, length), None, false).unwrap();
+                (mapping, (at - start) as usize, at as usize)
+            })
+            .collect();
+        let all = memory.map((0, SIZE), None, false).unwrap();
+        std::thread::scope(|scope| {
+            let count = |mapping: &Mapping, at: usize| {
+                let mut counted = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    counted += 1;
+                    // From what is there: a store that is lost is missing for good.
+                    let here = mapping.whole().load_u64(at, Ordering::Acquire).unwrap();
+                    mapping.whole().store_u64(at, here + 1, Ordering::Release).unwrap();
+                }
+                counted
+            };
+            let writers: Vec<_> = mappings
+                .iter()
+                .map(|(mapping, at, _)| scope.spawn(move || count(mapping, *at)))
+                .collect();
+            for _ in 0..20 {
+                memory.freeze(0, SIZE).unwrap();
+                let old = memory.lock().file.clone().unwrap();
+                let new = SharedMemory::reserve("next", SIZE).unwrap();
+                if !next(&mut seed).is_multiple_of(4) {
+                    copy_sparse((&*old, 0), (&new, 0), SIZE).unwrap();
+                    memory.adopt((0, SIZE), new, 0, true).unwrap();
+                }
+                memory.thaw();
+                (0..next(&mut seed) % 4).for_each(|_| std::thread::yield_now());
+            }
+            if next(&mut seed).is_multiple_of(2) {
+                memory.freeze(0, SIZE).unwrap();
+                memory.end();
+            }
+            stop.store(true, Ordering::Relaxed);
+            for (writer, (mapping, at, in_all)) in writers.into_iter().zip(&mappings) {
+                let counted = Some(writer.join().unwrap());
+                assert_eq!(mapping.whole().load_u64(*at, Ordering::Acquire), counted);
+                assert_eq!(all.whole().load_u64(*in_all, Ordering::Acquire), counted);
+            }
+        });
+    }
+
+    #[test]
+    fn no_store_is_lost_to_a_move() {
+        if let Some(seed) = number("RACKBUS_SEED") {
+            return counts_while_it_moves(seed);
+        }
+        for seed in 0..number("RACKBUS_SEEDS").unwrap_or(SEEDS) {
+            if std::panic::catch_unwind(|| counts_while_it_moves(seed)).is_err() {
+                panic!(
+                    "seed {seed} fails; replay it with: RACKBUS_SEED={seed} cargo test \
+                     -p rackbus-attach --lib no_store -- --nocapture"
+                );
+            }
+        }
+    }
 
     #[test]
     fn a_writer_goes_on_when_the_move_that_it_waits_for_never_ends() {
@@ -176,10 +283,37 @@ mod tests {
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| mapping.whole().write_obj(4096, &7_u64).unwrap());
             let mapper = scope.spawn(|| memory.map((4096, 8), None, false).unwrap());
-            memory.stay();
+            memory.end();
             writer.join().unwrap();
             let other = mapper.join().unwrap();
             assert_eq!(other.whole().read_obj::<u64>(0), Some(7));
+        });
+        // What is heard of the move later stops nobody.
+        memory.freeze(0, 8192).unwrap();
+        mapping.whole().write_obj(4096, &8_u64).unwrap();
+        assert!(memory.map((0, 8), None, false).is_ok());
+    }
+
+    #[test]
+    fn nobody_writes_before_all_mappings_have_moved() {
+        let (old, new) = (SharedMemory::reserve("old", 8192), SharedMemory::reserve("new", 8192));
+        let memory = Memory::new(Some(old.unwrap()), true);
+        let (one, other) = (memory.map((0, 8192), None, false), memory.map((0, 8192), None, false));
+        let (one, other) = (one.unwrap(), other.unwrap());
+        memory.freeze(0, 8192).unwrap();
+        let thawed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                one.whole().write_obj(0, &7_u64).unwrap();
+                // The store is a signal to whoever polls: all must read it from now on.
+                (thawed.load(Ordering::SeqCst), other.whole().read_obj::<u64>(0))
+            });
+            memory.adopt((0, 8192), new.unwrap(), 0, true).unwrap();
+            // Long enough for a writer that is not kept waiting.
+            std::thread::sleep(Duration::from_millis(20));
+            thawed.store(true, Ordering::SeqCst);
+            memory.thaw();
+            assert_eq!(writer.join().unwrap(), (true, Some(7)));
         });
     }
 }

@@ -20,7 +20,7 @@ pub struct Extent {
     handle: Handle,
     address: u64,
     mapping: Mapping,
-    _memory: Arc<Memory>,
+    memory: Arc<Memory>,
 }
 
 impl Session {
@@ -40,7 +40,7 @@ impl Session {
         // Its pages move one by one: the file as a whole is never mapped again, hence no size.
         let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
         self.registry().watch(handle, watched, self);
-        Ok(Extent { session: self.clone(), handle, address, mapping, _memory: memory })
+        Ok(Extent { session: self.clone(), handle, address, mapping, memory })
     }
 
     /// Reaches `length` bytes at an address of the rack, which some host's process has opened to
@@ -116,9 +116,9 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        self.session.registry().forget(self.handle);
+        let request = Request::Free { extent: self.handle };
         // A node that is gone has ended it already.
-        let _ = self.session.done(&Request::Free { extent: self.handle });
+        let _ = self.session.give_back(self.handle, &self.memory, &request);
     }
 }
 

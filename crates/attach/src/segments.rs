@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Access, Region};
+use rackbus_memory::Region;
 use rackbus_segment::Handle;
 use rackbus_segment::message::{
     BROADCAST_NODE, Connected, NodeId, Reply, Request, SegmentId, SegmentKind, Target, Withdrawal,
@@ -238,7 +238,8 @@ impl LocalSegment {
 
     /// Makes memory of this process the memory of an empty segment: what is written there is
     /// seen by all that are connected, and the other way round. When the mapping that this returns
-    /// is dropped, the memory is private again, with its bytes.
+    /// is dropped, the memory is private again, with its bytes. Who writes to it while it changes
+    /// waits; a system call that does so fails with `EFAULT`.
     ///
     /// # Safety
     /// `address` and the segment's size are whole pages of readable and writable memory of this
@@ -249,17 +250,6 @@ impl LocalSegment {
     #[allow(unsafe_code)]
     pub unsafe fn register(&self, address: usize) -> Result<Mapping, AttachError> {
         let file = self.ask_memory()?;
-        {
-            let access = Access::READ | Access::WRITE;
-            let copy = Region::map(file.as_fd(), 0, self.size, access)?;
-            let length = usize::try_from(self.size).unwrap_or(usize::MAX);
-            // SAFETY: the caller says that this is memory of its own, of that size.
-            let bytes = unsafe {
-                let start: *const u8 = std::ptr::with_exposed_provenance(address);
-                std::slice::from_raw_parts(start, length)
-            };
-            copy.whole().copy_from(bytes);
-        }
         // SAFETY: as the caller says.
         let region = unsafe { Region::over(address, file.as_fd(), self.size) }?;
         let region = Arc::new(region);
@@ -287,8 +277,8 @@ impl LocalSegment {
             return Ok(());
         }
         self.watch.end();
-        self.session.registry().forget(self.handle);
-        self.session.done(&Request::Remove { segment: self.handle })
+        let request = Request::Remove { segment: self.handle };
+        self.session.give_back(self.handle, &self.memory, &request)
     }
 }
 
@@ -374,8 +364,8 @@ impl RemoteSegment {
 impl Drop for RemoteSegment {
     fn drop(&mut self) {
         self.watch.end();
-        self.session.registry().forget(self.handle);
+        let request = Request::Disconnect { connection: self.handle };
         // A node that is gone has ended it already.
-        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+        let _ = self.session.give_back(self.handle, &self.memory, &request);
     }
 }

@@ -116,10 +116,50 @@ pub(crate) struct Registry {
     watched: Mutex<HashMap<Handle, Watched>>,
     /// Events about things whose making has not been heard of yet: they come on another socket.
     early: Mutex<VecDeque<(Handle, Event, Vec<OwnedFd>)>>,
-    finished: Mutex<HashMap<Handle, Result<(), Refusal>>>,
-    ended: Condvar,
+    /// Held while an event is dealt with: they are in the order in which they came, those that
+    /// came early too.
+    order: Mutex<()>,
+    finished: Finished,
     gone: AtomicBool,
     calls: Calls,
+}
+
+/// What has taken longer, and is done.
+#[derive(Debug, Default)]
+struct Finished {
+    state: Mutex<Outcomes>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Outcomes {
+    by_ticket: HashMap<Handle, Result<(), Refusal>>,
+    /// Nothing will be told any more.
+    over: bool,
+}
+
+impl Finished {
+    fn tell(&self, ticket: Handle, outcome: Result<(), Refusal>) {
+        lock(&self.state).by_ticket.insert(ticket, outcome);
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        // Under the lock: whoever looked before sleeps by now, and is woken.
+        lock(&self.state).over = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, ticket: Handle, limit: Duration) -> Result<(), AttachError> {
+        let going_on = |state: &mut Outcomes| !state.by_ticket.contains_key(&ticket) && !state.over;
+        let waited = self.changed.wait_timeout_while(lock(&self.state), limit, going_on);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match state.by_ticket.remove(&ticket) {
+            Some(outcome) => Ok(outcome?),
+            None if state.over => Err(AttachError::Gone(StreamError::Closed)),
+            None => Err(AttachError::Gone(StreamError::TimedOut)),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -152,14 +192,8 @@ impl Session {
             (Reply::Refused(refusal), _) => return Err(refusal.into()),
             _ => return Err(AttachError::Protocol),
         };
-        let registry = Arc::new(Registry {
-            watched: Mutex::default(),
-            early: Mutex::default(),
-            finished: Mutex::default(),
-            ended: Condvar::new(),
-            gone: AtomicBool::new(false),
-            calls: Calls::start().map_err(failed("a thread for callbacks"))?,
-        });
+        let calls = Calls::start().map_err(failed("a thread for callbacks"))?;
+        let registry = Arc::new(Registry::new(calls));
         let events = Arc::new(events);
         let (listening, registered) = (events.clone(), registry.clone());
         let listen = move || registered.listen(&listening);
@@ -208,7 +242,8 @@ impl Session {
         self.done(&Request::Probe { node })
     }
 
-    /// Whether a session of any host still lives.
+    /// Whether a session of any host still lives. False is certain; true may only mean that
+    /// nobody could be asked.
     ///
     /// # Errors
     /// [`AttachError`] when that cannot be told.
@@ -279,11 +314,26 @@ impl Session {
         }
     }
 
+    /// Gives back what the node knows by `handle`: asks first, so that a move that is under way
+    /// goes on to its end or is abandoned, then lets go those who wait for it, and only then hears
+    /// no more of it.
+    pub(crate) fn give_back(
+        &self,
+        handle: Handle,
+        memory: &Memory,
+        request: &Request,
+    ) -> Result<(), AttachError> {
+        let outcome = self.done(request);
+        memory.end();
+        self.registry().forget(handle);
+        outcome
+    }
+
     /// Asks the node for something that has no result, and waits until it is done.
     pub(crate) fn done(&self, request: &Request) -> Result<(), AttachError> {
         match self.call(request)? {
             (Reply::Done, _) => Ok(()),
-            (Reply::Started { ticket }, _) => self.0.registry.wait_finished(ticket),
+            (Reply::Started { ticket }, _) => self.0.registry.finished.wait(ticket, MOVED),
             _ => Err(AttachError::Protocol),
         }
     }
@@ -306,8 +356,25 @@ impl Drop for Inner {
 }
 
 impl Registry {
+    fn new(calls: Calls) -> Registry {
+        Registry {
+            watched: Mutex::default(),
+            early: Mutex::default(),
+            order: Mutex::default(),
+            finished: Finished::default(),
+            gone: AtomicBool::new(false),
+            calls,
+        }
+    }
+
     /// Tells what events about `handle` are for, and what has happened to it already.
     pub(crate) fn watch(&self, handle: Handle, watched: Watched, session: &Session) {
+        self.watch_from(handle, watched, &session.0.events);
+    }
+
+    fn watch_from(&self, handle: Handle, watched: Watched, events: &Packets) {
+        // What comes from now on waits until this is done with what came before.
+        let _order = lock(&self.order);
         let early: Vec<_> = {
             let mut early = lock(&self.early);
             lock(&self.watched).insert(handle, watched);
@@ -317,7 +384,7 @@ impl Registry {
             mine
         };
         for (_, event, fds) in early.into_iter().rev() {
-            self.heard(event, fds, &session.0.events);
+            self.heard(event, fds, events);
         }
         if self.gone.load(Ordering::Acquire) {
             self.all_gone();
@@ -338,19 +405,27 @@ impl Registry {
         {
             packet.fds.iter().for_each(keep_room);
             match buffer.get(..packet.length).and_then(decode::<Event>) {
-                Some(event) => self.heard(event, packet.fds, events),
+                Some(event) => self.came(event, packet.fds, events),
                 None => break,
             }
         }
-        self.gone.store(true, Ordering::Release);
-        self.all_gone();
-        self.ended.notify_all();
+        {
+            let _order = lock(&self.order);
+            self.gone.store(true, Ordering::Release);
+            self.all_gone();
+        }
+        self.finished.end();
+    }
+
+    fn came(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
+        let _order = lock(&self.order);
+        self.heard(event, fds, events);
     }
 
     /// The node is gone, and with it everything that was had through it.
     fn all_gone(&self) {
         let all: Vec<Watched> = lock(&self.watched).values().cloned().collect();
-        all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.stay());
+        all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.end());
         for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
             if !watch.lost() {
                 watch.happened(Happening::Remote(Change::NotOperational), &self.calls);
@@ -365,6 +440,7 @@ impl Registry {
         }
     }
 
+    /// Deals with an event; the caller holds `order`.
     fn heard(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
         if let Some(handle) = about(&event) {
             let mut early = lock(&self.early);
@@ -385,7 +461,7 @@ impl Registry {
             Event::Remote { connection, change } => {
                 let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
                 if let (Some(memory), Change::Lost) = (memory, change) {
-                    memory.stay();
+                    memory.end();
                 }
                 self.happened(connection, Happening::Remote(change));
             }
@@ -409,7 +485,7 @@ impl Registry {
                     && let Err(error) = memory.freeze(offset, length)
                 {
                     tracing::error!(%error, "memory cannot be kept from its writers");
-                    memory.stay();
+                    memory.end();
                     return;
                 }
                 answer(events, Notice::Frozen { ticket, keeper });
@@ -425,23 +501,12 @@ impl Registry {
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }
-            Event::Finished { ticket, outcome } => {
-                lock(&self.finished).insert(ticket, outcome);
-                self.ended.notify_all();
+            Event::Thaw { keeper, .. } => {
+                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                    memory.thaw();
+                }
             }
-        }
-    }
-
-    fn wait_finished(&self, ticket: Handle) -> Result<(), AttachError> {
-        let going_on = |finished: &mut HashMap<Handle, _>| {
-            !finished.contains_key(&ticket) && !self.gone.load(Ordering::Acquire)
-        };
-        let finished = lock(&self.finished);
-        let waited = self.ended.wait_timeout_while(finished, MOVED, going_on);
-        let mut finished = waited.unwrap_or_else(PoisonError::into_inner).0;
-        match finished.remove(&ticket) {
-            Some(outcome) => Ok(outcome?),
-            None => Err(AttachError::Gone(StreamError::TimedOut)),
+            Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
         }
     }
 }
@@ -452,7 +517,9 @@ fn about(event: &Event) -> Option<Handle> {
         Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
         Event::Remote { connection, .. } => Some(*connection),
         Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
-        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } => Some(*keeper),
+        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } | Event::Thaw { keeper, .. } => {
+            Some(*keeper)
+        }
         Event::Finished { .. } => None,
     }
 }
@@ -467,5 +534,57 @@ fn answer(events: &Packets, notice: Notice) {
 impl From<&Session> for SessionId {
     fn from(session: &Session) -> SessionId {
         session.0.welcome.session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    #[test]
+    fn what_came_early_stays_before_what_comes_next() {
+        let (events, _node) = Packets::pair().unwrap();
+        let registry = Registry::new(Calls::start().unwrap());
+        for number in 0..50 {
+            let segment = Handle(number);
+            let event = |node| match node {
+                0 => Event::Connected { segment, node: 4 },
+                _ => Event::Disconnected { segment, node: 4 },
+            };
+            let watch = Watch::new(None);
+            let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
+            registry.came(event(0), Vec::new(), &events);
+            // Many that came early take long enough for the next one to come meanwhile.
+            (0..64).for_each(|_| registry.came(event(0), Vec::new(), &events));
+            std::thread::scope(|scope| {
+                scope.spawn(|| registry.watch_from(segment, watched, &events));
+                while lock(&registry.early).iter().any(|(about, ..)| *about == segment) {
+                    std::hint::spin_loop();
+                }
+                registry.came(event(1), Vec::new(), &events);
+            });
+            (0..64).for_each(|_| assert_eq!(watch.wait(NOW), Some(Happening::Connected(4))));
+            let heard = [watch.wait(NOW), watch.wait(NOW)].map(Option::unwrap);
+            assert_eq!(heard, [Happening::Connected(4), Happening::Disconnected(4)]);
+        }
+    }
+
+    #[test]
+    fn who_waits_for_the_end_of_a_move_learns_that_the_node_is_gone() {
+        for number in 0..2_000 {
+            let finished = Finished::default();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| finished.wait(Handle(number), MOVED));
+                finished.end();
+                let gone = waiting.join().unwrap();
+                assert!(matches!(gone, Err(AttachError::Gone(StreamError::Closed))));
+            });
+        }
+        let finished = Finished::default();
+        finished.tell(Handle(1), Ok(()));
+        finished.end();
+        finished.wait(Handle(1), MOVED).unwrap();
     }
 }

@@ -2,42 +2,29 @@
 //!
 //! Touching a page beyond the end of a mapped file raises SIGBUS, which by default kills the
 //! process: a borrower could take its lender down, and every other borrower with it. The guard
-//! catches the signal, and if the address lies in a registered [`Region`](crate::Region), puts an
-//! anonymous page of zeroes in its place and marks the region as *torn*. The access then
-//! completes against that page; whoever owns the region sees [`torn_count`] move, and drops the
-//! peer. A SIGBUS anywhere else goes to the handler that was installed before, as if the guard
-//! were not there.
+//! catches the signal ([`signals`]), and if the address lies in a registered
+//! [`Region`](crate::Region), puts an anonymous page of zeroes in its place and marks the region as
+//! *torn*. The access then completes against that page; whoever owns the region sees
+//! [`torn_count`] move, and drops the peer. A SIGBUS anywhere else goes to the handler that was
+//! installed before, as if the guard were not there.
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
-//! means that it can be read but not written. A thread that writes to it all the same raises
-//! SIGSEGV; the guard lets it wait until the region is thawed, and try again.
+//! means that it can be read but not written. A thread that writes to it all the same waits until
+//! the region is thawed, and goes on: in the kernel, where it can do that ([`uffd`]), else in a
+//! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
+//! process, and a system call that writes to frozen memory fails with `EFAULT`.
+
+mod signals;
+mod slot;
+mod uffd;
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use slot::Slot;
 
 const SLOTS: usize = 1024;
-/// Slot state: nothing registered.
-const FREE: u8 = 0;
-/// Slot state: a region, whole.
-const WHOLE: u8 = 1;
-/// Slot state: a region that lost at least one page.
-const TORN: u8 = 2;
-
-/// One registered range. The signal handler only ever reads atomics; writers hold [`REGISTRY`].
-struct Slot {
-    start: AtomicUsize,
-    end: AtomicUsize,
-    state: AtomicU8,
-    /// 1 while a part of the range may not be written: what writers wait on (a futex).
-    frozen: AtomicU32,
-    /// Writes that were tried again since the range was thawed last.
-    retries: AtomicU32,
-}
-
-/// Writes to a thawed range that may fault before a fault is somebody's mistake: those that
-/// were under way when it was thawed, at most one of each thread.
-const RETRIES: u32 = 4096;
 
 /// A block of slots; blocks are never freed, so the handler may walk them at any time.
 struct Block {
@@ -47,28 +34,30 @@ struct Block {
 
 impl Block {
     const fn new() -> Self {
-        Block {
-            slots: [const {
-                Slot {
-                    start: AtomicUsize::new(0),
-                    end: AtomicUsize::new(0),
-                    state: AtomicU8::new(FREE),
-                    frozen: AtomicU32::new(0),
-                    retries: AtomicU32::new(RETRIES),
-                }
-            }; SLOTS],
-            next: AtomicPtr::new(ptr::null_mut()),
-        }
+        Block { slots: [const { empty() }; SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+/// A slot with nothing registered.
+const fn empty() -> Slot {
+    Slot {
+        version: AtomicU32::new(0),
+        state: AtomicU32::new(slot::FREE),
+        start: AtomicU64::new(0),
+        end: AtomicU64::new(0),
+        frozen: AtomicU32::new(0),
     }
 }
 
 static FIRST: Block = Block::new();
-/// Serialises writers and keeps the list of free slots.
-static REGISTRY: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
-static INSTALL: Once = Once::new();
+static REGISTRY: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), begun: false });
 static TORN_COUNT: AtomicU64 = AtomicU64::new(0);
-static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
-static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// The slots that are free.
+struct Free {
+    slots: Vec<&'static Slot>,
+    begun: bool,
+}
 
 /// How often pages of registered regions have been replaced since the process started. A shell
 /// compares it before and after work on peers' memory: one load tells that nothing was torn.
@@ -81,205 +70,171 @@ pub(crate) fn note_replaced() {
     TORN_COUNT.fetch_add(1, Ordering::SeqCst);
 }
 
+fn note_torn() {
+    TORN_COUNT.fetch_add(1, Ordering::Relaxed);
+}
+
+fn registry() -> MutexGuard<'static, Free> {
+    // What is pushed and popped under the lock is whole whatever panics.
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Free {
+    fn take(&mut self) -> &'static Slot {
+        if !self.begun {
+            self.begun = true;
+            self.slots.extend(FIRST.slots.iter());
+        }
+        if let Some(slot) = self.slots.pop() {
+            return slot;
+        }
+        let block: &'static Block = Box::leak(Box::new(Block::new()));
+        let mut last = &FIRST;
+        // SAFETY: `next` is null or a leaked block, which lives for ever.
+        while let Some(next) = unsafe { last.next.load(Ordering::Acquire).as_ref() } {
+            last = next;
+        }
+        last.next.store(ptr::from_ref(block).cast_mut(), Ordering::Release);
+        self.slots.extend(block.slots.iter().skip(1));
+        &block.slots[0]
+    }
+}
+
 /// The registration of one mapped range; dropping it takes the range out again.
 #[derive(Debug)]
 pub(crate) struct Registration {
     slot: &'static Slot,
-}
-
-impl std::fmt::Debug for Slot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Slot({:#x})", self.start.load(Ordering::Relaxed))
-    }
+    start: usize,
+    length: usize,
+    /// Whether a part of the range is protected by the kernel, or was since it was frozen.
+    in_kernel: AtomicBool,
 }
 
 impl Registration {
     /// Registers `[start, start + length)`; the range must stay mapped until the registration is
     /// dropped.
     pub(crate) fn new(start: usize, length: usize) -> Self {
-        INSTALL.call_once(|| {
-            REGISTRY.lock().expect("no panic under the lock").extend(FIRST.slots.iter());
-            install(libc::SIGBUS, &PREVIOUS);
-        });
-        let mut free = REGISTRY.lock().expect("no panic under the lock");
-        if free.is_empty() {
-            let block: &'static Block = Box::leak(Box::new(Block::new()));
-            let mut last = &FIRST;
-            // SAFETY: `next` is null or a leaked block, which lives for ever.
-            while let Some(next) = unsafe { last.next.load(Ordering::Acquire).as_ref() } {
-                last = next;
-            }
-            last.next.store(ptr::from_ref(block).cast_mut(), Ordering::Release);
-            free.extend(block.slots.iter());
+        signals::catch_truncation();
+        let slot = registry().take();
+        slot.register(start as u64, (start + length) as u64);
+        Registration { slot, start, length, in_kernel: AtomicBool::new(false) }
+    }
+
+    /// Lets writers to whole pages of the range wait from now on, until
+    /// [`thaw`](Registration::thaw). They can still be read.
+    ///
+    /// # Errors
+    /// When the system refuses; nobody waits then.
+    pub(crate) fn freeze(&self, start: usize, length: usize) -> rustix::io::Result<()> {
+        // First: whoever meets a page that it may not write to finds out why.
+        signals::catch_writes();
+        self.slot.freeze();
+        if uffd::protect(start, length) {
+            self.in_kernel.store(true, Ordering::Release);
+            return Ok(());
         }
-        let slot = free.pop().expect("a block was just added");
-        slot.start.store(start, Ordering::Relaxed);
-        slot.end.store(start + length, Ordering::Relaxed);
-        slot.frozen.store(0, Ordering::Relaxed);
-        slot.retries.store(RETRIES, Ordering::Relaxed);
-        slot.state.store(WHOLE, Ordering::Release);
-        Registration { slot }
+        // SAFETY: pages of our own mapping, which stay readable; writers wait.
+        unsafe { libc_result(libc::mprotect(start as *mut _, length, libc::PROT_READ)) }
+            .inspect_err(|_| self.let_go())
     }
 
-    /// From now on a write that faults waits until [`thaw`](Registration::thaw). To be called
-    /// before any part of the range is protected.
-    pub(crate) fn freeze(&self) {
-        static FREEZES: Once = Once::new();
-        FREEZES.call_once(|| install(libc::SIGSEGV, &PREVIOUS_SEGV));
-        self.slot.frozen.store(1, Ordering::Release);
+    /// Other memory was mapped in a frozen range, read-only: writers to it wait as well.
+    pub(crate) fn refreeze(&self, start: usize, length: usize) {
+        if !self.in_kernel.load(Ordering::Acquire) || !uffd::protect(start, length) {
+            return;
+        }
+        // SAFETY: pages of our own mapping, which the kernel protects from now on. If it fails they
+        // stay read-only, and writers wait in the handler.
+        unsafe { libc::mprotect(start as *mut _, length, libc::PROT_READ | libc::PROT_WRITE) };
     }
 
-    /// Lets writers go on. To be called when every part of the range can be written again.
-    pub(crate) fn thaw(&self) {
-        self.slot.retries.store(0, Ordering::Relaxed);
-        self.slot.frozen.store(0, Ordering::Release);
-        futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
+    /// Whether writers wait.
+    pub(crate) fn frozen(&self) -> bool {
+        self.slot.frozen()
+    }
+
+    /// Lets writers go on, in all of the range.
+    ///
+    /// # Errors
+    /// When the system refuses; those that wait in the handler do so until the range is retired.
+    pub(crate) fn thaw(&self) -> rustix::io::Result<()> {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: our own mapping, which could be written to before it was frozen.
+        let outcome =
+            unsafe { libc_result(libc::mprotect(self.start as *mut _, self.length, both)) };
+        if outcome.is_ok() {
+            self.let_go();
+        } else {
+            self.release_in_kernel();
+        }
+        outcome
+    }
+
+    /// Nobody waits any more; what protects the pages is gone already.
+    fn let_go(&self) {
+        signals::allow_retries();
+        self.slot.thaw();
+        self.release_in_kernel();
+        futex(self.slot, libc::FUTEX_WAKE, u32::MAX >> 1);
+    }
+
+    fn release_in_kernel(&self) {
+        if self.in_kernel.swap(false, Ordering::AcqRel) {
+            uffd::release(self.start, self.length);
+        }
     }
 
     /// From now on no fault in the range is the guard's: it is about to be unmapped, and what is
     /// mapped there next is somebody else's. Who waits to write tries again.
     pub(crate) fn retire(&self) {
-        self.slot.state.store(FREE, Ordering::Release);
-        if self.slot.frozen.swap(0, Ordering::AcqRel) == 1 {
-            futex(&self.slot.frozen, libc::FUTEX_WAKE, u32::MAX >> 1);
+        if self.slot.retire() {
+            signals::allow_retries();
+            self.release_in_kernel();
+            futex(self.slot, libc::FUTEX_WAKE, u32::MAX >> 1);
         }
     }
 
     /// Whether a page of the range was replaced because its owner truncated the file.
     pub(crate) fn torn(&self) -> bool {
-        self.slot.state.load(Ordering::Relaxed) == TORN
+        self.slot.torn()
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         self.retire();
-        REGISTRY.lock().expect("no panic under the lock").push(self.slot);
+        registry().slots.push(self.slot);
     }
 }
 
-/// Waits or wakes on a word of this process.
-fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
+fn libc_result(outcome: libc::c_int) -> rustix::io::Result<()> {
+    match outcome {
+        0 => Ok(()),
+        _ => Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error())
+            .unwrap_or(rustix::io::Errno::INVAL)),
+    }
+}
+
+/// Waits while a slot is frozen, or wakes who does.
+fn futex(slot: &Slot, operation: libc::c_int, value: u32) {
     // SAFETY: the word lives for ever; a futex call is async-signal-safe and touches nothing else.
     unsafe {
         let none = ptr::null::<libc::timespec>();
         let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, none);
+        libc::syscall(libc::SYS_futex, slot.frozen.as_ptr(), operation, value, none);
     }
-}
-
-fn install(signal: libc::c_int, before: &AtomicPtr<libc::sigaction>) {
-    // SAFETY: the structures are plain data, zero is a valid value for them; the handler only
-    // touches atomics and calls mmap, futex and sigaction, all async-signal-safe on Linux.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
-        libc::sigemptyset(&raw mut action.sa_mask);
-        let previous = Box::leak(Box::new(std::mem::zeroed::<libc::sigaction>()));
-        if libc::sigaction(signal, &raw const action, previous) == 0 {
-            before.store(previous, Ordering::Release);
-        }
-    }
-}
-
-extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the thread's own errno, which whoever is interrupted may be about to look at.
-    let errno = unsafe { *libc::__errno_location() };
-    handle(signal, info, context);
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-}
-
-fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a valid siginfo to a SA_SIGINFO handler.
-    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
-    let previous = if signal == libc::SIGSEGV {
-        /// A page is there, but does not allow the access.
-        const SEGV_ACCERR: libc::c_int = 2;
-        if code == SEGV_ACCERR && find(address).is_some_and(wait_for_thaw) {
-            return;
-        }
-        PREVIOUS_SEGV.load(Ordering::Acquire)
-    } else {
-        if find(address).is_some_and(|slot| replace_in(slot, address)) {
-            return;
-        }
-        PREVIOUS.load(Ordering::Acquire)
-    };
-    // SAFETY: `previous` is null or the leaked action that was installed before ours, whose
-    // handler is called in the way its flags say; restoring it lets the default action happen
-    // when the faulting instruction runs again.
-    unsafe {
-        let Some(previous) = previous.as_ref() else {
-            libc::abort();
-        };
-        if previous.sa_sigaction == libc::SIG_DFL || previous.sa_sigaction == libc::SIG_IGN {
-            libc::sigaction(signal, previous, ptr::null_mut());
-        } else if previous.sa_flags & libc::SA_SIGINFO != 0 {
-            let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                std::mem::transmute(previous.sa_sigaction);
-            call(signal, info, context);
-        } else {
-            let call: extern "C" fn(libc::c_int) = std::mem::transmute(previous.sa_sigaction);
-            call(signal);
-        }
-    }
-}
-
-/// Waits while a range is frozen; whether the write is worth another try.
-fn wait_for_thaw(slot: &'static Slot) -> bool {
-    // A futex call may return early.
-    if slot.frozen.load(Ordering::Acquire) == 1 {
-        futex(&slot.frozen, libc::FUTEX_WAIT, 1);
-        return true;
-    }
-    slot.retries.fetch_add(1, Ordering::Relaxed) < RETRIES
 }
 
 /// The registered range that `address` lies in.
-fn find(address: usize) -> Option<&'static Slot> {
+fn find(address: usize) -> Option<(&'static Slot, (usize, usize))> {
     let mut block = &FIRST;
     loop {
         for slot in &block.slots {
-            if slot.state.load(Ordering::Acquire) == FREE {
-                continue;
-            }
-            let (start, end) =
-                (slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed));
-            if (start..end).contains(&address) {
-                return Some(slot);
+            if let Some((start, end)) = slot.around(address as u64) {
+                return Some((slot, (start as usize, end as usize)));
             }
         }
         // SAFETY: null or a leaked block.
         block = unsafe { block.next.load(Ordering::Acquire).as_ref() }?;
     }
-}
-
-/// Replaces the faulting page; where that is refused (a huge page cannot be replaced in part),
-/// the rest of the range from there on.
-fn replace_in(slot: &Slot, address: usize) -> bool {
-    const PAGE: usize = 4096;
-    let (start, end) = (slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed));
-    let page = address & !(PAGE - 1);
-    for (from, length) in [(page, PAGE), (start, end - start)] {
-        // SAFETY: [from, from + length) is inside a range that its registration keeps mapped, so
-        // MAP_FIXED replaces our own pages and nobody else's.
-        let at = unsafe {
-            libc::mmap(
-                from as *mut libc::c_void,
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if at != libc::MAP_FAILED {
-            slot.state.store(TORN, Ordering::Release);
-            TORN_COUNT.fetch_add(1, Ordering::Relaxed);
-            return true;
-        }
-    }
-    false
 }

@@ -1,6 +1,7 @@
 //! Mapped memory: a peer's descriptor ([`Region`]) or one of our own ([`SharedMemory`]).
 
 mod file;
+mod lent;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
 use crate::slice::DmaSlice;
-use file::{ask_for_huge_pages, check_memory};
+use file::{PAGE, ask_for_huge_pages, check_memory};
 
 /// Why a descriptor could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -105,8 +106,14 @@ impl Region {
         let page = check_memory(fd, offset, length)?;
         let lead = offset % page;
         let out = || RegionError::OutOfFile { offset, length, file_size: 0 };
-        let mapped = usize::try_from(lead + length).map_err(|_| out())?;
-        let (lead_bytes, bytes) = (mapped - (length as usize), length as usize);
+        let mapped = match page {
+            PAGE => lead.checked_add(length),
+            // The system maps and unmaps such a file in whole huge pages only.
+            huge => lead.checked_add(length).and_then(|end| end.checked_next_multiple_of(huge)),
+        };
+        let mapped = mapped.and_then(|mapped| usize::try_from(mapped).ok()).ok_or_else(out)?;
+        // Both are at most `mapped`.
+        let (lead_bytes, bytes) = (lead as usize, length as usize);
         let (hint, flags) = match address.map(|address| address.checked_sub(lead_bytes)) {
             None => (0, MapFlags::SHARED),
             Some(Some(start)) => (start, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE),
@@ -168,34 +175,30 @@ impl Region {
         })
     }
 
-    /// Puts `fd`, which has their bytes already, in the place of `length` bytes of this process'
-    /// own memory at `address`, so that others can be given them.
+    /// Moves `length` bytes of this process' own memory at `address` into `fd`, which takes their
+    /// place, so that others can be given them. Who writes to them meanwhile waits.
     ///
     /// # Safety
-    /// The range is whole pages that the caller owns, and stays the caller's: when the region is
-    /// dropped, it is private memory with the same bytes again.
+    /// The range is whole pages that can be read and written, that the caller owns, and that stay
+    /// the caller's: when the region is dropped, it is private memory with the same bytes again.
     ///
     /// # Errors
-    /// As [`map`](Region::map).
+    /// As [`map`](Region::map); the range is as it was then.
     pub unsafe fn over(
         address: usize,
         fd: BorrowedFd<'_>,
         length: u64,
     ) -> Result<Region, RegionError> {
-        check_memory(fd, 0, length)?;
         let access = Access::READ | Access::WRITE;
-        let out = RegionError::OutOfFile { offset: 0, length, file_size: 0 };
-        let mapped = usize::try_from(length).map_err(|_| out)?;
-        let at = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the caller owns the range and lets it be replaced.
-        let base = unsafe {
-            let flags = MapFlags::SHARED | MapFlags::FIXED;
-            rustix::mm::mmap(at, mapped, protection(access), flags, fd, 0)
-        }
-        .map_err(system("mmap"))?;
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
-        ask_for_huge_pages(base.as_ptr().cast(), mapped);
+        let file = Region::map(fd, 0, length, access)?;
+        let mapped = file.len();
         let registration = Registration::new(address, mapped);
+        registration.freeze(address, mapped).map_err(system("mprotect"))?;
+        // SAFETY: the caller owns the range, and nobody writes to it.
+        let outcome = unsafe { lent::put_over(address, mapped, fd, &file) };
+        registration.thaw().map_err(system("mprotect"))?;
+        let base = NonNull::new(outcome?.cast::<u8>()).expect("mmap never returns null");
+        ask_for_huge_pages(base.as_ptr().cast(), mapped);
         Ok(Region {
             base,
             mapped,
@@ -241,7 +244,7 @@ impl Region {
     }
 
     /// Stops writers of a range of the file (in its bytes): whoever writes to it waits until
-    /// [`adopt`](Region::adopt). Reading goes on. Nothing happens where the range is not mapped.
+    /// [`thaw`](Region::thaw). Reading goes on. Nothing happens where the range is not mapped.
     ///
     /// # Errors
     /// When the system refuses.
@@ -250,21 +253,17 @@ impl Region {
         if !self.access.contains(Access::WRITE) {
             return Ok(());
         }
-        self.registration.freeze();
-        // SAFETY: whole pages of our own mapping, which stay readable; writers wait (guard).
-        unsafe {
-            let flags = rustix::mm::MprotectFlags::READ;
-            rustix::mm::mprotect(self.base.add(start).as_ptr().cast(), length, flags)
-        }
-        .map_err(system("mprotect"))
+        let at = self.base.as_ptr() as usize + start;
+        self.registration.freeze(at, length).map_err(system("mprotect"))
     }
 
-    /// Puts other memory, which has the same bytes, in the place of a range of the file, and lets
-    /// its writers go on. `from` is the range's first byte in that memory.
+    /// Puts other memory, which has the same bytes, in the place of a range of the file. `from` is
+    /// the range's first byte in that memory. Where the region is frozen, writers wait on, until
+    /// [`thaw`](Region::thaw).
     ///
     /// # Errors
-    /// When the memory is not what it should be, or the system refuses; writers go on then with
-    /// private zeroes, never with the old memory.
+    /// When the memory is not what it should be, or the system refuses; the region has private
+    /// zeroes then, never the old memory.
     pub fn adopt(
         &self,
         offset: u64,
@@ -273,6 +272,7 @@ impl Region {
         from: u64,
     ) -> Result<(), RegionError> {
         let Some((start, length, skipped)) = self.pages(offset, length) else { return Ok(()) };
+        let access = if self.registration.frozen() { Access::READ } else { self.access };
         let replaced = check_memory(fd, from + skipped, length as u64 - self.tail(start, length))
             .and_then(|_| {
                 // SAFETY: replaces whole pages of our own mapping, which stay mapped.
@@ -280,7 +280,7 @@ impl Region {
                     rustix::mm::mmap(
                         self.base.add(start).as_ptr().cast(),
                         length,
-                        protection(self.access),
+                        protection(access),
                         MapFlags::SHARED | MapFlags::FIXED,
                         fd,
                         from + skipped,
@@ -288,36 +288,27 @@ impl Region {
                 }
                 .map_err(system("mmap"))?;
                 ask_for_huge_pages(at, length);
+                self.registration.refreeze(at as usize, length);
                 Ok(())
             });
         let severed = if replaced.is_err() { self.sever() } else { Ok(()) };
-        self.registration.thaw();
         severed.and(replaced)
     }
 
-    /// Lets writers go on where they are: nothing will be [`adopt`](Region::adopt)ed any more.
+    /// Lets writers go on, wherever the memory is now.
     ///
     /// # Errors
     /// When the system refuses; writers then wait until the region is dropped.
-    pub fn stay(&self) -> Result<(), RegionError> {
+    pub fn thaw(&self) -> Result<(), RegionError> {
         if !self.access.contains(Access::WRITE) {
             return Ok(());
         }
-        // SAFETY: our own mapping, as it was before it was frozen.
-        unsafe {
-            use rustix::mm::MprotectFlags;
-            let flags = MprotectFlags::READ | MprotectFlags::WRITE;
-            rustix::mm::mprotect(self.base.as_ptr().cast(), self.mapped, flags)
-        }
-        .map_err(system("mprotect"))?;
-        self.registration.thaw();
-        Ok(())
+        self.registration.thaw().map_err(system("mprotect"))
     }
 
     /// The pages of this mapping that hold a range of the file: where they begin here, their
     /// bytes, and how far into the range they begin.
     fn pages(&self, offset: u64, length: u64) -> Option<(usize, usize, u64)> {
-        const PAGE: u64 = 4096;
         let end = self.file_offset.saturating_add((self.mapped as u64).next_multiple_of(PAGE));
         let start = offset.max(self.file_offset);
         let end = offset.saturating_add(length).next_multiple_of(PAGE).min(end);
@@ -366,36 +357,23 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.lent && self.give_back().is_ok() {
+        if self.lent {
+            let at = self.base.as_ptr() as usize;
+            let outcome = self.registration.freeze(at, self.mapped).and_then(|()| {
+                // SAFETY: the range is ours until it is given back, and nobody writes to it.
+                unsafe { lent::give_back(at, self.mapped) }
+            });
+            // What is private already may be written to, what stays shared as well.
+            if let Err(error) = outcome.and(self.registration.thaw()) {
+                // They are the program's: better shared than gone.
+                tracing::error!(%error, "memory that was registered stays shared");
+            }
             return;
         }
         self.registration.retire();
         // SAFETY: the mapping is ours and nobody holds a slice of it any more (lifetimes); a
         // failure to unmap would only leak address space.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
-    }
-}
-
-impl Region {
-    /// Makes lent memory private again, with its bytes.
-    fn give_back(&self) -> rustix::io::Result<()> {
-        use rustix::mm::{MprotectFlags, MremapFlags, mmap_anonymous, mprotect, mremap_fixed};
-        let at = self.base.as_ptr().cast();
-        self.registration.freeze();
-        // SAFETY: the range is ours until it is given back; the copy is of the same length, and
-        // takes its place in one step. Writers wait meanwhile (guard).
-        let outcome = unsafe {
-            mprotect(at, self.mapped, MprotectFlags::READ).and_then(|()| {
-                let access = ProtFlags::READ | ProtFlags::WRITE;
-                let null = std::ptr::null_mut();
-                let copy = mmap_anonymous(null, self.mapped, access, MapFlags::PRIVATE)?;
-                std::ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), self.mapped);
-                let flags = MremapFlags::MAYMOVE;
-                mremap_fixed(copy, self.mapped, self.mapped, flags, at).map(drop)
-            })
-        };
-        self.registration.thaw();
-        outcome
     }
 }
 

@@ -25,6 +25,7 @@ pub fn copy_sparse(
     to: (impl AsFd, u64),
     length: u64,
 ) -> Result<(), RegionError> {
+    const PAGE: u64 = 4096;
     let (source, target) = (from.0.as_fd(), to.0.as_fd());
     let mut at = 0;
     while at < length {
@@ -39,6 +40,12 @@ pub fn copy_sparse(
         let hole = rustix::fs::seek(source, SeekFrom::Hole(from.1 + data))
             .map_err(system("lseek(SEEK_HOLE)"))?;
         let end = hole.saturating_sub(from.1).min(length).min(data + CHUNK);
+        if end <= data {
+            // Whoever shares the file has taken the page away since it was found. Whatever it does
+            // now is a write that came too late; it stops nobody from going on.
+            at = data + PAGE;
+            continue;
+        }
         let source = Region::map(source, from.1 + data, end - data, Access::READ)?;
         let target = Region::map(target, to.1 + data, end - data, Access::READ | Access::WRITE)?;
         target.whole().copy_from_slice(source.whole());
@@ -62,6 +69,8 @@ pub fn empty(file: impl AsFd, offset: u64, length: u64) -> Result<(), RegionErro
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::SharedMemory;
 
@@ -86,6 +95,30 @@ mod tests {
         let mut text = [1; 5];
         b.whole().copy_to(&mut text);
         assert_eq!(text, [0; 5]);
+    }
+
+    #[test]
+    fn whoever_punches_holes_does_not_stop_a_copy() {
+        const LENGTH: u64 = 64 * 4096;
+        let (a, done) = (SharedMemory::create("a", LENGTH).unwrap(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    for page in 0..LENGTH / 4096 {
+                        a.whole().part(page as usize * 4096, 4).unwrap().copy_from(b"data");
+                    }
+                    for page in 0..LENGTH / 4096 {
+                        empty(&a, page * 4096, 4096).unwrap();
+                    }
+                }
+            });
+            let outcome = (0..2_000).try_for_each(|_| {
+                let b = SharedMemory::create("b", LENGTH).unwrap();
+                copy_sparse((&a, 0), (&b, 0), LENGTH)
+            });
+            done.store(true, Ordering::Relaxed);
+            outcome.unwrap();
+        });
     }
 
     #[test]

@@ -15,12 +15,16 @@ mod indices;
 #[path = "../src/doorbell/line.rs"]
 #[allow(dead_code, reason = "not all of it is part of a model")]
 mod line;
+#[path = "../src/guard/slot.rs"]
+#[allow(dead_code, reason = "not all of it is part of a model")]
+mod slot;
 
 use indices::{Indices, Putting, Taking};
 use line::{Line, Look};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
+use slot::Slot;
 
 /// A doorbell as it is used: the line, and the futex as the system promises it. Sleeping compares
 /// the turn and falls asleep in one step, waking wakes all who sleep.
@@ -66,6 +70,14 @@ impl Bell {
                     }
                 }
             }
+        }
+    }
+
+    /// As `Doorbell::wait` with a time limit that is over when it comes to sleep.
+    fn wait_briefly(&self, seen: u32) -> Look {
+        match self.line.announce(seen) {
+            Err(found) => found,
+            Ok(_) => self.line.look(seen),
         }
     }
 
@@ -129,6 +141,34 @@ fn a_late_ringer_takes_no_wake_up_from_a_new_sleeper() {
         }
         waiting.join().unwrap();
         ringing.join().unwrap();
+    });
+}
+
+#[test]
+fn who_gives_up_takes_no_wake_up_from_who_stays() {
+    model(|| {
+        let bell = Arc::new(Bell::default());
+        let (hasty, ringer) = (bell.clone(), bell.clone());
+        let giving_up = thread::spawn(move || hasty.wait_briefly(0));
+        let ringing = thread::spawn(move || ringer.ring());
+        assert_eq!(bell.wait(0), Look::Rung(1));
+        ringing.join().unwrap();
+        let found = giving_up.join().unwrap();
+        assert!([Look::Same, Look::Rung(1)].contains(&found), "{found:?}");
+    });
+}
+
+#[test]
+fn a_ring_before_the_time_is_over_is_found() {
+    model(|| {
+        let bell = Arc::new(Bell::default());
+        let ringer = bell.clone();
+        let ringing = thread::spawn(move || ringer.ring());
+        let first = bell.wait_briefly(0);
+        ringing.join().unwrap();
+        // It rang meanwhile at the latest: who comes back later does not miss it.
+        assert_eq!(bell.wait_briefly(0), Look::Rung(1), "{first:?} before");
+        assert_eq!(bell.wait(0), Look::Rung(1));
     });
 }
 
@@ -263,5 +303,82 @@ fn a_consumer_that_sleeps_between_messages_gets_all() {
             assert_eq!(taken, message);
         }
         producing.join().unwrap();
+    });
+}
+
+#[test]
+fn a_slot_that_is_used_again_claims_no_foreign_address() {
+    model(|| {
+        let slot = Arc::new(Slot::default());
+        slot.register(10, 20);
+        let user = slot.clone();
+        let using = thread::spawn(move || {
+            user.retire();
+            user.register(30, 40);
+        });
+        // Between the two ranges is somebody else's memory.
+        assert_eq!(slot.around(25), None);
+        let found = slot.around(35);
+        assert!([None, Some((30, 40))].contains(&found), "{found:?}");
+        using.join().unwrap();
+        assert_eq!((slot.around(15), slot.around(35)), (None, Some((30, 40))));
+    });
+}
+
+/// The futex that writers of a frozen slot wait on, as the system promises it.
+struct Frozen {
+    slot: Slot,
+    kernel: Mutex<()>,
+    writers: Condvar,
+}
+
+impl Frozen {
+    fn new() -> Arc<Frozen> {
+        let slot = Slot::default();
+        slot.register(10, 20);
+        slot.freeze();
+        Arc::new(Frozen { slot, kernel: Mutex::new(()), writers: Condvar::new() })
+    }
+
+    /// As the handler of a write to the slot's range, until the write may be tried again.
+    fn write(&self) {
+        while self.slot.around(15).is_some() && self.slot.frozen() {
+            let held = self.kernel.lock().unwrap();
+            if self.slot.frozen() {
+                drop(self.writers.wait(held).unwrap());
+            }
+        }
+    }
+
+    fn wake(&self) {
+        let _held = self.kernel.lock().unwrap();
+        self.writers.notify_all();
+    }
+}
+
+#[test]
+fn every_writer_goes_on_after_a_thaw() {
+    model(|| {
+        let frozen = Frozen::new();
+        let writer = frozen.clone();
+        let writing = thread::spawn(move || writer.write());
+        frozen.slot.thaw();
+        frozen.wake();
+        frozen.write();
+        writing.join().unwrap();
+    });
+}
+
+#[test]
+fn every_writer_goes_on_when_its_range_is_retired_and_used_again() {
+    model(|| {
+        let frozen = Frozen::new();
+        let writer = frozen.clone();
+        let writing = thread::spawn(move || writer.write());
+        if frozen.slot.retire() {
+            frozen.wake();
+        }
+        frozen.slot.register(30, 40);
+        writing.join().unwrap();
     });
 }

@@ -13,12 +13,15 @@ use rackbus_attach::{
     Written,
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_link::{Hello, Link, LinkError, Service};
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Packets};
+use rackbus_memory::{AdaptiveSpin, Packets, Stream, StreamError};
 use rackbus_node::segments::Segments;
-use rackbus_segment::Handle;
 use rackbus_segment::directory::{HostRange, Settings};
-use rackbus_segment::message::{Reply, Request, VERSION, decode, encode};
+use rackbus_segment::message::{
+    Ask, Event, Holder, Notice, Question, Reply, Request, Target, Tell, VERSION, decode, encode,
+};
+use rackbus_segment::{Handle, SessionId};
 
 const ALPHA: u32 = 4;
 const BETA: u32 = 8;
@@ -32,8 +35,15 @@ impl Rack {
     fn start() -> Rack {
         let rack = Rack(tempfile::tempdir().unwrap());
         for node in [ALPHA, BETA, GAMMA] {
-            start(rack.0.path(), node);
+            start(rack.0.path(), node, Arc::new(ShmLink));
         }
+        rack
+    }
+
+    /// With one host alone, whose way to the others is this.
+    fn alone(node: u32, link: Arc<dyn Link>) -> Rack {
+        let rack = Rack(tempfile::tempdir().unwrap());
+        start(rack.0.path(), node, link);
         rack
     }
 
@@ -51,7 +61,7 @@ fn name(node: u32) -> &'static str {
     }
 }
 
-fn start(run_dir: &Path, node: u32) {
+fn start(run_dir: &Path, node: u32, link: Arc<dyn Link>) {
     let folder = run_dir.join(name(node));
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
@@ -63,7 +73,7 @@ fn start(run_dir: &Path, node: u32) {
         ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
         rules: Default::default(),
     };
-    let service = Segments::new("test", name(node), run_dir, Arc::new(ShmLink), settings);
+    let service = Segments::new("test", name(node), run_dir, link, settings);
     service.start(&folder).unwrap();
     let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
     std::thread::spawn(move || {
@@ -77,6 +87,71 @@ fn start(run_dir: &Path, node: u32) {
             });
         }
     });
+}
+
+/// A process that speaks the protocol itself.
+struct Stranger {
+    calls: Packets,
+    events: Packets,
+}
+
+impl Stranger {
+    fn attach(rack: &Rack, node: u32) -> Stranger {
+        let path = rack.0.path().join(name(node)).join("segments.sock");
+        let (events, theirs) = Packets::pair().unwrap();
+        let stranger = Stranger { calls: Packets::connect(&path).unwrap(), events };
+        let hello = Request::Hello { version: VERSION };
+        let welcome = stranger.ask(&hello, &[theirs.as_fd()]);
+        assert!(matches!(welcome, Some(Reply::Welcome(_))));
+        stranger
+    }
+
+    fn ask(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> Option<Reply> {
+        self.calls.send(&encode(request), fds).ok()?;
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        let packet = self.calls.receive(&mut buffer, &mut spin, None).ok()?;
+        decode(&buffer[..packet.length])
+    }
+
+    fn event(&self) -> Event {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        let packet = self.events.receive(&mut buffer, &mut spin, None).unwrap();
+        decode(&buffer[..packet.length]).unwrap()
+    }
+
+    fn notice(&self, notice: Notice) {
+        self.events.send(&encode(&notice), &[]).unwrap();
+    }
+
+    /// Connects to a segment, as one of those who keep it.
+    fn connect(&self, node: u32, id: u32) -> Handle {
+        let request = Request::Connect { node, id, timeout_ms: 1000, what: Target::Segment };
+        match self.ask(&request, &[]) {
+            Some(Reply::Connected(connected)) => connected.connection,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What the system says of a mapping: whether its writers wait, and of which file it is.
+fn mapped(mapping: &rackbus_attach::Mapping) -> (bool, String) {
+    let start = format!("{:x}-", mapping.whole().as_ptr() as usize);
+    let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = all.lines().skip_while(|line| !line.starts_with(&start));
+    let words: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+    // Not writable, or write-protected by userfaultfd.
+    let frozen = !words[1].contains('w') || flags.split(' ').any(|flag| flag == "uw");
+    (frozen, words[4].to_owned())
+}
+
+/// Waits until something is so that nothing tells.
+fn until(what: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !what() {
+        assert!(begun.elapsed() < SOON.unwrap(), "it does not come to that");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, rackbus_attach::AttachError>) -> Refusal {
@@ -135,14 +210,23 @@ fn numbers_are_taken_once_and_free_again() {
 fn a_removed_segment_reads_zeroes_and_its_connectors_are_told() {
     let rack = Rack::start();
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
-    let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
-    segment.set_available().unwrap();
-    let remote = beta.connect(ALPHA, 7, 100).unwrap();
-    let mapping = remote.map(0, 8192).unwrap();
-    mapping.whole().write_obj(0, &9_u64).unwrap();
-    drop(segment);
-    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
-    assert_eq!(word(&mapping, 0), 0);
+    // A little is emptied at once; more is emptied while others go on, and waited for.
+    let mut mapping = None;
+    for size in [32 << 20, 8192] {
+        let segment = alpha.create_segment(&SegmentOptions::shared(7, size)).unwrap();
+        segment.set_available().unwrap();
+        let remote = beta.connect(ALPHA, 7, 100).unwrap();
+        let mapped = mapping.insert(remote.map(0, size).unwrap());
+        let last = mapped.len() - 8;
+        for page in (0..last).step_by(4096).chain([last]) {
+            mapped.whole().write_obj(page, &9_u64).unwrap();
+        }
+        drop(segment);
+        assert_eq!(word(mapped, last), 0);
+        assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+        assert_eq!(word(mapped, 0), 0);
+    }
+    let mapping = mapping.unwrap();
     let next = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
     next.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
     assert_eq!(word(&mapping, 0), 0, "the next owner's data");
@@ -372,17 +456,8 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
     let extent = alpha.allocate(4096).unwrap();
     let remote = rack.session(BETA).connect(ALPHA, 7, 100).unwrap();
 
-    // A process that speaks the protocol itself, and makes up every handle there could be.
-    let stranger = Packets::connect(&rack.0.path().join("alpha/segments.sock")).unwrap();
-    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
-    let mut ask = |request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]| -> Option<Reply> {
-        stranger.send(&encode(request), fds).ok()?;
-        let packet = stranger.receive(&mut buffer, &mut spin, None).ok()?;
-        decode(&buffer[..packet.length])
-    };
-    let (_events, theirs) = Packets::pair().unwrap();
-    let hello = Request::Hello { version: VERSION };
-    assert!(matches!(ask(&hello, &[theirs.as_fd()]), Some(Reply::Welcome(_))));
+    // It makes up every handle there could be.
+    let stranger = Stranger::attach(&rack, ALPHA);
     for handle in (0..200).map(Handle) {
         let how = Withdrawal::Force;
         for request in [
@@ -402,14 +477,15 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
             },
             Request::ClosePages { extent: handle, offset: 0, length: 4096 },
         ] {
-            assert_eq!(ask(&request, &[]), Some(Reply::Refused(Refusal::Stale)), "{request:?}");
+            let refused = Some(Reply::Refused(Refusal::Stale));
+            assert_eq!(stranger.ask(&request, &[]), refused, "{request:?}");
         }
     }
     assert_eq!(alpha.segments().unwrap()[0].connections, [BETA]);
     assert!(!remote.watch().lost());
     // Nonsense ends the conversation, and only that.
-    stranger.send(&[0xff; 100], &[]).unwrap();
-    assert_eq!(ask(&Request::ListSegments { skip: 0 }, &[]), None);
+    stranger.calls.send(&[0xff; 100], &[]).unwrap();
+    assert_eq!(stranger.ask(&Request::ListSegments { skip: 0 }, &[]), None);
     rack.session(BETA).connect_interrupt(ALPHA, 7, 100).unwrap().trigger().unwrap();
     interrupt.wait(SOON).unwrap();
     drop(extent);
@@ -466,4 +542,139 @@ fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
     assert_eq!(refusal(beta.connect_interrupt(ALPHA, 5, 100)), Refusal::Denied);
     alpha.set_share(9..=9, Some(BETA), Share::Read).unwrap();
     beta.connect_interrupt(ALPHA, 5, 100).unwrap();
+}
+
+#[test]
+fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
+    let rack = Rack::start();
+    let (alpha, gamma) = (rack.session(ALPHA), rack.session(GAMMA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let mine = segment.map(0, 4096).unwrap();
+    let _lost = gamma.connect(ALPHA, 7, 100).unwrap();
+    let slow = Stranger::attach(&rack, BETA);
+    let keeper = slow.connect(ALPHA, 7);
+    let (_, before) = mapped(&mine);
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| alpha.set_share(7..=7, Some(GAMMA), Share::None));
+        let Event::Freeze { ticket, .. } = slow.event() else { panic!("not a freeze") };
+        slow.notice(Notice::Frozen { ticket, keeper });
+        assert!(matches!(slow.event(), Event::Adopt { .. }));
+        // The owner has the new memory, and the other reader still the old.
+        until(|| mapped(&mine).1 != before);
+        assert!(mapped(&mine).0);
+        slow.notice(Notice::Adopted { ticket, keeper });
+        assert!(matches!(slow.event(), Event::Thaw { .. }));
+        until(|| !mapped(&mine).0);
+        taken.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_segment_that_goes_during_a_move_leaves_no_writer_waiting() {
+    let rack = Rack::start();
+    let (alpha, gamma) = (rack.session(ALPHA), rack.session(GAMMA));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let mine = segment.map(0, 4096).unwrap();
+    let kept = gamma.connect(ALPHA, 7, 100).unwrap();
+    let theirs = kept.map(0, 4096).unwrap();
+    let beta = rack.session(BETA);
+    let _lost = beta.connect(ALPHA, 7, 100).unwrap();
+    let silent = Stranger::attach(&rack, ALPHA);
+    silent.connect(ALPHA, 7);
+    let (done, written) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| alpha.set_share(7..=7, Some(BETA), Share::None));
+        until(|| mapped(&mine).0 && mapped(&theirs).0);
+        for mapping in [mine.clone(), theirs.clone()] {
+            let done = done.clone();
+            // Not one of the scope's: were it to wait for ever, the test would.
+            std::thread::spawn(move || {
+                mapping.whole().write_obj(0, &1_u64).unwrap();
+                done.send(()).unwrap();
+            });
+        }
+        drop(kept);
+        drop(segment);
+        for _ in 0..2 {
+            written.recv_timeout(SOON.unwrap()).expect("a writer waits for ever");
+        }
+        taken.join().unwrap().unwrap();
+    });
+}
+
+/// A way to nodes that are too slow.
+struct Slow;
+
+impl Link for Slow {
+    fn connect(&self, _: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+        Err(LinkError::Broken { peer: hello.to.clone(), cause: StreamError::TimedOut })
+    }
+}
+
+#[test]
+fn only_a_dead_node_makes_the_holders_of_locks_dead() {
+    let holder = Holder { node: BETA, session: SessionId(1) };
+    let slow = Rack::alone(ALPHA, Arc::new(Slow));
+    assert!(slow.session(ALPHA).alive(holder).unwrap());
+    let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
+    let session = rack.session(ALPHA);
+    assert!(!session.alive(holder).unwrap(), "there has never been such a node");
+    // It has no room for the conversation that it is passed.
+    let folder = rack.0.path().join("beta");
+    std::fs::create_dir_all(&folder).unwrap();
+    let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let incoming = hear(listener.accept().unwrap(), "test", "beta").unwrap();
+            let stream = incoming.accept().unwrap();
+            let mut fds = Vec::new();
+            stream.receive(&mut [0], &mut fds).unwrap();
+        });
+        assert!(session.alive(holder).unwrap());
+    });
+    // Left by a node that was killed: nobody listens there.
+    std::fs::rename(folder.join("link.sock"), folder.join("kept")).unwrap();
+    drop(listener);
+    std::fs::rename(folder.join("kept"), folder.join("link.sock")).unwrap();
+    assert!(!session.alive(holder).unwrap());
+}
+
+/// Beta's node as a connector's: its conversation with alpha's.
+fn conversation(rack: &Rack) -> Packets {
+    let hello = Hello {
+        version: rackbus_link::VERSION,
+        rack: "test".into(),
+        from: "beta".into(),
+        to: "alpha".into(),
+        service: Service::Segments,
+    };
+    let address = rack.0.path().join("alpha/link.sock").display().to_string();
+    let stream = ShmLink.connect(&address, &hello).unwrap();
+    let (ours, theirs) = Packets::pair().unwrap();
+    stream.send(&[&[0]], &[theirs.as_fd()]).unwrap();
+    ours
+}
+
+#[test]
+fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
+    let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
+    let alpha = rack.session(ALPHA);
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+    let mut before = None;
+    for request in 1..500 {
+        let connection = Handle(request);
+        let next = conversation(&rack);
+        drop(before);
+        let what = Question::Segment { id: 7, what: Target::Segment };
+        next.send(&encode(&Ask::Question { request, connection, what }), &[]).unwrap();
+        let packet = next.receive(&mut buffer, &mut spin, None).unwrap();
+        let answer = decode(&buffer[..packet.length]);
+        assert!(matches!(answer, Some(Tell::Answer { answer: Ok(_), .. })), "{answer:?}");
+        until(|| alpha.segments().unwrap()[0].connections == [BETA]);
+        before = Some(next);
+    }
 }

@@ -17,7 +17,7 @@ pub use peers::{Ask, Grant, Question, Tell};
 pub use session::{Connected, Event, Notice, Reply, Request, SegmentEntry, Welcome};
 
 /// Version of all of these messages; both sides must speak the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A host, by its SISCI node id.
 pub type NodeId = u32;

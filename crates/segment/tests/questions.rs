@@ -1,7 +1,9 @@
 //! What a session is told when another host's node says nothing.
 
-use rackbus_segment::directory::{HostRange, LinePart, Settings};
-use rackbus_segment::message::{Holder, Refusal, Reply, Request, VERSION};
+use rackbus_segment::directory::{HostRange, LinePart, Loss, Settings};
+use rackbus_segment::message::{
+    Holder, Refusal, Reply, Request, SegmentKind, Target, VERSION, Withdrawal,
+};
 use rackbus_segment::{Directory, ObjectId, Objects, Output, SessionId, To};
 
 /// Nothing is made in these tests.
@@ -47,11 +49,14 @@ fn a_holder_is_dead_only_when_somebody_says_so() {
     assert_eq!(replies(asked), []);
     let due = slow.next_tick().unwrap();
     assert_eq!(replies(slow.tick(due, &mut Nothing)), [Reply::Alive(true)]);
-    // A node that is gone has cut off its processes.
-    let mut gone = directory();
-    gone.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
-    let told = replies(gone.owner_gone(8, &mut Nothing));
-    assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
+    // A node that is dead has cut off its processes; one that is out of reach may be well.
+    for (loss, alive) in [(Loss::Dead, false), (Loss::OutOfReach, true)] {
+        let mut gone = directory();
+        gone.request(0, SESSION, Request::Alive { holder }, &mut Nothing);
+        gone.request(0, SESSION, Request::Probe { node: 8 }, &mut Nothing);
+        let told = replies(gone.owner_gone(0, 8, loss, &mut Nothing));
+        assert_eq!(told, [Reply::Alive(alive), Reply::Refused(Refusal::NotResponding)]);
+    }
 }
 
 #[test]
@@ -61,4 +66,46 @@ fn a_probe_that_nobody_answers_is_refused() {
     let due = slow.next_tick().unwrap();
     let told = replies(slow.tick(due, &mut Nothing));
     assert_eq!(told, [Reply::Refused(Refusal::NotResponding)]);
+}
+
+/// Memory can be made, and nothing else.
+#[derive(Default)]
+struct Memories(u64);
+
+impl Objects for Memories {
+    fn memory(&mut self, _size: u64) -> Result<ObjectId, String> {
+        self.0 += 1;
+        Ok(ObjectId(self.0))
+    }
+    fn event(&mut self) -> Result<ObjectId, String> {
+        Err("no event".into())
+    }
+    fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
+        Err("no line".into())
+    }
+}
+
+#[test]
+fn nobody_is_cut_off_because_the_node_itself_stood_still() {
+    let (mut directory, mut memories) = (directory(), Memories::default());
+    let mut ask = |directory: &mut Directory, request| {
+        let told = replies(directory.request(0, SESSION, request, &mut memories));
+        told.into_iter().next().unwrap()
+    };
+    let (kind, size) = (SegmentKind::Shared, 4096);
+    let create = Request::CreateSegment { id: 7, choose: false, size, kind };
+    let Reply::Created { segment, .. } = ask(&mut directory, create) else { panic!() };
+    ask(&mut directory, Request::SetAvailable { segment });
+    let what = Target::Segment;
+    let connect = Request::Connect { node: 4, id: 7, timeout_ms: 1000, what };
+    assert!(matches!(ask(&mut directory, connect), Reply::Connected(_)));
+    let withdraw = Request::SetUnavailable { segment, how: Withdrawal::Force };
+    assert!(matches!(ask(&mut directory, withdraw), Reply::Started { .. }));
+    // The owner has answered, perhaps: the node has not been able to hear it.
+    let due = directory.next_tick().unwrap();
+    assert_eq!(directory.tick(due + 60_000, &mut memories), []);
+    // Who is silent even now is cut off, however late that is found.
+    let due = directory.next_tick().unwrap();
+    let cut = directory.tick(due + 60_000, &mut memories);
+    assert!(cut.contains(&Output::Cut(SESSION)), "{cut:?}");
 }

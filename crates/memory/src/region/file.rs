@@ -10,10 +10,14 @@ use super::{RegionError, system};
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
+/// Bytes of a page of any file but one on hugetlbfs.
+pub(super) const PAGE: u64 = 4096;
+
 /// Bytes of a huge page. Where a processor has larger ones, asking for them early does no harm.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Checks that a range of a file is there, and memory; its page size.
+/// Checks that a range of a file is there, and memory; the size of its pages, of which it is mapped
+/// in whole ones.
 pub(super) fn check_memory(
     fd: BorrowedFd<'_>,
     offset: u64,
@@ -21,7 +25,8 @@ pub(super) fn check_memory(
 ) -> Result<u64, RegionError> {
     let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
     #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
-    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as i64)) {
+    let kind = kind.f_type as i64;
+    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind) {
         return Err(RegionError::NotMemory);
     }
     let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
@@ -30,7 +35,10 @@ pub(super) fn check_memory(
         Some(end) if length > 0 && end <= file_size => {}
         _ => return Err(RegionError::OutOfFile { offset, length, file_size }),
     }
-    Ok(u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096).next_power_of_two())
+    // A tmpfs that likes huge pages says theirs, and yet takes any.
+    let page =
+        if kind == HUGETLBFS_MAGIC { u64::try_from(stat.st_blksize).unwrap_or(0) } else { PAGE };
+    Ok(page.max(PAGE).next_power_of_two())
 }
 
 /// Says that huge pages are welcome in a mapping of ours that has room for one.

@@ -1,5 +1,7 @@
 //! Memory that moves, is lent, and is adopted in part; huge pages.
 
+use std::sync::atomic::AtomicU64;
+
 use super::*;
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -28,6 +30,13 @@ fn memory_moves_under_a_writer_without_losing_a_write() {
         let at_move = region.whole().load_u64(4096, Ordering::Acquire).unwrap();
         crate::sparse::copy_sparse((&old, 0), (&new, 0), 8192).unwrap();
         region.adopt(0, 8192, new.as_fd(), 0).unwrap();
+        // Readers are there already, writers not before they are let.
+        assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
+        let copy = Region::map(new.as_fd(), 0, 8192, BOTH).unwrap();
+        copy.whole().store_u64(0, 7, Ordering::Release).unwrap();
+        assert_eq!(region.whole().load_u64(0, Ordering::Acquire), Some(7));
+        assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
+        region.thaw().unwrap();
         while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < at_move + 1000 {}
         stop.store(true, Ordering::Relaxed);
         let last = writer.join().unwrap();
@@ -44,15 +53,13 @@ fn own_memory_is_lent_and_given_back_with_its_bytes() {
     let address = room.whole().as_ptr() as usize;
     std::mem::forget(room);
     let shared = file(8192);
-    let over = {
-        let copy = Region::map(shared.as_fd(), 0, 8192, BOTH).unwrap();
-        copy.whole().part(4096, 4).unwrap().copy_from(b"mine");
-        // SAFETY: the range was reserved above and forgotten.
-        unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap()
-    };
+    // SAFETY: the range was reserved above and forgotten.
+    let over = unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap();
     let other = Region::map(shared.as_fd(), 4096, 4, BOTH).unwrap();
-    other.whole().copy_from(b"ours");
     let mut text = [0; 4];
+    other.whole().copy_to(&mut text);
+    assert_eq!(&text, b"mine");
+    other.whole().copy_from(b"ours");
     over.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"ours");
     drop(over);
@@ -66,12 +73,42 @@ fn own_memory_is_lent_and_given_back_with_its_bytes() {
 }
 
 #[test]
+fn no_store_is_lost_while_memory_is_lent_and_given_back() {
+    const LENGTH: usize = 32 << 20;
+    const ROUNDS: u32 = 5;
+    let room = Region::reserve(LENGTH as u64, BOTH).unwrap();
+    let address = room.whole().as_ptr() as usize;
+    std::mem::forget(room);
+    // SAFETY: the range was reserved and forgotten; it is mapped as long as the process lives.
+    let count = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address + 4096) };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut stored = 0;
+            while !done.load(Ordering::Relaxed) {
+                count.fetch_add(1, Ordering::Relaxed);
+                stored += 1;
+            }
+            stored
+        });
+        for _ in 0..ROUNDS {
+            let shared = file(LENGTH as u64);
+            // SAFETY: as above.
+            drop(unsafe { Region::over(address, shared.as_fd(), LENGTH as u64) }.unwrap());
+        }
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(writer.join().unwrap(), count.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
 fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
     let (all, page) = (file(4 * 4096), file(4096));
     let region = Region::map(all.as_fd(), 4096, 2 * 4096, BOTH).unwrap();
     Region::map(page.as_fd(), 0, 4096, BOTH).unwrap().whole().copy_from(b"page");
     region.freeze(8192, 4096).unwrap();
     region.adopt(8192, 4096, page.as_fd(), 0).unwrap();
+    region.thaw().unwrap();
     let mut text = [0; 4];
     region.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"page");
@@ -116,4 +153,35 @@ fn huge_pages_are_asked_for_where_they_fit() {
     region.freeze(0, 4 * MIB).unwrap();
     region.adopt(0, 4 * MIB, next.as_fd(), 0).unwrap();
     assert!(asked(start(&region)));
+}
+
+#[test]
+fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
+    const HUGE: u64 = 2 << 20;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let Ok(file) = rustix::fs::memfd_create("rackbus huge test", flags) else {
+        return eprintln!("the system has no hugetlbfs: not tested");
+    };
+    rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
+    let map = || match Region::map(file.as_fd(), HUGE - 4096, 8192, BOTH) {
+        Err(RegionError::System { cause: rustix::io::Errno::NOMEM, .. }) => None,
+        other => Some(other.unwrap()),
+    };
+    let there =
+        || std::fs::read_to_string("/proc/self/maps").unwrap().contains("rackbus huge test");
+    let Some(region) = map() else {
+        return eprintln!("the system has no huge pages reserved: not tested");
+    };
+    region.whole().write_obj(4096, &7_u64).unwrap();
+    assert!(there());
+    drop(region);
+    assert!(!there(), "it is still mapped");
+    let region = map().unwrap();
+    assert_eq!(region.whole().read_obj::<u64>(4096), Some(7));
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(region.whole().read_obj::<u64>(4096), Some(0));
+    assert!(region.torn());
+    region.sever().unwrap();
+    drop(region);
+    assert!(!there(), "it is still mapped");
 }

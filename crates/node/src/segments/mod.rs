@@ -8,6 +8,7 @@
 //! itself, so that connecting takes two round trips and no thread in between. Nothing waits under
 //! the lock: a peer that takes no messages is given up (`outbox`).
 
+mod numbers;
 mod objects;
 mod outbox;
 mod peers;
@@ -17,7 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use rackbus_link::Link;
 use rackbus_memory::sparse;
@@ -25,6 +26,7 @@ use rackbus_segment::directory::{Attached, Settings};
 use rackbus_segment::message::{Refusal, Reply, Tell, encode};
 use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
 
+use numbers::Numbers;
 use objects::{Object, Store};
 use outbox::{Letter, Outbox};
 
@@ -53,7 +55,7 @@ struct State {
     directory: Directory,
     store: Store,
     hosts: Vec<(NodeId, String)>,
-    next_session: u64,
+    numbers: Numbers,
     sessions: HashMap<SessionId, Session>,
     owners: HashMap<NodeId, Owner>,
     connectors: HashMap<NodeId, Arc<Outbox>>,
@@ -93,11 +95,13 @@ fn without_memory(to: To, error: &str) -> Option<To> {
     }
 }
 
-/// Sessions are numbered by the clock, so that no life of a node uses a number of a former one:
-/// locks tell by it who is dead.
-fn first_session() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    since.as_secs() << 16 | 1
+fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
+    // What its last page has beyond the end is nobody's.
+    let length = length.next_multiple_of(4096);
+    sparse::empty(&**object.fd(), offset, length).map_err(|error| {
+        tracing::error!(%error, "memory that was taken away could not be emptied");
+        error.to_string()
+    })
 }
 
 impl Segments {
@@ -120,7 +124,7 @@ impl Segments {
                 directory: Directory::new(settings),
                 store: Store::default(),
                 hosts,
-                next_session: first_session(),
+                numbers: Numbers::default(),
                 sessions: HashMap::new(),
                 owners: HashMap::new(),
                 connectors: HashMap::new(),
@@ -132,8 +136,9 @@ impl Segments {
     /// Listens for processes and keeps the time, on threads of its own.
     ///
     /// # Errors
-    /// When the socket or a thread cannot be made.
+    /// When the socket or a thread cannot be made, or the folder cannot be written to.
     pub fn start(self: &Arc<Self>, folder: &Path) -> std::io::Result<()> {
+        self.lock().numbers = Numbers::of_new_life(folder, SystemTime::now())?;
         self.listen(&folder.join(SOCKET))?;
         let service = self.clone();
         let keep_time = move || service.keep_time();
@@ -153,11 +158,18 @@ impl Segments {
         self: &Arc<Self>,
         question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<Output>,
     ) {
-        let now = self.now();
-        let mut state = self.lock();
+        self.ask_in(&mut self.lock(), question);
+    }
+
+    /// The same for who has the lock: what it changed beside the directory and this are one step.
+    fn ask_in(
+        self: &Arc<Self>,
+        state: &mut State,
+        question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<Output>,
+    ) {
         let State { directory, store, .. } = &mut *state;
-        let outputs = question(directory, now, store);
-        self.perform(&mut state, outputs);
+        let outputs = question(directory, self.now(), store);
+        self.perform(state, outputs);
         if state.directory.next_tick().is_some() {
             self.sooner.notify_one();
         }
@@ -178,12 +190,18 @@ impl Segments {
                         outputs.extend(directory.copied(now, ticket, outcome, store));
                     }
                 }
-                Output::Empty { object, offset, length } => {
-                    let Some(object) = state.store.get(object) else { continue };
-                    // What its last page has beyond the end is nobody's.
-                    let length = length.next_multiple_of(4096);
-                    if let Err(error) = sparse::empty(&**object.fd(), offset, length) {
-                        tracing::error!(%error, "memory that was taken away could not be emptied");
+                Output::Empty { job, object, offset, length } => {
+                    let Some(object) = state.store.get(object).cloned() else { continue };
+                    let Some(job) = job else {
+                        // Whoever could be told waits for nothing.
+                        let _ = empty(&object, offset, length);
+                        continue;
+                    };
+                    if let Err(error) = self.empty_aside(job, object.clone(), offset, length) {
+                        tracing::warn!(%error, "no thread to empty memory: everybody waits for it");
+                        let outcome = empty(&object, offset, length);
+                        let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                        outputs.extend(directory.emptied(now, job, outcome, store));
                     }
                 }
                 Output::Forget(object) => state.store.forget(object),
@@ -192,8 +210,8 @@ impl Segments {
                     if let Some(session) = state.sessions.remove(&session) {
                         session.shut_down();
                     }
-                    let State { directory, store, .. } = &mut *state;
-                    outputs.extend(directory.closed(session, store));
+                    let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                    outputs.extend(directory.closed(now, session, store));
                 }
             }
         }
@@ -227,7 +245,11 @@ impl Segments {
                     Some(Owner::Dialling(waiting)) => waiting.push(letter),
                     None => {
                         state.owners.insert(node, Owner::Dialling(vec![letter]));
-                        self.dial(state, node);
+                        if let Err(error) = self.dial(state, node) {
+                            tracing::error!(%error, "another host is out of reach: no thread");
+                            // Who waits is told in time; the next message tries again.
+                            state.owners.remove(&node);
+                        }
                     }
                 }
             }
@@ -254,6 +276,22 @@ impl Segments {
             service.ask(|directory, now, objects| directory.copied(now, ticket, outcome, objects));
         };
         std::thread::Builder::new().name("move".into()).spawn(copy).map(drop)
+    }
+
+    /// Empties on a thread of its own: it may be gigabytes.
+    fn empty_aside(
+        self: &Arc<Self>,
+        job: Handle,
+        object: Arc<Object>,
+        offset: u64,
+        length: u64,
+    ) -> std::io::Result<()> {
+        let service = self.clone();
+        let work = move || {
+            let outcome = empty(&object, offset, length);
+            service.ask(|directory, now, objects| directory.emptied(now, job, outcome, objects));
+        };
+        std::thread::Builder::new().name("empty".into()).spawn(work).map(drop)
     }
 
     fn keep_time(self: &Arc<Self>) {

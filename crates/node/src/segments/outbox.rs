@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,12 +30,14 @@ pub struct Letter {
 pub struct Outbox {
     packets: Packets,
     waiting: Mutex<VecDeque<Letter>>,
+    /// This side ended the conversation, because nothing could be sent any more.
+    given_up: AtomicBool,
 }
 
 impl Outbox {
     /// Of a connection.
     pub fn new(packets: Packets) -> Arc<Outbox> {
-        Arc::new(Outbox { packets, waiting: Mutex::new(VecDeque::new()) })
+        Arc::new(Outbox { packets, waiting: Mutex::default(), given_up: AtomicBool::new(false) })
     }
 
     /// The connection, to receive from.
@@ -51,19 +54,37 @@ impl Outbox {
                 Ok(()) => return,
                 // Too many descriptors: those that others have not taken yet count, too.
                 Err(StreamError::TimedOut | StreamError::TooManyDescriptors) => {}
-                Err(_) => return self.packets.shut_down(),
+                Err(cause) => return self.end(cause),
             }
             let outbox = self.clone();
             let deliver = move || outbox.deliver();
             if std::thread::Builder::new().name("outbox".into()).spawn(deliver).is_err() {
-                return self.packets.shut_down();
+                return self.give_up();
             }
         }
         if waiting.len() >= MOST {
             tracing::warn!("a peer that takes no messages is given up");
-            return self.packets.shut_down();
+            return self.give_up();
         }
         waiting.push_back(letter);
+    }
+
+    /// Whether it was this side that ended the conversation.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+
+    fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+        self.packets.shut_down();
+    }
+
+    /// Nothing can be sent any more.
+    fn end(&self, cause: StreamError) {
+        match cause {
+            StreamError::Closed => self.packets.shut_down(),
+            _ => self.give_up(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Letter>> {
@@ -92,9 +113,9 @@ impl Outbox {
                         std::thread::sleep(AGAIN);
                         waiting = self.lock();
                     }
-                    Err(_) => {
+                    Err(cause) => {
                         waiting.clear();
-                        self.packets.shut_down();
+                        self.end(cause);
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! Other hosts' nodes: the conversation in which this host's processes connect to theirs, and the
 //! one in which theirs connect to this host's.
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -8,27 +9,52 @@ use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
 use rackbus_segment::NodeId;
+use rackbus_segment::directory::Loss;
 use rackbus_segment::message::decode;
 
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
+/// What it says of a node that it could not be reached. Nobody listens at the address of a dead
+/// one; whatever else went wrong may be this node's own want of descriptors, or the other's hurry.
+fn loss_by(error: &LinkError) -> Loss {
+    match error {
+        LinkError::Unreachable { cause, .. }
+            if matches!(cause.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) =>
+        {
+            Loss::Dead
+        }
+        _ => Loss::OutOfReach,
+    }
+}
+
+impl State {
+    /// Whether this is the conversation in which a connector's node asks now.
+    fn is_with(&self, node: NodeId, outbox: &Arc<Outbox>) -> bool {
+        self.connectors.get(&node).is_some_and(|it| Arc::ptr_eq(it, outbox))
+    }
+}
+
 impl Segments {
     /// Connects to an owner's node on a thread of its own, which then hears what it says.
-    pub(super) fn dial(self: &Arc<Self>, state: &State, node: NodeId) {
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub(super) fn dial(self: &Arc<Self>, state: &State, node: NodeId) -> std::io::Result<()> {
         let name = state.hosts.iter().find(|(id, _)| *id == node).map(|(_, name)| name.clone());
         let service = self.clone();
         let talk = move || {
             let Some(name) = name else { return };
-            match service.reach(&name) {
-                Ok(outbox) => service.hear_owner(node, outbox),
-                Err(error) => tracing::info!(%error, "segments of another host are out of reach"),
-            }
-            service.owner_lost(node);
+            let loss = match service.reach(&name) {
+                Ok(outbox) => service.hear_owner(node, &outbox),
+                Err(error) => {
+                    tracing::info!(%error, "segments of another host are out of reach");
+                    loss_by(&error)
+                }
+            };
+            service.owner_lost(node, loss);
         };
-        if let Err(error) = std::thread::Builder::new().name("owner".into()).spawn(talk) {
-            tracing::error!(%error, "another host is out of reach: no thread for it");
-        }
+        std::thread::Builder::new().name("owner".into()).spawn(talk).map(drop)
     }
 
     fn reach(&self, name: &str) -> Result<Arc<Outbox>, LinkError> {
@@ -48,8 +74,8 @@ impl Segments {
         Ok(Outbox::new(ours))
     }
 
-    /// Says what waits to be said, and hears until the node is gone.
-    fn hear_owner(self: &Arc<Self>, node: NodeId, outbox: Arc<Outbox>) {
+    /// Says what waits to be said, and hears until the node is gone; how.
+    fn hear_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) -> Loss {
         {
             // Under the lock, so that nothing that is said now comes before what waits.
             let mut state = self.lock();
@@ -59,24 +85,38 @@ impl Segments {
             }
         }
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
-        while let Ok(packet) =
-            outbox.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
-        {
+        let mut heard = false;
+        loop {
+            let received = outbox.packets().receive(&mut buffer, &mut spin, None);
+            let packet = match received.and_then(Packet::whole) {
+                Ok(packet) => packet,
+                // A node that has never said anything may not have had room for the conversation.
+                Err(StreamError::Closed) if heard && !outbox.is_given_up() => return Loss::Dead,
+                Err(_) => return Loss::OutOfReach,
+            };
+            heard = true;
             let Some(tell) = buffer.get(..packet.length).and_then(decode) else {
                 tracing::warn!(node, "a node that makes no sense is not listened to any more");
-                return;
+                return Loss::OutOfReach;
             };
-            let attached = Segments::take_in(&mut self.lock(), packet.fds);
-            let taken = attached.clone();
-            self.ask(|directory, now, objects| directory.told(now, node, tell, attached, objects));
             let mut state = self.lock();
+            let attached = Segments::take_in(&mut state, packet.fds);
+            let taken = attached.clone();
+            self.ask_in(&mut state, |directory, now, objects| {
+                directory.told(now, node, tell, attached, objects)
+            });
             taken.into_iter().for_each(|it| state.store.forget(it.object));
         }
     }
 
-    fn owner_lost(self: &Arc<Self>, node: NodeId) {
-        self.lock().owners.remove(&node);
-        self.ask(|directory, _, objects| directory.owner_gone(node, objects));
+    /// What was asked of the node, and the conversation, end in one step: what is asked next
+    /// begins another one.
+    fn owner_lost(self: &Arc<Self>, node: NodeId, loss: Loss) {
+        let mut state = self.lock();
+        state.owners.remove(&node);
+        self.ask_in(&mut state, |directory, now, objects| {
+            directory.owner_gone(now, node, loss, objects)
+        });
     }
 
     /// Hears a connector's node until it is gone. The caller has a thread for it.
@@ -94,11 +134,13 @@ impl Segments {
         let Some(Ok(packets)) = fds.into_iter().next().map(Packets::from_peer) else { return };
         drop(stream);
         let outbox = Outbox::new(packets);
-        let before = self.lock().connectors.insert(node, outbox.clone());
-        if let Some(before) = before {
-            // The node started anew before its former life was noticed to be over.
-            before.packets().shut_down();
-            self.ask(|directory, _, objects| directory.connector_gone(node, objects));
+        {
+            let mut state = self.lock();
+            if let Some(before) = state.connectors.insert(node, outbox.clone()) {
+                // The node began anew before its former conversation was noticed to be over.
+                before.packets().shut_down();
+                self.connector_lost(&mut state, node);
+            }
         }
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
         while let Ok(packet) =
@@ -108,14 +150,24 @@ impl Segments {
                 tracing::warn!(node, "a node that makes no sense is not listened to any more");
                 break;
             };
-            self.ask(|directory, now, objects| directory.asked(now, node, ask, objects));
+            let mut state = self.lock();
+            if !state.is_with(node, &outbox) {
+                // What was said in a conversation that is over leads nowhere.
+                break;
+            }
+            self.ask_in(&mut state, |directory, now, objects| {
+                directory.asked(now, node, ask, objects)
+            });
         }
         outbox.packets().shut_down();
         let mut state = self.lock();
-        if state.connectors.get(&node).is_some_and(|it| Arc::ptr_eq(it, &outbox)) {
+        if state.is_with(node, &outbox) {
             state.connectors.remove(&node);
-            drop(state);
-            self.ask(|directory, _, objects| directory.connector_gone(node, objects));
+            self.connector_lost(&mut state, node);
         }
+    }
+
+    fn connector_lost(self: &Arc<Self>, state: &mut State, node: NodeId) {
+        self.ask_in(state, |directory, now, objects| directory.connector_gone(now, node, objects));
     }
 }

@@ -55,8 +55,12 @@ impl Segments {
         let calls = Outbox::new(packets);
         let id = {
             let mut state = self.lock();
-            let id = SessionId(state.next_session);
-            state.next_session += 1;
+            let Some(id) = state.numbers.next() else {
+                tracing::error!(
+                    "a process was refused: no session number is left, restart the node"
+                );
+                return;
+            };
             state.sessions.insert(id, Session { calls: calls.clone(), events: None });
             id
         };
@@ -78,7 +82,7 @@ impl Segments {
             session.shut_down();
         }
         drop(state);
-        self.ask(|directory, _, objects| directory.closed(id, objects));
+        self.ask(|directory, now, objects| directory.closed(now, id, objects));
     }
 
     /// Takes the socket for events that comes with a hello; false when there is none.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Answer, Attached, Directory, Guest, Led, Objects, To, done};
+use super::{Answer, Attached, Directory, Guest, Led, Loss, Objects, To, done};
 use crate::message::{
     Ask, BROADCAST_NODE, Change, Connected, Event, Grant, Handle, Holder, InterruptKind, NodeId,
     Question, Refusal, Reply, SegmentId, SegmentKind, SessionId, Target, Tell,
@@ -155,6 +155,11 @@ impl Directory {
                 let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
                 self.send(To::Event(session, event), attached);
             }
+            Tell::Thaw { ticket, connection, offset, length } => {
+                let Some(session) = self.connected(from, connection) else { return };
+                let event = Event::Thaw { ticket, keeper: connection, offset, length };
+                self.send(To::Event(session, event), Vec::new());
+            }
         }
     }
 
@@ -279,7 +284,7 @@ impl Directory {
     }
 
     /// The node of owners is gone: what led there is lost, and nobody will answer.
-    pub(super) fn lose_owner(&mut self, node: NodeId) {
+    pub(super) fn lose_owner(&mut self, node: NodeId, loss: Loss) {
         let lost = self.connections.iter_mut().filter(|(_, it)| it.owner == node && it.alive);
         let lost: Vec<(Handle, SessionId)> = lost
             .map(|(_, connection)| {
@@ -299,7 +304,13 @@ impl Directory {
             .map(|(request, _)| *request)
             .collect();
         for request in open {
-            self.answered(request, Err(Refusal::NotResponding), Vec::new());
+            let asked = self.pending.get(&request).map(|pending| pending.what);
+            let answer = match asked {
+                // Locks are taken from those that are dead, and from nobody else.
+                Some(Asked::Alive) => Ok(Grant::Alive(loss == Loss::OutOfReach)),
+                _ => Err(Refusal::NotResponding),
+            };
+            self.answered(request, answer, Vec::new());
         }
     }
 

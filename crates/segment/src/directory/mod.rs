@@ -113,6 +113,9 @@ pub enum Output {
     },
     /// Empty a range of memory: who still maps it reads zeroes from now on.
     Empty {
+        /// What to call [`Directory::emptied`] with when it is done: so much takes its time, and
+        /// is not waited for. `None` for little, which is done at once.
+        job: Option<Handle>,
         /// Which memory.
         object: ObjectId,
         /// First byte.
@@ -124,6 +127,16 @@ pub enum Output {
     Forget(ObjectId),
     /// End a session: it did not answer. [`Directory::closed`] is to be called.
     Cut(SessionId),
+}
+
+/// How the conversation with an owner's node ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The node is dead: nobody listens where it should be, or it closed the conversation. Its
+    /// processes are cut off.
+    Dead,
+    /// It could not be talked to, which says nothing of its processes.
+    OutOfReach,
 }
 
 /// A host's exported memory in the rack's address space.
@@ -181,6 +194,8 @@ pub struct Directory {
     pending: BTreeMap<u64, Pending>,
     moves: BTreeMap<Handle, Move>,
     tickets: BTreeMap<Handle, Ticket>,
+    /// Memory that is being emptied, with the tickets that wait for it.
+    emptying: BTreeMap<Handle, Vec<Handle>>,
     out: Vec<Output>,
     /// Messages of this node to itself.
     own: VecDeque<(To, Vec<Attached>)>,
@@ -217,6 +232,7 @@ impl Directory {
             pending: BTreeMap::new(),
             moves: BTreeMap::new(),
             tickets: BTreeMap::new(),
+            emptying: BTreeMap::new(),
             out: Vec::new(),
             own: VecDeque::new(),
         }
@@ -230,7 +246,7 @@ impl Directory {
         request: Request,
         objects: &mut dyn Objects,
     ) -> Vec<Output> {
-        self.now = now;
+        self.at(now);
         let answer = if matches!(request, Request::Hello { .. }) {
             self.hello(session, &request)
         } else if self.sessions.contains_key(&session) {
@@ -254,7 +270,7 @@ impl Directory {
         notice: Notice,
         objects: &mut dyn Objects,
     ) -> Vec<Output> {
-        self.now = now;
+        self.at(now);
         let keeper = match notice {
             Notice::Frozen { keeper, .. } | Notice::Adopted { keeper, .. } => keeper,
         };
@@ -273,7 +289,13 @@ impl Directory {
     }
 
     /// A session is gone, and with it all that it had.
-    pub fn closed(&mut self, session: SessionId, objects: &mut dyn Objects) -> Vec<Output> {
+    pub fn closed(
+        &mut self,
+        now: u64,
+        session: SessionId,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.at(now);
         if self.sessions.remove(&session).is_some() {
             self.drop_connections(session);
             self.drop_segments(session);
@@ -292,7 +314,7 @@ impl Directory {
         ask: Ask,
         objects: &mut dyn Objects,
     ) -> Vec<Output> {
-        self.now = now;
+        self.at(now);
         self.hear_ask(from, ask, objects);
         self.finish(objects)
     }
@@ -306,19 +328,32 @@ impl Directory {
         attached: Vec<Attached>,
         objects: &mut dyn Objects,
     ) -> Vec<Output> {
-        self.now = now;
+        self.at(now);
         self.hear_tell(from, tell, attached);
         self.finish(objects)
     }
 
     /// The conversation with an owner's node has ended, or could not begin.
-    pub fn owner_gone(&mut self, node: NodeId, objects: &mut dyn Objects) -> Vec<Output> {
-        self.lose_owner(node);
+    pub fn owner_gone(
+        &mut self,
+        now: u64,
+        node: NodeId,
+        loss: Loss,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.at(now);
+        self.lose_owner(node, loss);
         self.finish(objects)
     }
 
     /// The conversation with a connector's node has ended.
-    pub fn connector_gone(&mut self, node: NodeId, objects: &mut dyn Objects) -> Vec<Output> {
+    pub fn connector_gone(
+        &mut self,
+        now: u64,
+        node: NodeId,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.at(now);
         let first = (node, Handle(0));
         let last = (node, Handle(u64::MAX));
         let gone: Vec<Guest> = self.guests.range(first..=last).map(|(guest, _)| *guest).collect();
@@ -330,7 +365,7 @@ impl Directory {
 
     /// Time has passed.
     pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<Output> {
-        self.now = now;
+        self.at(now);
         self.expire_questions();
         self.expire_moves();
         self.finish(objects)
@@ -340,6 +375,11 @@ impl Directory {
     pub fn next_tick(&self) -> Option<u64> {
         let questions = self.pending.values().filter_map(|pending| pending.deadline);
         questions.chain(self.moves.values().map(|one| one.deadline)).min()
+    }
+
+    /// Time does not go back, whoever looked at the clock last.
+    fn at(&mut self, now: u64) {
+        self.now = self.now.max(now);
     }
 
     fn hello(&mut self, session: SessionId, request: &Request) -> Answer {

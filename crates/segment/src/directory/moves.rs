@@ -1,8 +1,11 @@
 //! Moving memory: how it is taken away from somebody who may keep the old mapping for ever.
 //!
-//! Every *keeper* (the owner, connectors that stay) is asked to stop writing; when all have, the
-//! bytes are copied; then each is given the new memory, and when all use it, what was left behind
-//! is emptied. A keeper that does not answer in time is no keeper any more: it is cut off.
+//! Every *keeper* (the owner, connectors that stay) is asked to stop writing (freeze); when all
+//! have, the bytes are copied; then each is given the new memory, to be read only (adopt). When all
+//! use it, they may write again (thaw), and what was left behind is emptied. So whoever learns of a
+//! store by a signal that no node carries finds it: no keeper reads the old memory when the first
+//! one writes to the new. A keeper that does not answer in time is no keeper any more: it is cut
+//! off.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,6 +15,13 @@ use crate::message::{Change, Event, Handle, ObjectId, Refusal, Reply, SessionId,
 
 /// Milliseconds that a keeper may take for each step.
 const PATIENCE: u64 = 2_000;
+
+/// Milliseconds that a tick may be late. More says that this node itself stood still, and may not
+/// have heard what keepers answered meanwhile.
+const LATE: u64 = 500;
+
+/// Bytes that are emptied at once: it takes less time than telling somebody that it is done.
+const AT_ONCE: u64 = 4 << 20;
 
 /// Who keeps memory that is being moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +47,8 @@ enum Phase {
     Freezing,
     Copying,
     Adopting,
+    /// Everybody is in the new memory, and the old is being emptied.
+    Emptying,
 }
 
 /// Memory and the first byte in it.
@@ -57,6 +69,8 @@ pub(super) struct Move {
     /// Tickets that need another move after this one.
     again: Vec<Handle>,
     pub deadline: u64,
+    /// Whether the keepers were given more time, because this node stood still.
+    extended: bool,
 }
 
 /// Somebody who waits for moves.
@@ -136,9 +150,10 @@ impl Directory {
         let deadline = self.now.saturating_add(PATIENCE);
         let phase = Phase::Freezing;
         let again = Vec::new();
+        let extended = false;
         self.moves.insert(
             handle,
-            Move { ticket, kept, from, to, range, phase, keepers, again, deadline },
+            Move { ticket, kept, from, to, range, phase, keepers, again, deadline, extended },
         );
         handle
     }
@@ -150,6 +165,23 @@ impl Directory {
             if let Some(ticket) = self.tickets.get_mut(&ticket) {
                 // Held until that move has begun, and is counted itself.
                 ticket.left += 1;
+            }
+        }
+    }
+
+    /// The keepers of a move that is over may write again.
+    fn say_thaw(&mut self, ticket: Handle, one: &Move) {
+        let (offset, length) = (one.range.start, one.range.end - one.range.start);
+        for keeper in one.keepers.keys() {
+            match *keeper {
+                Keeper::Session(session, keeper) => {
+                    let event = Event::Thaw { ticket, keeper, offset, length };
+                    self.send(To::Event(session, event), Vec::new());
+                }
+                Keeper::Guest((node, connection)) => {
+                    let tell = Tell::Thaw { ticket, connection, offset, length };
+                    self.send(To::Tell(node, tell), Vec::new());
+                }
             }
         }
     }
@@ -207,7 +239,7 @@ impl Directory {
         if !one.keepers.values().all(|answered| *answered) {
             return;
         }
-        // The other phases end with `copied` and in `settle_moves`.
+        // The other phases end with `copied`, in `settle_moves` and with `emptied`.
         if one.phase == Phase::Freezing {
             one.phase = Phase::Copying;
             one.deadline = u64::MAX;
@@ -225,21 +257,24 @@ impl Directory {
         outcome: Result<(), String>,
         objects: &mut dyn Objects,
     ) -> Vec<Output> {
-        self.now = now;
+        self.at(now);
         // What was moved may have been removed meanwhile; then `abandon_move` let go of the memory.
-        if let Some(one) = self.moves.get_mut(&handle) {
+        if let Some(one) = self.moves.get_mut(&handle).filter(|one| one.phase == Phase::Copying) {
             one.phase = Phase::Adopting;
             one.deadline = now.saturating_add(PATIENCE);
-            if let Err(cause) = outcome {
-                // The keepers go on where they are; who was to lose the memory has not.
-                if !matches!(one.kept, Kept::Closing(_)) {
-                    self.out.push(Output::Forget(one.to.0));
+            match outcome {
+                Ok(()) => self.say_adopt(handle),
+                Err(cause) => {
+                    // The keepers go on where they are; who was to lose the memory has not.
+                    if !matches!(one.kept, Kept::Closing(_)) {
+                        self.out.push(Output::Forget(one.to.0));
+                    }
+                    one.to = one.from;
+                    one.keepers.values_mut().for_each(|answered| *answered = true);
+                    let ticket = one.ticket;
+                    self.ticket_failed(ticket, super::system(cause));
                 }
-                one.to = one.from;
-                let ticket = one.ticket;
-                self.ticket_failed(ticket, super::system(cause));
             }
-            self.say_adopt(handle);
         }
         self.finish(objects)
     }
@@ -280,31 +315,105 @@ impl Directory {
                 one.phase == Phase::Adopting && one.keepers.values().all(|answered| *answered)
             });
             let Some(handle) = settled.map(|(handle, _)| *handle) else { return };
-            let Some(one) = self.moves.remove(&handle) else { return };
-            let stayed = one.to == one.from;
-            match one.kept {
-                Kept::Segment(segment) => {
-                    self.segment_moved(segment, (one.from.0, one.to.0), one.again.clone(), objects);
-                }
-                Kept::Opening(extent) => self.pages_opened(extent, one.range, stayed),
-                Kept::Closing(extent) => self.pages_closed(extent, one.range, stayed),
-            }
-            self.ticket_step(one.ticket);
-            for ticket in one.again {
-                self.ticket_step(ticket);
+            let Some(mut one) = self.moves.remove(&handle) else { return };
+            // Before the next move of the same memory begins.
+            self.say_thaw(handle, &one);
+            let (object, offset) = one.from;
+            let length = one.range.end - one.range.start;
+            if one.to != one.from && self.empty((object, offset), length, handle) {
+                one.phase = Phase::Emptying;
+                one.deadline = u64::MAX;
+                self.moves.insert(handle, one);
+            } else {
+                self.moved(one, objects);
             }
         }
     }
 
-    /// What was to be moved is gone.
-    pub(super) fn abandon_move(&mut self, handle: Handle) {
-        let Some(one) = self.moves.remove(&handle) else { return };
-        if one.to != one.from && matches!(one.kept, Kept::Segment(_)) {
-            let length = one.range.end - one.range.start;
-            self.out.push(Output::Empty { object: one.to.0, offset: 0, length });
-            self.out.push(Output::Forget(one.to.0));
+    /// A move is over, and nothing is left where its memory was.
+    fn moved(&mut self, one: Move, objects: &mut dyn Objects) {
+        let stayed = one.to == one.from;
+        match one.kept {
+            Kept::Segment(segment) => {
+                self.segment_moved(segment, (one.from.0, one.to.0), one.again.clone(), objects);
+            }
+            Kept::Opening(extent) => self.pages_opened(extent, one.range, stayed),
+            Kept::Closing(extent) => self.pages_closed(extent, one.range, stayed),
         }
         for ticket in std::iter::once(one.ticket).chain(one.again) {
+            self.ticket_step(ticket);
+        }
+    }
+
+    /// Has memory emptied; whether that takes so long that `emptied` tells when it is done, with
+    /// this job.
+    fn empty(&mut self, (object, offset): Place, length: u64, job: Handle) -> bool {
+        let later = length > AT_ONCE;
+        let job = later.then_some(job);
+        self.out.push(Output::Empty { job, object, offset, length });
+        later
+    }
+
+    /// Has all of an object's memory emptied, and lets go of it. These tickets wait for it.
+    pub(super) fn discard(&mut self, object: ObjectId, length: u64, waiting: Vec<Handle>) {
+        let job = self.handle();
+        if self.empty((object, 0), length, job) {
+            for ticket in &waiting {
+                if let Some(ticket) = self.tickets.get_mut(ticket) {
+                    ticket.left += 1;
+                }
+            }
+            self.emptying.insert(job, waiting);
+        }
+        self.out.push(Output::Forget(object));
+    }
+
+    /// Memory is emptied, or could not be.
+    pub fn emptied(
+        &mut self,
+        now: u64,
+        job: Handle,
+        outcome: Result<(), String>,
+        objects: &mut dyn Objects,
+    ) -> Vec<Output> {
+        self.at(now);
+        let waiting = match self.moves.get(&job) {
+            Some(one) if one.phase == Phase::Emptying => vec![one.ticket],
+            // A move that was abandoned meanwhile has passed on its tickets.
+            _ => self.emptying.get(&job).cloned().unwrap_or_default(),
+        };
+        if let Err(cause) = outcome {
+            for ticket in waiting {
+                self.ticket_failed(ticket, super::system(cause.clone()));
+            }
+        }
+        if self.moves.get(&job).is_some_and(|one| one.phase == Phase::Emptying)
+            && let Some(one) = self.moves.remove(&job)
+        {
+            self.moved(one, objects);
+        }
+        for ticket in self.emptying.remove(&job).unwrap_or_default() {
+            self.ticket_step(ticket);
+        }
+        self.finish(objects)
+    }
+
+    /// Who waits for a move that is under way.
+    pub(super) fn waiting_for(&self, moving: Option<Handle>) -> Vec<Handle> {
+        let one = moving.and_then(|handle| self.moves.get(&handle));
+        one.map_or_else(Vec::new, |one| {
+            std::iter::once(one.ticket).chain(one.again.iter().copied()).collect()
+        })
+    }
+
+    /// What was to be moved is gone.
+    pub(super) fn abandon_move(&mut self, handle: Handle) {
+        let waiting = self.waiting_for(Some(handle));
+        let Some(one) = self.moves.remove(&handle) else { return };
+        if one.to != one.from && matches!(one.kept, Kept::Segment(_)) {
+            self.discard(one.to.0, one.range.end - one.range.start, waiting.clone());
+        }
+        for ticket in waiting {
             self.ticket_step(ticket);
         }
     }
@@ -312,6 +421,12 @@ impl Directory {
     /// Cuts off the keepers that did not answer in time.
     pub(super) fn expire_moves(&mut self) {
         let now = self.now;
+        for one in self.moves.values_mut() {
+            if one.deadline.saturating_add(LATE) < now && !one.extended {
+                one.extended = true;
+                one.deadline = now.saturating_add(PATIENCE);
+            }
+        }
         let late = self.moves.iter().filter(|(_, one)| one.deadline <= now);
         let late: Vec<(Handle, Vec<Keeper>)> = late
             .map(|(handle, one)| {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::moves::{Keeper, Kept};
-use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, done, system};
+use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, system};
 use crate::message::{Change, Grant, Handle, NodeId, ObjectId, Refusal, Reply, SessionId, Tell};
 
 /// Bytes of a page.
@@ -82,8 +82,9 @@ impl Directory {
 
     pub(super) fn free(&mut self, session: SessionId, handle: Handle) -> Answer {
         self.own_extent(session, handle)?;
-        self.end_extent(handle);
-        done()
+        let ticket = self.new_ticket(session);
+        self.end_extent(handle, Some(ticket));
+        self.answer_ticket(ticket)
     }
 
     pub(super) fn drop_extents(&mut self, session: SessionId) {
@@ -91,34 +92,32 @@ impl Directory {
             |(handle, extent): (&Handle, &Extent)| (extent.session == session).then_some(*handle);
         let handles: Vec<Handle> = self.extents.iter().filter_map(of).collect();
         for handle in handles {
-            self.end_extent(handle);
+            self.end_extent(handle, None);
         }
     }
 
-    fn end_extent(&mut self, handle: Handle) {
+    /// Ends an extent; `ticket` waits until nothing of it can be read any more.
+    fn end_extent(&mut self, handle: Handle, ticket: Option<Handle>) {
         let Some(extent) = self.extents.remove(&handle) else { return };
         self.discount(extent.session);
+        let mut waiting = self.waiting_for(extent.moving.map(|(moving, _)| moving));
+        waiting.extend(ticket);
         if let Some((_, opening)) = extent.moving
             // What is being closed is still among what is open.
             && extent.opened.values().all(|opened| opened.memory != opening.memory)
         {
-            self.empty_all(opening.memory, extent.size);
+            self.discard(opening.memory, extent.size, waiting.clone());
         }
         for opened in extent.opened.into_values() {
             self.lose_guests(opened.guests);
-            self.empty_all(opened.memory, opened.length);
+            self.discard(opened.memory, opened.length, waiting.clone());
         }
-        self.empty_all(extent.memory, extent.size);
+        self.discard(extent.memory, extent.size, waiting);
         self.give_room(extent.offset, extent.size);
         // Last: it tells those who wait that nothing is left to be read.
         if let Some((ticket, _)) = extent.moving {
             self.abandon_move(ticket);
         }
-    }
-
-    fn empty_all(&mut self, object: ObjectId, length: u64) {
-        self.out.push(Output::Empty { object, offset: 0, length });
-        self.out.push(Output::Forget(object));
     }
 
     fn lose_guests(&mut self, guests: BTreeSet<Guest>) {
@@ -168,8 +167,6 @@ impl Directory {
         let length = range.end - range.start;
         let guests = BTreeSet::new();
         extent.opened.insert(range.start, Opened { length, memory, node, write, guests });
-        let object = extent.memory;
-        self.out.push(Output::Empty { object, offset: range.start, length });
     }
 
     pub(super) fn close_pages(
@@ -215,7 +212,7 @@ impl Directory {
             return;
         }
         extent.opened.remove(&range.start);
-        self.empty_all(opening.memory, range.end - range.start);
+        self.out.push(Output::Forget(opening.memory));
     }
 
     /// Another host's process wants to reach pages.

@@ -204,8 +204,9 @@ impl Directory {
 
     pub(super) fn remove_segment(&mut self, session: SessionId, handle: Handle) -> Answer {
         self.own_segment(session, handle)?;
-        self.end_segment(handle);
-        done()
+        let ticket = self.new_ticket(session);
+        self.end_segment(handle, Some(ticket));
+        self.answer_ticket(ticket)
     }
 
     /// Ends every segment of a session.
@@ -215,11 +216,12 @@ impl Directory {
         };
         let handles: Vec<Handle> = self.segments.iter().filter_map(of).collect();
         for handle in handles {
-            self.end_segment(handle);
+            self.end_segment(handle, None);
         }
     }
 
-    fn end_segment(&mut self, handle: Handle) {
+    /// Ends a segment; `ticket` waits until nothing of it can be read any more.
+    fn end_segment(&mut self, handle: Handle, ticket: Option<Handle>) {
         let Some(segment) = self.segments.remove(&handle) else { return };
         self.discount(segment.session);
         if self.by_id.get(&segment.id) == Some(&handle) {
@@ -235,8 +237,9 @@ impl Directory {
         }
         if let Some(object) = segment.memory {
             // A process that keeps the mapping reads zeroes, and holds no memory.
-            self.out.push(Output::Empty { object, offset: 0, length: segment.size });
-            self.out.push(Output::Forget(object));
+            let mut waiting = self.waiting_for(segment.moving);
+            waiting.extend(ticket);
+            self.discard(object, segment.size, waiting);
         }
         if let Some(offset) = segment.offset {
             self.give_room(offset, segment.size);
@@ -375,7 +378,6 @@ impl Directory {
                 // The bytes could not be moved: nobody was left behind.
                 left.into_iter().for_each(|(node, share)| segment.was_let_go(node, share));
             } else {
-                self.out.push(Output::Empty { object: old, offset: 0, length: segment.size });
                 self.out.push(Output::Forget(old));
             }
         }

@@ -103,8 +103,19 @@ pub enum Tell {
         /// Bytes.
         length: u64,
     },
-    /// Use the memory beside this.
+    /// Use the memory beside this, without writing to it yet.
     Adopt {
+        /// Which move.
+        ticket: Handle,
+        /// Which connection.
+        connection: Handle,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Write again: the move is over, and everybody who keeps the memory has it where it is now.
+    Thaw {
         /// Which move.
         ticket: Handle,
         /// Which connection.

@@ -332,7 +332,8 @@ pub enum Event {
         /// Bytes.
         length: u64,
     },
-    /// The range is in the memory beside this from now on. Answer [`Notice::Adopted`].
+    /// The range is in the memory beside this from now on, which may not be written to before
+    /// [`Event::Thaw`]. Answer [`Notice::Adopted`].
     Adopt {
         /// Which move.
         ticket: Handle,
@@ -344,6 +345,18 @@ pub enum Event {
         length: u64,
         /// First byte in that memory.
         from: u64,
+    },
+    /// The range may be written to again: the move is over. After a move that failed it comes
+    /// without an adoption before it, and the range is where it was.
+    Thaw {
+        /// Which move.
+        ticket: Handle,
+        /// The segment, extent or connection.
+        keeper: Handle,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
     },
     /// What was [`Reply::Started`] is done.
     Finished {

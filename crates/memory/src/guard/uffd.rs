@@ -1,0 +1,122 @@
+//! Write protection in the kernel (userfaultfd): who writes to a protected page waits there until
+//! the protection is gone, whatever signals it has blocked and whoever handles them. Linux 6.4 and
+//! newer do it for all that is frozen here: shared memory (since 5.19), and private pages that were
+//! never touched. Processes without rights may have it for what they write themselves; with rights
+//! (`CAP_SYS_PTRACE`, `/dev/userfaultfd`) system calls wait as well, which otherwise fail with
+//! `EFAULT`.
+//!
+//! Nobody reads the descriptor: whoever waits is woken when its range is unregistered.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::mm::UserfaultfdFlags;
+
+/// What the kernel is asked for when the descriptor is made.
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// A range with a mode; what follows it differs between the calls.
+#[repr(C)]
+struct Ranged {
+    start: u64,
+    length: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+const API: u64 = 0xaa;
+const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
+const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
+const UFFDIO_UNREGISTER: libc::Ioctl = 0x8010_aa01_u32 as libc::Ioctl;
+const UFFDIO_WAKE: libc::Ioctl = 0x8010_aa02_u32 as libc::Ioctl;
+const UFFDIO_WRITEPROTECT: libc::Ioctl = 0xc018_aa06_u32 as libc::Ioctl;
+const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
+
+/// Pages of shared memory can be protected (5.19).
+const WP_SHMEM: u64 = 1 << 12;
+/// Pages that were never touched as well, where the memory is private (6.4).
+const WP_UNPOPULATED: u64 = 1 << 13;
+const REGISTER_WP: u64 = 1 << 1;
+const PROTECT: u64 = 1;
+
+/// What this process may use.
+struct Kernel {
+    fd: OwnedFd,
+    /// The process that it is for: a fork has the descriptor, but it is about its parent.
+    process: u32,
+}
+
+static KERNEL: OnceLock<Option<Kernel>> = OnceLock::new();
+
+fn kernel() -> Option<&'static Kernel> {
+    let kernel = KERNEL.get_or_init(|| {
+        let made = open().map(|fd| Kernel { fd, process: std::process::id() });
+        if made.is_none() {
+            tracing::debug!("no write protection in the kernel: a signal handler does it");
+        }
+        made
+    });
+    kernel.as_ref().filter(|kernel| kernel.process == std::process::id())
+}
+
+fn open() -> Option<OwnedFd> {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: the descriptor is used for ranges of this process' own mappings only.
+    let make = |flags| unsafe { rustix::mm::userfaultfd(flags) }.ok();
+    /// `UFFD_USER_MODE_ONLY`.
+    const USER_MODE_ONLY: u32 = 1;
+    let fd = make(flags)
+        .or_else(|| by_device(flags.bits()))
+        .or_else(|| make(flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)))?;
+    let mut api = Api { api: API, features: WP_SHMEM | WP_UNPOPULATED, ioctls: 0 };
+    call(&fd, UFFDIO_API, &mut api).then_some(fd)
+}
+
+fn by_device(flags: u32) -> Option<OwnedFd> {
+    let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd").ok()?;
+    // SAFETY: the call takes flags, and returns a new descriptor or a negative number.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
+    // SAFETY: nobody else has the descriptor yet.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn call<T>(fd: &OwnedFd, what: libc::Ioctl, argument: &mut T) -> bool {
+    // SAFETY: each call is given the structure that it reads and writes, or one that begins with
+    // it. It changes protection of mappings, never their bytes.
+    unsafe { libc::ioctl(fd.as_raw_fd(), what, std::ptr::from_mut(argument)) == 0 }
+}
+
+fn ranged(start: usize, length: usize, mode: u64) -> Ranged {
+    let length = length.next_multiple_of(4096) as u64;
+    Ranged { start: start as u64, length, mode, ioctls: 0 }
+}
+
+/// Lets writers to whole pages of this process' mappings wait; false where the kernel cannot or
+/// may not. The range stays readable.
+pub(super) fn protect(start: usize, length: usize) -> bool {
+    let Some(kernel) = kernel() else { return false };
+    if !call(&kernel.fd, UFFDIO_REGISTER, &mut ranged(start, length, REGISTER_WP)) {
+        return false;
+    }
+    let done = call(&kernel.fd, UFFDIO_WRITEPROTECT, &mut ranged(start, length, PROTECT));
+    if !done {
+        release(start, length);
+    }
+    done
+}
+
+/// Lets them go on, also those that waited for what was mapped there before.
+pub(super) fn release(start: usize, length: usize) {
+    let Some(kernel) = kernel() else { return };
+    // Each alone would do where it succeeds; what was mapped anew is not protected, and what cannot
+    // be unregistered for want of memory may be written to all the same. Those that came before a
+    // change of mappings wait for an address, and are woken by it.
+    call(&kernel.fd, UFFDIO_WRITEPROTECT, &mut ranged(start, length, 0));
+    call(&kernel.fd, UFFDIO_UNREGISTER, &mut ranged(start, length, 0));
+    call(&kernel.fd, UFFDIO_WAKE, &mut ranged(start, length, 0));
+}
