@@ -330,18 +330,19 @@ fn another_users_process_is_not_let_in() {
     }
     let rack = Rack::up(HOSTS);
     // As if the folders were open to everybody: the node itself asks whose the process is.
-    let open = |path: &std::path::Path| {
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    let open = |path: &std::path::Path, mode: u32| {
+        let all = std::os::unix::fs::PermissionsExt::from_mode(mode);
         std::fs::set_permissions(path, all).unwrap();
     };
     let run = rack.run_dir();
-    for path in [run.parent().unwrap(), &run, &run.join("alpha"), &run.join("alpha/segments.sock")]
-    {
-        open(path);
+    // Entered by everybody; a folder that others can change is no rack's any more.
+    for path in [run.parent().unwrap(), &run, &run.join("alpha")] {
+        open(path, 0o755);
     }
+    open(&run.join("alpha/segments.sock"), 0o777);
     let binary = run.join("binary");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
-    open(&binary);
+    open(&binary, 0o755);
     let mut command = Command::new(&binary);
     command
         .args(["--exact", "part", "--ignored", "--quiet"])
