@@ -70,6 +70,8 @@ struct Line {
     session: Session,
     handle: Handle,
     number: u32,
+    /// Rings that came before it was made.
+    rung: u32,
     bell: Arc<Doorbell>,
     shared: bool,
     over: AtomicBool,
@@ -84,12 +86,13 @@ impl Line {
         shared: bool,
     ) -> Result<Line, AttachError> {
         let request = Request::CreateInterrupt { kind, number, shared };
-        let (Reply::Interrupt { interrupt: handle, number }, fds) = session.call(&request)? else {
+        let (Reply::Interrupt { interrupt: handle, number, rung }, fds) = session.call(&request)?
+        else {
             return Err(AttachError::Protocol);
         };
         let bell = Arc::new(bell(&mut fds.into_iter())?);
         let (session, over) = (session.clone(), AtomicBool::new(false));
-        Ok(Line { session, handle, number, bell, shared, over, spin: Mutex::default() })
+        Ok(Line { session, handle, number, rung, bell, shared, over, spin: Mutex::default() })
     }
 
     /// Waits for the doorbell to move away from `seen`.
@@ -167,7 +170,7 @@ impl Session {
         counting: bool,
     ) -> Result<Interrupt, AttachError> {
         let line = Line::make(self, InterruptKind::Plain, number, shared)?;
-        let taken = AtomicU32::new(line.bell.count());
+        let taken = AtomicU32::new(line.rung);
         self.registry().watch(line.handle, Watched::default(), self);
         Ok(Interrupt { line, taken, counting })
     }

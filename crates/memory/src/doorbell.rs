@@ -160,6 +160,18 @@ impl AsFd for Doorbell {
     }
 }
 
+/// How often the doorbell at `offset` of a file rang, modulo 2^32, for who does not map it.
+///
+/// # Errors
+/// When the file has no doorbell there, or cannot be read.
+pub fn count_in(file: impl AsFd, offset: u64) -> std::io::Result<u32> {
+    let mut count = [0; 4];
+    match rustix::io::pread(file, &mut count, offset)? {
+        4 => Ok(u32::from_ne_bytes(count)),
+        _ => Err(std::io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 /// A structure of atomics at `offset` of `region`: `None` when it is not inside, not aligned, or
 /// the region cannot be both read and written.
 pub(crate) fn shared<T>(region: &Region, offset: usize) -> Option<NonNull<T>> {

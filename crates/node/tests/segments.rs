@@ -370,6 +370,21 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
 }
 
 #[test]
+fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
+    let rack = Rack::start();
+    let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, 100).unwrap();
+    (0..3).for_each(|_| sender.trigger().unwrap());
+    let second = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    assert_eq!(second.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+    sender.trigger().unwrap();
+    for (interrupt, times) in [(&first, 4), (&second, 1)] {
+        (0..times).for_each(|_| interrupt.wait(SOON).unwrap());
+        assert_eq!(interrupt.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+    }
+}
+
+#[test]
 fn a_lock_outlives_its_holder_and_a_barrier_its_party() {
     let rack = Rack::start();
     let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));

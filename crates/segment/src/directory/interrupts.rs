@@ -47,6 +47,10 @@ impl Directory {
         if self.interrupts.get(&key).is_some_and(|it| !(it.shared && shared)) {
             return Err(Refusal::InUse);
         }
+        // Counted before the number is known: a ring that comes after the reply is never taken for
+        // one that came before it.
+        let joined = self.interrupts.get(&key).map(|it| objects.rung(it.line)).transpose();
+        let rung = joined.map_err(system)?.unwrap_or(0);
         self.count(session)?;
         if !self.interrupts.contains_key(&key) {
             let made = objects.line(LinePart::Doorbell).and_then(|line| match objects.event() {
@@ -68,7 +72,7 @@ impl Directory {
         let interrupt = self.interrupts.get_mut(&key).ok_or(Refusal::Stale)?;
         interrupt.owners.insert(handle, session);
         let attached = vec![Attached::whole(interrupt.line), Attached::whole(interrupt.event)];
-        Ok(Some((Reply::Interrupt { interrupt: handle, number }, attached)))
+        Ok(Some((Reply::Interrupt { interrupt: handle, number, rung }, attached)))
     }
 
     pub(super) fn remove_interrupt(&mut self, session: SessionId, handle: Handle) -> Answer {

@@ -55,6 +55,12 @@ pub trait Objects {
     /// # Errors
     /// What the system says.
     fn line(&mut self, part: LinePart) -> Result<ObjectId, String>;
+
+    /// How often a doorbell rang so far.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn rung(&self, line: ObjectId) -> Result<u32, String>;
 }
 
 /// What memory an interrupt needs.

@@ -207,6 +207,8 @@ pub enum Reply {
         interrupt: Handle,
         /// Its number.
         number: u32,
+        /// How often it rang before anybody could know that this session hears it.
+        rung: u32,
     },
     /// Whether the session lives.
     Alive(bool),

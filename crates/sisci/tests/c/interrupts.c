@@ -141,6 +141,29 @@ static void after_stores(struct story *story)
     }
 }
 
+/* A peer that waits for a number to exist, connects and triggers at once: no trigger is lost. */
+static void triggered_as_soon_as_it_exists(struct story *story)
+{
+    enum { ROUNDS = 400, FIRST = 4242 };
+    unsigned int i;
+    for (i = 0; i < ROUNDS; i++) {
+        if (story->owner) {
+            sci_local_interrupt_t interrupt = create(story, FIRST + i, 0);
+            TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
+            TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+        } else {
+            sci_remote_interrupt_t interrupt;
+            do {
+                SCIConnectInterrupt(story->sd, &interrupt, story->peer, 0, FIRST + i, 0, 0, &error);
+            } while (error == SCI_ERR_NO_SUCH_INTNO);
+            CHECK(error == SCI_ERR_OK);
+            trigger(interrupt, 1);
+            TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+        }
+    }
+    story_meet(story);
+}
+
 static unsigned int called;
 static sci_callback_action_t answer = SCI_CALLBACK_CONTINUE;
 
@@ -264,6 +287,7 @@ int main(int argc, char **argv)
     remembered(&story);
     counted(&story);
     after_stores(&story);
+    triggered_as_soon_as_it_exists(&story);
     called_back(&story);
     shared(&story);
     if (story.owner)
