@@ -32,9 +32,12 @@ pub enum InterruptError {
     /// None came in time.
     #[error("no interrupt came in time")]
     TimedOut,
-    /// It was removed, or its owner or host is gone.
+    /// It was removed, or its owner is gone.
     #[error("the interrupt is gone")]
     Gone,
+    /// Its host is gone.
+    #[error("the interrupt's host does not answer; is it up?")]
+    Unreachable,
     /// The receiver has not taken what was sent before.
     #[error("the receiver has no room; it must take messages first")]
     Full,
@@ -403,6 +406,7 @@ impl Sender {
 
     fn check(&self) -> Result<(), InterruptError> {
         match self.watch.lost() || self.bell.is_closed() {
+            true if self.watch.is_unreachable() => Err(InterruptError::Unreachable),
             true => Err(InterruptError::Gone),
             false => Ok(()),
         }
@@ -426,7 +430,7 @@ impl RemoteInterrupt {
     /// Triggers it. What was stored before is seen by who is woken.
     ///
     /// # Errors
-    /// [`InterruptError::Gone`].
+    /// [`InterruptError::Gone`], [`InterruptError::Unreachable`].
     #[inline]
     pub fn trigger(&self) -> Result<(), InterruptError> {
         self.0.check()?;
@@ -443,8 +447,9 @@ impl RemoteDataInterrupt {
     /// Sends a message. Messages of one connection arrive in their order.
     ///
     /// # Errors
-    /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Gone`]; of several
-    /// receivers the first error, after all have been sent to.
+    /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Unreachable`],
+    /// [`InterruptError::Gone`]; of several receivers the first error, after all have been sent to,
+    /// one that is gone only when nothing else was wrong.
     pub fn send(&self, message: &[u8]) -> Result<(), InterruptError> {
         let one = |(sender, producer): &(Sender, Mutex<Producer>)| {
             sender.check()?;
@@ -456,7 +461,8 @@ impl RemoteDataInterrupt {
             sender.bell.ring();
             Ok(())
         };
-        let outcomes: Vec<_> = self.0.iter().map(one).collect();
-        outcomes.into_iter().collect()
+        let errors: Vec<InterruptError> = self.0.iter().filter_map(|it| one(it).err()).collect();
+        let worse = errors.iter().find(|error| **error != InterruptError::Gone);
+        worse.or(errors.first()).map_or(Ok(()), |error| Err(*error))
     }
 }

@@ -127,10 +127,21 @@ impl From<Share> for ShareAccess {
 pub enum Change {
     /// Its owner asks to disconnect.
     Disconnect,
+    /// Its owner has ended it in order: what is mapped keeps what it held last.
+    Removed,
+    /// The right to it was taken away: what is mapped leads nowhere.
+    Revoked,
     /// Its host's node is gone.
     NotOperational,
-    /// It is gone for good.
+    /// Its owner has died.
     Lost,
+}
+
+impl Change {
+    /// Whether the far end is gone for good.
+    pub fn is_final(self) -> bool {
+        matches!(self, Change::Removed | Change::Revoked | Change::Lost)
+    }
 }
 
 /// What a connection is to.

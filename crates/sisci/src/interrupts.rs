@@ -34,6 +34,7 @@ impl From<InterruptError> for Code {
         Code(match error {
             InterruptError::TimedOut => SCI_ERR_TIMEOUT,
             InterruptError::Gone => SCI_ERR_CANCELLED,
+            InterruptError::Unreachable => SCI_ERR_NOT_CONNECTED,
             InterruptError::Full | InterruptError::BufferTooShort(_) => SCI_ERR_NOSPC,
             InterruptError::TooLong => SCI_ERR_OUT_OF_RANGE,
         })
@@ -241,14 +242,15 @@ fn connect(
 
 fn trigger(handle: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
-    find::<RemotePlain>(handle)?.interrupt.trigger().map_err(gone)
+    posted(find::<RemotePlain>(handle)?.interrupt.trigger())
 }
 
-/// For who sends, an interrupt that is gone is a connection that is.
-fn gone(error: InterruptError) -> Code {
-    match error {
-        InterruptError::Gone => Code(SCI_ERR_NOT_CONNECTED),
-        other => other.into(),
+/// A trigger is a posted write: its sender does not learn whether anybody is there, only that the
+/// host is not.
+fn posted(sent: Result<(), InterruptError>) -> Outcome<()> {
+    match sent {
+        Ok(()) | Err(InterruptError::Gone) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -375,7 +377,7 @@ unsafe fn trigger_data(handle: RawHandle, data: *const u8, length: u32, flags: u
     }
     // SAFETY: as the caller says.
     let message = unsafe { std::slice::from_raw_parts(data, length as usize) };
-    remote.interrupt.send(message).map_err(gone)
+    posted(remote.interrupt.send(message))
 }
 
 fn disconnect<T: Kind>(handle: RawHandle, flags: u32) -> Outcome<()> {

@@ -149,7 +149,7 @@ fn reason(happening: Happening, own_node: u32) -> (Reason, u32) {
 /// What a change of a connection's far end is called.
 pub(crate) fn remote_reason(change: Change) -> Reason {
     match change {
-        Change::Disconnect => DISCONNECT,
+        Change::Disconnect | Change::Removed | Change::Revoked => DISCONNECT,
         Change::NotOperational => NOT_OPERATIONAL,
         Change::Lost => LOST,
     }

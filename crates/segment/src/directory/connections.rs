@@ -140,7 +140,7 @@ impl Directory {
             Tell::Remote { connection, change } => {
                 let Some(session) = self.connected(from, connection) else { return };
                 let Some(it) = self.connections.get_mut(&connection) else { return };
-                it.alive &= change != Change::Lost;
+                it.alive &= !change.is_final();
                 let connection = it.known_as;
                 self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
             }

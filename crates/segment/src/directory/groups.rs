@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Attached, Directory, Guest, Led, Objects, To, system};
+use super::{Attached, Directory, Guest, Led, Objects, Output, To, system};
 use crate::message::{Change, Grant, NodeId, ObjectId, Refusal, SegmentId, Share, Tell};
 
 /// A group whose home this host is.
@@ -80,6 +80,6 @@ impl Directory {
             self.send(To::Tell(node, tell), Vec::new());
         }
         self.give_room(group.offset, group.size);
-        self.discard(group.memory, group.size, Vec::new());
+        self.out.push(Output::Forget(group.memory));
     }
 }

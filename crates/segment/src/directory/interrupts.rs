@@ -81,7 +81,7 @@ impl Directory {
         if interrupt.owners.get(&handle) != Some(&session) {
             return Err(Refusal::Stale);
         }
-        self.end_interrupt(handle);
+        self.end_interrupt(handle, Change::Removed);
         done()
     }
 
@@ -94,11 +94,11 @@ impl Directory {
             .map(|(handle, _)| *handle)
             .collect();
         for handle in handles {
-            self.end_interrupt(handle);
+            self.end_interrupt(handle, Change::Lost);
         }
     }
 
-    fn end_interrupt(&mut self, handle: Handle) {
+    fn end_interrupt(&mut self, handle: Handle, change: Change) {
         let Some(key) = self.interrupt_handles.remove(&handle) else { return };
         let Some(interrupt) = self.interrupts.get_mut(&key) else { return };
         if let Some(session) = interrupt.owners.remove(&handle) {
@@ -111,7 +111,7 @@ impl Directory {
         let Some(interrupt) = self.interrupts.remove(&key) else { return };
         for ((node, connection), ring) in interrupt.guests {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change: Change::Lost };
+            let tell = Tell::Remote { connection, change };
             self.send(To::Tell(node, tell), Vec::new());
             self.out.extend(ring.map(|(_, object)| Output::Forget(object)));
         }

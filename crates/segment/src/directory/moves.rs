@@ -440,7 +440,7 @@ impl Directory {
                     Keeper::Session(session, _) => self.out.push(Output::Cut(session)),
                     Keeper::Guest(guest) => {
                         self.drop_guest(guest);
-                        let tell = Tell::Remote { connection: guest.1, change: Change::Lost };
+                        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
                         self.send(To::Tell(guest.0, tell), Vec::new());
                     }
                 }

@@ -204,9 +204,8 @@ impl Directory {
 
     pub(super) fn remove_segment(&mut self, session: SessionId, handle: Handle) -> Answer {
         self.own_segment(session, handle)?;
-        let ticket = self.new_ticket(session);
-        self.end_segment(handle, Some(ticket));
-        self.answer_ticket(ticket)
+        self.end_segment(handle, Change::Removed);
+        done()
     }
 
     /// Ends every segment of a session.
@@ -216,12 +215,11 @@ impl Directory {
         };
         let handles: Vec<Handle> = self.segments.iter().filter_map(of).collect();
         for handle in handles {
-            self.end_segment(handle, None);
+            self.end_segment(handle, Change::Lost);
         }
     }
 
-    /// Ends a segment; `ticket` waits until nothing of it can be read any more.
-    fn end_segment(&mut self, handle: Handle, ticket: Option<Handle>) {
+    fn end_segment(&mut self, handle: Handle, change: Change) {
         let Some(segment) = self.segments.remove(&handle) else { return };
         self.discount(segment.session);
         if self.by_id.get(&segment.id) == Some(&handle) {
@@ -229,17 +227,18 @@ impl Directory {
         }
         for (node, connection) in segment.guests.into_keys() {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change: Change::Lost };
+            let tell = Tell::Remote { connection, change };
             self.send(To::Tell(node, tell), Vec::new());
         }
         if let Some(connection) = segment.group {
             self.leave(connection);
         }
         if let Some(object) = segment.memory {
-            // A process that keeps the mapping reads zeroes, and holds no memory.
-            let mut waiting = self.waiting_for(segment.moving);
-            waiting.extend(ticket);
-            self.discard(object, segment.size, waiting);
+            // Who still maps it may read what it held last, unless it is being taken away.
+            match segment.moving {
+                Some(_) => self.discard(object, segment.size, self.waiting_for(segment.moving)),
+                None => self.out.push(Output::Forget(object)),
+            }
         }
         if let Some(offset) = segment.offset {
             self.give_room(offset, segment.size);
@@ -315,7 +314,7 @@ impl Directory {
                 segment.was_let_go(guest.0, share);
                 let (owner, moving) = (segment.session, segment.moving);
                 self.guests.remove(&guest);
-                let tell = Tell::Remote { connection: guest.1, change: Change::Lost };
+                let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
                 self.send(To::Tell(guest.0, tell), Vec::new());
                 let event = Event::Disconnected { segment: handle, node: guest.0 };
                 self.send(To::Event(owner, event), Vec::new());
