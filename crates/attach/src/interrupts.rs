@@ -20,10 +20,6 @@ use rackbus_segment::message::{
 use crate::events::Watch;
 use crate::session::{AttachError, Session, Watched};
 
-/// How often a shared interrupt's waiter looks whether it was removed: its line cannot be closed,
-/// as others of this host go on with it.
-const LOOK: Duration = Duration::from_millis(100);
-
 const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
 
 /// Why an interrupt was not sent, or not received.
@@ -103,20 +99,8 @@ impl Line {
         let mut fresh = AdaptiveSpin::default();
         let mut kept = self.spin.try_lock().ok();
         let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
-        loop {
-            if self.over.load(Ordering::Acquire) {
-                return Err(InterruptError::Gone);
-            }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let wait = match self.shared {
-                true => Some(left.map_or(LOOK, |left| left.min(LOOK))),
-                false => left,
-            };
-            match self.bell.wait(seen, spin, wait) {
-                Err(WaitError::TimedOut) if wait != left => {}
-                other => return Ok(other?),
-            }
-        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        Ok(self.bell.wait(seen, spin, left)?)
     }
 
     fn remove(&self) {
@@ -124,9 +108,10 @@ impl Line {
             return;
         }
         self.session.registry().forget(self.handle);
-        // A fork's end is not its parent's.
-        if !self.shared && self.session.is_own() {
-            self.bell.close();
+        match self.shared || !self.session.is_own() {
+            // Others of this host go on with it; and a fork's end is not its parent's.
+            true => self.bell.leave(),
+            false => self.bell.close(),
         }
         // A node that is gone has ended it already.
         let _ = self.session.done(&Request::RemoveInterrupt { interrupt: self.handle });

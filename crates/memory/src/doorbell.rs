@@ -119,6 +119,15 @@ impl Doorbell {
         self.wake(wake);
     }
 
+    /// Closes this end: who waits here is woken, and no ring is heard here any more. The others'
+    /// ends go on.
+    pub fn leave(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if self.line().rouse() {
+            wake_all(self.line().turn_word(), futex::Flags::empty());
+        }
+    }
+
     /// Whether it was closed, or its memory was taken away.
     pub fn is_closed(&self) -> bool {
         if self.closed.load(Ordering::Acquire) {
@@ -214,6 +223,8 @@ pub(crate) fn wait_on(
             return found();
         }
         match line.announce(seen) {
+            // Announced first: who makes it so that nobody is to wait here looks for that after it.
+            Ok(_) if gone() => return Some(Look::Closed),
             Ok(turn) => sleep(line.turn_word(), turn, sharing, left.min(RECHECK)),
             Err(look) => return Some(look),
         }

@@ -1,19 +1,21 @@
 //! Interrupts and data interrupts, received and sent.
 //!
 //! One with a callback has a thread of its own, which waits and calls. Removing it waits until a
-//! call that is under way has returned, unless it is that call that removes it.
+//! call that is under way has returned and the thread is gone, unless it is that call that removes
+//! it.
 
 mod exports;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use rackbus_attach::{
     BROADCAST_NODE, DataInterrupt, Interrupt, InterruptError, MAX_DATA, RemoteDataInterrupt,
     RemoteInterrupt,
 };
 
+use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, put};
@@ -41,48 +43,33 @@ impl From<InterruptError> for Code {
     }
 }
 
-/// Who is in a callback, and when it has returned.
-#[derive(Debug, Default)]
-struct Calling {
-    state: Mutex<CallingState>,
-    returned: std::sync::Condvar,
+/// The thread that calls the program for an interrupt.
+#[derive(Debug)]
+struct Caller {
+    calling: Arc<Calling>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-#[derive(Debug, Default)]
-struct CallingState {
-    by: Option<ThreadId>,
-    /// Nobody is called any more.
-    over: bool,
-}
-
-impl Calling {
-    fn lock(&self) -> MutexGuard<'_, CallingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Caller {
+    /// Starts it: `work` calls through what it is given, and returns when the interrupt is removed.
+    fn start(work: impl FnOnce(&Calling) + Send + 'static) -> Outcome<Caller> {
+        let calling = Arc::<Calling>::default();
+        let gate = calling.clone();
+        let thread =
+            std::thread::Builder::new().name("rackbus interrupt".into()).spawn(move || work(&gate));
+        let thread = Mutex::new(Some(thread.map_err(|_| Code(SCI_ERR_SYSTEM))?));
+        Ok(Caller { calling, thread })
     }
 
-    /// What a call answers; [`CANCEL`] where none is wanted any more.
-    fn during(&self, call: impl FnOnce() -> u32) -> u32 {
-        {
-            let mut state = self.lock();
-            if state.over {
-                return CANCEL;
-            }
-            state.by = Some(std::thread::current().id());
-        }
-        let answer = call();
-        self.lock().by = None;
-        self.returned.notify_all();
-        answer
-    }
-
-    /// Nobody is called any more when this returns, unless it is that call that ends it.
+    /// Ends it, once the interrupt is removed: when this returns, nobody is called and the thread
+    /// is gone, unless it is that thread that ends it.
     fn end(&self) {
-        let own = std::thread::current().id();
-        let mut state = self.lock();
-        state.over = true;
-        let by_others = |state: &mut CallingState| state.by.is_some_and(|by| by != own);
-        // The result is that nobody else is in it; there is nothing to look at.
-        drop(self.returned.wait_while(state, by_others));
+        self.calling.end();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+            // It does not panic; if it did, the panic hook has reported it.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -90,7 +77,7 @@ impl Calling {
 #[derive(Debug)]
 pub struct LocalInterrupt {
     interrupt: Arc<Interrupt>,
-    calling: Option<Arc<Calling>>,
+    caller: Option<Caller>,
     _child: Child,
 }
 kind!(LocalInterrupt, 7);
@@ -107,7 +94,7 @@ kind!(RemotePlain, 8);
 #[derive(Debug)]
 pub struct LocalData {
     interrupt: Arc<DataInterrupt>,
-    calling: Option<Arc<Calling>>,
+    caller: Option<Caller>,
     _child: Child,
 }
 kind!(LocalData, 9);
@@ -150,11 +137,6 @@ fn called<F>(callback: Option<F>, flags: u32) -> Outcome<Option<F>> {
     }
 }
 
-fn spawn(work: impl FnOnce() + Send + 'static) -> Outcome<()> {
-    let thread = std::thread::Builder::new().name("rackbus interrupt".into()).spawn(work);
-    thread.map(drop).map_err(|_| Code(SCI_ERR_SYSTEM))
-}
-
 fn create(
     sd: RawHandle,
     number: Option<u32>,
@@ -174,21 +156,22 @@ fn create(
     let interrupt =
         Arc::new(child.session().create_interrupt(number, shared, counting).map_err(int_error)?);
     let number = interrupt.number();
-    let (handle, calling) = (LateHandle::default(), call.map(|_| Arc::<Calling>::default()));
-    if let (Some(call), Some(calling)) = (call, calling.clone()) {
-        let (interrupt, known) = (interrupt.clone(), handle.clone());
-        spawn(move || {
-            while interrupt.wait(None).is_ok() {
+    let handle = LateHandle::default();
+    let (own_interrupt, known) = (interrupt.clone(), handle.clone());
+    let caller = call.map(|call| {
+        Caller::start(move |calling| {
+            while own_interrupt.wait(None).is_ok() {
                 let own = late(&known);
                 // SAFETY: the program gave its function for this.
                 let answer = calling.during(|| unsafe { call(argument.get(), own, SCI_ERR_OK) });
-                if answer == CANCEL {
+                if answer.is_none_or(|answer| answer == CANCEL) {
                     return;
                 }
             }
-        })?;
-    }
-    let raw = LocalInterrupt::table().add(|_| LocalInterrupt { interrupt, calling, _child: child });
+        })
+    });
+    let caller = caller.transpose()?;
+    let raw = LocalInterrupt::table().add(|_| LocalInterrupt { interrupt, caller, _child: child });
     // Set once, here.
     let _ = handle.set(raw.addr());
     Ok((raw, number))
@@ -206,8 +189,8 @@ fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
 impl LocalInterrupt {
     fn end(&self) {
         self.interrupt.remove();
-        if let Some(calling) = &self.calling {
-            calling.end();
+        if let Some(caller) = &self.caller {
+            caller.end();
         }
     }
 }
@@ -215,7 +198,7 @@ impl LocalInterrupt {
 fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
     let local = find::<LocalInterrupt>(handle)?;
-    if local.calling.is_some() {
+    if local.caller.is_some() {
         return fail(SCI_ERR_ILLEGAL_OPERATION);
     }
     let interrupt = local.interrupt.clone();
@@ -265,25 +248,26 @@ fn create_data(
     let child = Child::of(sd)?;
     let interrupt = Arc::new(child.session().create_data_interrupt(number).map_err(int_error)?);
     let number = interrupt.number();
-    let (handle, calling) = (LateHandle::default(), call.map(|_| Arc::<Calling>::default()));
-    if let (Some(call), Some(calling)) = (call, calling.clone()) {
-        let (interrupt, known) = (interrupt.clone(), handle.clone());
-        spawn(move || {
+    let handle = LateHandle::default();
+    let (own_interrupt, known) = (interrupt.clone(), handle.clone());
+    let caller = call.map(|call| {
+        Caller::start(move |calling| {
             let mut buffer = vec![0_u8; MAX_DATA as usize];
-            while let Ok(length) = interrupt.receive(&mut buffer, None) {
+            while let Ok(length) = own_interrupt.receive(&mut buffer, None) {
                 let (own, data) = (late(&known), buffer.as_mut_ptr().cast());
                 let length = u32::try_from(length).unwrap_or(MAX_DATA);
                 // SAFETY: the program gave its function for this; the data is there until it
                 // returns.
                 let answer = calling
                     .during(|| unsafe { call(argument.get(), own, data, length, SCI_ERR_OK) });
-                if answer == CANCEL {
+                if answer.is_none_or(|answer| answer == CANCEL) {
                     return;
                 }
             }
-        })?;
-    }
-    let raw = LocalData::table().add(|_| LocalData { interrupt, calling, _child: child });
+        })
+    });
+    let caller = caller.transpose()?;
+    let raw = LocalData::table().add(|_| LocalData { interrupt, caller, _child: child });
     // Set once, here.
     let _ = handle.set(raw.addr());
     Ok((raw, number))
@@ -292,8 +276,8 @@ fn create_data(
 impl LocalData {
     fn end(&self) {
         self.interrupt.remove();
-        if let Some(calling) = &self.calling {
-            calling.end();
+        if let Some(caller) = &self.caller {
+            caller.end();
         }
     }
 }
@@ -319,7 +303,7 @@ unsafe fn wait_data(
 ) -> Outcome<()> {
     check_flags(flags, 0)?;
     let local = find::<LocalData>(handle)?;
-    if local.calling.is_some() {
+    if local.caller.is_some() {
         return fail(SCI_ERR_ILLEGAL_OPERATION);
     }
     let interrupt = local.interrupt.clone();

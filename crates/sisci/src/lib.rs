@@ -16,6 +16,7 @@
 #[macro_use]
 mod export;
 
+mod calling;
 pub mod constants;
 pub mod copy;
 pub mod dma;
