@@ -195,14 +195,17 @@ impl RemoteArea {
             return Err(PieceError::OutOfRange { offset: start, length, size }.into());
         };
         part.copy_from(bytes);
+        if self.is_gone() {
+            return Err(CopyError::Gone);
+        }
         self.ended(State::Done, Written { offset, length: bytes.len() as u64, tag: 0 }, signal)
     }
 
     fn ended(&self, state: State, written: Written, signal: Signal) -> Result<(), CopyError> {
         match state {
-            State::Done if !self.is_gone() => {}
+            State::Done => {}
             State::Aborted | State::Posted => return Err(CopyError::Aborted),
-            State::Done | State::Failed(_) => return Err(CopyError::Gone),
+            State::Failed(_) => return Err(CopyError::Gone),
         }
         match signal {
             Signal::None => Ok(()),
@@ -276,7 +279,9 @@ impl Copier {
         }
         let offset = pieces.first().map_or(0, |piece| piece.0);
         let written = Written { offset, length: transaction.bytes(), tag: 0 };
-        let ticket = self.0.least_busy().submit(transaction);
+        // Decided when the bytes are copied: a receiver that leaves later has had them.
+        let watch = area.segment.watch().clone();
+        let ticket = self.0.least_busy().submit(transaction.unless(move || watch.lost()));
         Ok(Writing { area, ticket, written, signal })
     }
 }

@@ -40,6 +40,8 @@ pub struct Local {
     prepared: AtomicBool,
     /// Mappings of it.
     pub(crate) mapped: AtomicUsize,
+    /// Transfers that use it, and [`REMOVED`].
+    transfers: AtomicUsize,
     /// All of it, for the copy engine.
     whole: OnceLock<Arc<Region>>,
     /// The program's own memory, where it is the segment's.
@@ -47,6 +49,35 @@ pub struct Local {
     child: Child,
 }
 kind!(Local, 2);
+
+/// The segment is removed: no other transfer uses it.
+const REMOVED: usize = 1 << (usize::BITS - 1);
+
+/// A transfer's use of a segment.
+#[derive(Debug)]
+pub(crate) struct Using(Arc<Local>);
+
+impl Using {
+    /// Of a segment that was not removed.
+    pub(crate) fn of(local: Arc<Local>) -> Outcome<Using> {
+        let one_more = |count: usize| (count & REMOVED == 0).then_some(count + 1);
+        let used = local.transfers.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
+        used.map_or_else(|_| fail(SCI_ERR_SEGMENT_NOT_PREPARED), |_| Ok(Using(local)))
+    }
+
+    /// Whether its memory is nobody's any more.
+    pub(crate) fn gone(&self) -> bool {
+        let attached =
+            matches!(&self.0.source, Source::Attached(segment) if segment.watch().lost());
+        attached || self.0.transfers.load(Ordering::Acquire) & REMOVED != 0
+    }
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        self.0.transfers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 #[derive(Debug)]
 enum Source {
@@ -214,6 +245,7 @@ fn add(source: Source, child: Child, late: &LateHandle) -> RawHandle {
         source,
         prepared: AtomicBool::new(false),
         mapped: AtomicUsize::new(0),
+        transfers: AtomicUsize::new(0),
         whole: OnceLock::new(),
         registered: Mutex::new(None),
         child,
@@ -277,8 +309,17 @@ fn set_unavailable(handle: RawHandle, adapter: u32, flags: u32) -> Outcome<()> {
 fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, SCI_FLAG_FORCE_REMOVE)?;
     let local = find::<Local>(handle)?;
-    if local.mapped.load(Ordering::Acquire) > 0 && flags & SCI_FLAG_FORCE_REMOVE == 0 {
+    let forced = flags & SCI_FLAG_FORCE_REMOVE != 0;
+    if local.mapped.load(Ordering::Acquire) > 0 && !forced {
         return fail(SCI_ERR_BUSY);
+    }
+    // A transfer that uses it would copy what is not there any more, and say that all is well.
+    let unused = local.transfers.compare_exchange(0, REMOVED, Ordering::AcqRel, Ordering::Acquire);
+    if unused.is_err() {
+        if !forced {
+            return fail(SCI_ERR_BUSY);
+        }
+        local.transfers.fetch_or(REMOVED, Ordering::AcqRel);
     }
     let Some(local) = Local::table().take(handle) else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
     end(&local)
