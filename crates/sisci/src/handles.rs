@@ -96,13 +96,23 @@ impl<T: Kind> Table<T> {
         Some(value)
     }
 
+    /// Every object.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.read().slots.iter().filter_map(|slot| slot.value.clone()).collect()
+    }
+
     /// Takes every object out.
     pub fn clear(&self) -> Vec<Arc<T>> {
+        self.take_all(|_| true)
+    }
+
+    /// Takes those objects out that are `wanted`.
+    pub fn take_all(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut all = Vec::new();
         let mut slots = self.write();
         for index in 0..slots.slots.len() {
             let slot = &mut slots.slots[index];
-            if let Some(value) = slot.value.take() {
+            if let Some(value) = slot.value.take_if(|value| wanted(value)) {
                 slot.generation = slot.generation.wrapping_add(1).max(1);
                 all.push(value);
                 slots.free.push(u32::try_from(index).unwrap_or(u32::MAX));

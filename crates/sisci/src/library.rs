@@ -44,6 +44,10 @@ impl Child {
     pub(crate) fn session(&self) -> &Session {
         &self.0.session
     }
+
+    pub(crate) fn is_of(&self, descriptor: &Descriptor) -> bool {
+        std::ptr::eq(&*self.0, descriptor)
+    }
 }
 
 impl Drop for Child {
@@ -103,7 +107,9 @@ fn open(flags: u32) -> Outcome<RawHandle> {
 
 fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
-    if find::<Descriptor>(sd)?.children.load(Ordering::Acquire) > 0 {
+    let descriptor = find::<Descriptor>(sd)?;
+    crate::remote::let_go_of_lost(&descriptor);
+    if descriptor.children.load(Ordering::Acquire) > 0 {
         return fail(SCI_ERR_BUSY);
     }
     Descriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))

@@ -29,7 +29,7 @@ macro_rules! stories {
     ($build:expr) => {
         stories!($build, alone: headers, binary, library, handles, query, sharing);
         stories!($build, together: segments, maps, segment_events, interrupts, data_interrupts);
-        stories!($build, together: dma, copy, reflective);
+        stories!($build, together: dma, copy, reflective, removals);
     };
     ($build:expr, $how:ident: $($story:ident),*) => {$(
         #[test]
