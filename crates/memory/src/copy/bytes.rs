@@ -19,64 +19,117 @@ const ROUND: usize = 4 << 20;
 /// Bytes of each of the two trials in a round.
 const TRIAL: usize = 64 << 10;
 
+/// Copies of up to so many bytes store each byte once.
+const SMALL: usize = 64;
+
 /// Copies `length` bytes; the two ranges may overlap.
+///
+/// Up to 64 bytes are stored from the first to the last, each once: a receiver that clears a flag
+/// when it has seen it does not find it set again by the same copy. 1, 2, 4, 8 and 16 bytes are one
+/// load and one store.
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes. Others may change them
 /// meanwhile: what is copied then is any mixture.
 #[inline]
 pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
-    // The long ones first: they pay for a call already.
     // SAFETY: as promised.
     unsafe {
         match length {
-            65.. if length < LARGE => ptr::copy(source, destination, length),
-            65.. => copy_rounds(source, destination, length),
-            33.. => copy_quarters(source, destination, length),
-            16.. => copy_ends::<u128>(source, destination, length),
-            8.. => copy_ends::<u64>(source, destination, length),
-            4.. => copy_ends::<u32>(source, destination, length),
-            2.. => copy_ends::<u16>(source, destination, length),
-            1 => *destination = *source,
             0 => {}
+            1..=SMALL => copy_small(source, &mut To(destination), length),
+            _ if length < LARGE => ptr::copy(source, destination, length),
+            _ => copy_rounds(source, destination, length),
         }
     }
 }
 
-/// Copies `length` bytes as the first and the last of them that make a `T`: a small copy without
-/// a call.
-///
-/// # Safety
-/// As [`copy`]; `length` is one to two times the size of `T`, which is plain bytes.
-#[inline(always)]
-unsafe fn copy_ends<T: Copy>(source: *const u8, destination: *mut u8, length: usize) {
-    let last = length - size_of::<T>();
-    // SAFETY: both ends are inside of the range. Both are read before one is written, so the
-    // ranges may overlap.
-    unsafe {
-        let (first_end, last_end) =
-            (source.cast::<T>().read_unaligned(), source.add(last).cast::<T>().read_unaligned());
-        destination.cast::<T>().write_unaligned(first_end);
-        destination.add(last).cast::<T>().write_unaligned(last_end);
+/// Where a small copy stores.
+trait Put {
+    /// Stores `value` in one piece, `at` bytes from the beginning.
+    ///
+    /// # Safety
+    /// It is inside of the destination.
+    unsafe fn put<T: Copy>(&mut self, at: usize, value: T);
+}
+
+/// Memory from this address on.
+struct To(*mut u8);
+
+impl Put for To {
+    #[inline(always)]
+    unsafe fn put<T: Copy>(&mut self, at: usize, value: T) {
+        // SAFETY: as promised.
+        unsafe { self.0.add(at).cast::<T>().write_unaligned(value) }
     }
 }
 
-/// Copies 33 to 64 bytes as the first and the last 32 of them.
+/// Copies 1 to [`SMALL`] bytes without a call.
 ///
 /// # Safety
-/// As [`copy`]; `length` is 32 to 64.
+/// As [`copy`].
 #[inline(always)]
-unsafe fn copy_quarters(source: *const u8, destination: *mut u8, length: usize) {
-    let last = length - 32;
-    // SAFETY: all are inside of the range, and read before one is written.
+unsafe fn copy_small(source: *const u8, to: &mut impl Put, length: usize) {
+    // SAFETY: both sizes fit the length.
     unsafe {
-        let load = |at: usize| source.add(at).cast::<u128>().read_unaligned();
-        let (a, b, c, d) = (load(0), load(16), load(last), load(last + 16));
-        let store = |at: usize, value| destination.add(at).cast::<u128>().write_unaligned(value);
-        store(0, a);
-        store(16, b);
-        store(last, c);
-        store(last + 16, d);
+        match length {
+            1 => copy_as::<u8, 1>(source, to),
+            2 => copy_as::<u16, 1>(source, to),
+            4 => copy_as::<u32, 1>(source, to),
+            8 => copy_as::<u64, 1>(source, to),
+            16 => copy_as::<u128, 1>(source, to),
+            32 => copy_as::<u128, 2>(source, to),
+            64 => copy_as::<u128, 4>(source, to),
+            _ => copy_parts(source, to, length),
+        }
+    }
+}
+
+/// Copies `COUNT` pieces, all read before one is written, so the ranges may overlap.
+///
+/// # Safety
+/// As [`copy`], for that many bytes; `T` is plain bytes.
+#[inline(always)]
+unsafe fn copy_as<T: Copy, const COUNT: usize>(source: *const u8, to: &mut impl Put) {
+    // SAFETY: the pieces are the range.
+    unsafe {
+        let pieces: [T; COUNT] = source.cast::<[T; COUNT]>().read_unaligned();
+        for (nth, piece) in pieces.into_iter().enumerate() {
+            to.put(nth * size_of::<T>(), piece);
+        }
+    }
+}
+
+/// Copies fewer than [`SMALL`] bytes, as pieces of 16, 8, 4, 2 and 1 bytes.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_parts(source: *const u8, to: &mut impl Put, length: usize) {
+    /// # Safety
+    /// The `T` at `at` is readable, where `there`.
+    #[inline(always)]
+    unsafe fn load<T: Copy>(source: *const u8, at: usize, there: bool) -> Option<T> {
+        // SAFETY: as promised.
+        there.then(|| unsafe { source.add(at).cast::<T>().read_unaligned() })
+    }
+    let wide = length & !15;
+    let [after8, after4, after2] = [length & !7, length & !3, length & !1];
+    // SAFETY: each piece begins where the ones before it end, inside of the range. All are read
+    // before one is written, so the ranges may overlap.
+    unsafe {
+        let wides = [0, 16, 32].map(|at| load::<u128>(source, at, at < wide));
+        let eight = load::<u64>(source, wide, length & 8 != 0);
+        let four = load::<u32>(source, after8, length & 4 != 0);
+        let two = load::<u16>(source, after4, length & 2 != 0);
+        let one = load::<u8>(source, after2, length & 1 != 0);
+        for (nth, value) in wides.into_iter().enumerate() {
+            value.into_iter().for_each(|value| to.put(nth * 16, value));
+        }
+        eight.into_iter().for_each(|value| to.put(wide, value));
+        four.into_iter().for_each(|value| to.put(after8, value));
+        two.into_iter().for_each(|value| to.put(after4, value));
+        one.into_iter().for_each(|value| to.put(after2, value));
     }
 }
 
@@ -245,6 +298,33 @@ mod tests {
                 // SAFETY: both ranges are inside of the vector.
                 unsafe { copy(start.add(from), start.add(to), length) };
                 assert!(bytes == expected, "{length} from {from} to {to}");
+            }
+        }
+    }
+
+    /// Notes what is stored.
+    struct Noted(Vec<(usize, usize)>);
+
+    impl Put for Noted {
+        unsafe fn put<T: Copy>(&mut self, at: usize, _value: T) {
+            self.0.push((at, size_of::<T>()));
+        }
+    }
+
+    #[test]
+    fn small_copies_store_each_byte_once_in_order() {
+        let source = pattern(SMALL);
+        for length in 1..=SMALL {
+            let mut noted = Noted(Vec::new());
+            // SAFETY: the source has as many bytes, and nothing is stored.
+            unsafe { copy_small(source.as_ptr(), &mut noted, length) };
+            let end = noted.0.iter().fold(0, |end, (at, bytes)| {
+                assert_eq!(*at, end, "{length} bytes: {:?}", noted.0);
+                end + bytes
+            });
+            assert_eq!(end, length, "{:?}", noted.0);
+            if length.is_power_of_two() && length <= 16 {
+                assert_eq!(noted.0.len(), 1, "{length} bytes are stored in one piece");
             }
         }
     }
