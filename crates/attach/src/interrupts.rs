@@ -124,8 +124,17 @@ impl Drop for Line {
     }
 }
 
-fn after(timeout: Option<Duration>) -> Option<Instant> {
+pub(crate) fn after(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// Fails once the time is over. Asked before each further look: a peer that rings without pause
+/// gives a reason for one for ever.
+pub(crate) fn in_time(deadline: Option<Instant>) -> Result<(), InterruptError> {
+    match deadline.is_some_and(|at| Instant::now() >= at) {
+        true => Err(InterruptError::TimedOut),
+        false => Ok(()),
+    }
 }
 
 /// The doorbell that a node passed: its line, then its event.
@@ -245,6 +254,8 @@ impl Interrupt {
             if self.taken.compare_exchange(seen, next, here, late).is_ok() {
                 return Ok(());
             }
+            // Another thread took it.
+            in_time(deadline)?;
         }
     }
 
@@ -348,6 +359,7 @@ impl DataInterrupt {
                 Some(length) => return Err(InterruptError::BufferTooShort(length)),
                 None => {}
             }
+            in_time(deadline)?;
             self.line.wait(seen, deadline)?;
         }
     }

@@ -2,7 +2,7 @@
 //! what becomes of it.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,14 @@ use rackbus_attach::{
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Link, LinkError, Service};
+use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Packets, Stream, StreamError};
+use rackbus_memory::{Access, AdaptiveSpin, Packets, Region, Stream, StreamError};
 use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{HostRange, Settings};
 use rackbus_segment::message::{
-    Ask, Event, Holder, Notice, Question, Reply, Request, Target, Tell, VERSION, decode, encode,
+    Ask, Event, Holder, InterruptKind, Notice, Question, Reply, Request, Target, Tell, VERSION,
+    decode, encode,
 };
 use rackbus_segment::{Handle, SessionId};
 
@@ -106,11 +108,20 @@ impl Stranger {
         stranger
     }
 
-    fn ask(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> Option<Reply> {
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Option<Reply> {
+        self.ask_whole(request, fds).map(|(reply, _)| reply)
+    }
+
+    /// With what came beside the reply.
+    fn ask_whole(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Option<(Reply, Vec<OwnedFd>)> {
         self.calls.send(&encode(request), fds).ok()?;
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
         let packet = self.calls.receive(&mut buffer, &mut spin, None).ok()?;
-        decode(&buffer[..packet.length])
+        Some((decode(&buffer[..packet.length])?, packet.fds))
     }
 
     fn event(&self) -> Event {
@@ -382,6 +393,45 @@ fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
         (0..times).for_each(|_| interrupt.wait(SOON).unwrap());
         assert_eq!(interrupt.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
     }
+}
+
+#[test]
+fn a_peer_that_signals_without_pause_defeats_no_timeout() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let data = alpha.create_data_interrupt(Some(5)).unwrap();
+    let area = alpha.export_area(4096).unwrap();
+    // Rings without a message, as a peer that shares the line can.
+    let stranger = Stranger::attach(&rack, BETA);
+    let (node, kind, number, timeout_ms) = (ALPHA, InterruptKind::Data, 5, 1_000);
+    let connect = Request::ConnectInterrupt { node, kind, number, timeout_ms };
+    let mut fds = stranger.ask_whole(&connect, &[]).unwrap().1.into_iter();
+    let access = Access::READ | Access::WRITE;
+    let region = Region::map(fds.next().unwrap().as_fd(), 0, 64, access).unwrap();
+    let event = rackbus_memory::Event::from_peer(fds.next().unwrap()).unwrap();
+    let bell = Doorbell::new(Arc::new(region), 0, event).unwrap();
+    let noise = beta.connect_data_interrupt(ALPHA, area.key().signals, 100).unwrap();
+    let ended = AtomicBool::new(false);
+    let patience = Duration::from_secs(5);
+    let begun = std::time::Instant::now();
+    let loud = || !ended.load(Ordering::Relaxed) && begun.elapsed() < patience;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while loud() {
+                bell.ring();
+                // No signal of a sender's: too short.
+                let _ = noise.send(b"noise");
+            }
+        });
+        for timeout in [0, 20].map(Duration::from_millis) {
+            let received = data.receive(&mut [0; 8], Some(timeout));
+            assert_eq!(received, Err(InterruptError::TimedOut));
+            assert_eq!(area.wait(Some(timeout)), Err(InterruptError::TimedOut));
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert!(begun.elapsed() < patience, "{:?}", begun.elapsed());
+    });
 }
 
 #[test]
