@@ -16,6 +16,7 @@ use rackbus_memory::copy::copy_bytes;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::local::Argument;
 use crate::maps::Map;
@@ -175,6 +176,11 @@ pub(crate) fn end_all() {
     for block in Block::table().clear() {
         block.wait(None);
     }
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Sequence::table().hold(), Block::table().hold()].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.

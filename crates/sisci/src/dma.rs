@@ -20,6 +20,7 @@ use crate::constants::errors::*;
 use crate::constants::layout::DmaVecElement;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::Child;
 use crate::local::{Argument, Local, Using, duration};
@@ -519,6 +520,19 @@ pub(crate) fn end_all() {
         }
     }
     queues.iter().for_each(|queue| queue.calling.end());
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [
+        crate::forks::hold_mutex(&CALLBACKS),
+        crate::forks::hold_lock(&ENGINE),
+        DmaQueue::table().hold(),
+        DmaChannel::table().hold(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// What a fork has of its parent's.

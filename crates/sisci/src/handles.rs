@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::constants::errors::SCI_ERR_ILLEGAL_PARAMETER;
 use crate::error::{Outcome, fail};
+use crate::forks::Held;
 
 /// A handle as programs have it.
 pub type RawHandle = *mut c_void;
@@ -55,6 +56,11 @@ impl<T: Kind> Table<T> {
 
     fn write(&self) -> RwLockWriteGuard<'_, Slots<T>> {
         self.slots.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its lock, held while the process forks.
+    pub(crate) fn hold(&'static self) -> Option<Held> {
+        crate::forks::hold_lock(&self.slots)
     }
 
     /// Takes an object in, which is made with the handle that it gets.

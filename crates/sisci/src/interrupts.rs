@@ -19,6 +19,7 @@ use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::{Child, node_id};
 use crate::local::{Argument, CANCEL, LateHandle, duration, late};
@@ -375,6 +376,19 @@ pub(crate) fn end_all() {
     drop(RemoteData::table().clear());
     LocalInterrupt::table().clear().iter().for_each(|local| local.end());
     LocalData::table().clear().iter().for_each(|local| local.end());
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [
+        LocalInterrupt::table().hold(),
+        RemotePlain::table().hold(),
+        LocalData::table().hold(),
+        RemoteData::table().hold(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// What a fork has of its parent's.

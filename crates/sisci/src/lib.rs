@@ -21,6 +21,7 @@ pub mod constants;
 pub mod copy;
 pub mod dma;
 pub mod error;
+mod forks;
 pub mod handles;
 pub mod interrupts;
 pub mod library;

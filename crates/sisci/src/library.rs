@@ -9,6 +9,7 @@ use rackbus_attach::{Location, Session};
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 
 /// Room of a list of node ids, the zero at its end included.
@@ -90,6 +91,7 @@ pub(crate) fn session() -> Outcome<Session> {
 
 fn initialize(flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
+    crate::forks::expect();
     session()?;
     INITIALIZED.store(true, Ordering::Release);
     Ok(())
@@ -113,6 +115,19 @@ fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
         return fail(SCI_ERR_BUSY);
     }
     Descriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [crate::forks::hold_mutex(&SESSION), Descriptor::table().hold()].into_iter().flatten().collect()
+}
+
+/// The process is a new fork: nothing that it finds is its own.
+pub(crate) fn begin_anew() {
+    INITIALIZED.store(false, Ordering::Release);
+    // Its sockets are the parent's, too: they stay open, and are never used here.
+    std::mem::forget(SESSION.lock().unwrap_or_else(PoisonError::into_inner).take());
+    forget_parents();
 }
 
 /// What a fork has of its parent's: handles that are not its, and threads that it does not have.

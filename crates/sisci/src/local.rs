@@ -16,6 +16,7 @@ use rackbus_memory::Region;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::Child;
 
@@ -341,6 +342,11 @@ pub(crate) fn end_all() {
         // The node ends what it is not told to end.
         let _ = end(&local);
     }
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Local::table().hold()].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.

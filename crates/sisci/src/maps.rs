@@ -10,6 +10,7 @@ use rackbus_memory::Access;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::local::Local;
 use crate::remote::Remote;
@@ -196,6 +197,11 @@ pub(crate) fn end_all() {
     let maps = Map::table().clear();
     crate::copy::forget_last();
     drop(maps);
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Map::table().hold()].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.

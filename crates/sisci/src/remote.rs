@@ -12,6 +12,7 @@ use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::{Child, Descriptor, node_id};
 use crate::local::{Argument, CANCEL, CONNECT, LateHandle, Reason, late, remote_reason, wait_on};
@@ -247,6 +248,11 @@ fn disconnect(handle: RawHandle, flags: u32) -> Outcome<()> {
 /// Disconnects every remote segment of the process.
 pub(crate) fn end_all() {
     Remote::table().clear().iter().for_each(|remote| remote.end());
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Remote::table().hold(), crate::forks::hold_mutex(&FORMER)].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.

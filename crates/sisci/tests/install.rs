@@ -28,7 +28,8 @@ fn programs_need_the_library_by_its_name_wherever_it_was() {
     assert!(dynamic(&library).lines().any(|it| it.contains("SONAME") && it.contains(name)));
     // Linked by its path, not by -lsisci.
     let (source, binary) = (folder.path().join("program.c"), folder.path().join("program"));
-    std::fs::write(&source, "void SCITerminate(void);\nint main(void) { SCITerminate(); }\n").unwrap();
+    std::fs::write(&source, "void SCITerminate(void);\nint main(void) { SCITerminate(); }\n")
+        .unwrap();
     good(Command::new("gcc").arg("-o").arg(&binary).arg(&source).arg(&library));
     assert!(dynamic(&binary).lines().any(|it| it.contains("NEEDED") && it.contains(name)));
 }
