@@ -1,5 +1,6 @@
 //! `rackbus down`: stops the rack.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use crate::Common;
@@ -41,10 +42,23 @@ pub fn stop(run_dir: &Path, output: &Output) -> usize {
             process::end(pid);
             count += 1;
         }
+        if let Some(folder) = file.parent() {
+            remove_sockets(folder);
+        }
         let _ = std::fs::remove_file(&file);
     }
     let _ = std::fs::remove_file(run_dir.join("rack.json"));
     count
+}
+
+/// Removes the sockets that a process which has ended listened on: whoever looks for a rack by
+/// them finds none.
+fn remove_sockets(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|it| it.file_type().is_ok_and(|kind| kind.is_socket())) {
+        // One that stays is no harm: nobody answers there.
+        let _ = std::fs::remove_file(entry.path());
+    }
 }
 
 /// The folders in the run directory: the hosts, when the rack file is gone.
