@@ -1,23 +1,52 @@
 //! Copying bytes: the one place that decides how.
 //!
 //! A plain copy reads the destination's lines before it overwrites them, and leaves them in the
-//! cache. *Streaming* stores do neither: from and to memory that is in no cache that is 1.4 times
-//! as fast, but between buffers that are in the cache only 0.65 times (EPYC of the fifth
-//! generation, whose third-level cache holds 16 MiB copies; on others 1.3 and 0.97). Where the
-//! bytes are, nobody tells; so a large copy tries both ways on a small part of itself, and goes
-//! on with the faster one.
+//! cache. *Streaming* stores do neither: to memory that is in no cache that is 1.3 to 1.4 times as
+//! fast, but to lines that are in one 0.7 times. So a large copy looks, part by part, whether its
+//! destination is in a cache ([`cache`](super::cache)).
 
 use std::ptr;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Copies of fewer bytes are plain: there a wrong choice costs more than the right one gains.
-pub const LARGE: usize = 4 << 20;
-
-/// Bytes copied after one trial, and between two looks at whether to stop.
+/// Bytes copied between two looks at the cache, and at whether to stop.
 const ROUND: usize = 4 << 20;
 
-/// Bytes of each of the two trials in a round.
-const TRIAL: usize = 64 << 10;
+/// No copy of fewer bytes is large: it would pay for a look that gains little.
+const LEAST: usize = 1 << 20;
+
+/// From how many bytes on a copy is large; [`LEAST`] until the cache was asked for its size.
+static LARGE: AtomicUsize = AtomicUsize::new(LEAST);
+
+/// Whether a copy is large: both its ends together are more than the processor's own cache holds.
+#[inline]
+pub(super) fn is_large(length: usize) -> bool {
+    length >= LARGE.load(Ordering::Relaxed)
+}
+
+/// Asks the system for the size of the processor's own cache, the second level; and whether a copy
+/// is large by it.
+#[cold]
+fn is_large_here(length: usize) -> bool {
+    static ASKED: std::sync::Once = std::sync::Once::new();
+    ASKED.call_once(|| LARGE.store(own_cache().max(LEAST), Ordering::Relaxed));
+    is_large(length)
+}
+
+/// Bytes of the second-level cache, as the system describes the first processor's; 0 where it does
+/// not.
+fn own_cache() -> usize {
+    let folder = std::path::Path::new("/sys/devices/system/cpu/cpu0/cache");
+    let about = |index: usize, what: &str| {
+        std::fs::read_to_string(folder.join(format!("index{index}/{what}"))).ok()
+    };
+    let second = (0..8).find(|index| about(*index, "level").is_some_and(|it| it.trim() == "2"));
+    second.and_then(|index| kibibytes(&about(index, "size")?)).unwrap_or(0)
+}
+
+/// A size as the system writes it: `2048K`.
+fn kibibytes(text: &str) -> Option<usize> {
+    text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
+}
 
 /// Copies of up to so many bytes store each byte once.
 const SMALL: usize = 64;
@@ -38,7 +67,7 @@ pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
         match length {
             0 => {}
             1..=SMALL => copy_small(source, &mut To(destination), length),
-            _ if length < LARGE => ptr::copy(source, destination, length),
+            _ if !is_large(length) => ptr::copy(source, destination, length),
             _ => copy_rounds(source, destination, length),
         }
     }
@@ -133,7 +162,8 @@ unsafe fn copy_parts(source: *const u8, to: &mut impl Put, length: usize) {
     }
 }
 
-/// The same, asking `stop` between rounds of some megabytes; false when that ended it.
+/// The same for large copies, asking `stop` between rounds of some megabytes; false when that ended
+/// it.
 ///
 /// # Safety
 /// As [`copy`].
@@ -143,8 +173,23 @@ pub(crate) unsafe fn copy_large(
     length: usize,
     stop: impl Fn() -> bool,
 ) -> bool {
+    // SAFETY: as promised; `is_cold` is asked about parts of the destination.
+    unsafe { copy_by(source, destination, length, |start, length| is_cold(start, length), stop) }
+}
+
+/// [`copy_large`] with somebody who says which parts of the destination are in no cache.
+///
+/// # Safety
+/// As [`copy`].
+unsafe fn copy_by(
+    source: *const u8,
+    destination: *mut u8,
+    length: usize,
+    is_cold: impl Fn(*const u8, usize) -> bool,
+    stop: impl Fn() -> bool,
+) -> bool {
     let apart = (source as usize).abs_diff(destination as usize) >= length;
-    let stream = if apart && length >= LARGE { streaming() } else { None };
+    let stream = if apart && is_large_here(length) { streaming() } else { None };
     let Some(stream) = stream else {
         // SAFETY: as promised.
         unsafe { ptr::copy(source, destination, length) };
@@ -156,9 +201,32 @@ pub(crate) unsafe fn copy_large(
         }
         let count = ROUND.min(length - at);
         // SAFETY: inside of both ranges, which do not overlap.
-        unsafe { round(source.add(at), destination.add(at), count, stream) };
+        unsafe {
+            let (source, destination) = (source.add(at), destination.add(at));
+            match is_cold(destination, count) {
+                true => stream(source, destination, count),
+                false => ptr::copy_nonoverlapping(source, destination, count),
+            }
+        }
     }
     true
+}
+
+/// Whether a range is in no cache.
+///
+/// # Safety
+/// It is readable.
+#[cfg(target_arch = "x86_64")]
+unsafe fn is_cold(start: *const u8, length: usize) -> bool {
+    // SAFETY: as promised.
+    unsafe { super::cache::is_cold(start, length) }
+}
+
+/// # Safety
+/// None: where nothing streams, nobody asks.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn is_cold(_start: *const u8, _length: usize) -> bool {
+    false
 }
 
 /// [`copy_large`] that nothing stops, kept out of the way of small copies.
@@ -174,32 +242,6 @@ unsafe fn copy_rounds(source: *const u8, destination: *mut u8, length: usize) {
 
 /// How a processor streams.
 type Stream = unsafe fn(*const u8, *mut u8, usize);
-
-/// # Safety
-/// As [`copy`]; the ranges do not overlap, and the processor can `stream`.
-unsafe fn round(source: *const u8, destination: *mut u8, length: usize, stream: Stream) {
-    if length < 4 * TRIAL {
-        // SAFETY: as promised.
-        unsafe { ptr::copy_nonoverlapping(source, destination, length) };
-        return;
-    }
-    // SAFETY: both trials and the rest are inside of the ranges.
-    unsafe {
-        let begun = Instant::now();
-        ptr::copy_nonoverlapping(source, destination, TRIAL);
-        let plain = begun.elapsed();
-        stream(source.add(TRIAL), destination.add(TRIAL), TRIAL);
-        let streamed = begun.elapsed() - plain;
-        let (source, destination) = (source.add(2 * TRIAL), destination.add(2 * TRIAL));
-        // A plain copy leaves lines to be written back by whoever needs their place, so it must
-        // be clearly faster.
-        if plain * 9 / 8 < streamed {
-            ptr::copy_nonoverlapping(source, destination, length - 2 * TRIAL);
-        } else {
-            stream(source, destination, length - 2 * TRIAL);
-        }
-    }
-}
 
 #[cfg(not(target_arch = "x86_64"))]
 fn streaming() -> Option<Stream> {
@@ -331,24 +373,41 @@ mod tests {
 
     #[test]
     fn large_copies_are_whole_whatever_their_ends() {
-        for (skip, length) in [(0, LARGE), (1, LARGE + 1), (63, 2 * ROUND + 5 * TRIAL + 7)] {
+        for (skip, length) in [(0, ROUND), (1, ROUND + 1), (63, 2 * ROUND + 12_345)] {
             let source = pattern(skip + length);
-            let mut destination = vec![0; length + 1];
-            // SAFETY: both vectors have the range.
+            for way in 0..4_usize {
+                let mut destination = vec![0; length + 1];
+                let (from, to) = (source[skip..].as_ptr(), destination.as_mut_ptr());
+                let parts = std::cell::Cell::new(0);
+                // All by one way, or by both in turns.
+                let cold = |_, _| way & 1 << (parts.replace(parts.get() + 1) % 2) != 0;
+                // SAFETY: both vectors have the range.
+                assert!(unsafe { copy_by(from, to, length, cold, || false) });
+                assert!(destination[..length] == source[skip..]);
+                assert_eq!(destination[length], 0);
+            }
+            let mut destination = vec![0; length];
+            // SAFETY: as above.
             unsafe { copy(source[skip..].as_ptr(), destination.as_mut_ptr(), length) };
-            assert!(destination[..length] == source[skip..]);
-            assert_eq!(destination[length], 0);
+            assert!(destination == source[skip..]);
         }
     }
 
     #[test]
     fn overlapping_ranges_are_moved() {
-        let mut bytes = pattern(LARGE + 100);
+        let mut bytes = pattern(ROUND + 100);
         let before = bytes.clone();
         let start = bytes.as_mut_ptr();
         // SAFETY: both ranges are inside of the vector.
-        unsafe { copy(start, start.add(100), LARGE) };
-        assert!(bytes[100..] == before[..LARGE]);
+        unsafe { copy(start, start.add(100), ROUND) };
+        assert!(bytes[100..] == before[..ROUND]);
+    }
+
+    #[test]
+    fn cache_sizes_are_read_as_the_system_writes_them() {
+        assert_eq!(kibibytes("2048K\n"), Some(2 << 20));
+        assert_eq!([kibibytes(""), kibibytes("2M"), kibibytes("K")], [None; 3]);
+        assert!(own_cache() < 1 << 30, "{}", own_cache());
     }
 
     #[test]
@@ -357,8 +416,9 @@ mod tests {
         let mut destination = vec![0; 3 * ROUND];
         let asked = std::cell::Cell::new(0);
         let stop = || asked.replace(asked.get() + 1) == 1;
+        let (from, to) = (source.as_ptr(), destination.as_mut_ptr());
         // SAFETY: both vectors have the range.
-        let all = unsafe { copy_large(source.as_ptr(), destination.as_mut_ptr(), 3 * ROUND, stop) };
+        let all = unsafe { copy_large(from, to, 3 * ROUND, stop) };
         assert!(!all);
         assert!(destination[..ROUND] == source[..ROUND]);
         assert!(destination[ROUND..].iter().all(|byte| *byte == 0));

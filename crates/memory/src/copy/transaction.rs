@@ -281,7 +281,7 @@ pub(super) unsafe fn copy_piece(
     // SAFETY: the addresses were checked when the piece was added, and the transaction holds the
     // regions; own memory is valid by the promise of `Place::own`.
     unsafe {
-        if length < bytes::LARGE {
+        if !bytes::is_large(length) {
             bytes::copy(source, destination, length);
             return true;
         }
