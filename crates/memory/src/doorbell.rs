@@ -211,12 +211,17 @@ pub(crate) fn wait_on(
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut spinning = Spinning::new(spin.budget().min(timeout.unwrap_or(Duration::MAX)));
     while spinning.goes_on() {
-        if let Some(found) = found() {
+        // Whether anybody can ring at all is asked when it did not in that time.
+        let look = line.look(seen);
+        if look != Look::Same {
             spin.found();
-            return Some(found);
+            return Some(look);
         }
     }
     spin.in_vain();
+    if let Some(found) = found() {
+        return Some(found);
+    }
     loop {
         let left = deadline.map_or(RECHECK, |at| at.saturating_duration_since(Instant::now()));
         if left.is_zero() {
