@@ -599,6 +599,59 @@ fn a_group_is_for_those_whom_its_home_allows() {
 }
 
 #[test]
+fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
+    let rack = Rack::start();
+    let [alpha, beta, gamma] = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
+    let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 8192) };
+    let members = [&alpha, &beta, &gamma].map(|session| session.create_segment(&options).unwrap());
+    let sender = rack.session(GAMMA).connect(252, 3, 100).unwrap();
+    let maps = members.each_ref().map(|member| member.map(0, 8192).unwrap());
+    let sends = sender.map(0, 8192).unwrap();
+    sends.whole().write_obj(4096, &1_u64).unwrap();
+    assert_eq!(maps.each_ref().map(|map| word(map, 4096)), [1; 3]);
+
+    let listed = alpha.segments().unwrap();
+    assert_eq!((listed[0].id, listed[0].size, listed[0].group), (3, 8192, true));
+    assert_eq!(listed[0].connections, [ALPHA, BETA, GAMMA, GAMMA]);
+    // Whoever may only load is as much too many for a member as who may do nothing.
+    alpha.set_share(3..=3, Some(GAMMA), Share::Read).unwrap();
+    maps[0].whole().write_obj(4096, &2_u64).unwrap();
+    assert_eq!(maps.each_ref().map(|map| word(map, 4096)), [2, 2, 0]);
+    assert_eq!(word(&sends, 4096), 0);
+    sends.whole().write_obj(0, &9_u64).unwrap();
+    maps[2].whole().write_obj(0, &9_u64).unwrap();
+    assert_eq!([&maps[0], &maps[1]].map(|map| word(map, 0)), [0, 0]);
+    for watch in [members[2].watch(), sender.watch()] {
+        assert_eq!(watch.wait(SOON), Some(Happening::Remote(Change::Revoked)));
+    }
+    assert_eq!(refusal(gamma.create_segment(&options)), Refusal::Denied);
+    // The others' mappings that are made later are of the same memory, and they have a group still.
+    maps[1].whole().write_obj(8, &3_u64).unwrap();
+    assert_eq!(word(&members[0].map(0, 16).unwrap(), 8), 3);
+    let reader = rack.session(GAMMA).connect(252, 3, 100).unwrap();
+    assert!(!reader.writable());
+    let reads = reader.map(0, 16).unwrap();
+    assert_eq!(word(&reads, 8), 3);
+
+    // Who let go of it before the rule was changed keeps nothing of it either.
+    drop(reader);
+    alpha.set_share(3..=3, None, Share::None).unwrap();
+    assert_eq!(word(&reads, 8), 0);
+    assert_eq!(word(&maps[1], 8), 0);
+    assert_eq!(word(&maps[0], 8), 3, "the home's own process may always");
+}
+
+#[test]
+fn a_member_of_another_size_is_told_which_one_the_group_has() {
+    let rack = Rack::start();
+    let of = |size| SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, size) };
+    let _first = rack.session(BETA).create_segment(&of(8192)).unwrap();
+    let second = refusal(rack.session(GAMMA).create_segment(&of(4096)));
+    assert_eq!(second, Refusal::OtherSize { size: 8192 });
+    assert!(second.to_string().contains("8192"));
+}
+
+#[test]
 fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
     let rack = Rack::start();
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));

@@ -170,6 +170,12 @@ pub enum Refusal {
     /// The number is taken on this host.
     #[error("the number is in use on this host; remove its owner first or choose another")]
     InUse,
+    /// A group's members have one size.
+    #[error("the group's other members have {size} bytes; all members have the same size")]
+    OtherSize {
+        /// Theirs.
+        size: u64,
+    },
     /// The size is zero or too large.
     #[error("a size is at least one byte and at most 2^62")]
     Size,

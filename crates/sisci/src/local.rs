@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_attach::{
-    Callback, Change, Happening, LocalSegment, Mapping, RemoteSegment, SegmentKind, SegmentOptions,
-    Watch, Withdrawal,
+    AttachError, Callback, Change, Happening, LocalSegment, Mapping, Refusal, RemoteSegment,
+    SegmentKind, SegmentOptions, Watch, Withdrawal,
 };
 
 use rackbus_memory::Region;
@@ -237,7 +237,13 @@ fn create(
     let (callback, handle) = calling(callback, argument, flags, own_node)?;
     let choose = has(SCI_FLAG_AUTO_ID);
     let options = SegmentOptions { id, choose, size: size as u64, kind };
-    let segment = child.session().create_segment_watched(&options, callback)?;
+    let segment = child.session().create_segment_watched(&options, callback);
+    let segment = segment.inspect_err(|error| {
+        if let AttachError::Refused(Refusal::OtherSize { .. }) = error {
+            // The API has numbers only; this says what to do.
+            eprintln!("libsisci: multicast segment {id:#x} of {size} bytes: {error}");
+        }
+    })?;
     Ok(add(Source::Own(segment), child, &handle))
 }
 

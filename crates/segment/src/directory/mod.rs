@@ -281,16 +281,15 @@ impl Directory {
         let keeper = match notice {
             Notice::Frozen { keeper, .. } | Notice::Adopted { keeper, .. } => keeper,
         };
-        let connected = self.connections.contains_key(&keeper);
-        match notice {
-            Notice::Frozen { ticket, .. } if connected => {
-                self.pass_on(session, keeper, Ask::Frozen { ticket, connection: keeper });
+        match (notice, self.connection_known_as(keeper)) {
+            (Notice::Frozen { ticket, .. }, Some(connection)) => {
+                self.pass_on(session, connection, Ask::Frozen { ticket, connection });
             }
-            Notice::Adopted { ticket, .. } if connected => {
-                self.pass_on(session, keeper, Ask::Adopted { ticket, connection: keeper });
+            (Notice::Adopted { ticket, .. }, Some(connection)) => {
+                self.pass_on(session, connection, Ask::Adopted { ticket, connection });
             }
-            Notice::Frozen { ticket, .. } => self.session_frozen(session, ticket, keeper),
-            Notice::Adopted { ticket, .. } => self.session_adopted(session, ticket, keeper),
+            (Notice::Frozen { ticket, .. }, None) => self.session_frozen(session, ticket, keeper),
+            (Notice::Adopted { ticket, .. }, None) => self.session_adopted(session, ticket, keeper),
         }
         self.finish(objects)
     }
