@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ID = 0x516a, NUMBER = 89, SIZE = 64 * 1024, WORDS = SIZE / 4, THREADS = 3 };
+enum { ID = 0x516a, NUMBER = 89, SIZE = 64 * 1024, WORDS = SIZE / 4, THREADS = 2 };
 
 /* ---- the program's own faults ---- */
 
@@ -91,7 +91,7 @@ static void written_while_it_moves(struct story *story)
         numbers[i] = i;
         CHECK(pthread_create(&threads[i], NULL, write_words, &numbers[i]) == 0);
     }
-    for (round = 0; round < 30; round++) {
+    for (round = 0; round < 8; round++) {
         uint32_t before[THREADS];
         TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
         TRY(SCIConnectSegment(story->sd, &remote, story->local, ID, 0, NULL, NULL, SOON, 0,
