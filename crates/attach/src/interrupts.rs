@@ -4,7 +4,7 @@
 //! sender of data has a ring of messages of its own, so that none can spoil another's.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,8 @@ struct Line {
     bell: Arc<Doorbell>,
     shared: bool,
     over: AtomicBool,
-    spin: Mutex<AdaptiveSpin>,
+    /// What the last wait left of an [`AdaptiveSpin`].
+    spin: AtomicU64,
 }
 
 impl Line {
@@ -91,16 +92,16 @@ impl Line {
         };
         let bell = Arc::new(bell(&mut fds.into_iter())?);
         let (session, over) = (session.clone(), AtomicBool::new(false));
-        Ok(Line { session, handle, number, rung, bell, shared, over, spin: Mutex::default() })
+        Ok(Line { session, handle, number, rung, bell, shared, over, spin: AtomicU64::new(0) })
     }
 
     /// Waits for the doorbell to move away from `seen`.
     fn wait(&self, seen: u32, deadline: Option<Instant>) -> Result<u32, InterruptError> {
-        let mut fresh = AdaptiveSpin::default();
-        let mut kept = self.spin.try_lock().ok();
-        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
+        let mut spin = AdaptiveSpin::resumed(self.spin.load(Ordering::Relaxed));
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        Ok(self.bell.wait(seen, spin, left)?)
+        let outcome = self.bell.wait(seen, &mut spin, left);
+        self.spin.store(spin.budget_ns(), Ordering::Relaxed);
+        Ok(outcome?)
     }
 
     fn remove(&self) {

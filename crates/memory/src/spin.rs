@@ -22,6 +22,13 @@ impl AdaptiveSpin {
         AdaptiveSpin { current_ns: (max_ns / 2).max(min_ns), min_ns, max_ns }
     }
 
+    /// The default one, that was at `budget_ns` when it was left: for several threads that spin for
+    /// the same thing and keep no more than that number in common.
+    pub fn resumed(budget_ns: u64) -> Self {
+        let spin = AdaptiveSpin::default();
+        AdaptiveSpin { current_ns: budget_ns.clamp(spin.min_ns, spin.max_ns), ..spin }
+    }
+
     /// How long to spin now, in nanoseconds.
     pub fn budget_ns(&self) -> u64 {
         self.current_ns
@@ -65,7 +72,9 @@ pub(crate) struct Spinning {
 impl Spinning {
     /// One of `budget` from the first look on; none at all when that is zero.
     pub(crate) fn new(budget: Duration) -> Spinning {
-        Spinning { budget, left: 0, paused: false, begun: None }
+        // The clock is for spins that last: an answer that is there soon comes before it.
+        let left = if budget.is_zero() { 0 } else { LOOKS_PER_CLOCK };
+        Spinning { budget, left, paused: false, begun: None }
     }
 
     /// Whether to look once more.
