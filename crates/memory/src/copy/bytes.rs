@@ -3,9 +3,11 @@
 //! A plain copy reads the destination's lines before it overwrites them, and leaves them in the
 //! cache. *Streaming* stores do neither: to memory that is in no cache that is 1.3 to 1.4 times as
 //! fast, but to lines that are in one 0.7 times. So a large copy looks, part by part, whether its
-//! destination is in a cache ([`cache`](super::cache)).
+//! destination is in a cache ([`cache`](super::cache)), or was copied to so lately that it should be.
 
+use std::cell::RefCell;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes copied between two looks at the cache, and at whether to stop.
@@ -32,15 +34,55 @@ fn is_large_here(length: usize) -> bool {
     is_large(length)
 }
 
-/// Bytes of the second-level cache, as the system describes the first processor's; 0 where it does
-/// not.
+/// Bytes of the second-level cache, the processor's own; 0 where the system does not say.
 fn own_cache() -> usize {
+    caches().into_iter().find(|(level, _)| *level == 2).map_or(0, |(_, bytes)| bytes)
+}
+
+/// Bytes of the last cache before memory, which processors share; 0 where the system does not say.
+fn last_cache() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| caches().into_iter().max().map_or(0, |(_, bytes)| bytes))
+}
+
+/// The caches as the system describes the first processor's: level and bytes.
+fn caches() -> Vec<(u32, usize)> {
     let folder = std::path::Path::new("/sys/devices/system/cpu/cpu0/cache");
     let about = |index: usize, what: &str| {
         std::fs::read_to_string(folder.join(format!("index{index}/{what}"))).ok()
     };
-    let second = (0..8).find(|index| about(*index, "level").is_some_and(|it| it.trim() == "2"));
-    second.and_then(|index| kibibytes(&about(index, "size")?)).unwrap_or(0)
+    let one = |index| {
+        Some((about(index, "level")?.trim().parse().ok()?, kibibytes(&about(index, "size")?)?))
+    };
+    (0..8).filter_map(one).collect()
+}
+
+/// The parts that this thread copied to last, and what it has copied since. A part that comes again
+/// soon pays for being brought into the cache, where streaming would keep it out for ever.
+struct Recent {
+    parts: [(usize, u64); 16],
+    next: usize,
+    copied: u64,
+}
+
+thread_local! {
+    static RECENT: RefCell<Recent> =
+        const { RefCell::new(Recent { parts: [(0, 0); 16], next: 0, copied: 0 }) };
+}
+
+impl Recent {
+    /// Notes a part; whether it was copied to before, with at most `cache` bytes since.
+    fn comes_again(&mut self, start: usize, length: usize, cache: usize) -> bool {
+        self.copied += length as u64;
+        match self.parts.iter_mut().find(|(known, _)| *known == start) {
+            Some((_, at)) => self.copied - std::mem::replace(at, self.copied) <= cache as u64,
+            None => {
+                self.parts[self.next] = (start, self.copied);
+                self.next = (self.next + 1) % self.parts.len();
+                false
+            }
+        }
+    }
 }
 
 /// A size as the system writes it: `2048K`.
@@ -173,8 +215,18 @@ pub(crate) unsafe fn copy_large(
     length: usize,
     stop: impl Fn() -> bool,
 ) -> bool {
-    // SAFETY: as promised; `is_cold` is asked about parts of the destination.
-    unsafe { copy_by(source, destination, length, |start, length| is_cold(start, length), stop) }
+    let cold = |start: *const u8, length: usize| {
+        // Half of the cache: the source needs a place, too.
+        // A handler of a signal may copy while this thread looks here.
+        let again = RECENT.with(|recent| {
+            let recent = recent.try_borrow_mut();
+            recent.is_ok_and(|mut it| it.comes_again(start.addr(), length, last_cache() / 2))
+        });
+        // SAFETY: it is asked about parts of the destination.
+        !again && unsafe { is_cold(start, length) }
+    };
+    // SAFETY: as promised.
+    unsafe { copy_by(source, destination, length, cold, stop) }
 }
 
 /// [`copy_large`] with somebody who says which parts of the destination are in no cache.
@@ -401,6 +453,18 @@ mod tests {
         // SAFETY: both ranges are inside of the vector.
         unsafe { copy(start, start.add(100), ROUND) };
         assert!(bytes[100..] == before[..ROUND]);
+    }
+
+    #[test]
+    fn a_part_comes_again_while_the_cache_could_hold_what_was_copied_since() {
+        let mut recent = Recent { parts: [(0, 0); 16], next: 0, copied: 0 };
+        assert!(!recent.comes_again(0x1000, 10, 100));
+        assert!(recent.comes_again(0x1000, 10, 100));
+        assert!(!recent.comes_again(0x2000, 95, 100));
+        assert!(!recent.comes_again(0x1000, 10, 100), "105 bytes since");
+        // Only so many are remembered.
+        (0..16).for_each(|nth| assert!(!recent.comes_again(0x10_000 + nth, 1, 100)));
+        assert!(!recent.comes_again(0x1000, 1, 100));
     }
 
     #[test]
