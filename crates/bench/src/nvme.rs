@@ -444,7 +444,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let Settings { dir, again, time, .. } = self.settings.clone();
-        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "starts")?;
         let mut straight = lender.borrow_drive(DATA)?;
         fill(&mut straight, time)?;
         let (mut starts, mut pinned) = (Vec::new(), Vec::new());
