@@ -9,7 +9,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 AREA ?= nvme model datapath memory
 
-.PHONY: help build install setup demo test test-cargo test-loom test-e2e bench check clean
+.PHONY: help build install setup demo test test-cargo test-loom test-e2e sim bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -17,6 +17,7 @@ help:
 	@echo "make install PREFIX=/usr/local: the binary, and libsisci.so with headers and tools for SISCI programs"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
+	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
 	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
 
@@ -48,6 +49,9 @@ test-e2e: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/e2e target/e2e
+
+sim:
+	@CARGO="$(CARGO)" scripts/sim
 
 bench:
 	@scripts/setup bench
