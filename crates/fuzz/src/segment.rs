@@ -267,7 +267,7 @@ where
     let rest = input.rest();
     let Ok((message, left)) = postcard::take_from_bytes::<T>(rest) else {
         // What a peer sends may be none at all.
-        assert_eq!(decode::<T>(rest).is_some(), false);
+        assert!(decode::<T>(rest).is_none(), "it is read once and not again");
         input.u8();
         return None;
     };
