@@ -68,11 +68,11 @@ macro_rules! targets {
 }
 
 targets! {
-    vfio_user: "vfio-user", 4000;
-    nvme: "nvme", 4000;
+    vfio_user: "vfio-user", 2000;
+    nvme: "nvme", 2000;
     link: "link", 2000;
     segment: "segment", 10000;
-    rack: "rack", 4000;
+    rack: "rack", 2000;
     model: "model", 2000;
     api: "api", 300;
 }
