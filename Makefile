@@ -9,7 +9,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 AREA ?= nvme model datapath memory
 
-.PHONY: help build install setup demo test test-cargo test-loom test-e2e bench check clean
+.PHONY: help build install setup demo test test-cargo test-loom test-e2e sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -17,6 +17,8 @@ help:
 	@echo "make install PREFIX=/usr/local: the binary, and libsisci.so with headers and tools for SISCI programs"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
+	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
+	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
 	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
 
@@ -49,6 +51,12 @@ test-e2e: setup
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/e2e target/e2e
 
+sim:
+	@CARGO="$(CARGO)" scripts/sim
+
+fuzz:
+	@CARGO="$(CARGO)" scripts/fuzz
+
 bench:
 	@scripts/setup bench
 	$(CARGO) build --release -p rackbus-cli
@@ -59,6 +67,7 @@ bench:
 
 check:
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 

@@ -132,6 +132,20 @@ fn wrong_lengths_end_the_conversation_and_nothing_else() {
     }
 }
 
+/// A client that sent no request waits for no answer, and would take one for another's.
+#[test]
+fn wrong_lengths_are_answered_only_to_requests() {
+    let function = serve_copier();
+    for flags in [NO_REPLY, REPLY] {
+        let mut raw = Raw::negotiated(&function);
+        let header = Header { message_id: 9, command: 4, message_size: 15, flags, error: 0 };
+        raw.stream.write_all(header.as_bytes()).unwrap();
+        let mut rest = Vec::new();
+        raw.stream.read_to_end(&mut rest).expect("the server closes the connection");
+        assert!(rest.is_empty(), "flags {flags:#x} were answered");
+    }
+}
+
 #[test]
 fn wrong_bodies_are_answered_and_survived() {
     let function = serve_copier();

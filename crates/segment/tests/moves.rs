@@ -11,17 +11,15 @@
 //! A failing seed prints the command that replays it with its trace; `RACKBUS_SEEDS` says how many
 //! seeds to run.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 
+use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
     Ask, Event, Notice, Reply, Request, SegmentKind, Share, Target, Tell, VERSION, Withdrawal,
 };
 use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
-use support::{Random, for_seeds};
 
 const NODES: [NodeId; 3] = [4, 8, 12];
 /// One that is emptied at once, and one that takes its time.
@@ -660,7 +658,8 @@ fn run(seed: u64, mistake: Mistake, traced: bool) -> Result<(), (String, String)
 
 #[test]
 fn a_move_loses_nothing_and_leaves_nobody_behind() {
-    for_seeds("moves", SEEDS, |seed, traced| {
+    let simulation = Simulation { test: "-p rackbus-segment --test moves", usual: SEEDS };
+    simulation.run(|seed, traced| {
         run(seed, Mistake::None, traced).map_err(|(error, trace)| format!("{error}\n{trace}"))
     });
 }

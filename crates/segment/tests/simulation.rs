@@ -6,17 +6,15 @@
 //! the library does: they answer what is moved. Some never do. A failing seed prints the command
 //! that replays it; `RACKBUS_SEEDS` says how many seeds to run.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
     Ask, Change, Event, InterruptKind, Notice, Reply, Request, SegmentKind, Share, Target, Tell,
     VERSION, Withdrawal,
 };
 use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
-use support::{Random, for_seeds};
 
 const NODES: [NodeId; 3] = [4, 8, 12];
 const EXPORT: u64 = 1 << 20;
@@ -542,5 +540,5 @@ fn run(seed: u64, traced: bool) -> Result<(), String> {
 
 #[test]
 fn what_is_taken_away_is_gone_and_what_is_left_is_whole() {
-    for_seeds("simulation", SEEDS, run);
+    Simulation { test: "-p rackbus-segment --test simulation", usual: SEEDS }.run(run);
 }

@@ -18,6 +18,7 @@ mod recovery;
 mod world;
 
 use rackbus_lease::Config;
+use rackbus_seeds::Simulation;
 
 use world::World;
 
@@ -25,27 +26,6 @@ const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 const DEVICES: [(&str, &[&str]); 3] = [("alpha", &["nvme0"]), ("beta", &["nvme1"]), ("gamma", &[])];
 const CONFIG: Config = Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000 };
 const AUTHORITY: usize = HOSTS.len();
-
-/// splitmix64: a whole schedule from one number.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-}
 
 /// A deliberate mistake, to prove that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,33 +50,11 @@ fn run(seed: u64, mistake: Mistake, traced: bool) -> Result<(), (String, String)
     outcome.map_err(|error| (error, world.trace.unwrap_or_default()))
 }
 
-fn replay(seed: u64) -> String {
-    format!(
-        "RACKBUS_LEASE_SEED={seed} cargo test -p rackbus-lease --test simulation -- --nocapture"
-    )
-}
-
 #[test]
 fn invariants_hold_under_random_schedules() {
-    if let Ok(seed) = std::env::var("RACKBUS_LEASE_SEED") {
-        let seed = seed.parse().expect("RACKBUS_LEASE_SEED is a number");
-        if let Err((error, trace)) = run(seed, Mistake::None, true) {
-            panic!("{trace}\nseed {seed}: {error}");
-        }
-        return;
-    }
-    const SEEDS: u64 = 100_000;
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get() as u64);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            scope.spawn(move || {
-                for seed in (thread..SEEDS).step_by(threads as usize) {
-                    if let Err((error, _)) = run(seed, Mistake::None, false) {
-                        panic!("seed {seed}: {error}\nreplay it with: {}", replay(seed));
-                    }
-                }
-            });
-        }
+    let simulation = Simulation { test: "-p rackbus-lease --test simulation", usual: 100_000 };
+    simulation.run(|seed, traced| {
+        run(seed, Mistake::None, traced).map_err(|(error, trace)| format!("{error}\n{trace}"))
     });
 }
 

@@ -7,9 +7,10 @@ use rackbus_lease::{
     Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
     LenderAction, Message, Millis, Record,
 };
+use rackbus_seeds::Random;
 
 use crate::patience::Patience;
-use crate::{AUTHORITY, CONFIG, DEVICES, HOSTS, Mistake, Random};
+use crate::{AUTHORITY, CONFIG, DEVICES, HOSTS, Mistake};
 
 /// What would be memory and registers: who can reach a device right now.
 #[derive(Default)]

@@ -4,11 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_memory::{Access, MapError, UnmapError};
+use rackbus_spec::vfio_user::{irq, region};
 use rustix::io::Errno;
 
 use crate::endpoint::{IrqChange, OutOfRegion, Region};
 use crate::engine::{EngineHandle, EngineStopped};
-use crate::function::Mappable;
+use crate::function::{Bar, Mappable};
 use crate::interrupts::InterruptError;
 
 /// Why a device refused a request: what is said in the log, and the number that goes on the wire.
@@ -90,6 +91,32 @@ pub struct DeviceShape {
     pub regions: Vec<RegionShape>,
     /// Vectors by interrupt index, `vfio_user::irq`.
     pub irqs: Vec<u32>,
+}
+
+impl DeviceShape {
+    /// Of a function with these BARs and MSI-X vectors.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn new(bars: Vec<Bar>, vectors: u16) -> Result<Self, DeviceError> {
+        let mut regions = vec![RegionShape::default(); region::COUNT as usize];
+        for bar in bars {
+            let share = |part: Mappable| -> std::io::Result<SharedPart> {
+                let memory = Arc::new(part.memory.descriptor()?);
+                Ok(SharedPart { memory, offset: 0, areas: part.areas })
+            };
+            let mappable = bar.mappable.map(share).transpose();
+            let mappable = mappable.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?;
+            regions[usize::from(bar.index)] = RegionShape { size: bar.size, mappable };
+        }
+        regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
+        let mut irqs = vec![0; irq::COUNT as usize];
+        irqs[irq::INTX as usize] = 1;
+        irqs[irq::MSIX as usize] = vectors.into();
+        // The lender asks for the function back through this one.
+        irqs[irq::REQ as usize] = 1;
+        Ok(DeviceShape { regions, irqs })
+    }
 }
 
 /// A device that can be used through vfio-user. Calls come from one connection's thread at a time.
@@ -181,24 +208,7 @@ impl EngineDevice {
     pub fn new(engine: EngineHandle) -> Result<Self, DeviceError> {
         let (bars, vectors) =
             engine.call(|endpoint| (endpoint.bars(), endpoint.info().msix_vectors))?;
-        use rackbus_spec::vfio_user::{irq, region};
-        let mut regions = vec![RegionShape::default(); region::COUNT as usize];
-        for bar in bars {
-            let share = |part: Mappable| -> std::io::Result<SharedPart> {
-                let memory = Arc::new(part.memory.descriptor()?);
-                Ok(SharedPart { memory, offset: 0, areas: part.areas })
-            };
-            let mappable = bar.mappable.map(share).transpose();
-            let mappable = mappable.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?;
-            regions[usize::from(bar.index)] = RegionShape { size: bar.size, mappable };
-        }
-        regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
-        let mut irqs = vec![0; irq::COUNT as usize];
-        irqs[irq::INTX as usize] = 1;
-        irqs[irq::MSIX as usize] = vectors.into();
-        // The lender asks for the function back through this one.
-        irqs[irq::REQ as usize] = 1;
-        let shape = Arc::new(DeviceShape { regions, irqs });
+        let shape = Arc::new(DeviceShape::new(bars, vectors)?);
         Ok(EngineDevice { engine, shape, _scrub: None })
     }
 

@@ -55,7 +55,7 @@ pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> 
             Ok(message) => message,
             Err(WireError::Stream(StreamError::Closed)) => return Ok(()),
             Err(error) => {
-                if let WireError::BadLength { command, message_id, .. } = error {
+                if let WireError::BadLength { command, message_id, wants_reply: true, .. } = error {
                     let flags = (Flags::REPLY | Flags::ERROR).bits();
                     let errno = u32::try_from(Errno::MSGSIZE.raw_os_error()).unwrap_or(0);
                     let reply = header(message_id, command, flags, errno, 0);
@@ -71,7 +71,7 @@ pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> 
             tracing::debug!(command, "unexpected reply ignored");
             continue;
         }
-        let wants_reply = !message.flags().contains(Flags::NO_REPLY);
+        let wants_reply = message.wants_reply();
         let outcome = session.handle(message);
         if let Err(error) = &outcome {
             tracing::debug!(command, errno = %error.errno, %error, "request refused");

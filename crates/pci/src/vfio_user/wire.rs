@@ -29,6 +29,8 @@ pub enum WireError {
         size: u32,
         /// Its message id, to answer with.
         message_id: u16,
+        /// Whether it is a request that wants an answer.
+        wants_reply: bool,
     },
     /// The connection failed.
     #[error(transparent)]
@@ -59,7 +61,8 @@ impl Message {
         let Header { message_id, command, message_size: size, .. } = header;
         let length = usize::try_from(size).unwrap_or(usize::MAX);
         if !(head.len()..=MAX_MESSAGE).contains(&length) {
-            return Err(WireError::BadLength { command, size, message_id });
+            let wants_reply = wants_reply(&header);
+            return Err(WireError::BadLength { command, size, message_id, wants_reply });
         }
         let mut body = vec![0; length - head.len()];
         stream.receive(&mut body, &mut fds)?;
@@ -76,6 +79,11 @@ impl Message {
         self.header.flags & TYPE_MASK == 0
     }
 
+    /// Whether it is a command whose sender waits for an answer.
+    pub fn wants_reply(&self) -> bool {
+        wants_reply(&self.header)
+    }
+
     /// The structure at the start of the body; `None` when the body is too short.
     pub fn head<T: FromBytes>(&self) -> Option<T> {
         T::read_from_prefix(&self.body).ok().map(|(value, _)| value)
@@ -85,6 +93,10 @@ impl Message {
     pub fn tail<T>(&self) -> &[u8] {
         self.body.get(size_of::<T>()..).unwrap_or(&[])
     }
+}
+
+fn wants_reply(header: &Header) -> bool {
+    header.flags & (TYPE_MASK | Flags::NO_REPLY.bits()) == 0
 }
 
 /// A header for a message of `body` bytes after it.

@@ -8,10 +8,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rackbus_memory::DmaSlice;
+use rackbus_seeds::Random;
 use rustix::io::Errno;
 
 use super::super::super::backing::parts::{Call, System, Way};
-use super::random::Random;
 
 /// Bytes of a page of the cache.
 pub const PAGE: usize = 4096;

@@ -1,11 +1,11 @@
 //! The guest: queues with commands outstanding, their buffers, and what it expects of each.
 
+use rackbus_seeds::Random;
 use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
 
 use super::super::{ENTRIES, Host, RAM, transfer};
 use super::disk::{BLOCK, BLOCKS};
 use super::model::{Promises, Version};
-use super::random::Random;
 
 /// Bytes of the guest's memory.
 pub const RAM_BYTES: u64 = 432 << 10;

@@ -16,7 +16,6 @@ mod disk;
 mod guest;
 mod model;
 mod old;
-mod random;
 
 use std::fmt::Write as _;
 
@@ -24,6 +23,7 @@ use rackbus_memory::AdaptiveSpin;
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::Clock;
 use rackbus_pci::pace::{Next, Pace};
+use rackbus_seeds::{Random, Simulation};
 
 use super::super::arbitration::tests::FirstComesFirst;
 use super::super::arbitration::{Arbiter, RoundRobin, Shares};
@@ -34,7 +34,6 @@ use crate::nvme::BackingConfig;
 use disk::{BLOCK, BLOCKS, Character, Disk};
 use guest::Guest;
 use model::Promises;
-use random::Random;
 
 /// Polls that a command may take while nothing hinders it, on a fast and on a slow medium: more
 /// than all commands of all queues need one after the other.
@@ -472,36 +471,12 @@ fn run(
     outcome.map_err(|error| (error, world.trace.take().unwrap_or_default()))
 }
 
-fn replay(seed: u64) -> String {
-    format!("RACKBUS_SEED={seed} cargo test -p rackbus-devices --lib simulation -- --nocapture")
-}
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-}
-
 #[test]
 fn what_nvme_promises_holds_under_random_schedules() {
-    if let Some(seed) = number("RACKBUS_SEED") {
-        if let Err((error, trace)) = run(seed, Policy::Current, &memory(), true) {
-            panic!("{trace}\nseed {seed}: {error}");
-        }
-        return;
-    }
-    let seeds = number("RACKBUS_SEEDS").unwrap_or(100_000);
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get() as u64);
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            scope.spawn(move || {
-                let ram = memory();
-                for seed in (thread..seeds).step_by(threads as usize) {
-                    if let Err((error, _)) = run(seed, Policy::Current, &ram, false) {
-                        panic!("seed {seed}: {error}\nreplay it with: {}", replay(seed));
-                    }
-                }
-            });
-        }
+    let test = "-p rackbus-devices --lib nvme::tests::simulation";
+    Simulation { test, usual: 100_000 }.run_with(memory, |ram, seed, traced| {
+        let outcome = run(seed, Policy::Current, ram, traced);
+        outcome.map_err(|(error, trace)| format!("{error}\n{trace}"))
     });
 }
 

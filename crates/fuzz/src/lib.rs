@@ -1,0 +1,51 @@
+#![forbid(unsafe_code)]
+//! What a fuzzer drives: one [`Target`] for each parser of a peer's, a guest's or a file's bytes.
+//!
+//! A target is a plain function of bytes. It drives the real code as a peer would, with messages
+//! that the bytes choose, and panics when what must hold does not: the code itself panics, answers
+//! what nobody asked, keeps what it must let go of, or reaches what it may not. The same bytes
+//! always do the same. `tests/short.rs` runs each target on its seeds and some thousand mutations
+//! of them; `make fuzz` runs them under libFuzzer, which looks for new ways through the code.
+//!
+//! * [`input`]: bytes as choices.
+//! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
+//! * [`link`], [`segment`]: what other nodes and processes say.
+//! * [`files`]: rack files, timing and workloads.
+//! * [`api`]: the control plane's HTTP API.
+
+pub mod api;
+pub mod files;
+pub mod input;
+pub mod link;
+pub mod nvme;
+pub mod segment;
+pub mod vfio_user;
+
+/// One thing to fuzz.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name, for the command line and for files.
+    pub name: &'static str,
+    /// Runs one input; panics when something is wrong.
+    pub run: fn(&[u8]),
+    /// Inputs to begin with: what well-behaved peers say.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Words that inputs have in them, for mutations.
+    pub words: &'static [&'static str],
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
+    Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
+    Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
+    Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },
+    Target { name: "rack", run: files::rack, seeds: files::rack_seeds, words: files::WORDS },
+    Target { name: "model", run: files::model, seeds: files::model_seeds, words: files::WORDS },
+    Target { name: "api", run: api::run, seeds: api::seeds, words: api::WORDS },
+];
+
+/// The target of that name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

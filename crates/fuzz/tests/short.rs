@@ -1,0 +1,78 @@
+//! Every target on its seeds and on mutations of them, always the same ones: a few seconds of what
+//! `make fuzz` does for minutes.
+
+use rackbus_fuzz::{TARGETS, Target};
+use rackbus_seeds::Random;
+
+/// One small change of an input.
+fn mutate(random: &mut Random, input: &mut Vec<u8>, target: &Target, others: &[Vec<u8>]) {
+    let at = random.below(input.len() + 1);
+    match random.below(8) {
+        0 if at < input.len() => input[at] ^= 1 << random.below(8),
+        1 if at < input.len() => input[at] = random.next() as u8,
+        2 => input.insert(at, [0, 1, 0x7f, 0x80, 0xff][random.below(5)]),
+        3 => input.truncate(at.max(1)),
+        4 => drop(input.drain(at..(at + 1 + random.below(8)).min(input.len()))),
+        5 => {
+            let word = target.words.get(random.below(target.words.len()));
+            input.splice(at..at, word.copied().unwrap_or("\x01\x02").bytes());
+        }
+        6 => {
+            let other = &others[random.below(others.len())];
+            let from = random.below(other.len());
+            input.truncate(at);
+            input.extend_from_slice(&other[from..]);
+        }
+        _ => {
+            let end = (at + 1 + random.below(32)).min(input.len());
+            let part = input[at..end].to_vec();
+            input.splice(at..at, part);
+        }
+    }
+}
+
+fn short(name: &str, mutations: u64) {
+    let target = rackbus_fuzz::target(name).expect("it is in the table");
+    let seeds = (target.seeds)();
+    seeds.iter().for_each(|seed| (target.run)(seed));
+    (target.run)(&[]);
+    for number in 0..mutations {
+        let mut random = Random(number);
+        let mut input = seeds[random.below(seeds.len())].clone();
+        for _ in 0..1 + random.below(6) {
+            mutate(&mut random, &mut input, target, &seeds);
+        }
+        let run = std::panic::AssertUnwindSafe(|| (target.run)(&input));
+        if std::panic::catch_unwind(run).is_err() {
+            let file = std::env::temp_dir().join(format!("rackbus-fuzz-{name}-{number}"));
+            std::fs::write(&file, &input).expect("the input can be kept");
+            let file = file.display();
+            panic!("replay it with: cargo run -p rackbus-fuzz -- replay {name} {file}");
+        }
+    }
+}
+
+macro_rules! targets {
+    ($($test:ident: $name:literal, $mutations:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            short($name, $mutations);
+        })*
+
+        #[test]
+        fn each_target_has_a_short_form() {
+            let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+            assert_eq!(names, [$($name),*]);
+        }
+    };
+}
+
+targets! {
+    vfio_user: "vfio-user", 2000;
+    nvme: "nvme", 2000;
+    link: "link", 2000;
+    segment: "segment", 10000;
+    rack: "rack", 2000;
+    model: "model", 2000;
+    api: "api", 300;
+}
