@@ -8,6 +8,7 @@
 //! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
+//! * [`revoker`]: takes away what a function reaches, from any thread.
 //! * [`sparse`]: memory files copied and emptied.
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
@@ -27,6 +28,7 @@ pub mod lock;
 pub mod packets;
 pub mod peer_event;
 pub mod region;
+pub mod revoker;
 pub mod ring;
 pub mod slice;
 pub mod space;
@@ -41,6 +43,7 @@ pub use packets::{PacketListener, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::Access;
 pub use region::{Region, RegionError, SharedMemory};
+pub use revoker::Revoker;
 pub use ring::{Consumer, Producer, PushError, RingLayout};
 pub use slice::{DmaSlice, PinnedSlice};
 pub use space::{DmaFault, DmaSpace, MapError, UnmapError};

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::borrower::{Borrower, Grant};
-use crate::lender::{Armed, Lender};
+use crate::lender::{Armed, LendError, Lender};
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -40,6 +40,8 @@ pub enum Heard {
     Said(Message),
     /// A device was armed, or cannot be.
     ArmDone(String, Epoch, Result<(), String>),
+    /// A device hangs: the control plane is to know at once.
+    Trouble,
     /// Nothing of the epoch is reachable any more.
     RevokeDone(String, Epoch),
     /// A lease's socket is served, or cannot be.
@@ -176,6 +178,7 @@ impl Agent {
                 let actions = self.lending.arm_done(&device, epoch, outcome);
                 self.do_lender(actions);
             }
+            Heard::Trouble => self.register_at = now,
             Heard::RevokeDone(device, epoch) => {
                 let actions = self.lending.revoke_done(&device, epoch);
                 self.do_lender(actions);
@@ -234,8 +237,14 @@ impl Agent {
                 }
                 LenderAction::Revoke { device, epoch } => {
                     self.by_device.run(device.clone(), move || {
+                        let mut outcome = lender.revoke(&device, epoch);
+                        if let Err(error @ LendError::Hangs { .. }) = &outcome {
+                            tracing::error!(device, %error, "a revocation takes long");
+                            let _ = heard.send(Heard::Trouble);
+                            outcome = lender.finish(&device);
+                        }
                         // A device that cannot be run again is reported when it is next armed.
-                        if let Err(error) = lender.revoke(&device, epoch) {
+                        if let Err(error) = outcome {
                             tracing::error!(device, %error, "the function is back, but broken");
                         }
                         let _ = heard.send(Heard::RevokeDone(device, epoch));

@@ -4,6 +4,9 @@
 //! until it is revoked. Revoking closes the borrower's conversation, which takes every mapping
 //! and interrupt away and scrubs the function, and returns when that is done (invariant I4).
 //! Arming a newer epoch needs the older one revoked first (I2).
+//!
+//! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
+//! after a while, and the revocation ends when the engine answers again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +15,7 @@ use std::time::{Duration, Instant};
 use rackbus_fabric::Topology;
 use rackbus_link::{Incoming, Service};
 use rackbus_memory::Stream;
-use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{EngineDevice, serve};
 use rackbus_pci::{Engine, Function};
 
@@ -20,6 +23,9 @@ use crate::reach::Reach;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
+
+/// How long a function's engine may take to answer, before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes a function's device model, anew after each failure of it.
 pub type Factory = Box<dyn Fn() -> std::io::Result<Box<dyn Function>> + Send + Sync>;
@@ -63,6 +69,17 @@ pub enum LendError {
         /// Why.
         cause: std::io::Error,
     },
+    /// Its engine hangs. Nothing of the old borrower's can be reached.
+    #[error(
+        "{device} does not answer for {limit:?}, most likely its storage hangs; what its borrower \
+         had lent it is taken away, and it is offered again when it answers"
+    )]
+    Hangs {
+        /// The device.
+        device: String,
+        /// How long was waited.
+        limit: Duration,
+    },
 }
 
 /// Whom a function is armed for.
@@ -82,13 +99,17 @@ pub struct Lender {
     host: String,
     lent: BTreeMap<String, Arc<Lent>>,
     reach: Arc<Reach>,
+    patience: Duration,
 }
 
 struct Lent {
     name: String,
     factory: Factory,
     options: EngineOptions,
+    patience: Duration,
     state: Mutex<State>,
+    /// Why it cannot be had now.
+    trouble: Mutex<Option<String>>,
     /// Signalled when a conversation has ended and the function is scrubbed.
     idle: Condvar,
 }
@@ -110,7 +131,14 @@ struct State {
 impl Lender {
     /// A lender without devices, in a rack of that topology.
     pub fn new(host: &str, topology: Topology) -> Self {
-        Lender { host: host.to_owned(), lent: BTreeMap::new(), reach: Reach::new(topology) }
+        let (host, reach) = (host.to_owned(), Reach::new(topology));
+        Lender { host, lent: BTreeMap::new(), reach, patience: PATIENCE }
+    }
+
+    /// The same, whose devices added from now on may take so long to answer.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Lender { patience, ..self }
     }
 
     /// Adds a device and starts its engine.
@@ -127,6 +155,8 @@ impl Lender {
             name: device.to_owned(),
             factory,
             options,
+            patience: self.patience,
+            trouble: Mutex::default(),
             state: Mutex::new(State { armed: None, newest: 0, session: None, running: None }),
             idle: Condvar::new(),
         };
@@ -174,7 +204,9 @@ impl Lender {
     /// again, or what was never armed, changes nothing.
     ///
     /// # Errors
-    /// [`LendError`] when there is no such device, or it cannot be run any more.
+    /// [`LendError`] when there is no such device, or it cannot be run any more;
+    /// [`LendError::Hangs`] when it is not reset and scrubbed yet: [`finish`](Lender::finish) waits
+    /// for that.
     pub fn revoke(&self, device: &str, epoch: u64) -> Result<(), LendError> {
         let lent = self.find(device)?;
         let mut state = lent.lock();
@@ -186,11 +218,40 @@ impl Lender {
         if let Some(session) = &state.session {
             session.shut_down();
         }
-        let mut state = lent
-            .idle
-            .wait_while(state, |s| s.session.is_some())
-            .unwrap_or_else(PoisonError::into_inner);
-        lent.start(&mut state)
+        let in_use = |state: &mut State| state.session.is_some();
+        let waited = lent.idle.wait_timeout_while(state, lent.patience, in_use);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (&state.session, &state.running) {
+            // The conversation waits for the engine.
+            (Some(_), Some((engine, _))) => {
+                engine.handle().revoker().revoke();
+                let hangs = lent.hangs();
+                *lent.trouble() = Some(hangs.to_string());
+                Err(hangs)
+            }
+            _ => lent.start(&mut state),
+        }
+    }
+
+    /// Waits for the end of a revocation whose function [hangs](LendError::Hangs).
+    ///
+    /// # Errors
+    /// [`LendError`] when there is no such device, or it cannot be run any more.
+    pub fn finish(&self, device: &str) -> Result<(), LendError> {
+        let lent = self.find(device)?;
+        loop {
+            let waited = lent.idle.wait_while(lent.lock(), |state| state.session.is_some());
+            let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+            match lent.start(&mut state) {
+                Err(LendError::Hangs { .. }) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Why a device cannot be had now, though nobody has it.
+    pub fn trouble(&self, device: &str) -> Option<String> {
+        self.find(device).ok()?.trouble().clone()
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
@@ -262,12 +323,29 @@ impl Lent {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the engine, if it is not running: at first, and after its device model failed.
+    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hangs(&self) -> LendError {
+        LendError::Hangs { device: self.name.clone(), limit: self.patience }
+    }
+
+    /// Has the engine run, and notes why it does not.
     fn start(&self, state: &mut State) -> Result<(), LendError> {
+        let outcome = self.run(state);
+        *self.trouble() = outcome.as_ref().err().map(LendError::to_string);
+        outcome
+    }
+
+    /// Starts the engine, if it is not running: at first, and after its device model failed.
+    fn run(&self, state: &mut State) -> Result<(), LendError> {
         let device = |cause| LendError::Device { device: self.name.clone(), cause };
         if let Some((engine, _)) = &state.running {
-            if engine.handle().call(|_| ()).is_ok() {
-                return Ok(());
+            match engine.handle().call_within(self.patience, |_| ()) {
+                Ok(()) => return Ok(()),
+                Err(NoAnswer::Late) => return Err(self.hangs()),
+                Err(NoAnswer::Stopped(_)) => {}
             }
             tracing::error!(device = self.name, "the device model failed and is started anew");
             state.running = None;
@@ -304,8 +382,14 @@ impl Lent {
             check(&state)?;
         }
         self.start(&mut state)?;
-        state.session = Some(stream.clone());
         let (_, device) = state.running.as_ref().expect("it was just started");
-        Ok(device.session())
+        let session = device.session_over(stream.clone());
+        let failed = |error| LendError::Device {
+            device: self.name.clone(),
+            cause: std::io::Error::other(error),
+        };
+        let session = session.map_err(failed)?;
+        state.session = Some(stream.clone());
+        Ok(session)
     }
 }

@@ -199,7 +199,7 @@ impl World {
         // A spin takes as long as it takes, and a yield as long as others like.
         clock.state().now_ns += 200;
         match self.pace.after(work, || clock.state().now_ns) {
-            Next::Poll | Next::Move => {}
+            Next::Poll | Next::Move | Next::Check => {}
             Next::Yield => self.disk.state().now_ns += self.random.below(50_000) as u64,
             Next::Sleep(until) => {
                 if self.host.endpoint.park() {

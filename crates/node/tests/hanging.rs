@@ -1,0 +1,224 @@
+//! A function whose engine hangs, and a host that stood still: what the borrower had lent is not
+//! touched any more, whatever the engine does.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rackbus_link::{Hello, Incoming, Service, VERSION};
+use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
+use rackbus_node::{Armed, LendError, Lender};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Client, ClientError};
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use rackbus_spec::vfio_user::irq;
+
+const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
+                    size = \"1 MiB\"\n[hosts.beta]\n";
+/// How long the lender waits for its engine here.
+const PATIENCE: Duration = Duration::from_millis(200);
+const LONG: Duration = Duration::from_secs(20);
+
+/// Where the device model waits until it is let go.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    reached: bool,
+    open: bool,
+    passed: bool,
+}
+
+impl Gate {
+    fn change(&self, change: impl FnOnce(&mut GateState)) {
+        change(&mut self.state.lock().unwrap());
+        self.moved.notify_all();
+    }
+
+    fn wait(&self, until: impl Fn(&GateState) -> bool) {
+        let state = self.state.lock().unwrap();
+        let (_state, waited) =
+            self.moved.wait_timeout_while(state, LONG, |state| !until(state)).unwrap();
+        assert!(!waited.timed_out(), "it never came");
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Where {
+    Poll,
+    Quiesce,
+}
+
+/// Hangs where it is told to after a register was written, and then goes on as if nothing had been.
+struct Hanging {
+    info: FunctionInfo,
+    place: Where,
+    gate: Arc<Gate>,
+    memory: Option<PinnedSlice>,
+}
+
+impl Hanging {
+    fn new(place: Where, gate: Arc<Gate>) -> Self {
+        let bar =
+            Bar { index: 0, size: 0x1000, is_64bit: true, prefetchable: false, mappable: None };
+        let info = FunctionInfo {
+            vendor_id: 0x1234,
+            device_id: 0x5678,
+            subsystem_vendor_id: 0,
+            subsystem_id: 0,
+            revision: 1,
+            class: [0xff, 0, 0],
+            bars: vec![bar],
+            msix_vectors: 1,
+            serial: 1,
+        };
+        Hanging { info, place, gate, memory: None }
+    }
+
+    fn hang(&mut self, bus: &Bus<'_>) {
+        let Some(memory) = self.memory.take() else { return };
+        self.gate.change(|gate| gate.reached = true);
+        self.gate.wait(|gate| gate.open);
+        memory.get().fill(0xbb);
+        let _ = bus.dma.write(0, &[0xbb; 8]);
+        bus.irq.trigger(0);
+        self.gate.change(|gate| gate.passed = true);
+    }
+
+    fn pin(dma: &DmaSpace) -> PinnedSlice {
+        dma.pin(0, 0x1000, Access::WRITE).unwrap()
+    }
+}
+
+impl Function for Hanging {
+    fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+
+    fn bar_read(&mut self, _: &Bus<'_>, _: u8, _: u64, _: &mut [u8]) {}
+
+    fn bar_write(&mut self, bus: &Bus<'_>, _: u8, _: u64, _: &[u8]) {
+        self.memory = Some(Hanging::pin(bus.dma));
+    }
+
+    fn reset(&mut self, _: &Bus<'_>, _: ResetKind) {}
+
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        if self.place == Where::Poll {
+            self.hang(bus);
+        }
+        Work::Asleep(None)
+    }
+
+    fn park(&mut self, _: &Bus<'_>) -> bool {
+        true
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn quiesce(&mut self, bus: &Bus<'_>) {
+        if self.place == Where::Quiesce {
+            self.hang(bus);
+        }
+    }
+}
+
+fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
+    let rack = rackbus_fabric::rack::Rack::parse("rack.toml", RACK).unwrap();
+    let topology = rackbus_fabric::derive::here(&rack).unwrap();
+    let mut lender = Lender::new("alpha", topology).with_patience(PATIENCE);
+    let gate = gate.clone();
+    let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
+    lender.add("nvme0", Box::new(make), EngineOptions::default()).unwrap();
+    Arc::new(lender)
+}
+
+/// The borrower of an epoch, with memory and an interrupt wired.
+struct Borrower {
+    client: Client,
+    memory: SharedMemory,
+    event: Event,
+}
+
+fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
+    lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let service = Service::Function { device: "nvme0".into(), lease: epoch, epoch };
+    let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
+    let hello = Hello { version: VERSION, rack, from, to, service };
+    let stream: Arc<dyn Stream> = Arc::new(theirs);
+    let incoming = Incoming { hello, stream, process: rustix::process::getpid() };
+    let lender = lender.clone();
+    std::thread::spawn(move || lender.attend(incoming));
+    // The welcome comes first; the client takes over from there.
+    let mut length = [0; 4];
+    ours.receive(&mut length, &mut Vec::new()).unwrap();
+    let mut welcome = vec![0; u32::from_le_bytes(length) as usize];
+    ours.receive(&mut welcome, &mut Vec::new()).unwrap();
+    let client = Client::over(Arc::new(ours)).unwrap();
+    let memory = SharedMemory::create("guest", 0x1000).unwrap();
+    client.write(7, 4, &6u16.to_le_bytes()).unwrap();
+    client.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();
+    let event = Event::new().unwrap();
+    let wire = event.as_fd().try_clone_to_owned().unwrap();
+    client.wire_irqs(irq::MSIX, 0, &[Some(wire)]).unwrap();
+    memory.whole().fill(0xaa);
+    Borrower { client, memory, event }
+}
+
+impl Borrower {
+    fn untouched(&self) -> bool {
+        let mut bytes = [0; 0x1000];
+        self.memory.whole().copy_to(&mut bytes);
+        bytes == [0xaa; 0x1000] && !self.event.drain()
+    }
+}
+
+fn revocation_of_what_hangs(place: Where) {
+    let gate = Arc::new(Gate::default());
+    let lender = lender(place, &gate);
+    let borrower = borrow(&lender, 1);
+    borrower.client.write(0, 0, &[1]).unwrap();
+    if place == Where::Poll {
+        gate.wait(|gate| gate.reached);
+    }
+    let error = lender.revoke("nvme0", 1).unwrap_err();
+    assert!(matches!(error, LendError::Hangs { .. }), "{error}");
+    assert!(lender.trouble("nvme0").unwrap().contains("does not answer"));
+    let next = Armed { lease: 2, epoch: 2, borrower: "beta".into() };
+    assert!(matches!(lender.arm("nvme0", next), Err(LendError::InUse { .. })));
+    // It comes back with addresses of the borrower's in its hands.
+    gate.change(|gate| gate.open = true);
+    gate.wait(|gate| gate.passed);
+    assert!(borrower.untouched(), "the engine reaches the borrower's memory");
+    lender.finish("nvme0").unwrap();
+    assert!(borrower.untouched());
+    assert_eq!(lender.trouble("nvme0"), None);
+    assert!(matches!(borrower.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
+    // The next borrower has a function that works.
+    let next = borrow(&lender, 2);
+    next.client.write(0, 0, &[1]).unwrap();
+    if place == Where::Quiesce {
+        next.client.dma_unmap_all().unwrap();
+    }
+    Event::wait_any(&[next.event.as_fd()], Some(20_000_000_000));
+    assert!(next.event.drain(), "its interrupts arrive");
+    assert_eq!(next.memory.whole().read_obj::<u8>(0), Some(0xbb));
+}
+
+#[test]
+fn an_engine_that_hangs_in_a_poll_loses_its_borrowers_memory() {
+    revocation_of_what_hangs(Where::Poll);
+}
+
+#[test]
+fn an_engine_that_hangs_while_it_waits_for_io_loses_its_borrowers_memory() {
+    revocation_of_what_hangs(Where::Quiesce);
+}
