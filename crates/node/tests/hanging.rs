@@ -2,17 +2,19 @@
 //! touched any more, whatever the engine does.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
-use rackbus_node::{Armed, LendError, Lender};
+use rackbus_node::{Armed, LendError, Lender, RemoteDevice};
+use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
-use rackbus_pci::vfio_user::{Client, ClientError};
+use rackbus_pci::vfio_user::{Client, ClientError, Device};
 use rackbus_pci::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
 use rackbus_spec::vfio_user::irq;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
                     size = \"1 MiB\"\n[hosts.beta]\n";
@@ -147,21 +149,27 @@ struct Borrower {
     event: Event,
 }
 
-fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
-    lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
-    let (ours, theirs) = UnixStream::pair().unwrap();
+fn incoming(stream: UnixStream, epoch: u64) -> Incoming {
     let service = Service::Function { device: "nvme0".into(), lease: epoch, epoch };
     let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
     let hello = Hello { version: VERSION, rack, from, to, service };
-    let stream: Arc<dyn Stream> = Arc::new(theirs);
-    let incoming = Incoming { hello, stream, process: rustix::process::getpid() };
-    let lender = lender.clone();
-    std::thread::spawn(move || lender.attend(incoming));
-    // The welcome comes first; the client takes over from there.
+    Incoming { hello, stream: Arc::new(stream), process: rustix::process::getpid() }
+}
+
+/// The welcome comes first; vfio-user takes over from there.
+fn hear_welcome(stream: &UnixStream) {
     let mut length = [0; 4];
-    ours.receive(&mut length, &mut Vec::new()).unwrap();
+    stream.receive(&mut length, &mut Vec::new()).unwrap();
     let mut welcome = vec![0; u32::from_le_bytes(length) as usize];
-    ours.receive(&mut welcome, &mut Vec::new()).unwrap();
+    stream.receive(&mut welcome, &mut Vec::new()).unwrap();
+}
+
+fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
+    lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
+    std::thread::spawn(move || lender.attend(incoming));
+    hear_welcome(&ours);
     let client = Client::over(Arc::new(ours)).unwrap();
     let memory = SharedMemory::create("guest", 0x1000).unwrap();
     client.write(7, 4, &6u16.to_le_bytes()).unwrap();
@@ -221,4 +229,54 @@ fn an_engine_that_hangs_in_a_poll_loses_its_borrowers_memory() {
 #[test]
 fn an_engine_that_hangs_while_it_waits_for_io_loses_its_borrowers_memory() {
     revocation_of_what_hangs(Where::Quiesce);
+}
+
+/// The test runs itself as the lender, which is stopped for longer than its borrower waits.
+#[test]
+fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
+    const LENDER: &str = "RACKBUS_LENDER_SOCKET";
+    if let Ok(path) = std::env::var(LENDER) {
+        let gate = Arc::new(Gate::default());
+        gate.change(|gate| gate.open = true);
+        let lender = lender(Where::Poll, &gate);
+        lender.arm("nvme0", Armed { lease: 1, epoch: 1, borrower: "beta".into() }).unwrap();
+        lender.attend(incoming(UnixStream::connect(path).unwrap(), 1));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("link.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut lender = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_lender_that_stood_still_does_not_go_on_with_what_was_given_up"])
+        .env(LENDER, &path)
+        .spawn()
+        .unwrap();
+    let stream = listener.accept().unwrap().0;
+    hear_welcome(&stream);
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let (lost, loss) = std::sync::mpsc::channel();
+    let on_lost = Box::new(move |_| lost.send(()).unwrap());
+    let device = RemoteDevice::attach(Arc::new(stream), on_lost).unwrap();
+    let memory = SharedMemory::create("guest", 0x1000).unwrap();
+    device.write(Region::Config, 4, vec![6, 0], false).unwrap();
+    let file = memory.descriptor().unwrap();
+    device.map(0, 0x1000, Access::all(), Some((file, 0))).unwrap();
+    device.write(Region::Bar(0), 0, vec![1], false).unwrap();
+    while memory.whole().read_obj::<u8>(0x800) != Some(0xbb) {
+        std::thread::yield_now();
+    }
+
+    let pid = Pid::from_child(&lender);
+    kill_process(pid, Signal::STOP).unwrap();
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+    // The guest asks for something, waits in vain, and does something else with its memory.
+    device.write(Region::Bar(0), 0, vec![1], true).unwrap();
+    assert_eq!(device.read(Region::Bar(0), 0, 4).unwrap(), [0xff; 4], "it is given up");
+    loss.recv_timeout(LONG).unwrap();
+    memory.whole().fill(0xaa);
+    kill_process(pid, Signal::CONT).unwrap();
+    assert!(lender.wait().unwrap().success());
+    let mut bytes = [0; 0x1000];
+    memory.whole().copy_to(&mut bytes);
+    assert!(bytes == [0xaa; 0x1000], "the lender wrote into memory that is somebody else's");
 }
