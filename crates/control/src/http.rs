@@ -20,8 +20,8 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use utoipa::{IntoParams, OpenApi};
 
 use crate::api::{
-    ApiError, BorrowRequest, Device, DeviceState, Event, Hop, HostState, HostStatus, Lease,
-    LeaseStage, NodeMessages, RackStatus,
+    ApiError, BorrowRequest, Device, DeviceReport, DeviceState, Event, Hop, HostState, HostStatus,
+    Lease, LeaseStage, NodeMessages, NodeReport, RackStatus,
 };
 use crate::service::{Service, problem};
 
@@ -40,6 +40,7 @@ type Shared = State<Arc<Service>>;
         ApiError,
         BorrowRequest,
         Device,
+        DeviceReport,
         DeviceState,
         Event,
         Hop,
@@ -48,6 +49,7 @@ type Shared = State<Arc<Service>>;
         Lease,
         LeaseStage,
         NodeMessages,
+        NodeReport,
         crate::api::Path,
         RackStatus
     ))
@@ -181,7 +183,7 @@ async fn say(
     Path(host): Path<String>,
     Json(said): Json<NodeMessages>,
 ) -> Result<Json<()>, ApiError> {
-    service.receive(&host, said.messages).await.map(Json)
+    service.receive(&host, said).await.map(Json)
 }
 
 fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {

@@ -9,6 +9,7 @@
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
 //! * [`revoker`]: takes away what a function reaches, from any thread.
+//! * [`refusals`]: the accesses that were refused to a function.
 //! * [`sparse`]: memory files copied and emptied.
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
@@ -27,6 +28,7 @@ pub mod guard;
 pub mod lock;
 pub mod packets;
 pub mod peer_event;
+pub mod refusals;
 pub mod region;
 pub mod revoker;
 pub mod ring;
@@ -42,6 +44,7 @@ pub use event::Event;
 pub use packets::{PacketListener, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::Access;
+pub use refusals::Refusals;
 pub use region::{Region, RegionError, SharedMemory};
 pub use revoker::Revoker;
 pub use ring::{Consumer, Producer, PushError, RingLayout};

@@ -80,7 +80,6 @@ pub(crate) fn sever(region: &Region) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::region::SharedMemory;
     use crate::space::{DmaSpace, MapError};
     use rackbus_fabric::Access;

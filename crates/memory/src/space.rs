@@ -7,7 +7,6 @@
 //! One thread owns a `DmaSpace`, the one that runs the function: so no lock is taken on the way
 //! to memory, and a mapping goes away between two operations, never in the middle of one.
 
-use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use rackbus_fabric::{Access, Domain, Fault, FaultCause};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::refusals::Refusals;
 use crate::region::{Region, RegionError};
 use crate::revoker::{Revoker, sever};
 use crate::slice::{DmaSlice, PinnedSlice};
@@ -163,8 +163,7 @@ pub struct DmaSpace {
     domain: Domain<Window>,
     master: bool,
     generation: u64,
-    refused: Cell<u64>,
-    last_refused: Cell<Option<DmaFault>>,
+    refusals: Refusals,
     revoker: Revoker,
 }
 
@@ -289,9 +288,9 @@ impl DmaSpace {
         self.domain.len() == 0
     }
 
-    /// How many accesses were refused, and the last of them.
-    pub fn refused(&self) -> (u64, Option<DmaFault>) {
-        (self.refused.get(), self.last_refused.get())
+    /// The accesses that were refused.
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 
     /// Whether the owner of any mapped memory truncated it.
@@ -466,8 +465,7 @@ impl DmaSpace {
 
     #[cold]
     fn refuse(&self, fault: DmaFault) -> DmaFault {
-        self.refused.set(self.refused.get().saturating_add(1));
-        self.last_refused.set(Some(fault));
+        self.refusals.note(fault);
         tracing::debug!(%fault, "DMA refused");
         fault
     }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::Client;
+use rackbus_control::api::{NodeMessages, NodeReport};
 use rackbus_lease::{BorrowerAction, Epoch, LeaseId, LenderAction, Message, Millis};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -61,6 +62,8 @@ pub struct Identity {
     pub address: String,
     /// The control plane's socket.
     pub control: PathBuf,
+    /// How many lines this process has left out of its log.
+    pub log_lines_left_out: fn() -> u64,
 }
 
 /// The agent of one node.
@@ -76,7 +79,7 @@ pub struct Agent {
     register_at: Millis,
     begun: Instant,
     heard: mpsc::UnboundedSender<Heard>,
-    said: mpsc::UnboundedSender<Message>,
+    said: mpsc::UnboundedSender<NodeMessages>,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
 }
@@ -152,17 +155,24 @@ impl Agent {
     fn register(&mut self, now: Millis) {
         let again = if self.registered { HEARTBEAT } else { REGISTER_AGAIN };
         self.register_at = now.saturating_add(again);
-        self.say(Message::Register {
+        let register = Message::Register {
             incarnation: self.incarnation,
             devices: self.lending.newest_epochs(),
             newest_lease: self.lending.newest_lease().max(self.borrowing.newest_lease()),
             address: self.identity.address.clone(),
-        });
+        };
+        let log_lines_left_out = (self.identity.log_lines_left_out)();
+        let report = NodeReport { devices: self.lender.report(), log_lines_left_out };
+        self.tell(NodeMessages { messages: vec![register], report: Some(report) });
     }
 
     fn say(&self, message: Message) {
+        self.tell(NodeMessages { messages: vec![message], report: None });
+    }
+
+    fn tell(&self, said: NodeMessages) {
         // The outbox lives as long as the process.
-        let _ = self.said.send(message);
+        let _ = self.said.send(said);
     }
 
     fn hear(&mut self, heard: Heard) {
@@ -335,13 +345,13 @@ async fn essential(work: JoinHandle<()>) {
 
 /// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
 /// the protocol says it again.
-async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<Message>) {
-    while let Some(first) = outbox.recv().await {
-        let mut messages = vec![first];
+async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<NodeMessages>) {
+    while let Some(mut said) = outbox.recv().await {
         while let Ok(next) = outbox.try_recv() {
-            messages.push(next);
+            said.messages.extend(next.messages);
+            said.report = next.report.or(said.report);
         }
-        match tokio::time::timeout(ANSWER, client.say(&host, messages)).await {
+        match tokio::time::timeout(ANSWER, client.say(&host, &said)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "the control plane did not hear"),
             Err(_) => tracing::debug!("the control plane does not answer"),

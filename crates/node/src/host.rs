@@ -43,6 +43,8 @@ pub struct NodeOptions {
     pub topology: Topology,
     /// What the segment service goes by.
     pub segments: Settings,
+    /// How many lines this process has left out of its log.
+    pub log_lines_left_out: fn() -> u64,
 }
 
 /// The control plane's socket in a run directory.
@@ -105,6 +107,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         host: options.host.clone(),
         address: link.display().to_string(),
         control: control_socket(&options.run_dir),
+        log_lines_left_out: options.log_lines_left_out,
     };
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
     Agent::new(identity, lender, Arc::new(borrower), unplugger, heard).run(inbox).await;

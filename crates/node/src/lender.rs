@@ -9,15 +9,17 @@
 //! after a while, and the revocation ends when the engine answers again.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rackbus_control::api::DeviceReport;
 use rackbus_fabric::Topology;
 use rackbus_link::{Incoming, Service};
 use rackbus_memory::Stream;
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{EngineDevice, serve};
-use rackbus_pci::{Engine, Function};
+use rackbus_pci::{Engine, EngineHandle, Function};
 
 use crate::reach::Reach;
 
@@ -108,10 +110,17 @@ struct Lent {
     options: EngineOptions,
     patience: Duration,
     state: Mutex<State>,
-    /// Why it cannot be had now.
-    trouble: Mutex<Option<String>>,
+    seen: Mutex<Seen>,
     /// Signalled when a conversation has ended and the function is scrubbed.
     idle: Condvar,
+}
+
+/// What others may see of a device, whatever holds its state.
+#[derive(Debug, Default)]
+struct Seen {
+    engine: Option<EngineHandle>,
+    /// Why it cannot be had now.
+    trouble: Option<String>,
 }
 
 impl std::fmt::Debug for Lent {
@@ -156,7 +165,7 @@ impl Lender {
             factory,
             options,
             patience: self.patience,
-            trouble: Mutex::default(),
+            seen: Mutex::default(),
             state: Mutex::new(State { armed: None, newest: 0, session: None, running: None }),
             idle: Condvar::new(),
         };
@@ -226,7 +235,7 @@ impl Lender {
             (Some(_), Some((engine, _))) => {
                 engine.handle().revoker().revoke();
                 let hangs = lent.hangs();
-                *lent.trouble() = Some(hangs.to_string());
+                lent.seen().trouble = Some(hangs.to_string());
                 Err(hangs)
             }
             _ => lent.start(&mut state),
@@ -249,9 +258,9 @@ impl Lender {
         }
     }
 
-    /// Why a device cannot be had now, though nobody has it.
-    pub fn trouble(&self, device: &str) -> Option<String> {
-        self.find(device).ok()?.trouble().clone()
+    /// How the devices are, without waiting for any of them.
+    pub fn report(&self) -> BTreeMap<String, DeviceReport> {
+        self.lent.iter().map(|(name, lent)| (name.clone(), lent.report())).collect()
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
@@ -323,8 +332,28 @@ impl Lent {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Option<String>> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self) -> DeviceReport {
+        let (engine, trouble) = {
+            let seen = self.seen();
+            (seen.engine.clone(), seen.trouble.clone())
+        };
+        let Some(engine) = engine else { return DeviceReport { trouble, ..Default::default() } };
+        let (dma_refused, last_refused) = engine.refusals().get();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = engine.counters();
+        DeviceReport {
+            trouble: trouble.or_else(|| engine.health().trouble()),
+            dma_refused,
+            last_refused: last_refused.map(|fault| fault.to_string()),
+            busy_polls: count(&counters.busy_polls),
+            parks: count(&counters.parks),
+            jobs: count(&counters.jobs),
+            moves: count(&counters.moves),
+        }
     }
 
     fn hangs(&self) -> LendError {
@@ -334,7 +363,7 @@ impl Lent {
     /// Has the engine run, and notes why it does not.
     fn start(&self, state: &mut State) -> Result<(), LendError> {
         let outcome = self.run(state);
-        *self.trouble() = outcome.as_ref().err().map(LendError::to_string);
+        self.seen().trouble = outcome.as_ref().err().map(LendError::to_string);
         outcome
     }
 
@@ -354,6 +383,7 @@ impl Lent {
         let engine = Engine::start(&self.name, model, self.options.clone()).map_err(device)?;
         let served = EngineDevice::new(engine.handle().clone());
         let served = served.map_err(|error| device(std::io::Error::other(error)))?;
+        self.seen().engine = Some(engine.handle().clone());
         state.running = Some((engine, served));
         Ok(())
     }

@@ -199,7 +199,8 @@ fn revocation_of_what_hangs(place: Where) {
     }
     let error = lender.revoke("nvme0", 1).unwrap_err();
     assert!(matches!(error, LendError::Hangs { .. }), "{error}");
-    assert!(lender.trouble("nvme0").unwrap().contains("does not answer"));
+    let trouble = || lender.report()["nvme0"].trouble.clone();
+    assert!(trouble().unwrap().contains("does not answer"));
     let next = Armed { lease: 2, epoch: 2, borrower: "beta".into() };
     assert!(matches!(lender.arm("nvme0", next), Err(LendError::InUse { .. })));
     // It comes back with addresses of the borrower's in its hands.
@@ -208,7 +209,7 @@ fn revocation_of_what_hangs(place: Where) {
     assert!(borrower.untouched(), "the engine reaches the borrower's memory");
     lender.finish("nvme0").unwrap();
     assert!(borrower.untouched());
-    assert_eq!(lender.trouble("nvme0"), None);
+    assert_eq!(trouble(), None);
     assert!(matches!(borrower.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
     // The next borrower has a function that works.
     let next = borrow(&lender, 2);

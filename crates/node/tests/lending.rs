@@ -39,8 +39,13 @@ async fn rack() -> Rack {
         ..Inventory::default()
     };
     let database = folder.path().join("state.db");
-    let service =
-        Service::open(Options { inventory, config: Config::default(), database }).unwrap();
+    let service = Service::open(Options {
+        inventory,
+        config: Config::default(),
+        database,
+        log_lines_left_out: || 0,
+    })
+    .unwrap();
     let socket = control_socket(folder.path());
     let client = Client::new(&socket);
     let mut events = service.subscribe();
@@ -75,6 +80,7 @@ fn node(run_dir: &Path, host: &str) -> NodeOptions {
         engine: EngineOptions::default(),
         topology: topology(),
         segments: no_segments(),
+        log_lines_left_out: || 0,
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rackbus_memory::{Access, DmaSpace, MapError, Stream, UnmapError};
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
-use crate::function::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use crate::function::{Bar, Bus, Function, FunctionInfo, Health, ResetKind, Work};
 use crate::interrupts::{InterruptError, Interrupts};
 
 /// Where an endpoint has its time from.
@@ -116,6 +116,11 @@ impl Endpoint {
     /// Who the function is.
     pub fn info(&self) -> &FunctionInfo {
         self.function.info()
+    }
+
+    /// Whether its device works as it should.
+    pub fn health(&self) -> Health {
+        self.function.health()
     }
 
     /// All BARs: the model's, and the one that holds the MSI-X table.

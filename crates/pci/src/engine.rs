@@ -14,11 +14,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{AdaptiveSpin, Event, Revoker, guard};
+use rackbus_memory::{AdaptiveSpin, Event, Refusals, Revoker, guard};
 use rustix::thread::CpuSet;
 
 use crate::endpoint::Endpoint;
-use crate::function::{Function, Work};
+use crate::function::{Function, Health, Work};
 use crate::pace::{Next, Pace};
 
 type Job = Box<dyn FnOnce(&mut Endpoint) + Send>;
@@ -63,6 +63,8 @@ struct Mailbox {
     event: Event,
     counters: EngineCounters,
     revoker: Revoker,
+    refusals: Refusals,
+    health: Health,
 }
 
 impl Mailbox {
@@ -179,6 +181,16 @@ impl EngineHandle {
         &self.0.counters
     }
 
+    /// The accesses to memory that were refused to the function.
+    pub fn refusals(&self) -> &Refusals {
+        &self.0.refusals
+    }
+
+    /// Whether its device works as it should.
+    pub fn health(&self) -> &Health {
+        &self.0.health
+    }
+
     fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         self.0.room.notify_all();
@@ -222,6 +234,8 @@ impl Engine {
             event: Event::new()?,
             counters: EngineCounters::default(),
             revoker: endpoint.dma().revoker().clone(),
+            refusals: endpoint.dma().refusals().clone(),
+            health: endpoint.health(),
         });
         let handle = EngineHandle(mailbox.clone());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {

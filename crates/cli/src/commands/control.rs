@@ -53,6 +53,7 @@ impl Args {
             },
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
             database: running.state_dir.join("control.db"),
+            log_lines_left_out: log::lines_left_out,
         };
         let failed = |error: String| Failure::new(error, "see to the cause, and start again");
         let service = Service::open(options).map_err(|error| failed(error.to_string()))?;

@@ -19,7 +19,7 @@ use rackbus_lease::{
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::api::{ApiError, Event, Lease};
+use crate::api::{ApiError, Event, Lease, NodeMessages, NodeReport};
 use crate::store::{Store, StoreError};
 
 use known::Known;
@@ -69,6 +69,8 @@ pub struct Options {
     pub config: Config,
     /// Where the state is kept.
     pub database: PathBuf,
+    /// How many lines this process has left out of its log.
+    pub log_lines_left_out: fn() -> u64,
 }
 
 /// The running control plane.
@@ -83,6 +85,7 @@ pub struct Service {
 struct Shared {
     inventory: Inventory,
     clock: Clock,
+    log_lines_left_out: fn() -> u64,
     known: Mutex<Known>,
     /// Moves with every step.
     steps: watch::Sender<u64>,
@@ -134,6 +137,7 @@ impl Service {
         let shared = Arc::new(Shared {
             inventory: options.inventory,
             clock,
+            log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(Known::of(&authority)),
             steps: watch::Sender::new(0),
             events: broadcast::Sender::new(EVENT_BACKLOG),
@@ -219,9 +223,12 @@ impl Service {
             })
             .await;
         back.ok_or_else(|| {
+            let function = self.shared.known().leases.get(&lease).map(|l| l.function.clone());
+            let trouble = function.and_then(|function| self.shared.trouble(&function));
+            let cause = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
             problem(
                 "timeout",
-                format!("lease {lease} is ending, but its function is not back after {RETURN_PATIENCE:?}"),
+                format!("lease {lease} is ending, but its function is not back after {RETURN_PATIENCE:?}{cause}"),
                 "the control plane goes on asking; `rackbus status` tells how the nodes are",
             )
         })
@@ -231,9 +238,13 @@ impl Service {
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host, or the state cannot be stored.
-    pub async fn receive(&self, host: &str, messages: Vec<Message>) -> Result<(), ApiError> {
+    pub async fn receive(&self, host: &str, said: NodeMessages) -> Result<(), ApiError> {
         self.shared.check_host(host)?;
+        let NodeMessages { messages, report } = said;
         tracing::debug!(host, ?messages, "received");
+        if let Some(report) = report {
+            self.shared.note(host, report);
+        }
         let host = host.to_owned();
         self.writing.ask(|answer| Request::Heard { host, messages, answer }).await
     }
@@ -268,6 +279,22 @@ impl Shared {
         self.known().heard.insert(host.to_owned(), now);
         if registers {
             self.tell_host(host);
+        }
+    }
+
+    /// A node said how it is. Only what the rack has is kept.
+    fn note(&self, host: &str, mut report: NodeReport) {
+        let own = self.inventory.devices.iter().filter(|device| device.function.host == host);
+        let own: Vec<&InventoryDevice> = own.collect();
+        report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
+        let mut known = self.known();
+        let before = known.reports.insert(host.to_owned(), report).unwrap_or_default();
+        for device in own {
+            let name = &device.function.device;
+            let trouble = |report: &NodeReport| report.devices.get(name)?.trouble.clone();
+            if trouble(&before) != known.reports.get(host).and_then(trouble) {
+                let _ = self.events.send(Event::Device(self.device(&known, device)));
+            }
         }
     }
 

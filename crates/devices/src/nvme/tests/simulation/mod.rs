@@ -222,7 +222,9 @@ impl World {
                 let at = self.tick();
                 self.log(format_args!("queue {qid}: {} ended {:?}", cqe.cid, cqe.status()));
                 let fails = self.disk.state().failures > 0;
-                let state = guest::Circumstances { at, fails, sync_failed: failed_before };
+                let trouble = self.host.endpoint.health().trouble().is_some();
+                let sync_failed = failed_before;
+                let state = guest::Circumstances { at, fails, sync_failed, trouble };
                 self.guest.completed(&self.host, &mut self.promises, qid, cqe, state)?;
             }
             // Drivers tell of what they have taken now or later; greedy ones now.
