@@ -7,10 +7,12 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use futures_util::{Stream, StreamExt};
 use rustix::process::{Uid, getuid};
@@ -66,6 +68,7 @@ pub fn openapi() -> String {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.code.as_str() {
+            "not_the_node" => StatusCode::FORBIDDEN,
             "bad_name" | "bad_request" => StatusCode::BAD_REQUEST,
             "unknown_function" | "unknown_host" | "unknown_lease" | "unknown_place" | "no_way" => {
                 StatusCode::NOT_FOUND
@@ -170,19 +173,28 @@ async fn events(State(service): Shared) -> Response {
 
 /// What the control plane says to a host's node, from now on: one message a line. For nodes.
 #[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
-    responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError)))]
-async fn listen(State(service): Shared, Path(host): Path<String>) -> Result<Response, ApiError> {
+    responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError),
+        (status = 403, body = ApiError, description = "Another process is the host's node")))]
+async fn listen(
+    State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Path(host): Path<String>,
+) -> Result<Response, ApiError> {
+    service.check_node(&host, peer.process)?;
     Ok(lines(ReceiverStream::new(service.listen(&host)?)))
 }
 
 /// A host's node says something. For nodes.
 #[utoipa::path(post, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
-    request_body = NodeMessages, responses((status = 200), (status = 404, body = ApiError)))]
+    request_body = NodeMessages, responses((status = 200), (status = 404, body = ApiError),
+        (status = 403, body = ApiError, description = "Another process is the host's node")))]
 async fn say(
     State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Path(host): Path<String>,
     Json(said): Json<NodeMessages>,
 ) -> Result<Json<()>, ApiError> {
+    service.check_node(&host, peer.process)?;
     service.receive(&host, said).await.map(Json)
 }
 
@@ -229,7 +241,22 @@ pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<
         _ => {}
     }
     let listener = OwnUsers(UnixListener::bind(socket)?);
-    axum::serve(listener, routes(service)).await
+    let routes = routes(service).into_make_service_with_connect_info::<Peer>();
+    axum::serve(listener, routes).await
+}
+
+/// Who connected.
+#[derive(Debug, Clone, Copy)]
+struct Peer {
+    /// Its process, as the kernel says; `None` when the kernel does not.
+    process: Option<i32>,
+}
+
+impl Connected<IncomingStream<'_, OwnUsers>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, OwnUsers>) -> Self {
+        let credentials = stream.io().peer_cred();
+        Peer { process: credentials.ok().and_then(|peer| peer.pid()) }
+    }
 }
 
 /// Accepts connections of the same user's processes, and root's.

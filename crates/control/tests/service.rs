@@ -38,8 +38,13 @@ impl Control {
             ..Inventory::default()
         };
         let database = folder.path().join("control.db");
-        let options =
-            Options { inventory, config: Config::default(), database, log_lines_left_out: || 7 };
+        let options = Options {
+            inventory,
+            config: Config::default(),
+            database,
+            log_lines_left_out: || 7,
+            is_node: Arc::new(|_, _| false),
+        };
         let service = Service::open(options).unwrap();
         let socket = folder.path().join("control.sock");
         let client = Client::new(&socket);
@@ -81,6 +86,31 @@ fn register(host: &str, lends: bool) -> Message {
     let devices = lends.then(|| ("nvme0".to_owned(), 0)).into_iter().collect();
     let address = host.to_owned();
     Message::Register { incarnation: 1, devices, newest_lease: 0, address }
+}
+
+/// The test runs itself as another process of the same user.
+#[tokio::test]
+async fn nobody_else_speaks_for_a_host() {
+    const STRANGER: &str = "RACKBUS_CONTROL_STRANGER";
+    if let Some(socket) = std::env::var_os(STRANGER) {
+        let client = Client::new(Path::new(&socket));
+        let said = NodeMessages { messages: vec![register("alpha", false)], report: None };
+        let spoken = client.say("alpha", &said).await;
+        let heard = client.listen("alpha").await.map(drop);
+        for refused in [spoken, heard] {
+            let Err(ClientError::Refused(refused)) = refused else {
+                panic!("a stranger is heard: {refused:?}")
+            };
+            assert_eq!(refused.code, "not_the_node");
+        }
+        client.status().await.expect("it may ask like everybody");
+        return;
+    }
+    let control = Control::start().await;
+    let mut stranger = tokio::process::Command::new(std::env::current_exe().unwrap());
+    stranger.args(["--exact", "nobody_else_speaks_for_a_host"]);
+    stranger.env(STRANGER, control.path("control.sock"));
+    assert!(stranger.status().await.unwrap().success());
 }
 
 #[tokio::test]

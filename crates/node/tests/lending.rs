@@ -44,6 +44,7 @@ async fn rack() -> Rack {
         config: Config::default(),
         database,
         log_lines_left_out: || 0,
+        is_node: std::sync::Arc::new(|_, _| false),
     })
     .unwrap();
     let socket = control_socket(folder.path());

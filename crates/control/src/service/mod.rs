@@ -60,8 +60,11 @@ pub struct InventoryDevice {
     pub detail: String,
 }
 
+/// Tells whether a process is the node of a host.
+pub type IsNode = Arc<dyn Fn(&str, i32) -> bool + Send + Sync>;
+
 /// How the control plane runs.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// What there is.
     pub inventory: Inventory,
@@ -71,13 +74,27 @@ pub struct Options {
     pub database: PathBuf,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
+    /// Which process speaks for which host. This process plays any host itself.
+    pub is_node: IsNode,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("database", &self.database).finish_non_exhaustive()
+    }
 }
 
 /// The running control plane.
-#[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
     writing: Writing,
+    is_node: IsNode,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("shared", &self.shared).finish_non_exhaustive()
+    }
 }
 
 /// What the writer and those who ask share.
@@ -144,7 +161,7 @@ impl Service {
         });
         let writing =
             Writing::start(authority, store, shared.clone()).map_err(OpenError::Thread)?;
-        Ok(Arc::new(Service { shared, writing }))
+        Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
     }
 
     /// Borrows a function and waits until it can be used. When the caller does not wait so long
@@ -232,6 +249,21 @@ impl Service {
                 "the control plane goes on asking; `rackbus status` tells how the nodes are",
             )
         })
+    }
+
+    /// Lets only the node of `host` speak for it: what a node says ends leases.
+    ///
+    /// # Errors
+    /// [`ApiError`] when the rack has no such host, or `process` is not its node.
+    pub fn check_node(&self, host: &str, process: Option<i32>) -> Result<(), ApiError> {
+        self.shared.check_host(host)?;
+        let own = |process: &i32| u32::try_from(*process) == Ok(std::process::id());
+        if process.is_some_and(|process| own(&process) || (self.is_node)(host, process)) {
+            return Ok(());
+        }
+        tracing::warn!(host, process, "a process that is not the host's node was refused");
+        let error = format!("you are not the node of {host}");
+        Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
     }
 
     /// Messages from a host's node.
