@@ -13,7 +13,7 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{Borrower, Grant, LossListener};
+use crate::borrower::{Borrower, Grant, LossListener, functions_folder};
 use crate::lender::{LendError, Lender};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
@@ -77,7 +77,7 @@ pub enum NodeError {
 /// [`NodeError`], before anything is offered.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
-    let functions = folder.join("functions");
+    let functions = functions_folder(&options.run_dir, &options.host);
     let path_error = |path: &Path| {
         let path = path.to_owned();
         move |cause| NodeError::Path { path, cause }
