@@ -41,7 +41,7 @@ pub enum Heard {
     Said(Message),
     /// A device was armed, or cannot be.
     ArmDone(String, Epoch, Result<(), String>),
-    /// A device hangs: the control plane is to know at once.
+    /// A device hangs, or no longer does: the control plane is to know at once.
     Trouble,
     /// Nothing of the epoch is reachable any more.
     RevokeDone(String, Epoch),
@@ -252,6 +252,7 @@ impl Agent {
                             tracing::error!(device, %error, "a revocation takes long");
                             let _ = heard.send(Heard::Trouble);
                             outcome = lender.finish(&device);
+                            let _ = heard.send(Heard::Trouble);
                         }
                         // A device that cannot be run again is reported when it is next armed.
                         if let Err(error) = outcome {

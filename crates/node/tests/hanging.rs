@@ -3,12 +3,21 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use rackbus_control::api::{Device as ApiDevice, DeviceState};
+use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::{Client as ControlClient, Options};
+use rackbus_lease::Config;
+use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
-use rackbus_node::{Armed, LendError, Lender, RemoteDevice};
+use rackbus_node::agent::{Agent, Identity};
+use rackbus_node::borrower::{Borrower as NodeBorrower, Grant, LossListener, functions_folder};
+use rackbus_node::unplug::Unplugger;
+use rackbus_node::{Armed, LendError, Lender, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, ClientError, Device};
@@ -132,10 +141,13 @@ impl Function for Hanging {
     }
 }
 
-fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
+fn topology() -> rackbus_fabric::Topology {
     let rack = rackbus_fabric::rack::Rack::parse("rack.toml", RACK).unwrap();
-    let topology = rackbus_fabric::derive::here(&rack).unwrap();
-    let mut lender = Lender::new("alpha", topology).with_patience(PATIENCE);
+    rackbus_fabric::derive::here(&rack).unwrap()
+}
+
+fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
+    let mut lender = Lender::new("alpha", topology()).with_patience(PATIENCE);
     let gate = gate.clone();
     let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
     lender.add("nvme0", Box::new(make), EngineOptions::default()).unwrap();
@@ -280,4 +292,111 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
     let mut bytes = [0; 0x1000];
     memory.whole().copy_to(&mut bytes);
     assert!(bytes == [0xaa; 0x1000], "the lender wrote into memory that is somebody else's");
+}
+
+/// Nobody is told of losses here.
+struct Unheard;
+
+impl LossListener for Unheard {
+    fn lender_lost(&self, _: &Grant, _: &str) {}
+}
+
+/// A control plane with hosts alpha, whose device hangs, and beta, in this process.
+async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
+    let nvme0 = InventoryDevice {
+        function: "alpha/nvme0".parse().unwrap(),
+        kind: "nvme".into(),
+        detail: String::new(),
+    };
+    let inventory = Inventory {
+        rack: "test".into(),
+        hosts: vec!["alpha".into(), "beta".into()],
+        devices: vec![nvme0],
+        ..Inventory::default()
+    };
+    let options = Options {
+        inventory,
+        config: Config::default(),
+        database: run_dir.join("state.db"),
+        log_lines_left_out: || 0,
+        is_node: Arc::new(|_, _| false),
+    };
+    let control = control_socket(run_dir);
+    let client = ControlClient::new(&control);
+    let service = rackbus_control::Service::open(options).unwrap();
+    let socket = control.clone();
+    tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
+    for (host, lender) in
+        [("alpha", lender(Where::Poll, gate)), ("beta", Arc::new(Lender::new("beta", topology())))]
+    {
+        let folder = functions_folder(run_dir, host);
+        std::fs::create_dir_all(&folder).unwrap();
+        let link = run_dir.join(host).join("link.sock");
+        let listener = ShmListener::bind(&link).unwrap();
+        let attending = lender.clone();
+        std::thread::spawn(move || {
+            while let Ok(stream) = listener.accept() {
+                let attending = attending.clone();
+                std::thread::spawn(move || attending.attend(hear(stream, "test", host).unwrap()));
+            }
+        });
+        let address = link.display().to_string();
+        let (host, control) = (host.to_owned(), control.clone());
+        let borrower =
+            NodeBorrower::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
+        let unplugger = Unplugger::new(run_dir, &host);
+        let identity = Identity { host, address, control, log_lines_left_out: || 0 };
+        let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
+        let agent = Agent::new(identity, lender, Arc::new(borrower), unplugger, heard);
+        tokio::spawn(agent.run(inbox));
+    }
+    client
+}
+
+/// The user is told why a function is not offered again, and it is when it can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_return_that_waits_for_what_hangs_says_so_and_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = Arc::new(Gate::default());
+    let client = rack(folder.path(), &gate).await;
+    let look = async |until: &dyn Fn(&ApiDevice) -> bool| {
+        let looking = async {
+            loop {
+                let devices = client.devices().await.unwrap_or_default();
+                if let Some(device) = devices.into_iter().find(until) {
+                    return device;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LONG, looking).await.expect("it never comes to that")
+    };
+    look(&|device| device.state == DeviceState::Offered).await;
+    let lease = client.borrow("alpha/nvme0", "beta").await.unwrap();
+    let socket = lease.socket.unwrap();
+    let (reached, memory) = (gate.clone(), SharedMemory::create("guest", 0x1000).unwrap());
+    let using = tokio::task::spawn_blocking(move || {
+        let user = Client::connect(Path::new(&socket), Duration::from_secs(5)).unwrap();
+        user.write(7, 4, &6u16.to_le_bytes()).unwrap();
+        user.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();
+        memory.whole().fill(0xaa);
+        user.write(0, 0, &[1]).unwrap();
+        reached.wait(|gate| gate.reached);
+        (user, memory)
+    });
+    let (_user, memory) = using.await.unwrap();
+    let returning = {
+        let client = client.clone();
+        tokio::spawn(async move { client.give_back(lease.lease).await })
+    };
+    let trouble = |device: &ApiDevice| device.report.as_ref()?.trouble.clone();
+    let hanging = look(&|device| trouble(device).is_some()).await;
+    assert_eq!(hanging.state, DeviceState::Returning, "{hanging:?}");
+    let refused = client.borrow("alpha/nvme0", "beta").await.unwrap_err().to_string();
+    assert!(refused.contains("does not answer"), "{refused}");
+    assert!(!returning.is_finished(), "it is said to be back");
+    gate.change(|gate| gate.open = true);
+    assert!(returning.await.unwrap().unwrap().returned);
+    assert_eq!(memory.whole().read_obj::<u8>(0), Some(0xaa));
+    look(&|device| device.state == DeviceState::Offered && trouble(device).is_none()).await;
 }
