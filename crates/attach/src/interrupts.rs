@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rackbus_memory::doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 use rackbus_memory::region::RegionError;
 use rackbus_memory::ring::{Consumer, Producer, PushError, RingLayout};
-use rackbus_memory::{Access, AdaptiveSpin, Event, Region};
+use rackbus_memory::{Access, AdaptiveSpin, PeerEvent, Region};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{
     BROADCAST_NODE, DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, Refusal, Reply, Request,
@@ -144,7 +144,7 @@ fn bell(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Doorbell, AttachError
         return Err(AttachError::Protocol);
     };
     let region = shared(&line, DOORBELL_BYTES)?;
-    let event = Event::from_peer(event)
+    let event = PeerEvent::new(event)
         .map_err(|cause| AttachError::System { what: "an interrupt's event", cause })?;
     Doorbell::new(region, 0, event).ok_or(AttachError::Protocol)
 }

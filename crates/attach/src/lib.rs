@@ -32,6 +32,7 @@ mod location;
 mod locks;
 mod memory;
 mod pages;
+pub mod private;
 mod segments;
 mod session;
 

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::private::{NotPrivate, check_private, run_base};
+
 /// The rack's run directory.
 pub const RUN_DIR: &str = "RACKBUS_RUN_DIR";
 /// The host's name.
@@ -34,6 +36,9 @@ pub enum LocationError {
         /// The variable to set.
         var: &'static str,
     },
+    /// The folder of racks, or the rack's, may be somebody else's.
+    #[error("{0}; see that it is yours alone (chmod go-w), or choose another with {RUN_DIR}")]
+    NotPrivate(#[from] NotPrivate),
 }
 
 impl Location {
@@ -46,8 +51,14 @@ impl Location {
         let var = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let run_dir = match var(RUN_DIR) {
             Some(dir) => PathBuf::from(dir),
-            None => only(&base(), "rack.json", "several racks", RUN_DIR)?,
+            None => {
+                let base = run_base();
+                check_private(&base)?;
+                only(&base, "rack.json", "several racks", RUN_DIR)?
+            }
         };
+        // Whose node it is that is found there, somebody else must not choose.
+        check_private(&run_dir)?;
         let host = match var(HOST) {
             Some(host) => host.to_string_lossy().into_owned(),
             None => {
@@ -61,16 +72,6 @@ impl Location {
     /// The socket of the host's node.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join(&self.host).join("segments.sock")
-    }
-}
-
-/// The folder that holds racks' run directories.
-fn base() -> PathBuf {
-    let user = rustix::process::getuid();
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir).join("rackbus"),
-        None if user.is_root() => PathBuf::from("/run/rackbus"),
-        None => PathBuf::from(format!("/tmp/rackbus-{}", user.as_raw())),
     }
 }
 
@@ -96,5 +97,39 @@ fn only(
                 .collect();
             Err(LocationError::Several { what, names: names.join(", "), var })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// The environment is the process': the test runs itself with each.
+    #[test]
+    fn a_run_directory_that_others_can_change_is_not_believed() {
+        const PLACE: &str = "RACKBUS_TEST_PLACE";
+        if std::env::var_os(PLACE).is_some() {
+            let error = Location::from_environment().unwrap_err();
+            assert!(matches!(error, LocationError::NotPrivate(_)), "{error}");
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("rackbus-place-{}", std::process::id()));
+        let open = folder.join("rackbus");
+        std::fs::create_dir_all(open.join("lab")).unwrap();
+        std::fs::write(open.join("lab/rack.json"), "{}").unwrap();
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let link = folder.join("link");
+        symlink(&folder, &link).unwrap();
+        for (name, value) in [(RUN_DIR, &open), (RUN_DIR, &link), ("XDG_RUNTIME_DIR", &folder)] {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args([
+                "--exact",
+                "location::tests::a_run_directory_that_others_can_change_is_not_believed",
+            ]);
+            again.env_remove(RUN_DIR).env(HOST, "alpha").env(PLACE, "1").env(name, value);
+            assert!(again.status().unwrap().success(), "{name} {}", value.display());
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,14 @@ const SHARE: u64 = 20;
 const WHILE: Duration = Duration::from_secs(10);
 /// A log that has grown to this many bytes becomes the one before, and a new one is begun.
 const LARGEST: u64 = 4 << 20;
+
+/// Lines left out since the process began.
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+
+/// How many lines were left out since the process began.
+pub fn lines_left_out() -> u64 {
+    LEFT_OUT.load(Ordering::Relaxed)
+}
 
 /// Begins to log on stderr; when that is the file at `path`, it is exchanged when it has grown.
 pub fn start(path: Option<&Path>) {
@@ -81,7 +90,9 @@ impl<S: Subscriber> Filter<S> for Limits {
             let file = metadata.file().unwrap_or(metadata.target());
             format!("{} {file}:{}", metadata.level(), metadata.line().unwrap_or(0))
         };
-        self.lock().admit(metadata.callsite(), Instant::now(), place)
+        let admitted = self.lock().admit(metadata.callsite(), Instant::now(), place);
+        LEFT_OUT.fetch_add(u64::from(!admitted), Ordering::Relaxed);
+        admitted
     }
 }
 

@@ -2,10 +2,14 @@
 //! directory (the control plane's database, drives' files).
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use rackbus_attach::private::{self, run_base};
 use serde::{Deserialize, Serialize};
+
+use rackbus_fabric::rack::Rack;
+use rackbus_node::borrower::{functions_folder, socket_path};
 
 use crate::Common;
 use crate::output::Failure;
@@ -16,6 +20,9 @@ pub const RUN_DIR: &str = "RACKBUS_RUN_DIR";
 /// Overrides the state directory.
 pub const STATE_DIR: &str = "RACKBUS_STATE_DIR";
 
+/// Room that socket paths leave for the numbers of leases.
+const LAST_LEASE: u64 = 9_999_999;
+
 /// What `up` leaves in the run directory for the other commands: `rack.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Running {
@@ -25,15 +32,6 @@ pub struct Running {
     pub file: PathBuf,
     /// The state directory.
     pub state_dir: PathBuf,
-}
-
-/// The folder that holds racks' run directories.
-fn run_base() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir).join("rackbus"),
-        None if rustix::process::getuid().is_root() => PathBuf::from("/run/rackbus"),
-        None => PathBuf::from(format!("/tmp/rackbus-{}", rustix::process::getuid().as_raw())),
-    }
 }
 
 /// Makes the run directory of rack `name`, or takes the one there is, and says where it is.
@@ -126,24 +124,31 @@ pub fn make_private(dir: &Path) -> Result<(), Failure> {
     check_private(dir)
 }
 
-/// Refuses a folder that somebody else owns or can change, or chose by a link. None is none.
 fn check_private(dir: &Path) -> Result<(), Failure> {
-    let found = match fs::symlink_metadata(dir) {
-        Ok(found) => found,
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(cause) => return Err(refused(dir, &cause.to_string())),
+    private::check_private(dir).map_err(|found| refused(dir, &found.reason))
+}
+
+/// Refuses a rack whose sockets would have paths that are too long, before anything is started.
+pub fn check_lengths(rack: &Rack, run_dir: &Path) -> Result<(), Failure> {
+    /// What fits into `struct sockaddr_un`, with its terminating zero.
+    const LONGEST: usize = 107;
+    // A borrowed function's socket has the longest path: any host may borrow any device.
+    let longest = |names: &mut dyn Iterator<Item = &String>| {
+        names.max_by_key(|name| name.len()).cloned().unwrap_or_default()
     };
-    if !found.is_dir() {
-        let what = if found.is_symlink() { "it is a link" } else { "it is no folder" };
-        return Err(refused(dir, what));
+    let host = longest(&mut rack.hosts.iter().map(|host| &host.name));
+    let device = longest(&mut rack.hosts.iter().flat_map(|h| &h.devices).map(|d| &d.name));
+    let socket = socket_path(&functions_folder(run_dir, &host), &device, LAST_LEASE);
+    let length = socket.as_os_str().len();
+    if length <= LONGEST {
+        return Ok(());
     }
-    if found.uid() != rustix::process::getuid().as_raw() {
-        return Err(refused(dir, "it belongs to another user"));
-    }
-    if found.mode() & 0o022 != 0 {
-        return Err(refused(dir, "others may change it"));
-    }
-    Ok(())
+    let error = format!(
+        "sockets such as {} would have paths of {length} characters, and the system takes {LONGEST}",
+        socket.display()
+    );
+    let remedy = format!("choose a shorter run directory with {RUN_DIR}, or shorter names");
+    Err(Failure::usage(error, remedy))
 }
 
 fn refused(dir: &Path, cause: &str) -> Failure {

@@ -126,6 +126,25 @@ fn what_is_said_too_often_is_counted_instead_of_logged() {
     let log = std::fs::read_to_string(rack.run_dir().join("alpha/node.log")).unwrap();
     assert!(log.contains("a connection to the link was refused"), "{log}");
     assert!(log.len() < 32 << 10, "{} bytes of log", log.len());
+    // The node tells the count with its next sign of life.
+    let count = || rack.json(&["status"])["hosts"][0]["log_lines_left_out"].as_u64().unwrap();
+    let begun = std::time::Instant::now();
+    while count() < 1000 {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{} lines", count());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_run_directory_whose_sockets_would_have_too_long_paths_is_refused_at_once() {
+    let rack = Rack::described(THREE_HOSTS);
+    let long = rack.run_dir().with_file_name("x".repeat(80));
+    let mut up = rack.command(&["up", &rack.file()]);
+    let output = up.env("RACKBUS_RUN_DIR", &long).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("the system takes 107") && told.contains("shorter"), "{told}");
+    assert!(!long.join("rack.json").exists());
 }
 
 #[test]

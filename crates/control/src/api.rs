@@ -23,6 +23,8 @@ pub struct RackStatus {
     pub refused: u64,
     /// Decisions that could not be stored, and were taken back, since the control plane started.
     pub store_failures: u64,
+    /// Lines that the control plane left out of its log, because too many said the same.
+    pub log_lines_left_out: u64,
     /// What went wrong lately, newest first: leases that ended without being returned.
     pub incidents: Vec<Lease>,
 }
@@ -50,6 +52,8 @@ pub struct HostStatus {
     pub heard_ms_ago: Option<u64>,
     /// How often its node was cut off because it took nothing of what was said to it.
     pub overruns: u64,
+    /// Lines that its node left out of its log, because too many said the same.
+    pub log_lines_left_out: u64,
     /// Where its link listens.
     pub address: Option<String>,
     /// How many functions it offers.
@@ -91,6 +95,39 @@ pub struct Device {
     pub lease: Option<u64>,
     /// The newest epoch given out.
     pub epoch: u64,
+    /// What its node says of it; nothing while the node is not there.
+    pub report: Option<DeviceReport>,
+}
+
+/// What a node says of one of its functions, every few seconds. Counts are since the function's
+/// engine was started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct DeviceReport {
+    /// What is wrong with it.
+    pub trouble: Option<String>,
+    /// Accesses to memory that were refused to it.
+    pub dma_refused: u64,
+    /// The last of them.
+    pub last_refused: Option<String>,
+    /// Polls of its engine that found work.
+    pub busy_polls: u64,
+    /// Times that its engine went to sleep.
+    pub parks: u64,
+    /// Register accesses, mappings and resets that its engine carried out.
+    pub jobs: u64,
+    /// Times that its engine went to another processor.
+    pub moves: u64,
+}
+
+/// What a node says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct NodeReport {
+    /// Its functions, by their names there.
+    pub devices: std::collections::BTreeMap<String, DeviceReport>,
+    /// Lines left out of its log.
+    pub log_lines_left_out: u64,
 }
 
 /// Where a lease stands.
@@ -164,12 +201,15 @@ pub struct ApiError {
     pub lease: Option<u64>,
 }
 
-/// Messages of the lending protocol from a node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Messages of the lending protocol from a node, and what it says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeMessages {
     /// In the order they were said.
     #[schema(value_type = Vec<Object>)]
     pub messages: Vec<Message>,
+    /// How it is; nothing where that is not said now.
+    #[serde(default)]
+    pub report: Option<NodeReport>,
 }
 
 /// What changed, as `/v1/events` streams it: a line of JSON each.

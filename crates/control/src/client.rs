@@ -125,9 +125,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn say(&self, host: &str, messages: Vec<Message>) -> Result<(), ClientError> {
+    pub async fn say(&self, host: &str, said: &NodeMessages) -> Result<(), ClientError> {
         let path = format!("/v1/hosts/{host}/messages");
-        self.call(Method::POST, &path, &NodeMessages { messages }).await
+        self.call(Method::POST, &path, said).await
     }
 
     /// What the control plane says to a node, from now on.

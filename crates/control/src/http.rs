@@ -7,10 +7,12 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use futures_util::{Stream, StreamExt};
 use rustix::process::{Uid, getuid};
@@ -20,8 +22,8 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use utoipa::{IntoParams, OpenApi};
 
 use crate::api::{
-    ApiError, BorrowRequest, Device, DeviceState, Event, Hop, HostState, HostStatus, Lease,
-    LeaseStage, NodeMessages, RackStatus,
+    ApiError, BorrowRequest, Device, DeviceReport, DeviceState, Event, Hop, HostState, HostStatus,
+    Lease, LeaseStage, NodeMessages, NodeReport, RackStatus,
 };
 use crate::service::{Service, problem};
 
@@ -40,6 +42,7 @@ type Shared = State<Arc<Service>>;
         ApiError,
         BorrowRequest,
         Device,
+        DeviceReport,
         DeviceState,
         Event,
         Hop,
@@ -48,6 +51,7 @@ type Shared = State<Arc<Service>>;
         Lease,
         LeaseStage,
         NodeMessages,
+        NodeReport,
         crate::api::Path,
         RackStatus
     ))
@@ -64,6 +68,7 @@ pub fn openapi() -> String {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.code.as_str() {
+            "not_the_node" => StatusCode::FORBIDDEN,
             "bad_name" | "bad_request" => StatusCode::BAD_REQUEST,
             "unknown_function" | "unknown_host" | "unknown_lease" | "unknown_place" | "no_way" => {
                 StatusCode::NOT_FOUND
@@ -168,20 +173,29 @@ async fn events(State(service): Shared) -> Response {
 
 /// What the control plane says to a host's node, from now on: one message a line. For nodes.
 #[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
-    responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError)))]
-async fn listen(State(service): Shared, Path(host): Path<String>) -> Result<Response, ApiError> {
+    responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError),
+        (status = 403, body = ApiError, description = "Another process is the host's node")))]
+async fn listen(
+    State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Path(host): Path<String>,
+) -> Result<Response, ApiError> {
+    service.check_node(&host, peer.process)?;
     Ok(lines(ReceiverStream::new(service.listen(&host)?)))
 }
 
 /// A host's node says something. For nodes.
 #[utoipa::path(post, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
-    request_body = NodeMessages, responses((status = 200), (status = 404, body = ApiError)))]
+    request_body = NodeMessages, responses((status = 200), (status = 404, body = ApiError),
+        (status = 403, body = ApiError, description = "Another process is the host's node")))]
 async fn say(
     State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Path(host): Path<String>,
     Json(said): Json<NodeMessages>,
 ) -> Result<Json<()>, ApiError> {
-    service.receive(&host, said.messages).await.map(Json)
+    service.check_node(&host, peer.process)?;
+    service.receive(&host, said).await.map(Json)
 }
 
 fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {
@@ -196,7 +210,7 @@ fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Respon
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
-/// All routes.
+/// All routes. Requests carry a [`ConnectInfo`] of the [`Peer`] that they came from.
 pub fn routes(service: Arc<Service>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
@@ -227,7 +241,22 @@ pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<
         _ => {}
     }
     let listener = OwnUsers(UnixListener::bind(socket)?);
-    axum::serve(listener, routes(service)).await
+    let routes = routes(service).into_make_service_with_connect_info::<Peer>();
+    axum::serve(listener, routes).await
+}
+
+/// Who connected.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// Its process, as the kernel says; `None` when the kernel does not.
+    pub process: Option<i32>,
+}
+
+impl Connected<IncomingStream<'_, OwnUsers>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, OwnUsers>) -> Self {
+        let credentials = stream.io().peer_cred();
+        Peer { process: credentials.ok().and_then(|peer| peer.pid()) }
+    }
 }
 
 /// Accepts connections of the same user's processes, and root's.

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, Lease, LeaseStage};
+use rackbus_control::api::{
+    BorrowRequest, DeviceReport, Lease, LeaseStage, NodeMessages, NodeReport,
+};
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::{Client, Options, Service, serve};
+use rackbus_control::{Client, ClientError, Options, Service, serve};
 use rackbus_lease::{Config, Message};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -36,7 +38,13 @@ impl Control {
             ..Inventory::default()
         };
         let database = folder.path().join("control.db");
-        let options = Options { inventory, config: Config::default(), database };
+        let options = Options {
+            inventory,
+            config: Config::default(),
+            database,
+            log_lines_left_out: || 7,
+            is_node: Arc::new(|_, _| false),
+        };
         let service = Service::open(options).unwrap();
         let socket = folder.path().join("control.sock");
         let client = Client::new(&socket);
@@ -46,9 +54,13 @@ impl Control {
             tokio::task::yield_now().await;
         }
         let control = Control { folder, client };
-        control.client.say("alpha", vec![register("alpha", true)]).await.unwrap();
-        control.client.say("beta", vec![register("beta", false)]).await.unwrap();
+        control.say("alpha", vec![register("alpha", true)]).await.unwrap();
+        control.say("beta", vec![register("beta", false)]).await.unwrap();
         control
+    }
+
+    async fn say(&self, host: &str, messages: Vec<Message>) -> Result<(), ClientError> {
+        self.client.say(host, &NodeMessages { messages, report: None }).await
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -76,6 +88,31 @@ fn register(host: &str, lends: bool) -> Message {
     Message::Register { incarnation: 1, devices, newest_lease: 0, address }
 }
 
+/// The test runs itself as another process of the same user.
+#[tokio::test]
+async fn nobody_else_speaks_for_a_host() {
+    const STRANGER: &str = "RACKBUS_CONTROL_STRANGER";
+    if let Some(socket) = std::env::var_os(STRANGER) {
+        let client = Client::new(Path::new(&socket));
+        let said = NodeMessages { messages: vec![register("alpha", false)], report: None };
+        let spoken = client.say("alpha", &said).await;
+        let heard = client.listen("alpha").await.map(drop);
+        for refused in [spoken, heard] {
+            let Err(ClientError::Refused(refused)) = refused else {
+                panic!("a stranger is heard: {refused:?}")
+            };
+            assert_eq!(refused.code, "not_the_node");
+        }
+        client.status().await.expect("it may ask like everybody");
+        return;
+    }
+    let control = Control::start().await;
+    let mut stranger = tokio::process::Command::new(std::env::current_exe().unwrap());
+    stranger.args(["--exact", "nobody_else_speaks_for_a_host"]);
+    stranger.env(STRANGER, control.path("control.sock"));
+    assert!(stranger.status().await.unwrap().success());
+}
+
 #[tokio::test]
 async fn a_borrow_whose_caller_goes_is_given_back() {
     let control = Control::start().await;
@@ -95,6 +132,24 @@ async fn a_borrow_whose_caller_goes_is_given_back() {
 }
 
 #[tokio::test]
+async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
+    let control = Control::start().await;
+    let engine = DeviceReport { trouble: Some("it hangs".into()), parks: 3, ..Default::default() };
+    let devices = ["nvme0", "nvme1"].map(|name| (name.to_owned(), engine.clone()));
+    let report = Some(NodeReport { devices: devices.into(), log_lines_left_out: 5 });
+    let said = NodeMessages { messages: Vec::new(), report };
+    control.client.say("alpha", &said).await.unwrap();
+    let shown = async || control.client.devices().await.unwrap().remove(0).report;
+    assert_eq!(shown().await, None, "its node is not there");
+    let listening = control.client.listen("alpha").await.unwrap();
+    assert_eq!(shown().await, Some(engine));
+    let status = control.client.status().await.unwrap();
+    let left_out: Vec<u64> = status.hosts.iter().map(|host| host.log_lines_left_out).collect();
+    assert_eq!((left_out, status.log_lines_left_out), (vec![5, 0], 7));
+    drop(listening);
+}
+
+#[tokio::test]
 async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit() {
     let control = Control::start().await;
     let mut node = UnixStream::connect(control.path("control.sock")).await.unwrap();
@@ -104,7 +159,7 @@ async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit()
         // Each of them is answered into the node's queue.
         for _ in 0..100 {
             let said = std::iter::repeat_with(|| register("beta", false)).take(1000).collect();
-            control.client.say("beta", said).await.unwrap();
+            control.say("beta", said).await.unwrap();
         }
     };
     tokio::time::timeout(PATIENCE, flood).await.expect("the control plane stands still");

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use rackbus_control::api::{ApiError, Lease, NodeMessages, RackStatus};
-use rackbus_control::http::routes;
+use rackbus_control::http::{Peer, routes};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Options, Service};
 use rackbus_lease::{Config, Message};
@@ -68,7 +69,13 @@ fn service() -> Arc<Service> {
         ..Inventory::default()
     };
     // SQLite's name for a database in memory.
-    let options = Options { inventory, config: Config::default(), database: ":memory:".into() };
+    let options = Options {
+        inventory,
+        config: Config::default(),
+        database: ":memory:".into(),
+        log_lines_left_out: || 0,
+        is_node: Arc::new(|_, _| false),
+    };
     Service::open(options).expect("it begins with nothing")
 }
 
@@ -129,7 +136,9 @@ async fn get<T: serde::de::DeserializeOwned>(router: &Router, uri: &str) -> T {
 }
 
 async fn converse(mut input: Input<'_>) {
-    let router = routes(service());
+    // This process may speak for any host.
+    let process = i32::try_from(std::process::id()).ok();
+    let router = routes(service()).layer(MockConnectInfo(Peer { process }));
     let mut callers: Vec<JoinHandle<()>> = Vec::new();
     let mut count = 0;
     while !input.is_empty() && count < MOST {
@@ -165,7 +174,7 @@ pub fn run(data: &[u8]) {
 /// A lease from its beginning to its end, and each path by itself.
 pub fn seeds() -> Vec<Vec<u8>> {
     let say = |host: u8, message: &Message| {
-        let said = NodeMessages { messages: vec![message.clone()] };
+        let said = NodeMessages { messages: vec![message.clone()], report: None };
         let text = serde_json::to_string(&said).expect("it is plain data");
         let text = &text["{\"messages\":[".len()..text.len() - 2];
         let mut bytes = vec![9 | host << 4];

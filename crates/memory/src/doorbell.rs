@@ -6,7 +6,7 @@
 //!
 //! Any number of threads in any number of processes may wait on one doorbell, each for another
 //! count. They sleep on the line itself (futex), because an eventfd is one token: whoever takes it
-//! takes it from all the others. The [`Event`] is for one more party who cannot sleep on memory:
+//! takes it from all the others. The event is for one more party who cannot sleep on memory:
 //! a thread that polls many descriptors, or a virtual machine whose interrupt it is
 //! ([`Doorbell::arm`]).
 //!
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rackbus_fabric::Access;
 use rustix::thread::futex;
 
-use crate::event::Event;
+use crate::peer_event::PeerEvent;
 use crate::region::Region;
 use crate::spin::{AdaptiveSpin, Spinning};
 
@@ -53,7 +53,8 @@ pub enum WaitError {
 pub struct Doorbell {
     region: Arc<Region>,
     line: NonNull<Line>,
-    event: Event,
+    /// Whoever has the line may have the event, too: it is never waited for.
+    event: PeerEvent,
     /// Closed as far as this end knows: a peer that opens the line again does not open this.
     closed: AtomicBool,
 }
@@ -67,8 +68,12 @@ impl Doorbell {
     /// The doorbell in the [`DOORBELL_BYTES`] from `offset` of `region`; zeroes are a doorbell that
     /// never rang. `None` when they are not inside, not aligned to a cache line, or the region
     /// cannot be both read and written.
-    pub fn new(region: Arc<Region>, offset: usize, event: Event) -> Option<Doorbell> {
-        let line = shared::<Line>(&region, offset)?;
+    pub fn new(
+        region: Arc<Region>,
+        offset: usize,
+        event: impl Into<PeerEvent>,
+    ) -> Option<Doorbell> {
+        let (line, event) = (shared::<Line>(&region, offset)?, event.into());
         Some(Doorbell { region, line, event, closed: AtomicBool::new(false) })
     }
 

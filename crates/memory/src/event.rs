@@ -1,6 +1,7 @@
-//! A descriptor that rings, between threads or processes: an eventfd.
+//! A descriptor that rings, between threads or processes: an eventfd. One that a peer made is a
+//! [`PeerEvent`](crate::PeerEvent).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -15,21 +16,6 @@ impl Event {
     /// When the process has no descriptors left.
     pub fn new() -> std::io::Result<Event> {
         Ok(Event(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-    }
-
-    /// Takes a descriptor that a peer passed. Only an eventfd is accepted: a write to anything else
-    /// (a pipe, a socket, a file on somebody's own file system) could block whoever rings.
-    ///
-    /// # Errors
-    /// When it is no eventfd, or cannot be made non-blocking.
-    pub fn from_peer(fd: OwnedFd) -> std::io::Result<Event> {
-        let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        if name.as_os_str() != "anon_inode:[eventfd]" {
-            return Err(std::io::Error::other(format!("{} is not an eventfd", name.display())));
-        }
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Event(fd))
     }
 
     /// Rings. Returns false when the descriptor does not take it (closed pipe, full counter: a
@@ -60,6 +46,12 @@ impl Event {
     pub fn wait(&self, timeout_ns: Option<u64>) -> bool {
         Event::wait_any(&[self.as_fd()], timeout_ns);
         self.drain()
+    }
+}
+
+impl From<Event> for OwnedFd {
+    fn from(event: Event) -> OwnedFd {
+        event.0
     }
 }
 

@@ -8,6 +8,8 @@
 //! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
+//! * [`revoker`]: takes away what a function reaches, from any thread.
+//! * [`refusals`]: the accesses that were refused to a function.
 //! * [`sparse`]: memory files copied and emptied.
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
@@ -26,7 +28,9 @@ pub mod guard;
 pub mod lock;
 pub mod packets;
 pub mod peer_event;
+pub mod refusals;
 pub mod region;
+pub mod revoker;
 pub mod ring;
 pub mod slice;
 pub mod space;
@@ -40,7 +44,9 @@ pub use event::Event;
 pub use packets::{PacketListener, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::Access;
+pub use refusals::Refusals;
 pub use region::{Region, RegionError, SharedMemory};
+pub use revoker::Revoker;
 pub use ring::{Consumer, Producer, PushError, RingLayout};
 pub use slice::{DmaSlice, PinnedSlice};
 pub use space::{DmaFault, DmaSpace, MapError, UnmapError};

@@ -306,8 +306,9 @@ mod tests {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
         let first = b.receive(&mut buffer, &mut spin, None).unwrap();
         assert_eq!((first.length, first.fds.len()), (3, 1));
-        let same = Event::from_peer(first.fds.into_iter().next().unwrap()).unwrap();
-        assert!(same.ring() && event.drain());
+        let same = crate::PeerEvent::new(first.fds.into_iter().next().unwrap()).unwrap();
+        same.ring();
+        assert!(event.drain());
         assert_eq!(b.try_receive(&mut buffer).unwrap().length, 5);
         assert_eq!(b.try_receive(&mut buffer).unwrap_err(), StreamError::TimedOut);
         drop(a);

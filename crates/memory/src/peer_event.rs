@@ -13,6 +13,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::event::Event;
 
 /// Completions that the context keeps; nobody reads them, they are thrown away in batches.
 const EVENTS: u32 = 256;
@@ -44,20 +47,42 @@ impl PeerEvent {
         }
     }
 
+    /// Takes the counter back to zero; true when it had been rung.
+    pub fn drain(&self) -> bool {
+        let mut count = [0; 8];
+        // At no offset: an eventfd has no place to read from.
+        let parts = &mut [std::io::IoSliceMut::new(&mut count)];
+        match rustix::io::preadv2(&self.0, parts, u64::MAX, ReadWriteFlags::NOWAIT) {
+            // A kernel that knows no such read of an eventfd (before 5.8).
+            Err(Errno::OPNOTSUPP) => {
+                self.is(PollFlags::IN) && rustix::io::read(&self.0, &mut count).is_ok()
+            }
+            outcome => outcome.is_ok(),
+        }
+    }
+
+    /// Whether the descriptor is ready now. A counter that has overflowed reports an error, and
+    /// blocks writers as a full one does.
+    fn is(&self, ready: PollFlags) -> bool {
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut polled = [PollFd::new(&self.0, ready)];
+        rustix::event::poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(ready)
+    }
+
     fn ring_if_ready(&self) {
         let flags = rustix::fs::fcntl_getfl(&self.0);
         let blocking = |flags: &rustix::fs::OFlags| !flags.contains(rustix::fs::OFlags::NONBLOCK);
-        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut polled = [PollFd::new(&self.0, PollFlags::OUT)];
-        if flags.is_ok_and(|flags| blocking(&flags)) {
-            let looked = rustix::event::poll(&mut polled, Some(&now));
-            // A counter that has overflowed reports an error, and blocks as a full one does.
-            if looked.is_err() || !polled[0].revents().contains(PollFlags::OUT) {
-                return;
-            }
+        if flags.is_ok_and(|flags| blocking(&flags)) && !self.is(PollFlags::OUT) {
+            return;
         }
         // Nothing to do about a descriptor that takes no ring: it is its owner's.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl From<Event> for PeerEvent {
+    fn from(event: Event) -> PeerEvent {
+        PeerEvent(event.into())
     }
 }
 
@@ -204,6 +229,16 @@ mod tests {
         });
         ended.recv_timeout(std::time::Duration::from_secs(10)).expect("the ring blocked");
         assert!(count(&peers) >= u64::MAX - 1);
+    }
+
+    #[test]
+    fn draining_waits_for_no_ring() {
+        let peers = eventfd(0, EventfdFlags::empty()).unwrap();
+        let event = PeerEvent::new(peers.try_clone().unwrap()).unwrap();
+        event.ring();
+        assert!(event.drain());
+        // The peer made the descriptor one that waits.
+        assert!(!event.drain());
     }
 
     #[test]

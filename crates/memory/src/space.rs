@@ -7,7 +7,6 @@
 //! One thread owns a `DmaSpace`, the one that runs the function: so no lock is taken on the way
 //! to memory, and a mapping goes away between two operations, never in the middle of one.
 
-use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +14,9 @@ use std::sync::{Arc, OnceLock};
 use rackbus_fabric::{Access, Domain, Fault, FaultCause};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::refusals::Refusals;
 use crate::region::{Region, RegionError};
+use crate::revoker::{Revoker, sever};
 use crate::slice::{DmaSlice, PinnedSlice};
 
 /// A DMA that was refused, as a completer abort would be.
@@ -65,6 +66,9 @@ pub enum MapError {
     /// All functions of the process together have as many mappings as the system allows.
     #[error("the functions of this host have {0} mappings together, the most there may be")]
     Exhausted(usize),
+    /// The user's memory was taken away; nothing of it comes back.
+    #[error("the function's memory was taken away from it")]
+    Revoked,
 }
 
 /// Why a range could not be unmapped.
@@ -159,8 +163,8 @@ pub struct DmaSpace {
     domain: Domain<Window>,
     master: bool,
     generation: u64,
-    refused: Cell<u64>,
-    last_refused: Cell<Option<DmaFault>>,
+    refusals: Refusals,
+    revoker: Revoker,
 }
 
 impl DmaSpace {
@@ -199,6 +203,12 @@ impl DmaSpace {
             }
             None => None,
         };
+        if let Some(Mapped { region, .. }) = &region
+            && !self.revoker.admit(iova, region)
+        {
+            return Err(MapError::Revoked);
+        }
+        // Checked above: it is refused no more.
         self.domain.map(iova, length, access, Window { region, source })?;
         self.generation += 1;
         Ok(())
@@ -211,6 +221,7 @@ impl DmaSpace {
     /// When there is no such mapping.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         let window = self.domain.unmap(iova, length)?;
+        self.revoker.forget(iova);
         self.generation += 1;
         release(window);
         Ok(())
@@ -219,6 +230,7 @@ impl DmaSpace {
     /// Takes every mapping away; returns how many there were.
     pub fn unmap_all(&mut self) -> usize {
         let windows = self.domain.clear();
+        self.revoker.forget_all();
         self.generation += 1;
         let count = windows.len();
         windows.into_iter().for_each(release);
@@ -228,6 +240,7 @@ impl DmaSpace {
     /// Lets go of all memory: its owner truncated some of it. The mappings stay, as ones that no
     /// memory is behind, until their owner takes them away.
     pub fn drop_memory(&mut self) {
+        self.revoker.forget_all();
         self.generation += 1;
         for window in self.domain.targets_mut() {
             let region = window.region.take();
@@ -235,6 +248,16 @@ impl DmaSpace {
             let source = window.source.take();
             release(Window { region, source });
         }
+    }
+
+    /// What takes all memory away, from any thread.
+    pub fn revoker(&self) -> &Revoker {
+        &self.revoker
+    }
+
+    /// A new user begins, whose memory may be mapped.
+    pub fn begin(&mut self) {
+        self.revoker.renew();
     }
 
     /// Lets the function master the bus, or not: its command register's bus-master bit.
@@ -265,9 +288,9 @@ impl DmaSpace {
         self.domain.len() == 0
     }
 
-    /// How many accesses were refused, and the last of them.
-    pub fn refused(&self) -> (u64, Option<DmaFault>) {
-        (self.refused.get(), self.last_refused.get())
+    /// The accesses that were refused.
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 
     /// Whether the owner of any mapped memory truncated it.
@@ -442,8 +465,7 @@ impl DmaSpace {
 
     #[cold]
     fn refuse(&self, fault: DmaFault) -> DmaFault {
-        self.refused.set(self.refused.get().saturating_add(1));
-        self.last_refused.set(Some(fault));
+        self.refusals.note(fault);
         tracing::debug!(%fault, "DMA refused");
         fault
     }
@@ -461,10 +483,7 @@ fn no_memory(address: u64, length: u64) -> DmaFault {
 fn release(window: Window) {
     if let Some(Mapped { region, .. }) = window.region
         && Arc::strong_count(&region) > 1
-        && let Err(error) = region.sever()
     {
-        // Without the replacement the holder could still reach memory that is no longer granted.
-        tracing::error!(%error, "a revoked window could not be taken away; ending the process");
-        std::process::abort();
+        sever(&region);
     }
 }

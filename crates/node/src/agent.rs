@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::Client;
+use rackbus_control::api::{NodeMessages, NodeReport};
 use rackbus_lease::{BorrowerAction, Epoch, LeaseId, LenderAction, Message, Millis};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::borrower::{Borrower, Grant};
-use crate::lender::{Armed, Lender};
+use crate::lender::{Armed, LendError, Lender};
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -40,6 +41,8 @@ pub enum Heard {
     Said(Message),
     /// A device was armed, or cannot be.
     ArmDone(String, Epoch, Result<(), String>),
+    /// A device hangs, or no longer does: the control plane is to know at once.
+    Trouble,
     /// Nothing of the epoch is reachable any more.
     RevokeDone(String, Epoch),
     /// A lease's socket is served, or cannot be.
@@ -59,6 +62,8 @@ pub struct Identity {
     pub address: String,
     /// The control plane's socket.
     pub control: PathBuf,
+    /// How many lines this process has left out of its log.
+    pub log_lines_left_out: fn() -> u64,
 }
 
 /// The agent of one node.
@@ -74,7 +79,7 @@ pub struct Agent {
     register_at: Millis,
     begun: Instant,
     heard: mpsc::UnboundedSender<Heard>,
-    said: mpsc::UnboundedSender<Message>,
+    said: mpsc::UnboundedSender<NodeMessages>,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
 }
@@ -150,17 +155,24 @@ impl Agent {
     fn register(&mut self, now: Millis) {
         let again = if self.registered { HEARTBEAT } else { REGISTER_AGAIN };
         self.register_at = now.saturating_add(again);
-        self.say(Message::Register {
+        let register = Message::Register {
             incarnation: self.incarnation,
             devices: self.lending.newest_epochs(),
             newest_lease: self.lending.newest_lease().max(self.borrowing.newest_lease()),
             address: self.identity.address.clone(),
-        });
+        };
+        let log_lines_left_out = (self.identity.log_lines_left_out)();
+        let report = NodeReport { devices: self.lender.report(), log_lines_left_out };
+        self.tell(NodeMessages { messages: vec![register], report: Some(report) });
     }
 
     fn say(&self, message: Message) {
+        self.tell(NodeMessages { messages: vec![message], report: None });
+    }
+
+    fn tell(&self, said: NodeMessages) {
         // The outbox lives as long as the process.
-        let _ = self.said.send(message);
+        let _ = self.said.send(said);
     }
 
     fn hear(&mut self, heard: Heard) {
@@ -176,6 +188,7 @@ impl Agent {
                 let actions = self.lending.arm_done(&device, epoch, outcome);
                 self.do_lender(actions);
             }
+            Heard::Trouble => self.register_at = now,
             Heard::RevokeDone(device, epoch) => {
                 let actions = self.lending.revoke_done(&device, epoch);
                 self.do_lender(actions);
@@ -234,8 +247,15 @@ impl Agent {
                 }
                 LenderAction::Revoke { device, epoch } => {
                     self.by_device.run(device.clone(), move || {
+                        let mut outcome = lender.revoke(&device, epoch);
+                        if let Err(error @ LendError::Hangs { .. }) = &outcome {
+                            tracing::error!(device, %error, "a revocation takes long");
+                            let _ = heard.send(Heard::Trouble);
+                            outcome = lender.finish(&device);
+                            let _ = heard.send(Heard::Trouble);
+                        }
                         // A device that cannot be run again is reported when it is next armed.
-                        if let Err(error) = lender.revoke(&device, epoch) {
+                        if let Err(error) = outcome {
                             tracing::error!(device, %error, "the function is back, but broken");
                         }
                         let _ = heard.send(Heard::RevokeDone(device, epoch));
@@ -326,13 +346,13 @@ async fn essential(work: JoinHandle<()>) {
 
 /// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
 /// the protocol says it again.
-async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<Message>) {
-    while let Some(first) = outbox.recv().await {
-        let mut messages = vec![first];
+async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<NodeMessages>) {
+    while let Some(mut said) = outbox.recv().await {
         while let Ok(next) = outbox.try_recv() {
-            messages.push(next);
+            said.messages.extend(next.messages);
+            said.report = next.report.or(said.report);
         }
-        match tokio::time::timeout(ANSWER, client.say(&host, messages)).await {
+        match tokio::time::timeout(ANSWER, client.say(&host, &said)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "the control plane did not hear"),
             Err(_) => tracing::debug!("the control plane does not answer"),

@@ -50,6 +50,17 @@ pub trait LossListener: Send + Sync {
     fn lender_lost(&self, grant: &Grant, reason: &str);
 }
 
+/// Where a host of a rack has the sockets of what it borrowed.
+pub fn functions_folder(run_dir: &Path, host: &str) -> PathBuf {
+    run_dir.join(host).join("functions")
+}
+
+/// The socket of a borrowed function. It is named by its lease, whose number is never used again: the
+/// socket of a lease that is still ending is another.
+pub fn socket_path(folder: &Path, device: &str, lease: u64) -> PathBuf {
+    folder.join(format!("{device}.{lease}.sock"))
+}
+
 /// All functions this host has borrowed.
 pub struct Borrower {
     rack: String,
@@ -108,9 +119,7 @@ impl Borrower {
         if let Some(open) = all.get(&grant.lease).filter(|open| open.grant == grant) {
             return Ok(open.path.clone());
         }
-        // Named by its lease, whose number is never used again: the socket of a lease that is
-        // still ending is another.
-        let path = self.folder.join(format!("{}.{}.sock", grant.device, grant.lease));
+        let path = socket_path(&self.folder, &grant.device, grant.lease);
         let open = Arc::new(Open {
             grant,
             path: path.clone(),

@@ -13,7 +13,7 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{Borrower, Grant, LossListener};
+use crate::borrower::{Borrower, Grant, LossListener, functions_folder};
 use crate::lender::{LendError, Lender};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
@@ -43,6 +43,8 @@ pub struct NodeOptions {
     pub topology: Topology,
     /// What the segment service goes by.
     pub segments: Settings,
+    /// How many lines this process has left out of its log.
+    pub log_lines_left_out: fn() -> u64,
 }
 
 /// The control plane's socket in a run directory.
@@ -75,7 +77,7 @@ pub enum NodeError {
 /// [`NodeError`], before anything is offered.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
-    let functions = folder.join("functions");
+    let functions = functions_folder(&options.run_dir, &options.host);
     let path_error = |path: &Path| {
         let path = path.to_owned();
         move |cause| NodeError::Path { path, cause }
@@ -105,6 +107,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         host: options.host.clone(),
         address: link.display().to_string(),
         control: control_socket(&options.run_dir),
+        log_lines_left_out: options.log_lines_left_out,
     };
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
     Agent::new(identity, lender, Arc::new(borrower), unplugger, heard).run(inbox).await;

@@ -4,22 +4,30 @@
 //! until it is revoked. Revoking closes the borrower's conversation, which takes every mapping
 //! and interrupt away and scrubs the function, and returns when that is done (invariant I4).
 //! Arming a newer epoch needs the older one revoked first (I2).
+//!
+//! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
+//! after a while, and the revocation ends when the engine answers again.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rackbus_control::api::DeviceReport;
 use rackbus_fabric::Topology;
 use rackbus_link::{Incoming, Service};
 use rackbus_memory::Stream;
-use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{EngineDevice, serve};
-use rackbus_pci::{Engine, Function};
+use rackbus_pci::{Engine, EngineHandle, Function};
 
 use crate::reach::Reach;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
+
+/// How long a function's engine may take to answer, before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes a function's device model, anew after each failure of it.
 pub type Factory = Box<dyn Fn() -> std::io::Result<Box<dyn Function>> + Send + Sync>;
@@ -63,6 +71,17 @@ pub enum LendError {
         /// Why.
         cause: std::io::Error,
     },
+    /// Its engine hangs. Nothing of the old borrower's can be reached.
+    #[error(
+        "{device} does not answer for {limit:?}, most likely its storage hangs; what its borrower \
+         had lent it is taken away, and it is offered again when it answers"
+    )]
+    Hangs {
+        /// The device.
+        device: String,
+        /// How long was waited.
+        limit: Duration,
+    },
 }
 
 /// Whom a function is armed for.
@@ -82,15 +101,26 @@ pub struct Lender {
     host: String,
     lent: BTreeMap<String, Arc<Lent>>,
     reach: Arc<Reach>,
+    patience: Duration,
 }
 
 struct Lent {
     name: String,
     factory: Factory,
     options: EngineOptions,
+    patience: Duration,
     state: Mutex<State>,
+    seen: Mutex<Seen>,
     /// Signalled when a conversation has ended and the function is scrubbed.
     idle: Condvar,
+}
+
+/// What others may see of a device, whatever holds its state.
+#[derive(Debug, Default)]
+struct Seen {
+    engine: Option<EngineHandle>,
+    /// Why it cannot be had now.
+    trouble: Option<String>,
 }
 
 impl std::fmt::Debug for Lent {
@@ -110,7 +140,14 @@ struct State {
 impl Lender {
     /// A lender without devices, in a rack of that topology.
     pub fn new(host: &str, topology: Topology) -> Self {
-        Lender { host: host.to_owned(), lent: BTreeMap::new(), reach: Reach::new(topology) }
+        let (host, reach) = (host.to_owned(), Reach::new(topology));
+        Lender { host, lent: BTreeMap::new(), reach, patience: PATIENCE }
+    }
+
+    /// The same, whose devices added from now on may take so long to answer.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Lender { patience, ..self }
     }
 
     /// Adds a device and starts its engine.
@@ -127,6 +164,8 @@ impl Lender {
             name: device.to_owned(),
             factory,
             options,
+            patience: self.patience,
+            seen: Mutex::default(),
             state: Mutex::new(State { armed: None, newest: 0, session: None, running: None }),
             idle: Condvar::new(),
         };
@@ -174,7 +213,9 @@ impl Lender {
     /// again, or what was never armed, changes nothing.
     ///
     /// # Errors
-    /// [`LendError`] when there is no such device, or it cannot be run any more.
+    /// [`LendError`] when there is no such device, or it cannot be run any more;
+    /// [`LendError::Hangs`] when it is not reset and scrubbed yet: [`finish`](Lender::finish) waits
+    /// for that.
     pub fn revoke(&self, device: &str, epoch: u64) -> Result<(), LendError> {
         let lent = self.find(device)?;
         let mut state = lent.lock();
@@ -186,11 +227,40 @@ impl Lender {
         if let Some(session) = &state.session {
             session.shut_down();
         }
-        let mut state = lent
-            .idle
-            .wait_while(state, |s| s.session.is_some())
-            .unwrap_or_else(PoisonError::into_inner);
-        lent.start(&mut state)
+        let in_use = |state: &mut State| state.session.is_some();
+        let waited = lent.idle.wait_timeout_while(state, lent.patience, in_use);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (&state.session, &state.running) {
+            // The conversation waits for the engine.
+            (Some(_), Some((engine, _))) => {
+                engine.handle().revoker().revoke();
+                let hangs = lent.hangs();
+                lent.seen().trouble = Some(hangs.to_string());
+                Err(hangs)
+            }
+            _ => lent.start(&mut state),
+        }
+    }
+
+    /// Waits for the end of a revocation whose function [hangs](LendError::Hangs).
+    ///
+    /// # Errors
+    /// [`LendError`] when there is no such device, or it cannot be run any more.
+    pub fn finish(&self, device: &str) -> Result<(), LendError> {
+        let lent = self.find(device)?;
+        loop {
+            let waited = lent.idle.wait_while(lent.lock(), |state| state.session.is_some());
+            let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+            match lent.start(&mut state) {
+                Err(LendError::Hangs { .. }) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// How the devices are, without waiting for any of them.
+    pub fn report(&self) -> BTreeMap<String, DeviceReport> {
+        self.lent.iter().map(|(name, lent)| (name.clone(), lent.report())).collect()
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
@@ -262,12 +332,49 @@ impl Lent {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the engine, if it is not running: at first, and after its device model failed.
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self) -> DeviceReport {
+        let (engine, trouble) = {
+            let seen = self.seen();
+            (seen.engine.clone(), seen.trouble.clone())
+        };
+        let Some(engine) = engine else { return DeviceReport { trouble, ..Default::default() } };
+        let (dma_refused, last_refused) = engine.refusals().get();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = engine.counters();
+        DeviceReport {
+            trouble: trouble.or_else(|| engine.health().trouble()),
+            dma_refused,
+            last_refused: last_refused.map(|fault| fault.to_string()),
+            busy_polls: count(&counters.busy_polls),
+            parks: count(&counters.parks),
+            jobs: count(&counters.jobs),
+            moves: count(&counters.moves),
+        }
+    }
+
+    fn hangs(&self) -> LendError {
+        LendError::Hangs { device: self.name.clone(), limit: self.patience }
+    }
+
+    /// Has the engine run, and notes why it does not.
     fn start(&self, state: &mut State) -> Result<(), LendError> {
+        let outcome = self.run(state);
+        self.seen().trouble = outcome.as_ref().err().map(LendError::to_string);
+        outcome
+    }
+
+    /// Starts the engine, if it is not running: at first, and after its device model failed.
+    fn run(&self, state: &mut State) -> Result<(), LendError> {
         let device = |cause| LendError::Device { device: self.name.clone(), cause };
         if let Some((engine, _)) = &state.running {
-            if engine.handle().call(|_| ()).is_ok() {
-                return Ok(());
+            match engine.handle().call_within(self.patience, |_| ()) {
+                Ok(()) => return Ok(()),
+                Err(NoAnswer::Late) => return Err(self.hangs()),
+                Err(NoAnswer::Stopped(_)) => {}
             }
             tracing::error!(device = self.name, "the device model failed and is started anew");
             state.running = None;
@@ -276,6 +383,7 @@ impl Lent {
         let engine = Engine::start(&self.name, model, self.options.clone()).map_err(device)?;
         let served = EngineDevice::new(engine.handle().clone());
         let served = served.map_err(|error| device(std::io::Error::other(error)))?;
+        self.seen().engine = Some(engine.handle().clone());
         state.running = Some((engine, served));
         Ok(())
     }
@@ -304,8 +412,14 @@ impl Lent {
             check(&state)?;
         }
         self.start(&mut state)?;
-        state.session = Some(stream.clone());
         let (_, device) = state.running.as_ref().expect("it was just started");
-        Ok(device.session())
+        let session = device.session_over(stream.clone());
+        let failed = |error| LendError::Device {
+            device: self.name.clone(),
+            cause: std::io::Error::other(error),
+        };
+        let session = session.map_err(failed)?;
+        state.session = Some(stream.clone());
+        Ok(session)
     }
 }

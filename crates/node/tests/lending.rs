@@ -39,8 +39,14 @@ async fn rack() -> Rack {
         ..Inventory::default()
     };
     let database = folder.path().join("state.db");
-    let service =
-        Service::open(Options { inventory, config: Config::default(), database }).unwrap();
+    let service = Service::open(Options {
+        inventory,
+        config: Config::default(),
+        database,
+        log_lines_left_out: || 0,
+        is_node: std::sync::Arc::new(|_, _| false),
+    })
+    .unwrap();
     let socket = control_socket(folder.path());
     let client = Client::new(&socket);
     let mut events = service.subscribe();
@@ -75,6 +81,7 @@ fn node(run_dir: &Path, host: &str) -> NodeOptions {
         engine: EngineOptions::default(),
         topology: topology(),
         segments: no_segments(),
+        log_lines_left_out: || 0,
     }
 }
 

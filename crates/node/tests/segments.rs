@@ -409,7 +409,7 @@ fn a_peer_that_signals_without_pause_defeats_no_timeout() {
     let mut fds = stranger.ask_whole(&connect, &[]).unwrap().1.into_iter();
     let access = Access::READ | Access::WRITE;
     let region = Region::map(fds.next().unwrap().as_fd(), 0, 64, access).unwrap();
-    let event = rackbus_memory::Event::from_peer(fds.next().unwrap()).unwrap();
+    let event = rackbus_memory::PeerEvent::new(fds.next().unwrap()).unwrap();
     let bell = Doorbell::new(Arc::new(region), 0, event).unwrap();
     let noise = beta.connect_data_interrupt(ALPHA, area.key().signals, 100).unwrap();
     let ended = AtomicBool::new(false);

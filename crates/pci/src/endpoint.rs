@@ -5,12 +5,13 @@
 //! unmap* that makes a revoked window stay untouched (invariant I4). It belongs to one thread.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
-use rackbus_memory::{Access, DmaSpace, MapError, UnmapError};
+use rackbus_memory::{Access, DmaSpace, MapError, Stream, UnmapError};
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
-use crate::function::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use crate::function::{Bar, Bus, Function, FunctionInfo, Health, ResetKind, Work};
 use crate::interrupts::{InterruptError, Interrupts};
 
 /// Where an endpoint has its time from.
@@ -78,6 +79,8 @@ pub struct Endpoint {
     msix_table: Vec<u8>,
     clock: Box<dyn Clock>,
     now_ns: u64,
+    /// The conversation of the user that has it, where it may end unseen.
+    user: Option<Arc<dyn Stream>>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -97,10 +100,12 @@ impl Endpoint {
         let info = with_msix_bar(model.info());
         let vectors = info.msix_vectors;
         let (_, pba) = msix_layout(vectors);
+        let dma = DmaSpace::new();
         Endpoint {
             config: ConfigSpace::new(&info),
-            dma: DmaSpace::new(),
-            irq: Interrupts::new(vectors),
+            irq: Interrupts::under(vectors, dma.revoker().clone()),
+            dma,
+            user: None,
             msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
             clock,
             now_ns: 0,
@@ -111,6 +116,11 @@ impl Endpoint {
     /// Who the function is.
     pub fn info(&self) -> &FunctionInfo {
         self.function.info()
+    }
+
+    /// Whether its device works as it should.
+    pub fn health(&self) -> Health {
+        self.function.health()
     }
 
     /// All BARs: the model's, and the one that holds the MSI-X table.
@@ -235,9 +245,38 @@ impl Endpoint {
         self.apply_config();
     }
 
+    /// A user begins, over `conversation`: as long as that is open, the function is its.
+    pub fn begin(&mut self, conversation: Arc<dyn Stream>) {
+        self.user = Some(conversation);
+        self.dma.begin();
+    }
+
+    /// Time has passed in which this thread did not run. Where the user has given the function up
+    /// meanwhile, what was its memory may be somebody else's: nothing of it is touched any more.
+    pub fn check_user(&mut self) {
+        if self.user.as_ref().is_some_and(|user| user.is_closed()) {
+            self.user = None;
+            tracing::warn!("the user gave the function up while this host stood still");
+            self.dma.revoker().revoke();
+        }
+    }
+
+    /// Somebody truncated memory that was mapped, or took it away. If it is of this function, what
+    /// its user lent is gone: all memory of it goes, and its driver finds a function that was reset.
+    pub fn check_memory(&mut self) {
+        if self.dma.torn() {
+            tracing::warn!("the user truncated memory it had mapped");
+        } else if !self.dma.revoker().is_revoked() || self.dma.is_empty() {
+            return;
+        }
+        self.drop_memory();
+        self.reset();
+    }
+
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return
     /// nothing of it can be reached, and the next user finds the function as new.
     pub fn scrub(&mut self) {
+        self.user = None;
         // First, so that what was started is given up and not waited for.
         self.tick();
         self.reset_function(ResetKind::Scrub);

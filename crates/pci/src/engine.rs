@@ -12,12 +12,13 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rackbus_memory::{AdaptiveSpin, Event, guard};
+use rackbus_memory::{AdaptiveSpin, Event, Refusals, Revoker, guard};
 use rustix::thread::CpuSet;
 
 use crate::endpoint::Endpoint;
-use crate::function::{Function, Work};
+use crate::function::{Function, Health, Work};
 use crate::pace::{Next, Pace};
 
 type Job = Box<dyn FnOnce(&mut Endpoint) + Send>;
@@ -28,6 +29,17 @@ const MAILBOX_LIMIT: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the function's engine has stopped")]
 pub struct EngineStopped;
+
+/// Why an engine did not answer in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// It has stopped.
+    #[error(transparent)]
+    Stopped(#[from] EngineStopped),
+    /// It does something else for so long already; the job is done when it is back.
+    #[error("the function's engine does not answer")]
+    Late,
+}
 
 /// Counters of one engine, readable from anywhere.
 #[derive(Debug, Default)]
@@ -50,6 +62,9 @@ struct Mailbox {
     stopped: AtomicBool,
     event: Event,
     counters: EngineCounters,
+    revoker: Revoker,
+    refusals: Refusals,
+    health: Health,
 }
 
 impl Mailbox {
@@ -95,15 +110,55 @@ impl EngineHandle {
         &self,
         job: impl FnOnce(&mut Endpoint) + Send + 'static,
     ) -> Result<(), EngineStopped> {
+        match self.put(Box::new(job), None) {
+            Ok(()) => Ok(()),
+            // Without a limit it waits until there is room.
+            Err(NoAnswer::Stopped(_) | NoAnswer::Late) => Err(EngineStopped),
+        }
+    }
+
+    /// As [`call`](EngineHandle::call), but waits no longer than `limit`.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub fn call_within<R: Send + 'static>(
+        &self,
+        limit: Duration,
+        job: impl FnOnce(&mut Endpoint) -> R + Send + 'static,
+    ) -> Result<R, NoAnswer> {
+        let deadline = Instant::now() + limit;
+        let (reply, answer) = mpsc::sync_channel(1);
+        let job = move |endpoint: &mut Endpoint| {
+            // The caller may have gone; its answer then goes nowhere.
+            let _ = reply.send(job(endpoint));
+        };
+        self.put(Box::new(job), Some(deadline))?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        answer.recv_timeout(left).map_err(|error| match error {
+            mpsc::RecvTimeoutError::Timeout => NoAnswer::Late,
+            mpsc::RecvTimeoutError::Disconnected => NoAnswer::Stopped(EngineStopped),
+        })
+    }
+
+    /// Puts a job into the mailbox; where there is no room, waits for it until `deadline`.
+    fn put(&self, job: Job, deadline: Option<Instant>) -> Result<(), NoAnswer> {
         let mailbox = &*self.0;
         let mut jobs = mailbox.lock();
         while jobs.len() >= MAILBOX_LIMIT && !mailbox.stopped.load(Ordering::Acquire) {
-            jobs = mailbox.room.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            jobs = match left {
+                None => mailbox.room.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return Err(NoAnswer::Late),
+                Some(left) => {
+                    let waited = mailbox.room.wait_timeout(jobs, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
         if mailbox.stopped.load(Ordering::Acquire) {
-            return Err(EngineStopped);
+            return Err(EngineStopped.into());
         }
-        jobs.push_back(Box::new(job));
+        jobs.push_back(job);
         mailbox.waiting.store(jobs.len(), Ordering::Release);
         drop(jobs);
         // Pairs with the fence in `sleep`: either the engine sees the job before it sleeps, or
@@ -115,9 +170,25 @@ impl EngineHandle {
         Ok(())
     }
 
+    /// What takes all memory away from the function and silences its interrupts, even while the
+    /// engine hangs.
+    pub fn revoker(&self) -> &Revoker {
+        &self.0.revoker
+    }
+
     /// Its counters.
     pub fn counters(&self) -> &EngineCounters {
         &self.0.counters
+    }
+
+    /// The accesses to memory that were refused to the function.
+    pub fn refusals(&self) -> &Refusals {
+        &self.0.refusals
+    }
+
+    /// Whether its device works as it should.
+    pub fn health(&self) -> &Health {
+        &self.0.health
     }
 
     fn stop(&self) {
@@ -153,6 +224,7 @@ impl Engine {
         model: Box<dyn Function>,
         options: EngineOptions,
     ) -> std::io::Result<Engine> {
+        let endpoint = Endpoint::new(model);
         let mailbox = Arc::new(Mailbox {
             jobs: Mutex::default(),
             room: Condvar::new(),
@@ -161,11 +233,14 @@ impl Engine {
             stopped: AtomicBool::new(false),
             event: Event::new()?,
             counters: EngineCounters::default(),
+            revoker: endpoint.dma().revoker().clone(),
+            refusals: endpoint.dma().refusals().clone(),
+            health: endpoint.health(),
         });
         let handle = EngineHandle(mailbox.clone());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _end = StopOnDrop(&mailbox);
-            Runner::new(&mailbox, Endpoint::new(model), options).run();
+            Runner::new(&mailbox, endpoint, options).run();
         })?;
         Ok(Engine { handle, thread: Some(thread) })
     }
@@ -226,6 +301,10 @@ impl<'a> Runner<'a> {
             if self.mailbox.waiting.load(Ordering::Relaxed) > 0 {
                 self.run_jobs();
             }
+            if self.torn != guard::torn_count() {
+                self.torn = guard::torn_count();
+                self.endpoint.check_memory();
+            }
             let work = self.endpoint.poll(self.pace.now_ns());
             match work {
                 Work::Done => self.count_busy(),
@@ -236,10 +315,8 @@ impl<'a> Runner<'a> {
                 Next::Poll => {}
                 Next::Yield => std::thread::yield_now(),
                 Next::Move => self.go_elsewhere(),
+                Next::Check => self.endpoint.check_user(),
                 Next::Sleep(deadline) => self.sleep(deadline),
-            }
-            if self.torn != guard::torn_count() {
-                self.check_torn();
             }
         }
     }
@@ -254,7 +331,15 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// The engine did something else than polling, or slept.
+    fn disturbed(&mut self) {
+        if self.pace.disturbed(self.endpoint.clock()) {
+            self.endpoint.check_user();
+        }
+    }
+
     fn run_jobs(&mut self) {
+        self.disturbed();
         // One at a time: a job may take as long as a disk, and posters wait for room meanwhile.
         loop {
             let mut jobs = self.mailbox.lock();
@@ -266,7 +351,7 @@ impl<'a> Runner<'a> {
             job(&mut self.endpoint);
             self.mailbox.counters.jobs.fetch_add(1, Ordering::Relaxed);
         }
-        self.pace.disturbed(self.endpoint.clock());
+        self.disturbed();
     }
 
     #[inline]
@@ -295,20 +380,7 @@ impl<'a> Runner<'a> {
         }
         self.mailbox.parked.store(false, Ordering::Relaxed);
         self.mailbox.event.drain();
-        self.pace.disturbed(self.endpoint.clock());
-    }
-
-    /// Somebody truncated memory that was mapped. If it is this function's user, what it lent is
-    /// gone: all memory of it goes, and its driver finds a function that was reset.
-    fn check_torn(&mut self) {
-        self.torn = guard::torn_count();
-        if self.endpoint.dma().torn() {
-            tracing::warn!(
-                "the user truncated memory it had mapped; its mappings lead nowhere now"
-            );
-            self.endpoint.drop_memory();
-            self.endpoint.reset();
-        }
+        self.disturbed();
     }
 }
 

@@ -7,6 +7,7 @@
 //! do better.
 
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::{DmaSpace, SharedMemory};
 
@@ -94,10 +95,40 @@ pub struct FunctionInfo {
     pub serial: u64,
 }
 
+/// Whether a device works as it should: said by its model when that changes, read by anybody.
+#[derive(Debug, Clone, Default)]
+pub struct Health(Arc<Mutex<Option<String>>>);
+
+impl Health {
+    /// What is wrong with it, for people.
+    pub fn trouble(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    /// Something is wrong with it from now on.
+    pub fn fail(&self, trouble: &str) {
+        *self.lock() = Some(trouble.to_owned());
+    }
+
+    /// Nothing is wrong with it any more.
+    pub fn recover(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A device model. See the module's text for who calls it and how.
 pub trait Function: Send {
     /// Who it is. The answer never changes.
     fn info(&self) -> &FunctionInfo;
+
+    /// Whether it works as it should: always the same handle.
+    fn health(&self) -> Health {
+        Health::default()
+    }
 
     /// A driver reads `data.len()` bytes at `offset` of BAR `bar`; the range is inside the BAR.
     /// `data` comes zeroed; what the model leaves alone reads as zero.

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
-use rackbus_memory::PeerEvent;
+use rackbus_memory::{PeerEvent, Revoker};
 
 /// Why a change of the interrupt wiring was refused.
 #[derive(Debug, thiserror::Error)]
@@ -44,11 +44,18 @@ pub struct Interrupts {
     intx_level: Cell<bool>,
     intx_masked: Cell<bool>,
     intx_disabled: bool,
+    /// Once it has revoked, nothing is signalled any more.
+    revoker: Revoker,
 }
 
 impl Interrupts {
     /// `vectors` MSI-X vectors and one INTx pin, nothing wired.
     pub fn new(vectors: u16) -> Self {
+        Interrupts::under(vectors, Revoker::default())
+    }
+
+    /// The same, which go nowhere once `revoker` has taken the function's memory away.
+    pub(crate) fn under(vectors: u16, revoker: Revoker) -> Self {
         let count = usize::from(vectors);
         Interrupts {
             msix: (0..count).map(|_| None).collect(),
@@ -58,15 +65,15 @@ impl Interrupts {
             intx_level: Cell::new(false),
             intx_masked: Cell::new(false),
             intx_disabled: false,
+            revoker,
         }
     }
 
     /// Raises MSI-X vector `vector`; nothing happens for one that does not exist.
     pub fn trigger(&self, vector: u16) {
         match self.msix.get(usize::from(vector)) {
-            Some(Some(event)) => {
-                event.ring();
-            }
+            Some(Some(event)) if !self.revoker.is_revoked() => event.ring(),
+            Some(Some(_)) => {}
             Some(None) => self.pending[usize::from(vector)].set(true),
             None => {}
         }
@@ -183,7 +190,8 @@ impl Interrupts {
     /// Signals once and masks the pin until the user has handled it (VFIO calls this
     /// *automasked*): the user unmasks at the end of its interrupt.
     fn signal_intx(&self) {
-        if self.intx_disabled || self.msix_enabled || self.intx_masked.get() {
+        let silent = self.intx_disabled || self.msix_enabled || self.revoker.is_revoked();
+        if silent || self.intx_masked.get() {
             return;
         }
         if let Some(event) = &self.intx {
@@ -194,7 +202,8 @@ impl Interrupts {
 
     /// As after power-on, nothing wired.
     pub(crate) fn clear(&mut self) {
-        *self = Interrupts::new(u16::try_from(self.msix.len()).unwrap_or(0));
+        let vectors = u16::try_from(self.msix.len()).unwrap_or(0);
+        *self = Interrupts::under(vectors, self.revoker.clone());
     }
 
     /// Levels and pending bits as after a function-level reset; the wires stay, they are the

@@ -10,6 +10,10 @@
 //! a spin that goes on yields between its looks: where nobody else wants the processor that returns
 //! at once, and where somebody does, after their time slice. An engine that finds so that it is not
 //! alone goes elsewhere.
+//!
+//! A gap between two looks tells that the thread did not run, or slept: the whole host may have
+//! stood still for so long that the function's user has given it up. So after a gap the engine
+//! checks that there still is a user, before it touches memory again.
 
 use rackbus_memory::AdaptiveSpin;
 
@@ -26,6 +30,9 @@ const SHARED_NS: u64 = 30_000;
 /// does not wander; doubled with each move that did not help.
 const STAY_NS: u64 = 1_000_000;
 const STAY_LIMIT_NS: u64 = 1_000_000_000;
+/// Longer than an engine is kept from looking at the clock by its own work and by others on the
+/// processor, and much shorter than any user waits for its function (seconds).
+const GAP_NS: u64 = 50_000_000;
 /// A move that lasts so many times as long as it had to has helped.
 const LASTING: u64 = 8;
 
@@ -38,6 +45,8 @@ pub enum Next {
     Yield,
     /// Goes to another processor, if it may, and polls.
     Move,
+    /// Checks that its user is still there, and polls.
+    Check,
     /// Sleeps until something rings, or until this time.
     Sleep(Option<u64>),
 }
@@ -52,6 +61,8 @@ pub struct Pace {
     polls: u32,
     /// The engine yielded after the last look at the clock.
     yielded: bool,
+    /// Somebody else had the processor when it yielded.
+    shared: bool,
     /// When it moved last, and for how long it stays.
     moved_ns: u64,
     stay_ns: u64,
@@ -60,8 +71,9 @@ pub struct Pace {
 impl Pace {
     /// Begins at `now_ns`.
     pub fn new(spin: AdaptiveSpin, now_ns: u64) -> Pace {
-        let (idle_since, yielded, moved_ns) = (None, false, now_ns);
-        Pace { spin, now_ns, idle_since, polls: 0, yielded, moved_ns, stay_ns: STAY_NS }
+        let (idle_since, moved_ns, stay_ns) = (None, now_ns, STAY_NS);
+        let (yielded, shared) = (false, false);
+        Pace { spin, now_ns, idle_since, polls: 0, yielded, shared, moved_ns, stay_ns }
     }
 
     /// The time to poll with, a few polls old.
@@ -70,11 +82,14 @@ impl Pace {
         self.now_ns
     }
 
-    /// Something happened outside of polls, or a sleep ended, at `now_ns`.
-    pub fn disturbed(&mut self, now_ns: u64) {
+    /// Something happened outside of polls, or a sleep ended, at `now_ns`. True when so much time
+    /// has passed that the user has to be checked.
+    pub fn disturbed(&mut self, now_ns: u64) -> bool {
+        let gap = now_ns.saturating_sub(self.now_ns) > GAP_NS;
         self.now_ns = now_ns;
         self.idle_since = None;
-        self.yielded = false;
+        (self.yielded, self.shared) = (false, false);
+        gap
     }
 
     /// What follows a poll that found `work`.
@@ -86,9 +101,8 @@ impl Pace {
                     self.spin.found();
                 }
                 self.polls = self.polls.wrapping_add(1);
-                if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
-                    self.now_ns = clock();
-                    self.yielded = false;
+                if self.polls.is_multiple_of(POLLS_PER_CLOCK) && self.disturbed(clock()) {
+                    return Next::Check;
                 }
                 Next::Poll
             }
@@ -107,8 +121,14 @@ impl Pace {
     fn look(&mut self, now_ns: u64) -> Next {
         let since_last = now_ns.saturating_sub(self.now_ns);
         self.now_ns = now_ns;
-        let shared = std::mem::take(&mut self.yielded) && since_last > SHARED_NS;
-        if shared && now_ns.saturating_sub(self.moved_ns) >= self.stay_ns {
+        self.shared |= std::mem::take(&mut self.yielded) && since_last > SHARED_NS;
+        if since_last > GAP_NS {
+            // The time in which it did not run was no spin.
+            self.idle_since = Some(now_ns);
+            return Next::Check;
+        }
+        if std::mem::take(&mut self.shared) && now_ns.saturating_sub(self.moved_ns) >= self.stay_ns
+        {
             // Soon after the last move: that did not help.
             let soon = now_ns.saturating_sub(self.moved_ns) < LASTING * self.stay_ns;
             self.stay_ns = if soon { (2 * self.stay_ns).min(STAY_LIMIT_NS) } else { STAY_NS };
@@ -167,6 +187,34 @@ mod tests {
         pace.disturbed(now);
         assert_eq!(spin(&mut pace, &mut now, 3_000_000), Next::Move);
         assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+    }
+
+    #[test]
+    fn an_engine_that_waits_long_for_its_processor_moves_too() {
+        let mut now = 1;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        now += 10 * STAY_NS;
+        pace.disturbed(now);
+        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), Next::Check);
+        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), Next::Move);
+    }
+
+    #[test]
+    fn after_a_gap_the_user_is_checked_and_only_then() {
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), 0);
+        let mut now = 0;
+        for work in [Work::Done, Work::Idle] {
+            for step in [GAP_NS / 32, GAP_NS] {
+                let checks = (0..4 * POLLS_PER_CLOCK).filter(|_| {
+                    pace.after(work, || {
+                        now += step + 1;
+                        now
+                    }) == Next::Check
+                });
+                assert_eq!(checks.count(), if step == GAP_NS { 4 } else { 0 }, "{work:?} {step}");
+            }
+        }
+        assert!(!pace.disturbed(now + GAP_NS) && pace.disturbed(now + 3 * GAP_NS));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! `rackbus control`: the control plane, in the foreground. `up` starts it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
 use rackbus_fabric::rack::format_size;
 use rackbus_lease::Config;
+use rackbus_node::presence::{holder, node_file};
 
 use crate::Common;
 use crate::commands::read_rack;
@@ -53,6 +55,8 @@ impl Args {
             },
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
             database: running.state_dir.join("control.db"),
+            log_lines_left_out: log::lines_left_out,
+            is_node: is_node(&run_dir),
         };
         let failed = |error: String| Failure::new(error, "see to the cause, and start again");
         let service = Service::open(options).map_err(|error| failed(error.to_string()))?;
@@ -63,4 +67,13 @@ impl Args {
             () = process::asked_to_end() => Ok(()),
         }
     }
+}
+
+/// Which process is which host's node: the kernel knows who holds the host's file.
+fn is_node(run_dir: &Path) -> IsNode {
+    let run_dir = run_dir.to_owned();
+    Arc::new(move |host, process| {
+        let holder = holder(&node_file(&run_dir, host));
+        holder.is_some_and(|holder| holder.as_raw_nonzero().get() == process)
+    })
 }

@@ -1,6 +1,6 @@
-//! `rackbus devices`: what there is to borrow.
+//! `rackbus devices`: what there is to borrow, and how it is.
 
-use rackbus_control::api::DeviceState;
+use rackbus_control::api::{Device, DeviceState};
 
 use crate::Common;
 use crate::commands::client;
@@ -10,33 +10,91 @@ use crate::output::{Cell, Failure, Output, Tone};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus devices
+  rackbus devices alpha/nvme0
   rackbus devices --json")]
-pub struct Args {}
+pub struct Args {
+    /// One device, with its counters.
+    #[arg(value_name = "HOST/DEVICE")]
+    device: Option<String>,
+}
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let devices = client(common)?.devices().await?;
-        output.result(&devices, |o| {
-            let rows = devices.iter().map(|device| {
-                let (state, tone) = match device.state {
-                    DeviceState::Offered => ("offered", Tone::Good),
-                    DeviceState::Lent => ("lent", Tone::Busy),
-                    DeviceState::Returning => ("returning", Tone::Busy),
-                    DeviceState::Unreachable => ("unreachable", Tone::Bad),
-                    DeviceState::Absent => ("absent", Tone::Bad),
-                };
-                let lease = device.lease.map_or(String::new(), |lease| lease.to_string());
-                vec![
-                    device.function.clone().into(),
-                    device.kind.clone().into(),
-                    Cell(state.into(), tone),
-                    device.holder.clone().unwrap_or_default().into(),
-                    lease.into(),
-                    device.detail.clone().into(),
-                ]
-            });
-            o.table(&["device", "kind", "state", "holder", "lease", "what"], rows.collect());
-        });
+        let mut devices = client(common)?.devices().await?;
+        let Some(wanted) = &self.device else {
+            output.result(&devices, |o| table(&devices, o));
+            return Ok(());
+        };
+        devices.retain(|device| device.function == *wanted);
+        let unknown = || {
+            let text = format!("the rack has no device {wanted}");
+            Failure::new(text, "`rackbus devices` lists them")
+        };
+        let device = devices.pop().ok_or_else(unknown)?;
+        output.result(&device, |o| detail(&device, o));
         Ok(())
     }
+}
+
+fn state(device: &Device) -> (&'static str, Tone) {
+    match device.state {
+        DeviceState::Offered => ("offered", Tone::Good),
+        DeviceState::Lent => ("lent", Tone::Busy),
+        DeviceState::Returning => ("returning", Tone::Busy),
+        DeviceState::Unreachable => ("unreachable", Tone::Bad),
+        DeviceState::Absent => ("absent", Tone::Bad),
+    }
+}
+
+/// A line for a device that does not work as it should.
+pub fn trouble(device: &Device) -> Option<String> {
+    let trouble = device.report.as_ref()?.trouble.as_ref()?;
+    Some(format!("{}: {trouble}", device.function))
+}
+
+fn table(devices: &[Device], output: &Output) {
+    let rows = devices.iter().map(|device| {
+        let (state, tone) = state(device);
+        let lease = device.lease.map_or(String::new(), |lease| lease.to_string());
+        vec![
+            device.function.clone().into(),
+            device.kind.clone().into(),
+            Cell(state.into(), tone),
+            device.holder.clone().unwrap_or_default().into(),
+            lease.into(),
+            device.detail.clone().into(),
+        ]
+    });
+    output.table(&["device", "kind", "state", "holder", "lease", "what"], rows.collect());
+    devices.iter().filter_map(trouble).for_each(|line| output.line(&line));
+}
+
+fn detail(device: &Device, output: &Output) {
+    let (state, tone) = state(device);
+    let mut rows = vec![
+        vec!["device".into(), device.function.clone().into()],
+        vec!["what".into(), format!("{}, {}", device.kind, device.detail).into()],
+        vec!["state".into(), Cell(state.into(), tone)],
+        vec!["epoch".into(), device.epoch.to_string().into()],
+    ];
+    if let (Some(holder), Some(lease)) = (&device.holder, device.lease) {
+        rows.push(vec!["holder".into(), format!("{holder}, lease {lease}").into()]);
+    }
+    if let Some(report) = &device.report {
+        if let Some(trouble) = &report.trouble {
+            rows.push(vec!["trouble".into(), Cell(trouble.clone(), Tone::Bad)]);
+        }
+        let last = report.last_refused.as_ref().map(|last| format!(", the last: {last}"));
+        let refused = format!("{}{}", report.dma_refused, last.unwrap_or_default());
+        rows.push(vec!["DMA refused".into(), refused.into()]);
+        for (name, count) in [
+            ("busy polls", report.busy_polls),
+            ("sleeps", report.parks),
+            ("requests", report.jobs),
+            ("moves", report.moves),
+        ] {
+            rows.push(vec![name.into(), count.to_string().into()]);
+        }
+    }
+    output.table(&["name", "value"], rows);
 }

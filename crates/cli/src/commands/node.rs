@@ -58,6 +58,7 @@ impl Args {
             engine: EngineOptions::default(),
             topology,
             segments: segments(&rack, &self.host),
+            log_lines_left_out: log::lines_left_out,
         };
         paths::make_private(&state_dir)?;
         let _state = process::own_state(&state_dir)?;

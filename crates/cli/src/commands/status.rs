@@ -1,10 +1,11 @@
 //! `rackbus status`: how the rack is, and what went wrong lately.
 
 use rackbus_control::Client;
-use rackbus_control::api::{HostState, RackStatus};
+use rackbus_control::api::{Device, HostState, RackStatus};
 
 use crate::Common;
 use crate::commands::client;
+use crate::commands::devices::trouble;
 use crate::output::{Cell, Failure, Output, Tone, ago};
 
 /// Show how the rack is: its hosts, and leases that ended without being returned.
@@ -23,11 +24,12 @@ impl Args {
 /// Asks the control plane and shows what it says.
 pub async fn show(client: &Client, output: &Output) -> Result<(), Failure> {
     let status = client.status().await?;
-    output.result(&status, |o| people(&status, o));
+    let devices = if output.is_json() { Vec::new() } else { client.devices().await? };
+    output.result(&status, |o| people(&status, &devices, o));
     Ok(())
 }
 
-fn people(status: &RackStatus, output: &Output) {
+fn people(status: &RackStatus, devices: &[Device], output: &Output) {
     output.line(&format!(
         "rack {}: {} hosts, {} leases, {} requests refused, control plane up {}",
         status.rack,
@@ -46,6 +48,13 @@ fn people(status: &RackStatus, output: &Output) {
         let (name, times) = (&host.host, host.overruns);
         output.line(&format!("the node of {name} took nothing and was cut off {times} times"));
     }
+    let logs = status.hosts.iter().map(|host| (host.host.as_str(), host.log_lines_left_out));
+    for (who, count) in logs.chain([("the control plane", status.log_lines_left_out)]) {
+        if count > 0 {
+            output.line(&format!("{count} lines were left out of the log of {who}"));
+        }
+    }
+    devices.iter().filter_map(trouble).for_each(|line| output.line(&line));
     let rows = status.hosts.iter().map(|host| {
         let (state, tone) = match host.state {
             HostState::Up => ("up", Tone::Good),

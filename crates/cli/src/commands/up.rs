@@ -43,6 +43,7 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let rack = read_rack(&self.file)?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
+        paths::check_lengths(&rack, &run_dir)?;
         let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name)?;
         let starting = process::hold(&run_dir.join("up.pid"), |_| {
             let error = format!("rack {} is being started by another `rackbus up`", rack.name);

@@ -11,6 +11,8 @@ use rackbus_lease::{
 };
 use tokio::sync::mpsc;
 
+use crate::api::{DeviceReport, NodeReport};
+
 /// Messages that a node may be behind. One that takes nothing for longer is cut off, and told what
 /// it still has to know when it comes back: the authority repeats what was not answered.
 pub(super) const NODE_BACKLOG: usize = 4096;
@@ -27,6 +29,8 @@ pub(super) struct Known {
     nodes: BTreeMap<String, mpsc::Sender<Message>>,
     /// How often each node was cut off because it took nothing.
     pub overruns: BTreeMap<String, u64>,
+    /// What each node said of itself last.
+    pub reports: BTreeMap<String, NodeReport>,
     /// Requests that were refused.
     pub refused: u64,
     /// Decisions that could not be stored, and were taken back.
@@ -82,6 +86,12 @@ impl Known {
         let (sender, receiver) = mpsc::channel(NODE_BACKLOG);
         self.nodes.insert(host.to_owned(), sender);
         receiver
+    }
+
+    /// What the node of a function's host says of it, while it is there.
+    pub fn report(&self, function: &FunctionId) -> Option<&DeviceReport> {
+        let report = self.reports.get(&function.host).filter(|_| self.listens(&function.host));
+        report?.devices.get(&function.device)
     }
 
     /// Whether the node of a host listens.

@@ -19,7 +19,7 @@ use rackbus_lease::{
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::api::{ApiError, Event, Lease};
+use crate::api::{ApiError, Event, Lease, NodeMessages, NodeReport};
 use crate::store::{Store, StoreError};
 
 use known::Known;
@@ -60,8 +60,11 @@ pub struct InventoryDevice {
     pub detail: String,
 }
 
+/// Tells whether a process is the node of a host.
+pub type IsNode = Arc<dyn Fn(&str, i32) -> bool + Send + Sync>;
+
 /// How the control plane runs.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// What there is.
     pub inventory: Inventory,
@@ -69,13 +72,29 @@ pub struct Options {
     pub config: Config,
     /// Where the state is kept.
     pub database: PathBuf,
+    /// How many lines this process has left out of its log.
+    pub log_lines_left_out: fn() -> u64,
+    /// Which process speaks for which host. This process plays any host itself.
+    pub is_node: IsNode,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("database", &self.database).finish_non_exhaustive()
+    }
 }
 
 /// The running control plane.
-#[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
     writing: Writing,
+    is_node: IsNode,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("shared", &self.shared).finish_non_exhaustive()
+    }
 }
 
 /// What the writer and those who ask share.
@@ -83,6 +102,7 @@ pub struct Service {
 struct Shared {
     inventory: Inventory,
     clock: Clock,
+    log_lines_left_out: fn() -> u64,
     known: Mutex<Known>,
     /// Moves with every step.
     steps: watch::Sender<u64>,
@@ -134,13 +154,14 @@ impl Service {
         let shared = Arc::new(Shared {
             inventory: options.inventory,
             clock,
+            log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(Known::of(&authority)),
             steps: watch::Sender::new(0),
             events: broadcast::Sender::new(EVENT_BACKLOG),
         });
         let writing =
             Writing::start(authority, store, shared.clone()).map_err(OpenError::Thread)?;
-        Ok(Arc::new(Service { shared, writing }))
+        Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
     }
 
     /// Borrows a function and waits until it can be used. When the caller does not wait so long
@@ -219,21 +240,43 @@ impl Service {
             })
             .await;
         back.ok_or_else(|| {
+            let function = self.shared.known().leases.get(&lease).map(|l| l.function.clone());
+            let trouble = function.and_then(|function| self.shared.trouble(&function));
+            let cause = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
             problem(
                 "timeout",
-                format!("lease {lease} is ending, but its function is not back after {RETURN_PATIENCE:?}"),
+                format!("lease {lease} is ending, but its function is not back after {RETURN_PATIENCE:?}{cause}"),
                 "the control plane goes on asking; `rackbus status` tells how the nodes are",
             )
         })
+    }
+
+    /// Lets only the node of `host` speak for it: what a node says ends leases.
+    ///
+    /// # Errors
+    /// [`ApiError`] when the rack has no such host, or `process` is not its node.
+    pub fn check_node(&self, host: &str, process: Option<i32>) -> Result<(), ApiError> {
+        self.shared.check_host(host)?;
+        let own = |process: &i32| u32::try_from(*process) == Ok(std::process::id());
+        if process.is_some_and(|process| own(&process) || (self.is_node)(host, process)) {
+            return Ok(());
+        }
+        tracing::warn!(host, process, "a process that is not the host's node was refused");
+        let error = format!("you are not the node of {host}");
+        Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
     }
 
     /// Messages from a host's node.
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host, or the state cannot be stored.
-    pub async fn receive(&self, host: &str, messages: Vec<Message>) -> Result<(), ApiError> {
+    pub async fn receive(&self, host: &str, said: NodeMessages) -> Result<(), ApiError> {
         self.shared.check_host(host)?;
+        let NodeMessages { messages, report } = said;
         tracing::debug!(host, ?messages, "received");
+        if let Some(report) = report {
+            self.shared.note(host, report);
+        }
         let host = host.to_owned();
         self.writing.ask(|answer| Request::Heard { host, messages, answer }).await
     }
@@ -268,6 +311,22 @@ impl Shared {
         self.known().heard.insert(host.to_owned(), now);
         if registers {
             self.tell_host(host);
+        }
+    }
+
+    /// A node said how it is. Only what the rack has is kept.
+    fn note(&self, host: &str, mut report: NodeReport) {
+        let own = self.inventory.devices.iter().filter(|device| device.function.host == host);
+        let own: Vec<&InventoryDevice> = own.collect();
+        report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
+        let mut known = self.known();
+        let before = known.reports.insert(host.to_owned(), report).unwrap_or_default();
+        for device in own {
+            let name = &device.function.device;
+            let trouble = |report: &NodeReport| report.devices.get(name)?.trouble.clone();
+            if trouble(&before) != known.reports.get(host).and_then(trouble) {
+                let _ = self.events.send(Event::Device(self.device(&known, device)));
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! How the control plane's state looks from outside: hosts, functions, leases, and refusals.
 
 use rackbus_lease::{
-    BorrowRefused, EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
+    BorrowRefused, EndReason, FunctionId, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
 };
 
 use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
@@ -25,6 +25,7 @@ impl Service {
             live_leases: known.leases.values().filter(|l| l.is_live()).count(),
             refused: known.refused,
             store_failures: known.store_failures,
+            log_lines_left_out: (shared.log_lines_left_out)(),
             incidents: incidents.take(INCIDENTS).collect(),
         }
     }
@@ -75,6 +76,7 @@ impl Shared {
                 .map(|heard| self.clock.now().saturating_sub(*heard)),
             address: registered.map(|record| record.address.clone()),
             overruns: known.overruns.get(host).copied().unwrap_or_default(),
+            log_lines_left_out: known.reports.get(host).map_or(0, |r| r.log_lines_left_out),
             offers: known
                 .functions
                 .values()
@@ -107,7 +109,13 @@ impl Shared {
             holder,
             lease,
             epoch: record.map_or(0, |r: &FunctionRecord| r.epoch),
+            report: known.report(&device.function).cloned(),
         }
+    }
+
+    /// What its node says is wrong with a function.
+    pub(super) fn trouble(&self, function: &FunctionId) -> Option<String> {
+        self.known().report(function)?.trouble.clone()
     }
 
     pub(super) fn explain(&self, refused: BorrowRefused) -> ApiError {
@@ -120,7 +128,10 @@ impl Shared {
             BorrowRefused::Held { lease, .. } => {
                 format!("wait until it is returned, or return it with `rackbus return {lease}`")
             }
-            BorrowRefused::Returning { .. } => "try again in a moment".to_owned(),
+            BorrowRefused::Returning { function, .. } => match self.trouble(function) {
+                Some(trouble) => format!("it takes long: {trouble}"),
+                None => "try again in a moment".to_owned(),
+            },
             BorrowRefused::NoHost(_) => {
                 format!("the rack's hosts are {}", self.inventory.hosts.join(", "))
             }

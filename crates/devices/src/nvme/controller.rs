@@ -8,7 +8,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_pci::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Health, ResetKind, Work};
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{
     DOORBELLS, SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_OCCURRING,
@@ -313,6 +313,10 @@ impl Nvme {
 impl Function for Nvme {
     fn info(&self) -> &FunctionInfo {
         &self.info
+    }
+
+    fn health(&self) -> Health {
+        self.backing.health()
     }
 
     fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {

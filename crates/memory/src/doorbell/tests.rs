@@ -2,6 +2,7 @@ use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 use super::*;
+use crate::event::Event;
 use crate::region::SharedMemory;
 
 /// Longer than any of these waits may take.
@@ -128,6 +129,25 @@ fn the_event_rings_once_for_each_time_it_was_armed() {
     bell.close();
     assert!(bell.event.drain(), "closing rings too");
     assert!(!bell.arm(bell.count()));
+}
+
+/// Who shares the line asks to be woken by an event whose counter is full, and that waits.
+#[test]
+fn a_poller_whose_event_takes_no_ring_keeps_nobody() {
+    let memory = memory();
+    let peers = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    rustix::io::write(&peers, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let event = PeerEvent::new(peers).unwrap();
+    let bell = Doorbell::new(memory.region().clone(), 64, event).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        assert!(bell.arm(0));
+        bell.ring();
+        bell.disarm();
+        bell.disarm();
+        let _ = done.send(());
+    });
+    ended.recv_timeout(Duration::from_secs(10)).expect("the ring waits for the peer");
 }
 
 #[test]

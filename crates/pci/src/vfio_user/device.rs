@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Access, MapError, UnmapError};
+use rackbus_memory::{Access, MapError, Stream, UnmapError};
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::io::Errno;
 
@@ -58,6 +58,7 @@ impl From<MapError> for DeviceError {
         let errno = match &error {
             MapError::Domain(rackbus_fabric::MapError::Overlaps { .. }) => Errno::EXIST,
             MapError::TooMany(_) | MapError::Exhausted(_) => Errno::NOSPC,
+            MapError::Revoked => Errno::ACCESS,
             MapError::Domain(_) | MapError::Region(_) => Errno::INVAL,
         };
         DeviceError::new(errno, error.to_string())
@@ -216,6 +217,17 @@ impl EngineDevice {
     pub fn session(&self) -> EngineDevice {
         let _scrub = Some(Arc::new(ScrubOnDrop(self.engine.clone())));
         EngineDevice { _scrub, ..self.clone() }
+    }
+
+    /// The same for a user over `conversation`, which may end while this host stands still: what
+    /// the user had lent is not touched afterwards.
+    ///
+    /// # Errors
+    /// When the engine has stopped.
+    pub fn session_over(&self, conversation: Arc<dyn Stream>) -> Result<EngineDevice, DeviceError> {
+        let session = self.session();
+        self.engine.post(move |endpoint| endpoint.begin(conversation))?;
+        Ok(session)
     }
 
     /// The engine behind it.

@@ -6,6 +6,13 @@
 //! store by a signal that no node carries finds it: no keeper reads the old memory when the first
 //! one writes to the new. A keeper that does not answer in time is no keeper any more: it is cut
 //! off.
+//!
+//! The other way round there is no time limit: a keeper's writers wait for as long as the node that
+//! moves the memory lives. Only that node knows which memory the others have by now; writers that
+//! went on by themselves would write where nobody reads, or where somebody reads who has lost his
+//! access. A node that dies closes its conversations, and its keepers are cut off, which lets their
+//! writers go. One that stands still (stopped, or its host) keeps them waiting until it goes on or is
+//! ended; `rackbus status` shows since when it was not heard from.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -12,6 +12,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
+use rackbus_pci::Health;
 use rustix::io::Errno;
 
 use super::super::config::NvmeError;
@@ -37,6 +38,7 @@ pub struct FileBacking<S: System = Kernel> {
     capacity: u64,
     throttled_until_ns: u64,
     durability: Durability<u32>,
+    health: Health,
     zeroing: ZeroPolicy,
     /// Zeroes to write where the medium has no other way.
     zeroes: SharedMemory,
@@ -101,6 +103,7 @@ impl<S: System> FileBacking<S> {
             capacity,
             throttled_until_ns: 0,
             durability: Durability::default(),
+            health: Health::default(),
             zeroing: ZeroPolicy::new(zero_alignment),
             zeroes: SharedMemory::create("nvme-zeroes", WRITTEN_PIECE)?,
             slots: Vec::new(),
@@ -246,6 +249,7 @@ impl<S: System> FileBacking<S> {
                 "the medium did not take data that it was to make durable; no flush succeeds \
                  until the drive is opened anew"
             );
+            self.health.fail("the medium did not take data that it was to make durable: flushes fail until it is returned");
         }
         for index in answered {
             let own = match self.slots[index as usize].as_ref().map(|slot| &slot.work) {
@@ -339,6 +343,10 @@ impl<S: System> Backing for FileBacking<S> {
         self.durability.has_failed()
     }
 
+    fn health(&self) -> Health {
+        self.health.clone()
+    }
+
     fn reload(&mut self) -> Result<(), MediaError> {
         if !self.durability.has_failed() {
             return Ok(());
@@ -353,6 +361,7 @@ impl<S: System> Backing for FileBacking<S> {
             MediaError::NotDurable
         })?;
         self.durability.reloaded();
+        self.health.recover();
         tracing::warn!(
             "the drive was opened anew after a failed flush; it holds what its medium has"
         );

@@ -26,6 +26,7 @@ pub(super) mod parts {
 use std::os::fd::BorrowedFd;
 
 use rackbus_memory::{DmaSlice, PinnedSlice};
+use rackbus_pci::Health;
 use rackbus_spec::nvme::Status;
 
 use super::config::{BackingConfig, NvmeConfig, NvmeError};
@@ -135,6 +136,11 @@ pub trait Backing: Send {
     /// [`reload`](Backing::reload).
     fn has_failed(&self) -> bool {
         false
+    }
+
+    /// The same for whoever looks from elsewhere.
+    fn health(&self) -> Health {
+        Health::default()
     }
 
     /// Opens the medium anew if it has failed: what is read from now on is what it holds. Nothing

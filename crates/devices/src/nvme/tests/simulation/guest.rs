@@ -31,6 +31,8 @@ pub struct Circumstances {
     pub fails: bool,
     /// A flush had failed, and the file was not loaded anew, before the controller worked.
     pub sync_failed: bool,
+    /// The drive says that something is wrong with it.
+    pub trouble: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,6 +219,9 @@ impl Guest {
             Kind::Flush if ok => promises.flushed(command.begun.at),
             Kind::Flush if !cqe.status().is_do_not_retry() => {
                 return Err(format!("{command:?} failed and may be tried again"));
+            }
+            Kind::Flush if !now.trouble => {
+                return Err(format!("{command:?} failed and the drive counts as sound"));
             }
             Kind::Flush => {}
         }

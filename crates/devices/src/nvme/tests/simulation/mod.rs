@@ -198,7 +198,7 @@ impl World {
         // A spin takes as long as it takes, and a yield as long as others like.
         clock.state().now_ns += 200;
         match self.pace.after(work, || clock.state().now_ns) {
-            Next::Poll | Next::Move => {}
+            Next::Poll | Next::Move | Next::Check => {}
             Next::Yield => self.disk.state().now_ns += self.random.below(50_000) as u64,
             Next::Sleep(until) => {
                 if self.host.endpoint.park() {
@@ -221,7 +221,9 @@ impl World {
                 let at = self.tick();
                 self.log(format_args!("queue {qid}: {} ended {:?}", cqe.cid, cqe.status()));
                 let fails = self.disk.state().failures > 0;
-                let state = guest::Circumstances { at, fails, sync_failed: failed_before };
+                let trouble = self.host.endpoint.health().trouble().is_some();
+                let sync_failed = failed_before;
+                let state = guest::Circumstances { at, fails, sync_failed, trouble };
                 self.guest.completed(&self.host, &mut self.promises, qid, cqe, state)?;
             }
             // Drivers tell of what they have taken now or later; greedy ones now.

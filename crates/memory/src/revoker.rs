@@ -1,0 +1,115 @@
+//! Takes away what a function reaches, from outside the thread that runs it.
+//!
+//! That thread may hang for as long as a disk does, with addresses of its user's memory in its
+//! hands or in the kernel's. So its mappings are kept here as well, and [`Revoker::revoke`]
+//! replaces each by private memory: what the thread or the kernel still writes reaches nobody.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::region::Region;
+
+/// A hold on all memory that one [`DmaSpace`](crate::DmaSpace) leads to; cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Revoker(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    revoked: AtomicBool,
+    /// What is mapped now, by its address.
+    regions: Mutex<BTreeMap<u64, Weak<Region>>>,
+}
+
+impl Revoker {
+    /// Takes everything away that is mapped now, and lets nothing be mapped until the next user
+    /// [begins](crate::DmaSpace::begin). On return nothing reaches the memory any more, whatever
+    /// the function's thread does; the mappings stay in its books.
+    pub fn revoke(&self) {
+        let regions = self.regions();
+        self.0.revoked.store(true, Ordering::Release);
+        regions.values().filter_map(Weak::upgrade).for_each(|region| sever(&region));
+    }
+
+    /// Whether everything was taken away.
+    #[inline]
+    pub fn is_revoked(&self) -> bool {
+        self.0.revoked.load(Ordering::Acquire)
+    }
+
+    /// Keeps a mapping; false when nothing may be mapped any more.
+    pub(crate) fn admit(&self, iova: u64, region: &Arc<Region>) -> bool {
+        let mut regions = self.regions();
+        let admitted = !self.is_revoked();
+        if admitted {
+            regions.insert(iova, Arc::downgrade(region));
+        }
+        admitted
+    }
+
+    /// The mapping at `iova` is gone.
+    pub(crate) fn forget(&self, iova: u64) {
+        self.regions().remove(&iova);
+    }
+
+    /// All mappings are gone.
+    pub(crate) fn forget_all(&self) {
+        self.regions().clear();
+    }
+
+    /// Lets memory be mapped again.
+    pub(crate) fn renew(&self) {
+        let _regions = self.regions();
+        self.0.revoked.store(false, Ordering::Release);
+    }
+
+    fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Region>>> {
+        // Entries come and go whole.
+        self.0.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes a region's memory away from all who hold it.
+pub(crate) fn sever(region: &Region) {
+    if let Err(error) = region.sever() {
+        // Without the replacement the holder could still reach memory that is no longer granted.
+        tracing::error!(%error, "a revoked window could not be taken away; ending the process");
+        std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::region::SharedMemory;
+    use crate::space::{DmaSpace, MapError};
+    use rackbus_fabric::Access;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn what_is_taken_away_elsewhere_is_reached_by_nobody_until_the_next_user() {
+        let memory = SharedMemory::create("user", 0x2000).unwrap();
+        let byte = |at| memory.region().whole().read_obj::<u8>(at).unwrap();
+        let mut space = DmaSpace::new();
+        space.set_master(true);
+        let map = |space: &mut DmaSpace, iova| {
+            space.map(iova, 0x1000, Access::all(), Some((memory.as_fd(), iova)))
+        };
+        map(&mut space, 0).unwrap();
+        map(&mut space, 0x1000).unwrap();
+        space.unmap(0x1000, 0x1000).unwrap();
+        space.write(0, &[1]).unwrap();
+        let pinned = space.pin(0, 16, Access::WRITE).unwrap();
+        let revoker = space.revoker().clone();
+        std::thread::spawn(move || revoker.revoke()).join().unwrap();
+        pinned.get().fill(2);
+        let _ = space.write(0, &[3]);
+        assert_eq!(byte(0), 1, "it still reaches the memory");
+        // Nothing comes in by a request that was under way.
+        assert!(matches!(map(&mut space, 0x1000), Err(MapError::Revoked)));
+        space.unmap_all();
+        space.begin();
+        map(&mut space, 0).unwrap();
+        space.write(0, &[4]).unwrap();
+        assert_eq!(byte(0), 4);
+    }
+}

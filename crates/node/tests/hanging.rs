@@ -1,0 +1,402 @@
+//! A function whose engine hangs, and a host that stood still: what the borrower had lent is not
+//! touched any more, whatever the engine does.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rackbus_control::api::{Device as ApiDevice, DeviceState};
+use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::{Client as ControlClient, Options};
+use rackbus_lease::Config;
+use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_link::{Hello, Incoming, Service, VERSION};
+use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
+use rackbus_node::agent::{Agent, Identity};
+use rackbus_node::borrower::{Borrower as NodeBorrower, Grant, LossListener, functions_folder};
+use rackbus_node::unplug::Unplugger;
+use rackbus_node::{Armed, LendError, Lender, RemoteDevice, control_socket};
+use rackbus_pci::endpoint::Region;
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Client, ClientError, Device};
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, ResetKind, Work};
+use rackbus_spec::vfio_user::irq;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
+                    size = \"1 MiB\"\n[hosts.beta]\n";
+/// How long the lender waits for its engine here.
+const PATIENCE: Duration = Duration::from_millis(200);
+const LONG: Duration = Duration::from_secs(20);
+
+/// Where the device model waits until it is let go.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    reached: bool,
+    open: bool,
+    passed: bool,
+}
+
+impl Gate {
+    fn change(&self, change: impl FnOnce(&mut GateState)) {
+        change(&mut self.state.lock().unwrap());
+        self.moved.notify_all();
+    }
+
+    fn wait(&self, until: impl Fn(&GateState) -> bool) {
+        let state = self.state.lock().unwrap();
+        let (_state, waited) =
+            self.moved.wait_timeout_while(state, LONG, |state| !until(state)).unwrap();
+        assert!(!waited.timed_out(), "it never came");
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Where {
+    Poll,
+    Quiesce,
+}
+
+/// Hangs where it is told to after a register was written, and then goes on as if nothing had been.
+struct Hanging {
+    info: FunctionInfo,
+    place: Where,
+    gate: Arc<Gate>,
+    memory: Option<PinnedSlice>,
+}
+
+impl Hanging {
+    fn new(place: Where, gate: Arc<Gate>) -> Self {
+        let bar =
+            Bar { index: 0, size: 0x1000, is_64bit: true, prefetchable: false, mappable: None };
+        let info = FunctionInfo {
+            vendor_id: 0x1234,
+            device_id: 0x5678,
+            subsystem_vendor_id: 0,
+            subsystem_id: 0,
+            revision: 1,
+            class: [0xff, 0, 0],
+            bars: vec![bar],
+            msix_vectors: 1,
+            serial: 1,
+        };
+        Hanging { info, place, gate, memory: None }
+    }
+
+    fn hang(&mut self, bus: &Bus<'_>) {
+        let Some(memory) = self.memory.take() else { return };
+        self.gate.change(|gate| gate.reached = true);
+        self.gate.wait(|gate| gate.open);
+        memory.get().fill(0xbb);
+        let _ = bus.dma.write(0, &[0xbb; 8]);
+        bus.irq.trigger(0);
+        self.gate.change(|gate| gate.passed = true);
+    }
+
+    fn pin(dma: &DmaSpace) -> PinnedSlice {
+        dma.pin(0, 0x1000, Access::WRITE).unwrap()
+    }
+}
+
+impl Function for Hanging {
+    fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+
+    fn bar_read(&mut self, _: &Bus<'_>, _: u8, _: u64, _: &mut [u8]) {}
+
+    fn bar_write(&mut self, bus: &Bus<'_>, _: u8, _: u64, _: &[u8]) {
+        self.memory = Some(Hanging::pin(bus.dma));
+    }
+
+    fn reset(&mut self, _: &Bus<'_>, _: ResetKind) {}
+
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        if self.place == Where::Poll {
+            self.hang(bus);
+        }
+        Work::Asleep(None)
+    }
+
+    fn park(&mut self, _: &Bus<'_>) -> bool {
+        true
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn quiesce(&mut self, bus: &Bus<'_>) {
+        if self.place == Where::Quiesce {
+            self.hang(bus);
+        }
+    }
+}
+
+fn topology() -> rackbus_fabric::Topology {
+    let rack = rackbus_fabric::rack::Rack::parse("rack.toml", RACK).unwrap();
+    rackbus_fabric::derive::here(&rack).unwrap()
+}
+
+fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
+    let mut lender = Lender::new("alpha", topology()).with_patience(PATIENCE);
+    let gate = gate.clone();
+    let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
+    lender.add("nvme0", Box::new(make), EngineOptions::default()).unwrap();
+    Arc::new(lender)
+}
+
+/// The borrower of an epoch, with memory and an interrupt wired.
+struct Borrower {
+    client: Client,
+    memory: SharedMemory,
+    event: Event,
+}
+
+fn incoming(stream: UnixStream, epoch: u64) -> Incoming {
+    let service = Service::Function { device: "nvme0".into(), lease: epoch, epoch };
+    let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
+    let hello = Hello { version: VERSION, rack, from, to, service };
+    Incoming { hello, stream: Arc::new(stream), process: rustix::process::getpid() }
+}
+
+/// The welcome comes first; vfio-user takes over from there.
+fn hear_welcome(stream: &UnixStream) {
+    let mut length = [0; 4];
+    stream.receive(&mut length, &mut Vec::new()).unwrap();
+    let mut welcome = vec![0; u32::from_le_bytes(length) as usize];
+    stream.receive(&mut welcome, &mut Vec::new()).unwrap();
+}
+
+fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
+    lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
+    std::thread::spawn(move || lender.attend(incoming));
+    hear_welcome(&ours);
+    let client = Client::over(Arc::new(ours)).unwrap();
+    let memory = SharedMemory::create("guest", 0x1000).unwrap();
+    client.write(7, 4, &6u16.to_le_bytes()).unwrap();
+    client.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();
+    let event = Event::new().unwrap();
+    let wire = event.as_fd().try_clone_to_owned().unwrap();
+    client.wire_irqs(irq::MSIX, 0, &[Some(wire)]).unwrap();
+    memory.whole().fill(0xaa);
+    Borrower { client, memory, event }
+}
+
+impl Borrower {
+    fn untouched(&self) -> bool {
+        let mut bytes = [0; 0x1000];
+        self.memory.whole().copy_to(&mut bytes);
+        bytes == [0xaa; 0x1000] && !self.event.drain()
+    }
+}
+
+fn revocation_of_what_hangs(place: Where) {
+    let gate = Arc::new(Gate::default());
+    let lender = lender(place, &gate);
+    let borrower = borrow(&lender, 1);
+    borrower.client.write(0, 0, &[1]).unwrap();
+    if place == Where::Poll {
+        gate.wait(|gate| gate.reached);
+    }
+    let error = lender.revoke("nvme0", 1).unwrap_err();
+    assert!(matches!(error, LendError::Hangs { .. }), "{error}");
+    let trouble = || lender.report()["nvme0"].trouble.clone();
+    assert!(trouble().unwrap().contains("does not answer"));
+    let next = Armed { lease: 2, epoch: 2, borrower: "beta".into() };
+    assert!(matches!(lender.arm("nvme0", next), Err(LendError::InUse { .. })));
+    // It comes back with addresses of the borrower's in its hands.
+    gate.change(|gate| gate.open = true);
+    gate.wait(|gate| gate.passed);
+    assert!(borrower.untouched(), "the engine reaches the borrower's memory");
+    lender.finish("nvme0").unwrap();
+    assert!(borrower.untouched());
+    assert_eq!(trouble(), None);
+    assert!(matches!(borrower.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
+    // The next borrower has a function that works.
+    let next = borrow(&lender, 2);
+    next.client.write(0, 0, &[1]).unwrap();
+    if place == Where::Quiesce {
+        next.client.dma_unmap_all().unwrap();
+    }
+    Event::wait_any(&[next.event.as_fd()], Some(20_000_000_000));
+    assert!(next.event.drain(), "its interrupts arrive");
+    assert_eq!(next.memory.whole().read_obj::<u8>(0), Some(0xbb));
+}
+
+#[test]
+fn an_engine_that_hangs_in_a_poll_loses_its_borrowers_memory() {
+    revocation_of_what_hangs(Where::Poll);
+}
+
+#[test]
+fn an_engine_that_hangs_while_it_waits_for_io_loses_its_borrowers_memory() {
+    revocation_of_what_hangs(Where::Quiesce);
+}
+
+/// The test runs itself as the lender, which is stopped for longer than its borrower waits.
+#[test]
+fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
+    const LENDER: &str = "RACKBUS_LENDER_SOCKET";
+    if let Ok(path) = std::env::var(LENDER) {
+        let gate = Arc::new(Gate::default());
+        gate.change(|gate| gate.open = true);
+        let lender = lender(Where::Poll, &gate);
+        lender.arm("nvme0", Armed { lease: 1, epoch: 1, borrower: "beta".into() }).unwrap();
+        lender.attend(incoming(UnixStream::connect(path).unwrap(), 1));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("link.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut lender = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_lender_that_stood_still_does_not_go_on_with_what_was_given_up"])
+        .env(LENDER, &path)
+        .spawn()
+        .unwrap();
+    let stream = listener.accept().unwrap().0;
+    hear_welcome(&stream);
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let (lost, loss) = std::sync::mpsc::channel();
+    let on_lost = Box::new(move |_| lost.send(()).unwrap());
+    let device = RemoteDevice::attach(Arc::new(stream), on_lost).unwrap();
+    let memory = SharedMemory::create("guest", 0x1000).unwrap();
+    device.write(Region::Config, 4, vec![6, 0], false).unwrap();
+    let file = memory.descriptor().unwrap();
+    device.map(0, 0x1000, Access::all(), Some((file, 0))).unwrap();
+    device.write(Region::Bar(0), 0, vec![1], false).unwrap();
+    while memory.whole().read_obj::<u8>(0x800) != Some(0xbb) {
+        std::thread::yield_now();
+    }
+
+    let pid = Pid::from_child(&lender);
+    kill_process(pid, Signal::STOP).unwrap();
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+    // The guest asks for something, waits in vain, and does something else with its memory.
+    device.write(Region::Bar(0), 0, vec![1], true).unwrap();
+    assert_eq!(device.read(Region::Bar(0), 0, 4).unwrap(), [0xff; 4], "it is given up");
+    loss.recv_timeout(LONG).unwrap();
+    memory.whole().fill(0xaa);
+    kill_process(pid, Signal::CONT).unwrap();
+    assert!(lender.wait().unwrap().success());
+    let mut bytes = [0; 0x1000];
+    memory.whole().copy_to(&mut bytes);
+    assert!(bytes == [0xaa; 0x1000], "the lender wrote into memory that is somebody else's");
+}
+
+/// Nobody is told of losses here.
+struct Unheard;
+
+impl LossListener for Unheard {
+    fn lender_lost(&self, _: &Grant, _: &str) {}
+}
+
+/// A control plane with hosts alpha, whose device hangs, and beta, in this process.
+async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
+    let nvme0 = InventoryDevice {
+        function: "alpha/nvme0".parse().unwrap(),
+        kind: "nvme".into(),
+        detail: String::new(),
+    };
+    let inventory = Inventory {
+        rack: "test".into(),
+        hosts: vec!["alpha".into(), "beta".into()],
+        devices: vec![nvme0],
+        ..Inventory::default()
+    };
+    let options = Options {
+        inventory,
+        config: Config::default(),
+        database: run_dir.join("state.db"),
+        log_lines_left_out: || 0,
+        is_node: Arc::new(|_, _| false),
+    };
+    let control = control_socket(run_dir);
+    let client = ControlClient::new(&control);
+    let service = rackbus_control::Service::open(options).unwrap();
+    let socket = control.clone();
+    tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
+    for (host, lender) in
+        [("alpha", lender(Where::Poll, gate)), ("beta", Arc::new(Lender::new("beta", topology())))]
+    {
+        let folder = functions_folder(run_dir, host);
+        std::fs::create_dir_all(&folder).unwrap();
+        let link = run_dir.join(host).join("link.sock");
+        let listener = ShmListener::bind(&link).unwrap();
+        let attending = lender.clone();
+        std::thread::spawn(move || {
+            while let Ok(stream) = listener.accept() {
+                let attending = attending.clone();
+                std::thread::spawn(move || attending.attend(hear(stream, "test", host).unwrap()));
+            }
+        });
+        let address = link.display().to_string();
+        let (host, control) = (host.to_owned(), control.clone());
+        let borrower =
+            NodeBorrower::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
+        let unplugger = Unplugger::new(run_dir, &host);
+        let identity = Identity { host, address, control, log_lines_left_out: || 0 };
+        let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
+        let agent = Agent::new(identity, lender, Arc::new(borrower), unplugger, heard);
+        tokio::spawn(agent.run(inbox));
+    }
+    client
+}
+
+/// The user is told why a function is not offered again, and it is when it can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_return_that_waits_for_what_hangs_says_so_and_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = Arc::new(Gate::default());
+    let client = rack(folder.path(), &gate).await;
+    let look = async |until: &dyn Fn(&ApiDevice) -> bool| {
+        let looking = async {
+            loop {
+                let devices = client.devices().await.unwrap_or_default();
+                if let Some(device) = devices.into_iter().find(until) {
+                    return device;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LONG, looking).await.expect("it never comes to that")
+    };
+    look(&|device| device.state == DeviceState::Offered).await;
+    let lease = client.borrow("alpha/nvme0", "beta").await.unwrap();
+    let socket = lease.socket.unwrap();
+    let (reached, memory) = (gate.clone(), SharedMemory::create("guest", 0x1000).unwrap());
+    let using = tokio::task::spawn_blocking(move || {
+        let user = Client::connect(Path::new(&socket), Duration::from_secs(5)).unwrap();
+        user.write(7, 4, &6u16.to_le_bytes()).unwrap();
+        user.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();
+        memory.whole().fill(0xaa);
+        user.write(0, 0, &[1]).unwrap();
+        reached.wait(|gate| gate.reached);
+        (user, memory)
+    });
+    let (_user, memory) = using.await.unwrap();
+    let returning = {
+        let client = client.clone();
+        tokio::spawn(async move { client.give_back(lease.lease).await })
+    };
+    let trouble = |device: &ApiDevice| device.report.as_ref()?.trouble.clone();
+    let hanging = look(&|device| trouble(device).is_some()).await;
+    assert_eq!(hanging.state, DeviceState::Returning, "{hanging:?}");
+    let refused = client.borrow("alpha/nvme0", "beta").await.unwrap_err().to_string();
+    assert!(refused.contains("does not answer"), "{refused}");
+    assert!(!returning.is_finished(), "it is said to be back");
+    gate.change(|gate| gate.open = true);
+    assert!(returning.await.unwrap().unwrap().returned);
+    assert_eq!(memory.whole().read_obj::<u8>(0), Some(0xaa));
+    look(&|device| device.state == DeviceState::Offered && trouble(device).is_none()).await;
+}
