@@ -67,7 +67,6 @@ pub struct Agent {
     lender: Arc<Lender>,
     borrower: Arc<Borrower>,
     unplugger: Unplugger,
-    devices: Vec<String>,
     lending: rackbus_lease::Lender,
     borrowing: rackbus_lease::Borrower,
     incarnation: u64,
@@ -104,13 +103,12 @@ impl Agent {
         tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
         tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
         Agent {
-            lending: rackbus_lease::Lender::new(incarnation, devices.iter().cloned()),
+            lending: rackbus_lease::Lender::new(incarnation, devices),
             borrowing: rackbus_lease::Borrower::new(incarnation),
             identity,
             lender,
             borrower,
             unplugger,
-            devices,
             incarnation,
             registered: false,
             register_at: 0,
@@ -152,7 +150,8 @@ impl Agent {
         self.register_at = now.saturating_add(again);
         self.say(Message::Register {
             incarnation: self.incarnation,
-            devices: self.devices.clone(),
+            devices: self.lending.newest_epochs(),
+            newest_lease: self.borrowing.newest_lease(),
             address: self.identity.address.clone(),
         });
     }
@@ -165,7 +164,11 @@ impl Agent {
     fn hear(&mut self, heard: Heard) {
         let now = self.now();
         match heard {
-            Heard::Connected => self.register_at = now,
+            Heard::Connected => {
+                // This control plane may be a new one: repeated until it has answered.
+                self.registered = false;
+                self.register_at = now;
+            }
             Heard::Said(message) => self.receive(now, message),
             Heard::ArmDone(device, epoch, outcome) => {
                 let actions = self.lending.arm_done(&device, epoch, outcome);

@@ -1,26 +1,31 @@
 //! The control plane's shell around [`rackbus_lease::Authority`]: gives it time and messages,
 //! stores what it decides, then sends what it says.
+//!
+//! [`writer`] takes the steps, on a thread of its own; [`known`] is what everybody sees of them.
 
+mod known;
 mod paths;
 mod views;
+mod writer;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_fabric::Topology;
 use rackbus_lease::{
-    Authority, Config, FunctionId, FunctionState, LeaseRecord, LeaseState, Message, Outcome,
-    Record, ReturnRefused,
+    Authority, BorrowRefused, Config, FunctionId, FunctionState, LeaseRecord, LeaseState, Message,
+    Outcome, Record, ReturnRefused,
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
 use crate::api::{ApiError, Event, Lease};
 use crate::store::{Store, StoreError};
 
+use known::Known;
 use views::present;
 pub(crate) use views::problem;
+use writer::{Request, Writing};
 
 /// How long a request waits for nodes to do what it asks for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,22 +74,19 @@ pub struct Options {
 /// The running control plane.
 #[derive(Debug)]
 pub struct Service {
+    shared: Arc<Shared>,
+    writing: Writing,
+}
+
+/// What the writer and those who ask share.
+#[derive(Debug)]
+struct Shared {
     inventory: Inventory,
-    config: Config,
     clock: Clock,
-    core: Mutex<Core>,
+    known: Mutex<Known>,
     /// Moves with every step.
     steps: watch::Sender<u64>,
     events: broadcast::Sender<Event>,
-}
-
-#[derive(Debug)]
-struct Core {
-    authority: Authority,
-    store: Store,
-    /// The nodes that listen now.
-    nodes: BTreeMap<String, mpsc::UnboundedSender<Message>>,
-    refused: u64,
 }
 
 /// Milliseconds since 1970 that never go back while the process runs.
@@ -109,44 +111,40 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Why the control plane cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its state cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its thread cannot be started.
+    #[error("a thread cannot be started: {0}")]
+    Thread(std::io::Error),
+}
+
 impl Service {
     /// Opens the state and goes on where it stopped.
     ///
     /// # Errors
-    /// [`StoreError`].
-    pub fn open(options: Options) -> Result<Arc<Service>, StoreError> {
+    /// [`OpenError`].
+    pub fn open(options: Options) -> Result<Arc<Service>, OpenError> {
         let store = Store::open(&options.database, &options.inventory.rack)?;
         let clock = Clock::new();
         let authority = Authority::restore(options.config, clock.now(), store.load()?);
-        let core = Core { authority, store, nodes: BTreeMap::new(), refused: 0 };
-        Ok(Arc::new(Service {
+        let shared = Arc::new(Shared {
             inventory: options.inventory,
-            config: options.config,
             clock,
-            core: Mutex::new(core),
+            known: Mutex::new(Known::of(&authority)),
             steps: watch::Sender::new(0),
             events: broadcast::Sender::new(EVENT_BACKLOG),
-        }))
+        });
+        let writing =
+            Writing::start(authority, store, shared.clone()).map_err(OpenError::Thread)?;
+        Ok(Arc::new(Service { shared, writing }))
     }
 
-    /// Lets time pass for the authority, for ever.
-    pub async fn run_clock(self: Arc<Self>) {
-        let mut steps = self.steps.subscribe();
-        loop {
-            let due = self.core().authority.next_tick();
-            let now = self.clock.now();
-            let wait = due.map(|at| Duration::from_millis(at.saturating_sub(now)));
-            tokio::select! {
-                () = tokio::time::sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {
-                    // A failure is logged, and the tick comes again.
-                    let _ = self.step(|authority, now| ((), authority.tick(now)));
-                }
-                _ = steps.changed() => {}
-            }
-        }
-    }
-
-    /// Borrows a function and waits until it can be used.
+    /// Borrows a function and waits until it can be used. When the caller does not wait so long
+    /// (the future is dropped), the lease is given back.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
@@ -154,39 +152,44 @@ impl Service {
         let id: FunctionId = function.parse().map_err(|cause: rackbus_lease::BadFunctionId| {
             problem("bad_name", cause.to_string(), "`rackbus devices` lists the functions")
         })?;
-        let granted = self.step(|authority, now| match authority.borrow(now, &id, borrower) {
-            Ok((lease, outcome)) => (Ok(lease), outcome),
-            Err(refused) => (Err(refused), Outcome::default()),
-        })?;
-        let lease = granted.map_err(|refused| {
-            self.core().refused += 1;
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let mut steps = self.shared.steps.subscribe();
+        let granted = loop {
+            let (function, borrower) = (id.clone(), borrower.to_owned());
+            let ask = |answer| Request::Borrow { function, borrower, answer };
+            match self.writing.ask(ask).await? {
+                // Just after a restart: the nodes are on their way.
+                Err(BorrowRefused::Awaited(_))
+                    if tokio::time::timeout_at(deadline, steps.changed()).await.is_ok() => {}
+                granted => break granted,
+            }
+        };
+        let wanted = granted.map_err(|refused| {
+            self.shared.known().refused += 1;
             tracing::info!(function, borrower, %refused, "borrow refused");
-            self.explain(refused)
+            self.shared.explain(refused)
         })?;
-        let waited = self
-            .wait(PATIENCE, |core| {
-                let record = core.authority.lease(lease)?;
-                matches!(record.state, LeaseState::Active { .. } | LeaseState::Ended { .. })
-                    .then(|| record.clone())
-            })
-            .await;
-        match waited {
+        let lease = wanted.lease;
+        let settled = |known: &Known| {
+            let record = known.leases.get(&lease)?;
+            matches!(record.state, LeaseState::Active { .. } | LeaseState::Ended { .. })
+                .then(|| record.clone())
+        };
+        match self.shared.wait(deadline, settled).await {
             Some(LeaseRecord { state: LeaseState::Ended { reason }, .. }) => Err(problem(
                 "failed",
                 format!("{function} could not be lent to {borrower}: {reason}"),
                 "`rackbus status` tells how the nodes are",
             )),
-            Some(record) => Ok(present(&record)),
-            None => {
-                let _ = self.step(|authority, now| {
-                    ((), authority.give_back(now, lease).unwrap_or_default())
-                });
-                Err(problem(
-                    "timeout",
-                    format!("{function} could not be lent to {borrower} in {PATIENCE:?}"),
-                    "the lease is taken back; `rackbus status` tells how the nodes are",
-                ))
+            Some(record) => {
+                wanted.keep();
+                Ok(present(&record))
             }
+            None => Err(problem(
+                "timeout",
+                format!("{function} could not be lent to {borrower} in {PATIENCE:?}"),
+                "the lease is taken back; `rackbus status` tells how the nodes are",
+            )),
         }
     }
 
@@ -195,10 +198,7 @@ impl Service {
     /// # Errors
     /// [`ApiError`].
     pub async fn give_back(&self, lease: u64) -> Result<Lease, ApiError> {
-        let outcome = self.step(|authority, now| match authority.give_back(now, lease) {
-            Ok(outcome) => (Ok(()), outcome),
-            Err(refused) => (Err(refused), Outcome::default()),
-        })?;
+        let outcome = self.writing.ask(|answer| Request::GiveBack { lease, answer }).await?;
         outcome.map_err(|refused| match &refused {
             ReturnRefused::Unknown(_) => {
                 problem("unknown_lease", refused.to_string(), "`rackbus leases` lists them")
@@ -207,10 +207,12 @@ impl Service {
                 problem("over", refused.to_string(), "there is nothing left to return")
             }
         })?;
+        let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let back = self
-            .wait(RETURN_PATIENCE, |core| {
-                let record = core.authority.lease(lease)?;
-                let function = core.authority.function(&record.function)?;
+            .shared
+            .wait(deadline, |known| {
+                let record = known.leases.get(&lease)?;
+                let function = known.functions.get(&record.function)?;
                 let held = matches!(function.state,
                     FunctionState::Lent { lease: l } | FunctionState::Revoking { lease: l } if l == lease);
                 (!record.is_live() && !held).then(|| present(record))
@@ -229,90 +231,57 @@ impl Service {
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host, or the state cannot be stored.
-    pub fn receive(&self, host: &str, messages: Vec<Message>) -> Result<(), ApiError> {
-        self.check_host(host)?;
-        for message in messages {
-            tracing::debug!(host, ?message, "received");
-            let registers = matches!(message, Message::Register { .. });
-            self.step(|authority, now| ((), authority.receive(now, host, message)))?;
-            if registers {
-                self.tell_host(host);
-            }
-        }
-        Ok(())
+    pub async fn receive(&self, host: &str, messages: Vec<Message>) -> Result<(), ApiError> {
+        self.shared.check_host(host)?;
+        tracing::debug!(host, ?messages, "received");
+        let host = host.to_owned();
+        self.writing.ask(|answer| Request::Heard { host, messages, answer }).await
     }
 
     /// A node listens: what is said to it from now on. A later listener takes its place.
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host.
-    pub fn listen(&self, host: &str) -> Result<mpsc::UnboundedReceiver<Message>, ApiError> {
-        self.check_host(host)?;
-        let (sender, receiver) = mpsc::unbounded_channel();
-        self.core().nodes.insert(host.to_owned(), sender);
+    pub fn listen(&self, host: &str) -> Result<mpsc::Receiver<Message>, ApiError> {
+        self.shared.check_host(host)?;
+        let receiver = self.shared.known().listen(host);
         tracing::info!(host, "node connected");
-        self.tell_host(host);
+        self.shared.tell_host(host);
         Ok(receiver)
     }
 
     /// What changes, from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
-        self.events.subscribe()
+        self.shared.events.subscribe()
+    }
+}
+
+impl Shared {
+    /// Held for moments only, and never while anything is waited for.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // It is changed in whole steps; a panic between two leaves it as it was.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
-        // The core is changed in whole steps; a panic between two leaves it as it was.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A host was heard at `now`.
+    fn heard(&self, host: &str, now: u64, registers: bool) {
+        self.known().heard.insert(host.to_owned(), now);
+        if registers {
+            self.tell_host(host);
+        }
     }
 
-    /// One step of the authority: decide, store, send, tell.
-    fn step<R>(
-        &self,
-        decide: impl FnOnce(&mut Authority, u64) -> (R, Outcome),
-    ) -> Result<R, ApiError> {
-        let now = self.clock.now();
-        let mut guard = self.core();
-        let core = &mut *guard;
-        let (answer, outcome) = decide(&mut core.authority, now);
-        if let Err(error) = core.store.save(&outcome.records) {
-            tracing::error!(%error, "a decision could not be stored and is taken back");
-            self.take_back(core);
-            return Err(problem(
-                "not_stored",
-                format!("the decision could not be stored: {error}"),
-                "nothing was changed; see to the disk of the control plane and try again",
-            ));
-        }
-        for (host, message) in outcome.messages {
-            tracing::debug!(host, ?message, "sent");
-            if let Some(node) = core.nodes.get(&host)
-                && node.send(message).is_err()
-            {
-                core.nodes.remove(&host);
-            }
-        }
-        for record in &outcome.records {
-            self.announce(core, record);
-        }
-        drop(guard);
+    /// A step is stored: lets everybody know.
+    fn publish(&self, outcome: Outcome) {
+        let records = outcome.records.clone();
+        let mut known = self.known();
+        known.publish(outcome);
+        records.iter().for_each(|record| self.announce(&known, record));
+        drop(known);
         self.steps.send_modify(|step| *step = step.wrapping_add(1));
-        Ok(answer)
     }
 
-    /// What was decided and not stored never happened.
-    fn take_back(&self, core: &mut Core) {
-        match core.store.load() {
-            Ok(records) => {
-                core.authority = Authority::restore(self.config, self.clock.now(), records);
-            }
-            Err(error) => {
-                tracing::error!(%error, "the state cannot be read back; the control plane ends");
-                std::process::exit(1);
-            }
-        }
-    }
-
-    fn announce(&self, core: &Core, record: &Record) {
+    fn announce(&self, known: &Known, record: &Record) {
         let event = match record {
             Record::Lease(lease) => Some(Event::Lease(present(lease))),
             Record::Function(function) => self
@@ -320,8 +289,8 @@ impl Service {
                 .devices
                 .iter()
                 .find(|d| d.function == function.function)
-                .map(|device| Event::Device(self.device(core, device))),
-            Record::Host(_) | Record::Forgotten { .. } => None,
+                .map(|device| Event::Device(self.device(known, device))),
+            Record::Host(_) | Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         if let Some(event) = event {
             // Nobody listening is no failure.
@@ -330,16 +299,19 @@ impl Service {
     }
 
     fn tell_host(&self, host: &str) {
-        let status = self.host(&self.core(), host);
+        let status = self.host(&self.known(), host);
         let _ = self.events.send(Event::Host(status));
     }
 
-    /// Waits until `ready` gives a value, at most `patience`.
-    async fn wait<R>(&self, patience: Duration, ready: impl Fn(&Core) -> Option<R>) -> Option<R> {
+    /// Waits until `ready` gives a value, at most until `deadline`.
+    async fn wait<R>(
+        &self,
+        deadline: tokio::time::Instant,
+        ready: impl Fn(&Known) -> Option<R>,
+    ) -> Option<R> {
         let mut steps = self.steps.subscribe();
-        let deadline = tokio::time::Instant::now() + patience;
         loop {
-            if let Some(value) = ready(&self.core()) {
+            if let Some(value) = ready(&self.known()) {
                 return Some(value);
             }
             tokio::time::timeout_at(deadline, steps.changed()).await.ok()?.ok()?;

@@ -13,7 +13,7 @@ impl Service {
     /// # Errors
     /// [`ApiError`] when a name is unknown, or the two are not joined.
     pub fn path(&self, from: &str, to: &str) -> Result<Path, ApiError> {
-        let topology = &self.inventory.topology;
+        let topology = &self.shared.inventory.topology;
         let part = |name: &str, of_host: fn(&rackbus_fabric::topology::Host) -> ComponentId| {
             let host = topology.host_named(name).map(|id| of_host(topology.host(id)));
             host.or_else(|| topology.named(name)).ok_or_else(|| {
@@ -21,10 +21,10 @@ impl Service {
                     topology.components().map(|(_, c)| c.name.as_str()).collect();
                 problem(
                     "unknown_place",
-                    format!("rack {} has no {name}", self.inventory.rack),
+                    format!("rack {} has no {name}", self.shared.inventory.rack),
                     &format!(
                         "it has the hosts {}, and {}",
-                        self.inventory.hosts.join(", "),
+                        self.shared.inventory.hosts.join(", "),
                         known.join(", ")
                     ),
                 )

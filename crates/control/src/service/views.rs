@@ -4,7 +4,7 @@ use rackbus_lease::{
     BorrowRefused, EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
 };
 
-use super::{Core, INCIDENTS, InventoryDevice, Service, millis};
+use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
 use crate::api::{
     ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
 };
@@ -12,44 +12,42 @@ use crate::api::{
 impl Service {
     /// The rack as a whole.
     pub fn status(&self) -> RackStatus {
-        let core = self.core();
-        let mut incidents: Vec<Lease> = core
-            .authority
-            .leases()
-            .map(present)
-            .filter(|lease| lease.reason.is_some() && !lease.returned)
-            .collect();
-        incidents.reverse();
-        incidents.truncate(INCIDENTS);
+        let (shared, known) = (&self.shared, self.shared.known());
+        let ended = known.leases.values().rev().map(present);
+        let incidents = ended.filter(|lease| lease.reason.is_some() && !lease.returned);
+        let hosts = shared.inventory.hosts.iter();
         RackStatus {
-            rack: self.inventory.rack.clone(),
+            rack: shared.inventory.rack.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_ms: millis(self.clock.begun.elapsed()),
+            uptime_ms: millis(shared.clock.begun.elapsed()),
             pid: std::process::id(),
-            hosts: self.inventory.hosts.iter().map(|host| self.host(&core, host)).collect(),
-            live_leases: core.authority.leases().filter(|l| l.is_live()).count(),
-            refused: core.refused,
-            incidents,
+            hosts: hosts.map(|host| shared.host(&known, host)).collect(),
+            live_leases: known.leases.values().filter(|l| l.is_live()).count(),
+            refused: known.refused,
+            store_failures: known.store_failures,
+            incidents: incidents.take(INCIDENTS).collect(),
         }
     }
 
     /// The functions of the rack.
     pub fn devices(&self) -> Vec<Device> {
-        let core = self.core();
-        self.inventory.devices.iter().map(|device| self.device(&core, device)).collect()
+        let (shared, known) = (&self.shared, self.shared.known());
+        shared.inventory.devices.iter().map(|device| shared.device(&known, device)).collect()
     }
 
     /// The leases; with `all`, also those that are over.
     pub fn leases(&self, all: bool) -> Vec<Lease> {
-        let core = self.core();
-        core.authority.leases().filter(|l| all || l.is_live()).map(present).collect()
+        let known = self.shared.known();
+        known.leases.values().filter(|l| all || l.is_live()).map(present).collect()
     }
 
     /// One lease.
     pub fn lease(&self, lease: u64) -> Option<Lease> {
-        self.core().authority.lease(lease).map(present)
+        self.shared.known().leases.get(&lease).map(present)
     }
+}
 
+impl Shared {
     pub(super) fn check_host(&self, host: &str) -> Result<(), ApiError> {
         match self.inventory.hosts.iter().any(|h| h == host) {
             true => Ok(()),
@@ -61,35 +59,38 @@ impl Service {
         }
     }
 
-    pub(super) fn host(&self, core: &Core, host: &str) -> HostStatus {
-        let known = core.authority.hosts().find(|(record, _)| record.host == host);
-        let listens = core.nodes.get(host).is_some_and(|node| !node.is_closed());
-        let leases = || core.authority.leases().filter(|l| l.is_live());
+    pub(super) fn host(&self, known: &Known, host: &str) -> HostStatus {
+        let registered = known.hosts.get(host);
+        let listens = known.listens(host);
+        let leases = || known.leases.values().filter(|l| l.is_live());
         HostStatus {
             host: host.to_owned(),
-            state: match known {
+            state: match registered {
                 None => HostState::NeverSeen,
                 Some(_) if listens => HostState::Up,
                 Some(_) => HostState::Down,
             },
-            heard_ms_ago: known.map(|(_, heard)| self.clock.now().saturating_sub(heard)),
-            address: known.map(|(record, _)| record.address.clone()),
-            offers: core
-                .authority
-                .functions()
+            heard_ms_ago: registered
+                .and_then(|_| known.heard.get(host))
+                .map(|heard| self.clock.now().saturating_sub(*heard)),
+            address: registered.map(|record| record.address.clone()),
+            overruns: known.overruns.get(host).copied().unwrap_or_default(),
+            offers: known
+                .functions
+                .values()
                 .filter(|f| f.function.host == host && f.state == FunctionState::Offered)
                 .count(),
             borrows: leases().filter(|l| l.borrower == host).count(),
         }
     }
 
-    pub(super) fn device(&self, core: &Core, device: &InventoryDevice) -> Device {
-        let record = core.authority.function(&device.function);
+    pub(super) fn device(&self, known: &Known, device: &InventoryDevice) -> Device {
+        let record = known.functions.get(&device.function);
         let lease = record.and_then(|r| match r.state {
             FunctionState::Lent { lease } | FunctionState::Revoking { lease } => Some(lease),
             _ => None,
         });
-        let up = core.nodes.get(&device.function.host).is_some_and(|node| !node.is_closed());
+        let up = known.listens(&device.function.host);
         let state = match record.map(|r| &r.state) {
             None | Some(FunctionState::Withdrawn) => DeviceState::Absent,
             Some(_) if !up => DeviceState::Unreachable,
@@ -97,7 +98,7 @@ impl Service {
             Some(FunctionState::Revoking { .. }) => DeviceState::Returning,
             Some(FunctionState::Offered) => DeviceState::Offered,
         };
-        let holder = lease.and_then(|l| core.authority.lease(l)).map(|l| l.borrower.clone());
+        let holder = lease.and_then(|l| known.leases.get(&l)).map(|l| l.borrower.clone());
         Device {
             function: device.function.to_string(),
             kind: device.kind.clone(),
@@ -123,7 +124,7 @@ impl Service {
             BorrowRefused::NoHost(_) => {
                 format!("the rack's hosts are {}", self.inventory.hosts.join(", "))
             }
-            BorrowRefused::Silent { host, .. } => {
+            BorrowRefused::Silent { host, .. } | BorrowRefused::Awaited(host) => {
                 format!("see whether the node of {host} runs: `rackbus status`")
             }
         };
@@ -133,7 +134,7 @@ impl Service {
             BorrowRefused::Held { .. } => "held",
             BorrowRefused::Returning { .. } => "returning",
             BorrowRefused::NoHost(_) => "unknown_host",
-            BorrowRefused::Silent { .. } => "silent",
+            BorrowRefused::Silent { .. } | BorrowRefused::Awaited(_) => "silent",
         };
         let (holder, lease) = match refused {
             BorrowRefused::Held { borrower, lease, .. }

@@ -10,7 +10,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use records::{
     BorrowRefused, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseRecord, LeaseState,
@@ -33,6 +33,16 @@ pub struct Config {
     pub silence: Millis,
 }
 
+impl Config {
+    /// How often time is to be looked at: each time limit is several of these.
+    fn beat(&self) -> Millis {
+        (self.ttl.min(self.close_grace).min(self.silence) / BEATS).max(1)
+    }
+}
+
+/// How many times within the shortest time limit the clock is looked at.
+const BEATS: Millis = 8;
+
 impl Default for Config {
     fn default() -> Self {
         Config { ttl: 15_000, close_grace: 20_000, resend: 250, silence: 15_000 }
@@ -54,7 +64,28 @@ pub struct Outcome {
 /// What is known of a host in this life of the authority only.
 #[derive(Debug, Clone, Copy)]
 struct Contact {
+    /// Whether its node registered: what it has of former decisions is known then.
+    registered: bool,
     heard: Millis,
+}
+
+/// Something as it was before the last step.
+#[derive(Debug)]
+enum Undo {
+    Host(String, Option<HostRecord>),
+    Function(FunctionId, Option<FunctionRecord>),
+    Lease(LeaseId, Option<LeaseRecord>),
+    Deadline(LeaseId, Option<Millis>),
+    NextLease(LeaseId),
+    Registered(String),
+}
+
+/// Puts a key's value, or none.
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<V> {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    }
 }
 
 /// The state machine of the control plane.
@@ -69,7 +100,14 @@ pub struct Authority {
     deadlines: BTreeMap<LeaseId, Millis>,
     next_lease: LeaseId,
     resend_at: Millis,
+    /// Leases that were active when the authority started, and of which their lender has not said
+    /// since that it still has them armed: the records may be an older copy.
+    unconfirmed: BTreeSet<LeaseId>,
+    /// When the last step was taken.
+    seen: Millis,
     outcome: Outcome,
+    /// What the last step changed, as it was before.
+    undo: Vec<Undo>,
 }
 
 impl Authority {
@@ -90,18 +128,30 @@ impl Authority {
             deadlines: BTreeMap::new(),
             next_lease: 1,
             resend_at: now,
+            unconfirmed: BTreeSet::new(),
+            seen: now,
             outcome: Outcome::default(),
+            undo: Vec::new(),
         };
         for record in records {
             match record {
                 Record::Host(host) => {
-                    authority.contacts.insert(host.host.clone(), Contact { heard: now });
+                    let contact = Contact { registered: false, heard: now };
+                    authority.contacts.insert(host.host.clone(), contact);
                     authority.hosts.insert(host.host.clone(), host);
                 }
                 Record::Function(function) => {
                     authority.functions.insert(function.function.clone(), function);
                 }
-                Record::Lease(lease) => {
+                Record::Lease(mut lease) => {
+                    match lease.state {
+                        // Asked again: whether the lender has it armed may be otherwise by now.
+                        LeaseState::Opening => lease.state = LeaseState::Arming,
+                        LeaseState::Active { .. } => {
+                            authority.unconfirmed.insert(lease.lease);
+                        }
+                        _ => {}
+                    }
                     authority.next_lease = authority.next_lease.max(lease.lease + 1);
                     let time = match lease.state {
                         LeaseState::Closing { .. } => Some(config.close_grace),
@@ -112,6 +162,9 @@ impl Authority {
                         authority.deadlines.insert(lease.lease, now.saturating_add(time));
                     }
                     authority.leases.insert(lease.lease, lease);
+                }
+                Record::NextLease { lease } => {
+                    authority.next_lease = authority.next_lease.max(lease);
                 }
                 Record::Forgotten { lease } => {
                     authority.leases.remove(&lease);
@@ -131,6 +184,7 @@ impl Authority {
         function: &FunctionId,
         borrower: &str,
     ) -> Result<(LeaseId, Outcome), BorrowRefused> {
+        let now = self.enter(now);
         self.check_contact(now, borrower)?;
         let record = self.functions.get(function);
         let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
@@ -143,8 +197,8 @@ impl Authority {
         }
         self.check_contact(now, &function.host)?;
         let lease = self.next_lease;
-        self.next_lease += 1;
         let epoch = record.epoch + 1;
+        self.set_next_lease(lease + 1);
         let (function, borrower) = (function.clone(), borrower.to_owned());
         let state = LeaseState::Arming;
         let record = LeaseRecord {
@@ -156,7 +210,7 @@ impl Authority {
             until: None,
             state,
         };
-        self.deadlines.insert(lease, now.saturating_add(self.config.ttl));
+        self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
         self.put_lease(record);
         self.put_function(FunctionRecord { function, epoch, state: FunctionState::Lent { lease } });
         self.say(lease);
@@ -168,6 +222,7 @@ impl Authority {
     /// # Errors
     /// [`ReturnRefused`]; nothing changes then.
     pub fn give_back(&mut self, now: Millis, lease: LeaseId) -> Result<Outcome, ReturnRefused> {
+        let now = self.enter(now);
         let record = self.leases.get(&lease).ok_or(ReturnRefused::Unknown(lease))?;
         match &record.state {
             LeaseState::Ended { reason } => {
@@ -181,17 +236,32 @@ impl Authority {
 
     /// A message from `host`'s node.
     pub fn receive(&mut self, now: Millis, host: &str, message: Message) -> Outcome {
-        self.contacts.insert(host.to_owned(), Contact { heard: now });
+        self.receive_all(now, host, [message])
+    }
+
+    /// Messages from `host`'s node, in one step.
+    pub fn receive_all(
+        &mut self,
+        now: Millis,
+        host: &str,
+        messages: impl IntoIterator<Item = Message>,
+    ) -> Outcome {
+        let now = self.enter(now);
+        let silent = Contact { registered: false, heard: now };
+        self.contacts.entry(host.to_owned()).or_insert(silent).heard = now;
+        messages.into_iter().for_each(|message| self.hear(now, host, message));
+        self.take()
+    }
+
+    fn hear(&mut self, now: Millis, host: &str, message: Message) {
         match message {
-            Message::Register { incarnation, devices, address } => {
-                self.register(now, host, incarnation, devices, address);
+            Message::Register { incarnation, devices, newest_lease, address } => {
+                let life = HostRecord { host: host.to_owned(), incarnation, address };
+                self.register(now, life, &devices, newest_lease);
             }
             Message::Armed { incarnation, device, epoch } => {
-                if let Some(lease) = self.current(host, incarnation, &device, epoch)
-                    && self.leases[&lease].state == LeaseState::Arming
-                {
-                    self.set_lease_state(lease, LeaseState::Opening);
-                    self.say(lease);
+                if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    self.armed(lease);
                 }
             }
             Message::ArmFailed { incarnation, device, epoch, reason } => {
@@ -209,12 +279,12 @@ impl Authority {
             // Only an authority says the others.
             _ => {}
         }
-        self.take()
     }
 
     /// Time has passed: expires leases and repeats what was not answered. Call it at
     /// [`next_tick`](Authority::next_tick).
     pub fn tick(&mut self, now: Millis) -> Outcome {
+        let now = self.enter(now);
         let due: Vec<LeaseId> =
             self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(l, _)| *l).collect();
         for lease in due {
@@ -241,16 +311,40 @@ impl Authority {
         self.take()
     }
 
-    /// When [`tick`](Authority::tick) has something to do next, if nothing else happens before.
+    /// The last step could not be stored: it never happened, and what it said must not be sent.
+    /// Time went on all the same, and who was heard was heard.
+    pub fn take_back(&mut self) {
+        for change in std::mem::take(&mut self.undo).into_iter().rev() {
+            match change {
+                Undo::Host(key, before) => drop(put(&mut self.hosts, key, before)),
+                Undo::Function(key, before) => drop(put(&mut self.functions, key, before)),
+                Undo::Lease(key, before) => drop(put(&mut self.leases, key, before)),
+                Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
+                Undo::NextLease(before) => self.next_lease = before,
+                Undo::Registered(host) => {
+                    if let Some(contact) = self.contacts.get_mut(&host) {
+                        contact.registered = false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// When [`tick`](Authority::tick) is to be called next, if nothing else happens before.
     pub fn next_tick(&self) -> Option<Millis> {
-        let waiting = self.leases.values().any(|l| {
-            matches!(l.state, LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. })
-        }) || self
-            .functions
-            .values()
-            .any(|f| matches!(f.state, FunctionState::Revoking { .. }));
+        let waiting = !self.unconfirmed.is_empty()
+            || self.leases.values().any(|l| {
+                matches!(
+                    l.state,
+                    LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. }
+                )
+            })
+            || self.functions.values().any(|f| matches!(f.state, FunctionState::Revoking { .. }));
         let resend = waiting.then_some(self.resend_at);
-        self.deadlines.values().copied().chain(resend).min()
+        // Whoever does not look at the clock regularly cannot tell a silent node from its own sleep.
+        let idle = self.contacts.is_empty() && self.deadlines.is_empty();
+        let beat = (!idle).then(|| self.seen.saturating_add(self.config.beat()));
+        self.deadlines.values().copied().chain(resend).chain(beat).min()
     }
 
     /// The leases, also those that are over.
@@ -287,10 +381,15 @@ impl Authority {
         if !self.hosts.contains_key(host) {
             return Err(BorrowRefused::NoHost(host.to_owned()));
         }
-        let heard = self.contacts.get(host).map_or(0, |c| c.heard);
+        let contact = self.contacts.get(host).copied();
+        let heard = contact.map_or(0, |c| c.heard);
         match now.saturating_sub(heard) {
             silent_ms if silent_ms > self.config.silence => {
                 Err(BorrowRefused::Silent { host: host.to_owned(), silent_ms })
+            }
+            // What its node has of decisions that are not in the records is not known.
+            _ if contact.is_none_or(|c| !c.registered) => {
+                Err(BorrowRefused::Awaited(host.to_owned()))
             }
             _ => Ok(()),
         }

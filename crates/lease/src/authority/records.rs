@@ -20,6 +20,8 @@ pub enum EndReason {
     LenderRestarted,
     /// The lender could not run the device.
     LenderFailed(String),
+    /// The control plane's records were lost, or older ones restored.
+    RecordsLost,
     /// The borrower could not serve the function.
     BorrowerFailed(String),
 }
@@ -32,6 +34,7 @@ impl std::fmt::Display for EndReason {
             EndReason::BorrowerRestarted => f.write_str("its borrower's node was restarted"),
             EndReason::LenderLost(how) => write!(f, "its lender was lost: {how}"),
             EndReason::LenderRestarted => f.write_str("its lender's node was restarted"),
+            EndReason::RecordsLost => f.write_str("the control plane's records of it were lost"),
             EndReason::LenderFailed(how) => write!(f, "its lender could not lend it: {how}"),
             EndReason::BorrowerFailed(how) => write!(f, "its borrower could not open it: {how}"),
         }
@@ -141,11 +144,29 @@ pub enum Record {
     Function(FunctionRecord),
     /// A lease.
     Lease(LeaseRecord),
+    /// The number of the next lease.
+    NextLease {
+        /// Which.
+        lease: LeaseId,
+    },
     /// A lease that is over for long: to be removed.
     Forgotten {
         /// Which.
         lease: LeaseId,
     },
+}
+
+impl Record {
+    /// What it is stored under: a later record of the same key takes its place.
+    pub fn key(&self) -> String {
+        match self {
+            Record::Host(host) => format!("host/{}", host.host),
+            Record::Function(function) => format!("function/{}", function.function),
+            Record::Lease(lease) => format!("lease/{}", lease.lease),
+            Record::NextLease { .. } => "next-lease".to_owned(),
+            Record::Forgotten { lease } => format!("lease/{lease}"),
+        }
+    }
 }
 
 /// Why a function cannot be borrowed.
@@ -182,6 +203,9 @@ pub enum BorrowRefused {
     /// There is no such host.
     #[error("no host {0} has registered")]
     NoHost(String),
+    /// A node that is needed has not registered since the authority started.
+    #[error("the node of {0} has not registered yet since the control plane started")]
+    Awaited(String),
     /// A node that is needed is silent.
     #[error("the node of {host} has not been heard from for {silent_ms} ms")]
     Silent {

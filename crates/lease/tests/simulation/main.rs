@@ -1,19 +1,28 @@
 //! The protocol under seeded random schedules: messages lost, delayed, reordered and duplicated,
-//! nodes and control plane dying and returning, while invariants are checked at every step.
+//! nodes and control plane dying, returning and freezing, clocks read out of order, a store that
+//! fails, is lost or replaced by an older copy, while invariants are checked at every step.
 //!
 //! * I2: no two epochs of a function have live accesses at once.
 //! * I4: after a revocation was answered, nothing of its epoch or an older one gets in, and the
 //!   function is scrubbed before another epoch's borrower touches it.
+//! * A lease expires after a whole time to live in which the control plane was awake and heard
+//!   nothing, and then it does.
+//! * A lease that becomes active is one that its lender lets in.
 //! * When the faults stop, what was asked for is granted and what was crashed is offered again.
 //!
 //! A failing seed prints the command that replays it with its whole trace.
 
+mod patience;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use patience::Patience;
+
 use rackbus_lease::{
-    Authority, Borrower, BorrowerAction, Config, Epoch, FunctionId, FunctionState, LeaseId,
-    LeaseState, Lender, LenderAction, Message, Millis, Outcome, Record,
+    Authority, Borrower, BorrowerAction, Config, EndReason, Epoch, FunctionId, FunctionState,
+    Holder, LeaseId, LeaseRecord, LeaseState, Lender, LenderAction, Message, Millis, Outcome,
+    Record,
 };
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -81,16 +90,29 @@ enum Mistake {
     NoFence,
     /// A lender answers a revocation without cutting its borrower off.
     LazyRevoke,
-    /// The authority forgets everything when it restarts.
-    Amnesia,
+    /// A node does not say which epochs and leases it was told of.
+    Silence,
+    /// An authority that was frozen takes the time for time in which nobody renewed.
+    Sleepwalker,
+    /// An authority whose store fails starts again from what is stored.
+    FreshStart,
 }
 
 struct World {
     random: Random,
     now: Millis,
     authority: Option<Authority>,
+    /// Until when it does nothing, though it lives.
+    frozen_until: Millis,
     stored: BTreeMap<String, Record>,
+    /// A copy of what was stored once.
+    backup: BTreeMap<String, Record>,
+    /// Nothing can be stored before then.
+    store_fails_until: Millis,
+    patience: Patience,
     nodes: Vec<Option<Node>>,
+    /// Until when each node does nothing, though it lives.
+    slow_until: Vec<Millis>,
     lives: u64,
     network: Vec<(usize, usize, Message)>,
     /// Every lease ever granted, also those whose borrower should have forgotten them.
@@ -110,7 +132,12 @@ impl World {
             random: Random(seed),
             now: 1,
             authority: Some(Authority::new(CONFIG)),
+            frozen_until: 0,
             stored: BTreeMap::new(),
+            backup: BTreeMap::new(),
+            store_fails_until: 0,
+            patience: Patience::new(CONFIG, 1),
+            slow_until: vec![0; HOSTS.len()],
             nodes: Vec::new(),
             lives: 0,
             network: Vec::new(),
@@ -163,38 +190,143 @@ impl World {
         self.network.push((from, to, message));
     }
 
-    fn carry_out(&mut self, outcome: Outcome) {
-        for record in outcome.records {
-            let key = match &record {
-                Record::Host(h) => format!("h{}", h.host),
-                Record::Function(f) => format!("f{}", f.function),
-                Record::Lease(l) => format!("l{}", l.lease),
-                Record::Forgotten { lease } => format!("l{lease}"),
-            };
-            if matches!(record, Record::Forgotten { .. }) {
-                self.stored.remove(&key);
-                continue;
+    /// One step of the authority: decide, store, send; as the control plane does it.
+    fn decide<R>(
+        &mut self,
+        decide: impl FnOnce(&mut Authority, Millis) -> (R, Outcome),
+    ) -> Result<Option<R>, String> {
+        if self.frozen_until > self.now {
+            return Ok(None);
+        }
+        let Some(mut authority) = self.authority.take() else {
+            return Ok(None);
+        };
+        // Now and then the clock was read before somebody else's step.
+        let late = if self.faults && self.random.chance(5) { self.random.next() % 200 } else { 0 };
+        if self.mistake == Mistake::Sleepwalker {
+            self.sleepwalk(&mut authority)?;
+        }
+        let now = self.now.saturating_sub(late);
+        let (answer, outcome) = decide(&mut authority, now);
+        self.patience.pass(now);
+        let answer = self.store_and_send(&mut authority, outcome)?.then_some(answer);
+        // What is to be expired is, unless that cannot be stored.
+        self.authority.get_or_insert(authority);
+        Ok(answer)
+    }
+
+    /// Has the authority believe that it was awake all the time, as it did when it did not ask.
+    fn sleepwalk(&mut self, authority: &mut Authority) -> Result<(), String> {
+        while let Some(at) = authority.next_tick().filter(|at| *at < self.now) {
+            let outcome = authority.tick(at);
+            if !self.store_and_send(authority, outcome)? {
+                break;
             }
-            self.stored.insert(key, record);
+        }
+        Ok(())
+    }
+
+    fn store_and_send(
+        &mut self,
+        authority: &mut Authority,
+        outcome: Outcome,
+    ) -> Result<bool, String> {
+        if !outcome.records.is_empty() && self.store_fails_until > self.now {
+            self.note(|| "the store fails".into());
+            match self.mistake {
+                Mistake::FreshStart => {
+                    let records = self.stored.values().cloned();
+                    *authority = Authority::restore(CONFIG, self.now, records);
+                }
+                _ => authority.take_back(),
+            }
+            return Ok(false);
+        }
+        for record in outcome.records {
+            if let Record::Lease(lease) = &record {
+                self.check_lease(lease)?;
+            }
+            match &record {
+                Record::Forgotten { .. } => self.stored.remove(&record.key()),
+                _ => self.stored.insert(record.key(), record),
+            };
         }
         for (host, message) in outcome.messages {
             self.send(AUTHORITY, host_index(&host), message);
         }
+        Ok(true)
     }
 
-    fn deliver(&mut self, index: usize) {
+    /// A lease's new state, about to be stored.
+    fn check_lease(&mut self, lease: &LeaseRecord) -> Result<(), String> {
+        let number = lease.lease;
+        match &lease.state {
+            LeaseState::Arming => self.patience.begin(number),
+            LeaseState::Active { .. } => {
+                self.patience.begin(number);
+                let before = self.stored.get(&Record::Lease(lease.clone()).key());
+                if !matches!(before, Some(Record::Lease(l)) if l.state == LeaseState::Opening) {
+                    return Ok(());
+                }
+                let function = &lease.function;
+                let Some(Record::Host(life)) = self.stored.get(&format!("host/{}", function.host))
+                else {
+                    return Err(format!("{function} is lent by nobody"));
+                };
+                let node = self.nodes[host_index(&function.host)].as_ref();
+                let Some(node) = node.filter(|n| n.incarnation == life.incarnation) else {
+                    return Ok(());
+                };
+                let (epoch, borrower) = (lease.epoch, lease.borrower.clone());
+                let wanted = Holder { lease: number, epoch, borrower };
+                let admitted = node.lender.admitted(&function.device);
+                if admitted != Some(&wanted) {
+                    return Err(format!("active, but not let in: {wanted:?}, but {admitted:?}"));
+                }
+            }
+            LeaseState::Ended { reason: EndReason::Expired } => self.patience.expired(number)?,
+            LeaseState::Closing { .. } | LeaseState::Ended { .. } => self.patience.end(number),
+            LeaseState::Opening => {}
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, index: usize) -> Result<(), String> {
         let (from, to, message) = self.network.swap_remove(index);
+        let frozen = match to {
+            AUTHORITY => self.frozen_until,
+            host => self.slow_until[host],
+        };
+        if frozen > self.now {
+            // It waits in a queue; one that is full is cut off, and all that is in it lost.
+            self.network.push((from, to, message));
+            if self.network.iter().filter(|(_, t, _)| *t == to).count() > 30 {
+                self.network.retain(|(_, t, _)| *t != to);
+            }
+            return Ok(());
+        }
         self.note(|| format!("{from}->{to} {message:?}"));
         if to == AUTHORITY {
-            if let Some(mut authority) = self.authority.take() {
-                let outcome = authority.receive(self.now, HOSTS[from], message);
-                self.authority = Some(authority);
-                self.carry_out(outcome);
+            let renewed = match &message {
+                Message::Renew { lease, .. } => Some(*lease),
+                _ => None,
+            };
+            let receive = |a: &mut Authority, now| ((), a.receive(now, HOSTS[from], message));
+            if self.decide(receive)?.is_some()
+                && let Some(authority) = &self.authority
+                && let Some(lease) = renewed.and_then(|lease| authority.lease(lease))
+                && lease.borrower == HOSTS[from]
+                && matches!(
+                    lease.state,
+                    LeaseState::Arming | LeaseState::Opening | LeaseState::Active { .. }
+                )
+            {
+                self.patience.begin(lease.lease);
             }
-            return;
+            return Ok(());
         }
         let Some(mut node) = self.nodes[to].take() else {
-            return;
+            return Ok(());
         };
         match message {
             Message::Registered { incarnation } => {
@@ -216,6 +348,7 @@ impl World {
             }
         }
         self.nodes[to] = Some(node);
+        Ok(())
     }
 
     fn lender_actions(&mut self, host: usize, node: &mut Node, actions: Vec<LenderAction>) {
@@ -251,6 +384,9 @@ impl World {
     }
 
     fn finish_work(&mut self, host: usize) {
+        if self.slow_until[host] > self.now {
+            return;
+        }
         let Some(mut node) = self.nodes[host].take() else {
             return;
         };
@@ -313,7 +449,8 @@ impl World {
             return Ok(());
         };
         let fenced = self.mistake != Mistake::NoFence;
-        if fenced && !node.lender.admits(&function.device, epoch) {
+        let admitted = node.lender.admitted(&function.device);
+        if fenced && admitted.is_none_or(|holder| (holder.lease, holder.epoch) != (lease, epoch)) {
             return Ok(());
         }
         let device = node.devices.get_mut(&function.device).expect("its own device");
@@ -332,48 +469,79 @@ impl World {
         Ok(())
     }
 
-    fn user(&mut self) {
-        let Some(mut authority) = self.authority.take() else {
-            return;
-        };
-        let live: Vec<LeaseId> =
-            authority.leases().filter(|l| l.is_live()).map(|l| l.lease).collect();
-        let outcome = if !live.is_empty() && self.random.chance(50) {
+    fn user(&mut self) -> Result<(), String> {
+        let live = self.live();
+        if !live.is_empty() && self.random.chance(50) {
             let lease = live[self.random.below(live.len())];
             self.note(|| format!("return {lease}"));
-            authority.give_back(self.now, lease).ok()
-        } else {
-            let function = if self.random.chance(50) { "alpha/nvme0" } else { "beta/nvme1" };
-            let borrower = HOSTS[self.random.below(HOSTS.len())];
-            let answer = authority.borrow(self.now, &function.parse().expect("a name"), borrower);
-            self.note(|| format!("{borrower} borrows {function}: {answer:?}"));
-            answer.ok().map(|(_, outcome)| outcome)
-        };
-        self.authority = Some(authority);
-        outcome.into_iter().for_each(|outcome| self.carry_out(outcome));
+            return self.give_back(lease);
+        }
+        let function = if self.random.chance(50) { "alpha/nvme0" } else { "beta/nvme1" };
+        let borrower = HOSTS[self.random.below(HOSTS.len())];
+        let answer = self.borrow(&function.parse().expect("a name"), borrower)?;
+        self.note(|| format!("{borrower} borrows {function}: {answer:?}"));
+        Ok(())
     }
 
-    fn tick(&mut self) {
-        if let Some(mut authority) = self.authority.take() {
-            let outcome = authority.tick(self.now);
-            self.authority = Some(authority);
-            self.carry_out(outcome);
+    fn live(&self) -> Vec<LeaseId> {
+        let leases = self.authority.iter().flat_map(Authority::leases);
+        leases.filter(|l| l.is_live()).map(|l| l.lease).collect()
+    }
+
+    fn give_back(&mut self, lease: LeaseId) -> Result<(), String> {
+        let give_back = |a: &mut Authority, now| ((), a.give_back(now, lease).unwrap_or_default());
+        self.decide(give_back).map(drop)
+    }
+
+    /// Borrows; `None` when that was not decided, or is not stored.
+    fn borrow(
+        &mut self,
+        function: &FunctionId,
+        borrower: &str,
+    ) -> Result<Option<Result<LeaseId, String>>, String> {
+        self.decide(|a, now| match a.borrow(now, function, borrower) {
+            Ok((lease, outcome)) => (Ok(lease), outcome),
+            Err(refused) => (Err(refused.to_string()), Outcome::default()),
+        })
+    }
+
+    fn tick(&mut self) -> Result<(), String> {
+        // Ticks come late when something else keeps the control plane busy.
+        let late = self.faults && self.random.chance(10);
+        if !late
+            && self.decide(|a, now| ((), a.tick(now)))?.is_some()
+            && let Some(authority) = &self.authority
+        {
+            let waited = authority.leases().filter(|l| {
+                !matches!(l.state, LeaseState::Closing { .. } | LeaseState::Ended { .. })
+            });
+            waited.map(|l| l.lease).try_for_each(|lease| self.patience.still_live(lease))?;
         }
-        for host in 0..HOSTS.len() {
+        for (host, name) in HOSTS.iter().enumerate() {
+            if self.slow_until[host] > self.now {
+                continue;
+            }
             let Some(mut node) = self.nodes[host].take() else {
                 continue;
             };
             if node.register_at <= self.now {
                 let wait = if node.registered { CONFIG.ttl / 3 } else { CONFIG.resend };
                 node.register_at = self.now + wait;
-                let devices = DEVICES[host].1.iter().map(|d| (*d).to_owned()).collect();
-                let (incarnation, address) = (node.incarnation, HOSTS[host].to_owned());
-                self.send(host, AUTHORITY, Message::Register { incarnation, devices, address });
+                let mut devices = node.lender.newest_epochs();
+                let mut newest_lease = node.borrower.newest_lease();
+                if self.mistake == Mistake::Silence {
+                    devices.values_mut().for_each(|epoch| *epoch = 0);
+                    newest_lease = 0;
+                }
+                let (incarnation, address) = (node.incarnation, (*name).to_owned());
+                let register = Message::Register { incarnation, devices, newest_lease, address };
+                self.send(host, AUTHORITY, register);
             }
             let actions = node.borrower.tick(self.now);
             self.borrower_actions(host, &mut node, actions);
             self.nodes[host] = Some(node);
         }
+        Ok(())
     }
 
     /// A borrower notices that the lender it uses has died (or believes so).
@@ -411,31 +579,65 @@ impl World {
 
     fn restore_authority(&mut self) {
         self.note(|| "authority returns".into());
-        if self.mistake == Mistake::Amnesia {
-            self.stored.clear();
-        }
+        self.frozen_until = 0;
         let records = self.stored.values().cloned();
-        self.authority = Some(Authority::restore(CONFIG, self.now, records));
+        let authority = Authority::restore(CONFIG, self.now, records);
+        self.patience = Patience::new(CONFIG, self.now);
+        authority.leases().filter(|l| l.is_live()).for_each(|l| self.patience.begin(l.lease));
+        self.authority = Some(authority);
+        // Nodes that find a control plane say who they are.
+        for node in self.nodes.iter_mut().flatten() {
+            node.registered = false;
+            node.register_at = self.now;
+        }
+    }
+
+    /// The control plane ends, and its successor finds nothing, or an older copy. That takes longer
+    /// than a message lives: they end with their connections.
+    fn lose_database(&mut self) {
+        let lost = self.random.chance(50);
+        self.note(|| format!("the database is {}", if lost { "lost" } else { "replaced" }));
+        self.stored = if lost { BTreeMap::new() } else { self.backup.clone() };
+        self.network.clear();
+        self.restore_authority();
+    }
+
+    fn freeze(&mut self) {
+        let until = self.now + self.random.next() % (4 * CONFIG.ttl);
+        match self.random.below(HOSTS.len() + 1) {
+            AUTHORITY => {
+                self.note(|| format!("authority is frozen until {until}"));
+                self.frozen_until = until;
+            }
+            host => {
+                self.note(|| format!("{} is frozen until {until}", HOSTS[host]));
+                self.slow_until[host] = until;
+            }
+        }
     }
 
     fn step(&mut self) -> Result<(), String> {
-        match self.random.below(100) {
-            0..40 if !self.network.is_empty() => {
+        match self.random.below(1000) {
+            0..400 if !self.network.is_empty() => {
                 let index = self.random.below(self.network.len());
-                self.deliver(index);
+                self.deliver(index)?;
             }
-            0..58 => {
+            0..570 => {
                 self.now += self.random.next() % 120;
-                self.tick();
+                self.tick()?;
             }
-            58..72 => {
+            570..710 => {
                 let host = self.random.below(HOSTS.len());
                 self.finish_work(host);
             }
-            72..84 => self.attach()?,
-            84..94 => self.user(),
-            94..96 => self.notice_loss(),
-            96..98 => self.now += self.random.next() % 2000,
+            710..830 => self.attach()?,
+            830..930 => self.user()?,
+            930..950 => self.notice_loss(),
+            950..965 => self.now += self.random.next() % 2000,
+            965..972 => self.freeze(),
+            972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),
+            976..979 => self.backup = self.stored.clone(),
+            979..981 => self.lose_database(),
             _ => self.crash_or_return(),
         }
         Ok(())
@@ -445,7 +647,7 @@ impl World {
     fn settle(&mut self, until: impl Fn(&World) -> bool) -> Result<(), String> {
         for _ in 0..400 {
             while !self.network.is_empty() {
-                self.deliver(0);
+                self.deliver(0)?;
             }
             for host in 0..HOSTS.len() {
                 self.finish_work(host);
@@ -455,13 +657,16 @@ impl World {
                 return Ok(());
             }
             self.now += 50;
-            self.tick();
+            self.tick()?;
         }
         Err("after the faults stopped, it did not settle".to_owned())
     }
 
     fn recover(&mut self) -> Result<(), String> {
         self.faults = false;
+        self.store_fails_until = 0;
+        self.frozen_until = 0;
+        self.slow_until.fill(0);
         if self.authority.is_none() {
             self.restore_authority();
         }
@@ -472,14 +677,8 @@ impl World {
         }
         self.settle(|w| w.nodes.iter().flatten().all(|n| n.registered && n.pending.is_empty()))?;
         // Whoever has something gives it back; then everything is to be had again.
-        let authority = self.authority.as_mut().expect("it was restored");
-        let live: Vec<LeaseId> =
-            authority.leases().filter(|l| l.is_live()).map(|l| l.lease).collect();
-        for lease in live {
-            let authority = self.authority.as_mut().expect("it was restored");
-            if let Ok(outcome) = authority.give_back(self.now, lease) {
-                self.carry_out(outcome);
-            }
+        for lease in self.live() {
+            self.give_back(lease)?;
         }
         self.settle(|w| {
             let offered = |f: &rackbus_lease::FunctionRecord| f.state == FunctionState::Offered;
@@ -490,7 +689,7 @@ impl World {
         // All nodes are heard from again, perhaps as lives that were not known before: the first
         // lease may still fall to that, the next must not.
         self.now += CONFIG.ttl;
-        self.tick();
+        self.tick()?;
         self.settle(|_| true)?;
         match self.borrow_anew()? {
             true => Ok(()),
@@ -502,10 +701,8 @@ impl World {
     /// Whether a lease, asked for now, becomes active.
     fn borrow_anew(&mut self) -> Result<bool, String> {
         let function: FunctionId = "alpha/nvme0".parse().expect("a name");
-        let authority = self.authority.as_mut().expect("it was restored");
-        let granted = authority.borrow(self.now, &function, "gamma");
-        let (lease, outcome) = granted.map_err(|refused| format!("refused: {refused}"))?;
-        self.carry_out(outcome);
+        let granted = self.borrow(&function, "gamma")?.ok_or("nothing was decided")?;
+        let lease = granted.map_err(|refused| format!("refused: {refused}"))?;
         let state =
             |w: &World| w.authority.as_ref().and_then(|a| a.lease(lease)).map(|l| l.state.clone());
         self.settle(|w| {
@@ -562,7 +759,13 @@ fn invariants_hold_under_random_schedules() {
 /// A simulation that finds no planted mistake would prove nothing.
 #[test]
 fn planted_mistakes_are_found() {
-    for mistake in [Mistake::NoFence, Mistake::LazyRevoke, Mistake::Amnesia] {
+    for mistake in [
+        Mistake::NoFence,
+        Mistake::LazyRevoke,
+        Mistake::Silence,
+        Mistake::Sleepwalker,
+        Mistake::FreshStart,
+    ] {
         let found = (0..5000).find(|seed| run(*seed, mistake, false).is_err());
         assert!(found.is_some(), "{mistake:?} went unnoticed");
         println!("{mistake:?} is found by seed {found:?}");
