@@ -100,31 +100,38 @@ pub fn make_room() {
 /// Hears when the process is asked to end, from the moment it is made.
 #[derive(Debug)]
 pub struct EndRequests {
-    signals: Option<(tokio::signal::unix::Signal, tokio::signal::unix::Signal)>,
+    signals: Vec<tokio::signal::unix::Signal>,
 }
 
 impl EndRequests {
     /// Listens from now on.
     pub fn listen() -> Self {
         use tokio::signal::unix::{SignalKind, signal};
-        let terminate = signal(SignalKind::terminate());
-        let interrupt = signal(SignalKind::interrupt());
-        EndRequests { signals: terminate.ok().zip(interrupt.ok()) }
+        let mut kinds = vec![SignalKind::terminate(), SignalKind::interrupt()];
+        // The terminal was closed; `nohup` has that ignored.
+        if !ignored(SignalKind::hangup().as_raw_value()) {
+            kinds.push(SignalKind::hangup());
+        }
+        // Unheard signals do what they do by default: end the process.
+        EndRequests { signals: kinds.into_iter().filter_map(|kind| signal(kind).ok()).collect() }
     }
 
     /// Waits until the process is asked to end.
     pub async fn wait(&mut self) {
-        match &mut self.signals {
-            Some((terminate, interrupt)) => {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            }
-            // Unheard signals do what they do by default: end the process.
-            None => std::future::pending().await,
-        }
+        std::future::poll_fn(|context| {
+            let heard = self.signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
+            if heard { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
     }
+}
+
+/// Whether whoever started this process has it ignore a signal.
+fn ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 /// Waits until the process is asked to end.

@@ -52,7 +52,8 @@ pub struct Process {
 }
 
 impl Process {
-    fn of(pid: Pid) -> Process {
+    /// That of a number.
+    pub fn of(pid: Pid) -> Process {
         let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
         Process { pid, handle }
     }
