@@ -1,16 +1,18 @@
 //! The rack's processes: started in the background, found again by their process id files.
 //!
-//! A process holds a lock on its file for as long as it lives, so a file that a killed process
-//! left behind is never mistaken for a living one.
+//! A process holds a lock on its file for as long as it lives, and the kernel says who holds it: a
+//! file that a killed process left behind is never mistaken for a living one, whatever is in it.
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::io::Errno;
+use rustix::process::{Flock, FlockType, Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::output::Failure;
 
@@ -28,25 +30,84 @@ pub fn pid_file(run_dir: &Path, host: Option<&str>) -> PathBuf {
 /// The living process that holds `path`.
 pub fn holder(path: &Path) -> Option<Pid> {
     let file = File::open(path).ok()?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => None,
-        Err(_) => Pid::from_raw(fs::read_to_string(path).ok()?.trim().parse().ok()?),
+    let wanted = Flock::from(FlockType::WriteLock);
+    rustix::process::fcntl_getlk(&file, &wanted).ok()??.pid
+}
+
+/// A process of the rack.
+#[derive(Debug)]
+pub struct Living {
+    /// The host whose node it is; the control plane has none.
+    pub host: Option<String>,
+    pid: Pid,
+    file: PathBuf,
+}
+
+impl Living {
+    /// Ends it: asks it, and insists when it takes too long. Returns when it is gone.
+    pub fn end(&self) {
+        // Without a handle the process is gone already; another one may have its number by now.
+        if let Ok(handle) = pidfd_open(self.pid, PidfdFlags::empty())
+            && holder(&self.file) == Some(self.pid)
+        {
+            end_process(&handle);
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 }
 
-/// Holds `path` for this process; keep the file open.
-pub fn hold(path: &Path) -> Result<File, Failure> {
-    let failed = |cause: String| {
-        Failure::new(format!("{}: {cause}", path.display()), "see whether the rack runs already")
+/// The living processes of the rack in `run_dir`, nodes first: also those of hosts that have left
+/// the rack file.
+pub fn living(run_dir: &Path) -> Vec<Living> {
+    let folders = fs::read_dir(run_dir).into_iter().flatten().flatten();
+    let folders = folders.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut hosts: Vec<String> =
+        folders.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    hosts.sort();
+    let all = hosts.into_iter().map(Some).chain([None]);
+    let found = all.filter_map(|host| {
+        let file = pid_file(run_dir, host.as_deref());
+        Some(Living { pid: holder(&file)?, host, file })
+    });
+    found.collect()
+}
+
+/// Holds `path` for this process; keep the file open. `taken` says what it means that another one
+/// does.
+pub fn hold(path: &Path, taken: impl FnOnce(Option<Pid>) -> Failure) -> Result<File, Failure> {
+    let failed = |cause: std::io::Error| {
+        Failure::new(format!("{}: {cause}", path.display()), "see to the cause")
     };
-    let file = File::options().create(true).append(true).open(path);
-    let mut file = file.map_err(|e| failed(e.to_string()))?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| failed("another process holds it".to_owned()))?;
-    file.set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(|e| failed(e.to_string()))?;
+    let mut file = File::options().create(true).append(true).open(path).map_err(failed)?;
+    match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::AGAIN | Errno::ACCESS) => return Err(taken(holder(path))),
+        Err(cause) => return Err(failed(cause.into())),
+    }
+    // For people: the lock is what counts.
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
     Ok(file)
+}
+
+/// What it means that another process has this one's part.
+pub fn runs_already(part: &str) -> impl FnOnce(Option<Pid>) -> Failure {
+    move |holder| {
+        let pid = holder.map_or(String::new(), |pid| format!(" (process {pid})"));
+        Failure::new(format!("{part} runs already{pid}"), "stop the rack with `rackbus down`")
+    }
+}
+
+/// Makes a rack's state directory this process' own, for as long as the file is open.
+pub fn own_state(dir: &Path) -> Result<File, Failure> {
+    hold(&dir.join("lock"), |holder| {
+        let pid = holder.map_or("another process".to_owned(), |pid| format!("process {pid}"));
+        let error = format!("the state in {} is in use by {pid}, of another rack", dir.display());
+        Failure::new(error, "give each rack a state directory of its own with --state-dir")
+    })
 }
 
 /// Starts this program again with `args`, in the background, its words going to `log`.
@@ -65,21 +126,25 @@ pub fn start(args: &[&str], log: &Path) -> Result<Child, Failure> {
         .map_err(failed)
 }
 
-/// Ends a process: asks it, and insists when it takes too long. Returns when it is gone.
+/// Ends a child of this process: asks it, and insists when it takes too long.
 pub fn end(pid: Pid) {
-    // Without a handle the process is gone already.
-    let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return };
+    if let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) {
+        end_process(&handle);
+    }
+}
+
+fn end_process(handle: &OwnedFd) {
     let wait = |limit: Duration| {
-        let mut fds = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+        let mut fds = [rustix::event::PollFd::new(handle, rustix::event::PollFlags::IN)];
         let timeout = rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: 0,
         };
         matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1..))
     };
-    let _ = rustix::process::pidfd_send_signal(&handle, Signal::TERM);
+    let _ = rustix::process::pidfd_send_signal(handle, Signal::TERM);
     if !wait(GRACE) {
-        let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+        let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
         wait(GRACE);
     }
 }

@@ -21,7 +21,12 @@ impl Args {
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
         let rack = read_rack(&running.file)?;
-        let _held = process::hold(&process::pid_file(&run_dir, None))?;
+        let _held = process::hold(
+            &process::pid_file(&run_dir, None),
+            process::runs_already("the control plane"),
+        )?;
+        paths::make_private(&running.state_dir)?;
+        let _state = process::own_state(&running.state_dir)?;
         let devices = rack.functions().filter_map(|(name, device)| {
             let function = name.to_string().parse().ok()?;
             // Devices that only the timing model knows are not there to borrow.

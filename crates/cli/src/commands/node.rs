@@ -36,7 +36,10 @@ impl Args {
         let rack = read_rack(&running.file)?;
         let host = named_host(&rack, &self.host)?;
         paths::make_private(&run_dir.join(&self.host))?;
-        let _held = process::hold(&process::pid_file(&run_dir, Some(&self.host)))?;
+        let _held = process::hold(
+            &process::pid_file(&run_dir, Some(&self.host)),
+            process::runs_already(&format!("the node of {}", self.host)),
+        )?;
         let _awake = self.low_latency.then(stay_awake).transpose()?;
         let state_dir = running.state_dir.join(&self.host);
         let rack_dir = running.file.parent().unwrap_or(Path::new("/"));
@@ -54,6 +57,7 @@ impl Args {
             segments: segments(&rack, &self.host),
         };
         paths::make_private(&state_dir)?;
+        let _state = process::own_state(&state_dir)?;
         tokio::select! {
             outcome = rackbus_node::run(options) => outcome.map_err(|error| {
                 Failure::new(error.to_string(), "correct the rack file or the device, and start again")
