@@ -100,8 +100,10 @@ impl Agent {
         let devices: Vec<String> = lender.devices().map(str::to_owned).collect();
         let (said, outbox) = mpsc::unbounded_channel();
         let client = Client::new(&identity.control);
-        tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
-        tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
+        let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
+        let listen = tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
+        tokio::spawn(essential(post));
+        tokio::spawn(essential(listen));
         Agent {
             lending: rackbus_lease::Lender::new(incarnation, devices),
             borrowing: rackbus_lease::Borrower::new(incarnation),
@@ -305,11 +307,20 @@ impl<K: Hash + Eq> Sequencer<K> {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            if let Err(error) = tokio::task::spawn_blocking(job).await {
-                tracing::error!(%error, "a job of the node failed");
-            }
+            essential(tokio::task::spawn_blocking(job)).await;
         });
         self.last.insert(key, task);
+    }
+}
+
+/// Waits for something that the node cannot do without. Where it failed, nobody would ever hear that
+/// it is done: the process ends, and its next life, which has nothing mapped, is safe.
+async fn essential(work: JoinHandle<()>) {
+    if let Err(error) = work.await
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a job of the node failed; the process ends");
+        std::process::abort();
     }
 }
 
@@ -348,5 +359,29 @@ async fn listen(client: Client, host: String, heard: mpsc::UnboundedSender<Heard
             tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
         }
         tokio::time::sleep(RECONNECT).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The test runs itself as the process that ends.
+    #[test]
+    fn a_job_that_fails_ends_the_process() {
+        const VICTIM: &str = "RACKBUS_AGENT_VICTIM";
+        if std::env::var_os(VICTIM).is_some() {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                let mut jobs = Sequencer::default();
+                jobs.run("nvme0", || panic!("a fault in the device model"));
+                jobs.last.remove("nvme0").unwrap().await.unwrap();
+            });
+            return;
+        }
+        let name = "agent::tests::a_job_that_fails_ends_the_process";
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap());
+        let ended = victim.args(["--exact", name]).env(VICTIM, "1").output().unwrap();
+        assert!(!ended.status.success(), "it goes on, and revokes for ever");
     }
 }
