@@ -115,10 +115,13 @@ pub fn start(args: &[&str], log: &Path) -> Result<Child, Failure> {
     let failed = |cause: std::io::Error| {
         Failure::new(format!("{} cannot be started: {cause}", args[0]), "see to the cause")
     };
-    let log = File::options().create(true).append(true).open(log).map_err(failed)?;
+    let path = log;
+    let log = File::options().create(true).append(true).open(path).map_err(failed)?;
     let errors = log.try_clone().map_err(failed)?;
     Command::new(std::env::current_exe().map_err(failed)?)
         .args(args)
+        .arg("--log")
+        .arg(path)
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors)

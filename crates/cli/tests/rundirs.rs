@@ -3,7 +3,9 @@
 
 mod support;
 
+use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 
 use support::{PATIENCE, Rack, THREE_HOSTS};
 
@@ -108,6 +110,22 @@ fn a_process_id_that_a_dead_process_left_is_nobodys() {
     stranger.kill().unwrap();
     stranger.wait().unwrap();
     assert!(alpha.is_gone());
+}
+
+/// Whoever makes a process repeat itself does not fill its disk.
+#[test]
+fn what_is_said_too_often_is_counted_instead_of_logged() {
+    let rack = Rack::up(THREE_HOSTS);
+    for _ in 0..2000 {
+        let mut peer = UnixStream::connect(rack.run_dir().join("alpha/link.sock")).unwrap();
+        peer.write_all(&[2, 0, 0, 0, b'{', b'}']).unwrap();
+        let mut refusal = Vec::new();
+        peer.read_to_end(&mut refusal).unwrap();
+        assert!(!refusal.is_empty());
+    }
+    let log = std::fs::read_to_string(rack.run_dir().join("alpha/node.log")).unwrap();
+    assert!(log.contains("a connection to the link was refused"), "{log}");
+    assert!(log.len() < 32 << 10, "{} bytes of log", log.len());
 }
 
 #[test]

@@ -1,23 +1,29 @@
 //! `rackbus control`: the control plane, in the foreground. `up` starts it.
 
+use std::path::PathBuf;
+
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Options, Service, serve};
 use rackbus_fabric::rack::format_size;
 use rackbus_lease::Config;
 
 use crate::Common;
-use crate::commands::{read_rack, start_log};
+use crate::commands::read_rack;
 use crate::output::Failure;
-use crate::{paths, process};
+use crate::{log, paths, process};
 
 /// Run the control plane, in the foreground.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The file that stderr goes to, which is exchanged when it has grown.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
 
 impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
-        start_log();
+        log::start(self.log.as_deref());
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
         let rack = read_rack(&running.file)?;

@@ -1,6 +1,6 @@
 //! `rackbus node`: one host's node, in the foreground. `up` starts it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rackbus_devices::nvme::{BackingConfig, NvmeConfig};
 use rackbus_fabric::pool::{Exported, Pool};
@@ -11,9 +11,9 @@ use rackbus_pci::engine::EngineOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
-use crate::commands::{named_host, read_rack, start_log};
+use crate::commands::{named_host, read_rack};
 use crate::output::Failure;
-use crate::{paths, process};
+use crate::{log, paths, process};
 
 /// Run the node of one host, in the foreground.
 #[derive(Debug, clap::Args)]
@@ -24,12 +24,15 @@ pub struct Args {
     /// Hold the processors out of idle states.
     #[arg(long)]
     low_latency: bool,
+    /// The file that stderr goes to, which is exchanged when it has grown.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
 }
 
 impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
-        start_log();
+        log::start(self.log.as_deref());
         process::make_room();
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
