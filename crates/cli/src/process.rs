@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rackbus_node::presence::{holder, node_file};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::process::{Flock, FlockType, Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::output::Failure;
 
@@ -22,16 +23,9 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The process id file of the control plane, or of a host's node.
 pub fn pid_file(run_dir: &Path, host: Option<&str>) -> PathBuf {
     match host {
-        Some(host) => run_dir.join(host).join("node.pid"),
+        Some(host) => node_file(run_dir, host),
         None => run_dir.join("control.pid"),
     }
-}
-
-/// The living process that holds `path`.
-pub fn holder(path: &Path) -> Option<Pid> {
-    let file = File::open(path).ok()?;
-    let wanted = Flock::from(FlockType::WriteLock);
-    rustix::process::fcntl_getlk(&file, &wanted).ok()??.pid
 }
 
 /// A process of the rack.

@@ -1,8 +1,8 @@
 //! The link between hosts on one machine: UNIX sockets that pass descriptors of shared memory.
 //!
 //! An address is a socket's path. Only processes of the same user, or root's, are listened to:
-//! the kernel says who connects. The host that a peer names is believed, but for this one's own name:
-//! only the node itself has that.
+//! the kernel says who connects. Which host a peer is, is for the
+//! caller to find out by its process; this one's own name only the node itself has.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
     }
     // From here on the conversation has its own pace: an idle device sends nothing for days.
     stream.set_read_timeout(None).ok()?;
-    Some(Incoming { hello, stream })
+    Some(Incoming { hello, stream, process: peer.pid })
 }
 
 #[cfg(test)]
