@@ -65,13 +65,16 @@ struct Device {
 pub struct Lender {
     incarnation: Incarnation,
     devices: BTreeMap<String, Device>,
+    /// The greatest lease number this life was told of.
+    newest_lease: LeaseId,
 }
 
 impl Lender {
     /// A lender of `devices`, just started: nothing is armed.
     pub fn new(incarnation: Incarnation, devices: impl IntoIterator<Item = String>) -> Self {
         let device = |name| (name, Device { state: State::Free, newest: 0 });
-        Lender { incarnation, devices: devices.into_iter().map(device).collect() }
+        let devices = devices.into_iter().map(device).collect();
+        Lender { incarnation, devices, newest_lease: 0 }
     }
 
     /// The node took a later number for this life, before anything was armed in it.
@@ -82,6 +85,11 @@ impl Lender {
     /// The devices, each with the newest epoch that this life was told of.
     pub fn newest_epochs(&self) -> BTreeMap<String, Epoch> {
         self.devices.iter().map(|(name, device)| (name.clone(), device.newest)).collect()
+    }
+
+    /// The greatest lease number this life was told of; 0 when of none.
+    pub fn newest_lease(&self) -> LeaseId {
+        self.newest_lease
     }
 
     /// A message from the authority.
@@ -148,6 +156,7 @@ impl Lender {
 
     fn arm(&mut self, device: String, wanted: Holder) -> Vec<LenderAction> {
         let (incarnation, epoch) = (self.incarnation, wanted.epoch);
+        self.newest_lease = self.newest_lease.max(wanted.lease);
         let Some(entry) = self.devices.get_mut(&device) else {
             let reason = format!("there is no device {device}");
             let failed = Message::ArmFailed { incarnation, device, epoch, reason };
@@ -280,7 +289,7 @@ mod tests {
             matches!(said[..], [LenderAction::Send(Message::ArmFailed { epoch: 3, .. })]),
             "{said:?}"
         );
-        assert_eq!(lender.newest_epochs()["nvme0"], 3);
+        assert_eq!((lender.newest_epochs()["nvme0"], lender.newest_lease()), (3, 3));
         // A newer one gets it, when the older one's accesses are gone.
         assert!(matches!(lender.receive(arm(4))[..], [LenderAction::Revoke { epoch: 3, .. }]));
         assert!(lender.receive(arm(4)).is_empty());

@@ -153,7 +153,7 @@ impl Agent {
         self.say(Message::Register {
             incarnation: self.incarnation,
             devices: self.lending.newest_epochs(),
-            newest_lease: self.borrowing.newest_lease(),
+            newest_lease: self.lending.newest_lease().max(self.borrowing.newest_lease()),
             address: self.identity.address.clone(),
         });
     }

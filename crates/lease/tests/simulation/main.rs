@@ -528,7 +528,8 @@ impl World {
                 let wait = if node.registered { CONFIG.ttl / 3 } else { CONFIG.resend };
                 node.register_at = self.now + wait;
                 let mut devices = node.lender.newest_epochs();
-                let mut newest_lease = node.borrower.newest_lease();
+                let (lender, borrower) = (&node.lender, &node.borrower);
+                let mut newest_lease = lender.newest_lease().max(borrower.newest_lease());
                 if self.mistake == Mistake::Silence {
                     devices.values_mut().for_each(|epoch| *epoch = 0);
                     newest_lease = 0;
