@@ -147,6 +147,8 @@ fn check_private(dir: &Path) -> Result<(), Failure> {
 }
 
 fn refused(dir: &Path, cause: &str) -> Failure {
-    let remedy = format!("choose another folder with {RUN_DIR} or --run-dir, or {STATE_DIR}");
+    let remedy = format!(
+        "see that it is yours alone (chmod go-w), or choose another folder with {RUN_DIR} or {STATE_DIR}"
+    );
     Failure::new(format!("{}: {cause}", dir.display()), remedy)
 }

@@ -180,6 +180,18 @@ mod tests {
         drop(store);
         assert_eq!(Store::open(&path, "demo").unwrap().load().unwrap(), [record(2)]);
         assert!(matches!(Store::open(&path, "lab"), Err(StoreError::OtherRack { .. })));
+        // What the version before wrote is read, and not by it any more.
+        let set = |version: i64| {
+            let file = Connection::open(&path).unwrap();
+            file.pragma_update(None, "user_version", version).unwrap();
+        };
+        set(BEFORE);
+        assert_eq!(Store::open(&path, "demo").unwrap().load().unwrap(), [record(2)]);
+        let version = Connection::open(&path).unwrap();
+        let version = version.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+        assert_eq!(version.unwrap(), LAYOUT);
+        set(LAYOUT + 1);
+        assert!(matches!(Store::open(&path, "demo"), Err(StoreError::Layout { .. })));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

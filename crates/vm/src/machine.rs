@@ -254,6 +254,8 @@ impl Vm {
         let deadline = Instant::now() + START;
         self.record.pid = self.child.as_ref().map_or(0, Child::id);
         self.record.birth = birth(self.record.pid);
+        // From now on it is found, and not cleared away, also when this process ends.
+        self.record.write()?;
         while !self.record.dir.join("agent.sock").exists() || self.record.qmp().is_err() {
             self.check_running()?;
             if Instant::now() >= deadline {
@@ -261,7 +263,7 @@ impl Vm {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.record.write()
+        Ok(())
     }
 
     fn check_running(&mut self) -> Result<()> {

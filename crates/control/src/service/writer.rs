@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_lease::{
     Authority, BorrowRefused, FunctionId, LeaseId, Message, Outcome, ReturnRefused,
@@ -76,8 +76,8 @@ impl Writing {
         // Not bounded by itself, but each lease comes once.
         let (unwanted, returns) = mpsc::unbounded_channel();
         let returning = BTreeSet::new();
-        let mut writer =
-            Writer { authority, store, shared, unwanted, returning, again: Duration::ZERO };
+        let again = Instant::now();
+        let mut writer = Writer { authority, store, shared, unwanted, returning, again };
         let run = move || {
             let work = || runtime.block_on(writer.run(inbox, returns));
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
@@ -108,8 +108,8 @@ struct Writer {
     unwanted: mpsc::UnboundedSender<LeaseId>,
     /// Leases to be given back as soon as that can be stored.
     returning: BTreeSet<LeaseId>,
-    /// How long to wait before trying again what could not be stored.
-    again: Duration,
+    /// Not before then is tried again what could not be stored.
+    again: Instant,
 }
 
 impl Writer {
@@ -136,16 +136,16 @@ impl Writer {
 
     fn until_tick(&self) -> Duration {
         let due = self.authority.next_tick().unwrap_or(u64::MAX);
-        Duration::from_millis(due.saturating_sub(self.shared.clock.now())).max(self.again)
+        let due = Duration::from_millis(due.saturating_sub(self.shared.clock.now()));
+        due.max(self.again.saturating_duration_since(Instant::now()))
     }
 
     fn tick(&mut self) {
         let ticked = self.step(|authority, now| ((), authority.tick(now)));
-        // What could not be stored is due at once, but the disk needs time.
-        self.again = match ticked {
-            Ok(()) => Duration::ZERO,
-            Err(_) => Duration::from_millis(self.authority.config().resend),
-        };
+        if ticked.is_err() {
+            // It is due at once, but the disk needs time.
+            self.again = Instant::now() + Duration::from_millis(self.authority.config().resend);
+        }
         self.give_back_unwanted();
     }
 
