@@ -11,6 +11,20 @@ use crate::patience::Patience;
 use crate::world::{World, host_index};
 use crate::{AUTHORITY, CONFIG, Mistake};
 
+/// What an authority has to know again when it returns.
+fn known(authority: &Authority) -> Vec<Record> {
+    let hosts = authority.hosts().map(|(host, _)| Record::Host(host.clone()));
+    let functions = authority.functions().cloned().map(Record::Function);
+    let leases = authority.leases().cloned().map(|mut lease| {
+        // One that returns asks the lender again.
+        if lease.state == LeaseState::Opening {
+            lease.state = LeaseState::Arming;
+        }
+        Record::Lease(lease)
+    });
+    hosts.chain(functions).chain(leases).collect()
+}
+
 impl World {
     /// One step of the authority: decide, store, send; as the control plane does it.
     pub fn decide<R>(
@@ -37,6 +51,18 @@ impl World {
         Ok(answer)
     }
 
+    /// What the authority knows is what is stored, neither more nor less.
+    pub fn check_stored(&self, authority: &Authority) -> Result<(), String> {
+        let records = self.stored.values().cloned();
+        let stored = known(&Authority::restore(CONFIG, self.now, records));
+        let known = known(authority);
+        match known.iter().find(|record| !stored.contains(record)) {
+            _ if known == stored => Ok(()),
+            Some(record) => Err(format!("not stored: {record:?}")),
+            None => Err("more is stored than is known".to_owned()),
+        }
+    }
+
     /// Has the authority believe that it was awake all the time, as it did when it did not ask.
     pub fn sleepwalk(&mut self, authority: &mut Authority) -> Result<(), String> {
         while let Some(at) = authority.next_tick().filter(|at| *at < self.now) {
@@ -60,7 +86,10 @@ impl World {
                     let records = self.stored.values().cloned();
                     *authority = Authority::restore(CONFIG, self.now, records);
                 }
-                _ => authority.take_back(),
+                _ => {
+                    authority.take_back();
+                    self.check_stored(authority)?;
+                }
             }
             return Ok(false);
         }

@@ -379,13 +379,15 @@ impl World {
         self.nodes[host] = Some(node);
     }
 
-    pub fn crash_or_return(&mut self) {
+    pub fn crash_or_return(&mut self) -> Result<(), String> {
         let who = self.random.below(HOSTS.len() + 1);
         if who == AUTHORITY {
-            if self.authority.take().is_none() {
-                self.restore_authority();
-            } else {
-                self.note(|| "authority dies".into());
+            match self.authority.take() {
+                None => self.restore_authority(),
+                Some(authority) => {
+                    self.note(|| "authority dies".into());
+                    self.check_stored(&authority)?;
+                }
             }
         } else if let Some(node) = self.nodes[who].take() {
             self.note(|| format!("{} dies", HOSTS[who]));
@@ -397,6 +399,7 @@ impl World {
         } else {
             self.start_node(who);
         }
+        Ok(())
     }
 
     pub fn freeze(&mut self) {
@@ -435,7 +438,7 @@ impl World {
             972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),
             976..979 => self.backup = self.stored.clone(),
             979..981 => self.lose_database(),
-            _ => self.crash_or_return(),
+            _ => self.crash_or_return()?,
         }
         Ok(())
     }
