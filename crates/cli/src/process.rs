@@ -95,9 +95,10 @@ pub fn runs_already(part: &str) -> impl FnOnce(Option<Pid>) -> Failure {
     }
 }
 
-/// Makes a rack's state directory this process' own, for as long as the file is open.
+/// Makes a state directory this process' own, for as long as the file is open. No host's folder begins
+/// with a dot.
 pub fn own_state(dir: &Path) -> Result<File, Failure> {
-    hold(&dir.join("lock"), |holder| {
+    hold(&dir.join(".lock"), |holder| {
         let pid = holder.map_or("another process".to_owned(), |pid| format!("process {pid}"));
         let error = format!("the state in {} is in use by {pid}, of another rack", dir.display());
         Failure::new(error, "give each rack a state directory of its own with --state-dir")
