@@ -1,7 +1,7 @@
 //! The control plane's shell around [`rackbus_lease::Authority`]: gives it time and messages,
 //! stores what it decides, then sends what it says.
 //!
-//! [`writer`] takes the steps, on a thread of its own; [`known`] is what everybody sees of them.
+//! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
 mod known;
 mod paths;
