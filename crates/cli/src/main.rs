@@ -5,6 +5,7 @@
 //! they speak to people and programs ([`output`]), and processes ([`process`]).
 
 mod commands;
+mod log;
 mod output;
 mod paths;
 mod process;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Common;
 use crate::output::Failure;
+use crate::process::living;
 
 /// Overrides the run directory.
 pub const RUN_DIR: &str = "RACKBUS_RUN_DIR";
@@ -35,35 +36,60 @@ fn run_base() -> PathBuf {
     }
 }
 
-/// The run directory of rack `name`.
-pub fn run_dir(common: &Common, name: &str) -> PathBuf {
-    common.run_dir.clone().unwrap_or_else(|| run_base().join(name))
+/// Makes the run directory of rack `name`, or takes the one there is, and says where it is.
+pub fn make_run_dir(common: &Common, name: &str) -> Result<PathBuf, Failure> {
+    let dir = match &common.run_dir {
+        Some(dir) => absolute(dir)?,
+        None => {
+            let base = run_base();
+            make_private(&base)?;
+            base.join(name)
+        }
+    };
+    make_private(&dir)?;
+    Ok(dir)
+}
+
+/// Paths are passed on to other processes, and shown: they mean the same everywhere.
+fn absolute(dir: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(dir)
+        .map_err(|cause| Failure::usage(format!("{}: {cause}", dir.display()), "name a folder"))
 }
 
 /// The state directory of rack `name`.
-pub fn state_dir(given: Option<&Path>, name: &str) -> PathBuf {
+pub fn state_dir(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
     let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(dir) = given {
-        return dir.to_owned();
+        return absolute(dir);
     }
     let base = var("XDG_STATE_HOME")
         .or_else(|| var("HOME").map(|home| home.join(".local/state")))
         .unwrap_or_else(|| PathBuf::from("/var/lib"));
-    base.join("rackbus").join(name)
+    absolute(&base.join("rackbus").join(name))
 }
 
 /// The run directory of the rack that a command means: the one named, or the only one there is.
+/// What others can change is not believed: commands signal the processes that it names.
 pub fn find_run_dir(common: &Common) -> Result<PathBuf, Failure> {
     if let Some(dir) = &common.run_dir {
-        return Ok(dir.clone());
+        let dir = absolute(dir)?;
+        check_private(&dir)?;
+        return Ok(dir);
     }
     let base = run_base();
-    if let Some(name) = &common.rack {
-        return Ok(base.join(name));
-    }
-    let entries = fs::read_dir(&base).into_iter().flatten().flatten();
-    let racks: Vec<PathBuf> =
-        entries.map(|e| e.path()).filter(|p| p.join("rack.json").exists()).collect();
+    check_private(&base)?;
+    let dir = match &common.rack {
+        Some(name) => base.join(name),
+        None => only_rack(&base)?,
+    };
+    check_private(&dir)?;
+    Ok(dir)
+}
+
+fn only_rack(base: &Path) -> Result<PathBuf, Failure> {
+    let entries = fs::read_dir(base).into_iter().flatten().flatten();
+    let runs = |dir: &PathBuf| dir.join("rack.json").exists() || !living(dir).is_empty();
+    let racks: Vec<PathBuf> = entries.map(|e| e.path()).filter(runs).collect();
     match racks.as_slice() {
         [rack] => Ok(rack.clone()),
         [] => Err(Failure::new("no rack runs on this machine", "start one with `rackbus up`")),
@@ -93,16 +119,36 @@ pub fn running(run_dir: &Path) -> Result<Running, Failure> {
         .map_err(|cause| Failure::new(format!("{}: {cause}", path.display()), remedy))
 }
 
-/// Makes a folder that only this user can enter. One that somebody else owns is refused.
+/// Makes a folder that only this user can enter. One that somebody else can change is refused.
 pub fn make_private(dir: &Path) -> Result<(), Failure> {
-    let failed = |cause: std::io::Error| {
-        let remedy = format!("choose another folder with {RUN_DIR} or --run-dir");
-        Failure::new(format!("{}: {cause}", dir.display()), remedy)
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|cause| refused(dir, &cause.to_string()))?;
+    check_private(dir)
+}
+
+/// Refuses a folder that somebody else owns or can change, or chose by a link. None is none.
+fn check_private(dir: &Path) -> Result<(), Failure> {
+    let found = match fs::symlink_metadata(dir) {
+        Ok(found) => found,
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(refused(dir, &cause.to_string())),
     };
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
-    let owner = fs::metadata(dir).map_err(failed)?.uid();
-    if owner != rustix::process::getuid().as_raw() {
-        return Err(failed(std::io::Error::other("it belongs to another user")));
+    if !found.is_dir() {
+        let what = if found.is_symlink() { "it is a link" } else { "it is no folder" };
+        return Err(refused(dir, what));
+    }
+    if found.uid() != rustix::process::getuid().as_raw() {
+        return Err(refused(dir, "it belongs to another user"));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(refused(dir, "others may change it"));
     }
     Ok(())
+}
+
+fn refused(dir: &Path, cause: &str) -> Failure {
+    let remedy = format!(
+        "see that it is yours alone (chmod go-w), or choose another folder with {RUN_DIR} or {STATE_DIR}"
+    );
+    Failure::new(format!("{}: {cause}", dir.display()), remedy)
 }

@@ -1,16 +1,19 @@
 //! The rack's processes: started in the background, found again by their process id files.
 //!
-//! A process holds a lock on its file for as long as it lives, so a file that a killed process
-//! left behind is never mistaken for a living one.
+//! A process holds a lock on its file for as long as it lives, and the kernel says who holds it: a
+//! file that a killed process left behind is never mistaken for a living one, whatever is in it.
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rackbus_node::presence::{holder, node_file};
 use rustix::fs::FlockOperation;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::output::Failure;
 
@@ -20,33 +23,86 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The process id file of the control plane, or of a host's node.
 pub fn pid_file(run_dir: &Path, host: Option<&str>) -> PathBuf {
     match host {
-        Some(host) => run_dir.join(host).join("node.pid"),
+        Some(host) => node_file(run_dir, host),
         None => run_dir.join("control.pid"),
     }
 }
 
-/// The living process that holds `path`.
-pub fn holder(path: &Path) -> Option<Pid> {
-    let file = File::open(path).ok()?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => None,
-        Err(_) => Pid::from_raw(fs::read_to_string(path).ok()?.trim().parse().ok()?),
+/// A process of the rack.
+#[derive(Debug)]
+pub struct Living {
+    /// The host whose node it is; the control plane has none.
+    pub host: Option<String>,
+    pid: Pid,
+    file: PathBuf,
+}
+
+impl Living {
+    /// Ends it: asks it, and insists when it takes too long. Returns when it is gone.
+    pub fn end(&self) {
+        // Without a handle the process is gone already; another one may have its number by now.
+        if let Ok(handle) = pidfd_open(self.pid, PidfdFlags::empty())
+            && holder(&self.file) == Some(self.pid)
+        {
+            end_process(&handle);
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 }
 
-/// Holds `path` for this process; keep the file open.
-pub fn hold(path: &Path) -> Result<File, Failure> {
-    let failed = |cause: String| {
-        Failure::new(format!("{}: {cause}", path.display()), "see whether the rack runs already")
+/// The living processes of the rack in `run_dir`, nodes first: also those of hosts that have left
+/// the rack file.
+pub fn living(run_dir: &Path) -> Vec<Living> {
+    let folders = fs::read_dir(run_dir).into_iter().flatten().flatten();
+    let folders = folders.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut hosts: Vec<String> =
+        folders.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    hosts.sort();
+    let all = hosts.into_iter().map(Some).chain([None]);
+    let found = all.filter_map(|host| {
+        let file = pid_file(run_dir, host.as_deref());
+        Some(Living { pid: holder(&file)?, host, file })
+    });
+    found.collect()
+}
+
+/// Holds `path` for this process; keep the file open. `taken` says what it means that another one
+/// does.
+pub fn hold(path: &Path, taken: impl FnOnce(Option<Pid>) -> Failure) -> Result<File, Failure> {
+    let failed = |cause: std::io::Error| {
+        Failure::new(format!("{}: {cause}", path.display()), "see to the cause")
     };
-    let file = File::options().create(true).append(true).open(path);
-    let mut file = file.map_err(|e| failed(e.to_string()))?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| failed("another process holds it".to_owned()))?;
-    file.set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(|e| failed(e.to_string()))?;
+    let mut file = File::options().create(true).append(true).open(path).map_err(failed)?;
+    match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::AGAIN | Errno::ACCESS) => return Err(taken(holder(path))),
+        Err(cause) => return Err(failed(cause.into())),
+    }
+    // For people: the lock is what counts.
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
     Ok(file)
+}
+
+/// What it means that another process has this one's part.
+pub fn runs_already(part: &str) -> impl FnOnce(Option<Pid>) -> Failure {
+    move |holder| {
+        let pid = holder.map_or(String::new(), |pid| format!(" (process {pid})"));
+        Failure::new(format!("{part} runs already{pid}"), "stop the rack with `rackbus down`")
+    }
+}
+
+/// Makes a state directory this process' own, for as long as the file is open. No host's folder begins
+/// with a dot.
+pub fn own_state(dir: &Path) -> Result<File, Failure> {
+    hold(&dir.join(".lock"), |holder| {
+        let pid = holder.map_or("another process".to_owned(), |pid| format!("process {pid}"));
+        let error = format!("the state in {} is in use by {pid}, of another rack", dir.display());
+        Failure::new(error, "give each rack a state directory of its own with --state-dir")
+    })
 }
 
 /// Starts this program again with `args`, in the background, its words going to `log`.
@@ -54,10 +110,13 @@ pub fn start(args: &[&str], log: &Path) -> Result<Child, Failure> {
     let failed = |cause: std::io::Error| {
         Failure::new(format!("{} cannot be started: {cause}", args[0]), "see to the cause")
     };
-    let log = File::options().create(true).append(true).open(log).map_err(failed)?;
+    let path = log;
+    let log = File::options().create(true).append(true).open(path).map_err(failed)?;
     let errors = log.try_clone().map_err(failed)?;
     Command::new(std::env::current_exe().map_err(failed)?)
         .args(args)
+        .arg("--log")
+        .arg(path)
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors)
@@ -65,21 +124,25 @@ pub fn start(args: &[&str], log: &Path) -> Result<Child, Failure> {
         .map_err(failed)
 }
 
-/// Ends a process: asks it, and insists when it takes too long. Returns when it is gone.
+/// Ends a child of this process: asks it, and insists when it takes too long.
 pub fn end(pid: Pid) {
-    // Without a handle the process is gone already.
-    let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return };
+    if let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) {
+        end_process(&handle);
+    }
+}
+
+fn end_process(handle: &OwnedFd) {
     let wait = |limit: Duration| {
-        let mut fds = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+        let mut fds = [rustix::event::PollFd::new(handle, rustix::event::PollFlags::IN)];
         let timeout = rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: 0,
         };
         matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1..))
     };
-    let _ = rustix::process::pidfd_send_signal(&handle, Signal::TERM);
+    let _ = rustix::process::pidfd_send_signal(handle, Signal::TERM);
     if !wait(GRACE) {
-        let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+        let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
         wait(GRACE);
     }
 }
@@ -100,31 +163,38 @@ pub fn make_room() {
 /// Hears when the process is asked to end, from the moment it is made.
 #[derive(Debug)]
 pub struct EndRequests {
-    signals: Option<(tokio::signal::unix::Signal, tokio::signal::unix::Signal)>,
+    signals: Vec<tokio::signal::unix::Signal>,
 }
 
 impl EndRequests {
     /// Listens from now on.
     pub fn listen() -> Self {
         use tokio::signal::unix::{SignalKind, signal};
-        let terminate = signal(SignalKind::terminate());
-        let interrupt = signal(SignalKind::interrupt());
-        EndRequests { signals: terminate.ok().zip(interrupt.ok()) }
+        let mut kinds = vec![SignalKind::terminate(), SignalKind::interrupt()];
+        // The terminal was closed; `nohup` has that ignored.
+        if !ignored(SignalKind::hangup().as_raw_value()) {
+            kinds.push(SignalKind::hangup());
+        }
+        // Unheard signals do what they do by default: end the process.
+        EndRequests { signals: kinds.into_iter().filter_map(|kind| signal(kind).ok()).collect() }
     }
 
     /// Waits until the process is asked to end.
     pub async fn wait(&mut self) {
-        match &mut self.signals {
-            Some((terminate, interrupt)) => {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            }
-            // Unheard signals do what they do by default: end the process.
-            None => std::future::pending().await,
-        }
+        std::future::poll_fn(|context| {
+            let heard = self.signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
+            if heard { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
     }
+}
+
+/// Whether whoever started this process has it ignore a signal.
+fn ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 /// Waits until the process is asked to end.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, LeaseStage};
 use rackbus_driver::{Drive, Options};
+use rustix::process::Signal;
 use support::{Rack, THREE_HOSTS, open, socket};
 
 /// A thread that writes and reads without pause; what it has done, and how it ended.
@@ -80,6 +81,36 @@ fn without_the_control_plane_everything_goes_on() {
     load.finish().unwrap();
     // The returned control plane is heard and obeyed.
     assert!(rack.give_back(&lease).returned);
+}
+
+#[test]
+fn a_frozen_control_plane_ends_no_lease() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme1", "beta");
+    let load = Load::start(socket(&lease).to_owned());
+    for _ in 0..3 {
+        load.progress(100);
+        let control = rack.process(None);
+        control.signal(Signal::STOP);
+        // Twice the lease's time to live: the nodes renewed, and were not heard.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(1000) {
+            load.progress(100);
+        }
+        control.signal(Signal::CONT);
+        // A whole time to live after it woke, everything that follows from it has been decided.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(600) {
+            load.progress(10);
+        }
+        let known = rack.block(rack.client().lease(lease.lease)).unwrap();
+        assert_eq!(known.stage, LeaseStage::Active, "{known:?}");
+    }
+    load.finish().unwrap();
+    // Awake, it ends the leases of the dead as ever.
+    rack.process(Some("beta")).crash();
+    let ended = rack.wait_lease(lease.lease, LeaseStage::Ended);
+    assert!(ended.reason.unwrap().contains("expired"));
 }
 
 #[test]

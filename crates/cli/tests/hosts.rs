@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use support::{Rack, THREE_HOSTS};
@@ -84,4 +86,33 @@ fn a_program_on_a_host_finds_the_library() {
         assert_eq!(search(None), folder);
         assert_eq!(search(Some("/other")), format!("{folder}:/other"));
     }
+}
+
+/// Processes of the same user can connect to a node's link, but only nodes speak for hosts there.
+#[test]
+fn a_process_that_is_no_node_speaks_for_no_host() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let function = format!(
+        r#"{{"function":{{"device":"nvme0","lease":{},"epoch":{}}}}}"#,
+        lease.lease, lease.epoch
+    );
+    for from in ["beta", "gamma", "alpha", "../beta", ""] {
+        for service in [r#""segments""#, &function] {
+            let mut peer = UnixStream::connect(rack.run_dir().join("alpha/link.sock")).unwrap();
+            let hello = format!(
+                r#"{{"version":1,"rack":"lab","from":"{from}","to":"alpha","service":{service}}}"#
+            );
+            let length = u32::try_from(hello.len()).unwrap().to_le_bytes();
+            peer.write_all(&[&length, hello.as_bytes()].concat()).unwrap();
+            let (mut length, mut answer) = ([0; 4], Vec::new());
+            peer.read_exact(&mut length).unwrap();
+            let length = u32::from_le_bytes(length) as u64;
+            peer.take(length).read_to_end(&mut answer).unwrap();
+            let answer = String::from_utf8(answer).unwrap();
+            assert!(answer.contains("refused"), "{from} {service}: {answer}");
+        }
+    }
+    // The node of beta is let in.
+    support::open(&lease).read(0, &mut [0; 512]).unwrap();
 }

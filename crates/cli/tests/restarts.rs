@@ -82,3 +82,40 @@ fn a_return_that_was_decided_is_finished() {
         rack.give_back(&next);
     }
 }
+
+/// The nodes live on and know of leases that the control plane does not.
+#[test]
+fn a_lost_or_restored_database_lends_nothing_that_cannot_be_used() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme1", "beta");
+    let mut old = open(&lease);
+    old.write(0, &pattern(1, 4096), true).unwrap();
+    let mut newest = lease;
+    for restored in [false, true, false] {
+        if restored {
+            // An older copy: of before the next lease.
+            rack.give_back(&newest);
+            rack.process(None).crash();
+            rack.save_database();
+            rack.restart(None);
+            rack.wait_up(&HOSTS);
+            newest = rack.borrow("alpha/nvme1", "beta");
+        }
+        rack.process(None).crash();
+        rack.lose_database();
+        if restored {
+            rack.restore_database();
+        }
+        rack.restart(None);
+        rack.wait_up(&HOSTS);
+        let next = rack.borrow("alpha/nvme1", "gamma");
+        assert!(next.epoch > newest.epoch && next.lease > newest.lease, "{next:?}");
+        // It is gamma's, and nobody else's.
+        let mut drive = open(&next);
+        drive.write(0, &pattern(next.epoch, 4096), true).unwrap();
+        assert!(old.read(0, &mut [0; 512]).is_err(), "the old borrower still has it");
+        assert!(drive.compare(0, &pattern(next.epoch, 4096)).unwrap());
+        old = drive;
+        newest = next;
+    }
+}

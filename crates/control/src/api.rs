@@ -21,6 +21,8 @@ pub struct RackStatus {
     pub live_leases: usize,
     /// Requests refused since the control plane started.
     pub refused: u64,
+    /// Decisions that could not be stored, and were taken back, since the control plane started.
+    pub store_failures: u64,
     /// What went wrong lately, newest first: leases that ended without being returned.
     pub incidents: Vec<Lease>,
 }
@@ -46,6 +48,8 @@ pub struct HostStatus {
     pub state: HostState,
     /// When it was last heard from, milliseconds ago.
     pub heard_ms_ago: Option<u64>,
+    /// How often its node was cut off because it took nothing of what was said to it.
+    pub overruns: u64,
     /// Where its link listens.
     pub address: Option<String>,
     /// How many functions it offers.

@@ -16,7 +16,7 @@ use futures_util::{Stream, StreamExt};
 use rustix::process::{Uid, getuid};
 use serde::{Deserialize, Serialize};
 use tokio::net::{UnixListener, UnixStream};
-use tokio_stream::wrappers::{BroadcastStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use utoipa::{IntoParams, OpenApi};
 
 use crate::api::{
@@ -69,7 +69,7 @@ impl IntoResponse for ApiError {
                 StatusCode::NOT_FOUND
             }
             "held" | "returning" | "withdrawn" | "over" => StatusCode::CONFLICT,
-            "silent" | "not_stored" => StatusCode::SERVICE_UNAVAILABLE,
+            "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -170,7 +170,7 @@ async fn events(State(service): Shared) -> Response {
 #[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
     responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError)))]
 async fn listen(State(service): Shared, Path(host): Path<String>) -> Result<Response, ApiError> {
-    Ok(lines(UnboundedReceiverStream::new(service.listen(&host)?)))
+    Ok(lines(ReceiverStream::new(service.listen(&host)?)))
 }
 
 /// A host's node says something. For nodes.
@@ -181,7 +181,7 @@ async fn say(
     Path(host): Path<String>,
     Json(said): Json<NodeMessages>,
 ) -> Result<Json<()>, ApiError> {
-    service.receive(&host, said.messages).map(Json)
+    service.receive(&host, said.messages).await.map(Json)
 }
 
 fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Response {
@@ -227,7 +227,6 @@ pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<
         _ => {}
     }
     let listener = OwnUsers(UnixListener::bind(socket)?);
-    tokio::spawn(service.clone().run_clock());
     axum::serve(listener, routes(service)).await
 }
 

@@ -10,7 +10,9 @@ use rackbus_lease::Record;
 use rusqlite::{Connection, params};
 
 /// Version of the file's layout, kept in SQLite's `user_version`.
-const LAYOUT: i64 = 1;
+const LAYOUT: i64 = 2;
+/// The layout before, whose records are a part of today's.
+const BEFORE: i64 = 1;
 
 /// Why the state could not be read or stored.
 #[derive(Debug, thiserror::Error)]
@@ -86,13 +88,15 @@ impl Store {
                 connection.execute("INSERT INTO rack VALUES (?1)", [rack]).map_err(sqlite)?;
                 connection.execute_batch("COMMIT").map_err(sqlite)?;
             }
-            LAYOUT => {
+            LAYOUT | BEFORE => {
                 let found: String = connection
                     .query_row("SELECT name FROM rack", [], |r| r.get(0))
                     .map_err(sqlite)?;
                 if found != rack {
                     return Err(StoreError::OtherRack { path: path.to_owned(), found });
                 }
+                // A version that knows less would not understand what is stored from now on.
+                connection.pragma_update(None, "user_version", LAYOUT).map_err(sqlite)?;
             }
             found => return Err(StoreError::Layout { path: path.to_owned(), found }),
         }
@@ -134,7 +138,7 @@ impl Store {
         let sqlite = |cause| StoreError::Sqlite { path: path.clone(), cause };
         let transaction = self.connection.transaction().map_err(sqlite)?;
         for record in records {
-            let key = key(record);
+            let key = record.key();
             if matches!(record, Record::Forgotten { .. }) {
                 transaction.execute("DELETE FROM record WHERE key = ?1", [key]).map_err(sqlite)?;
                 continue;
@@ -153,15 +157,6 @@ impl Store {
 
     fn sqlite(&self, cause: rusqlite::Error) -> StoreError {
         StoreError::Sqlite { path: self.path.clone(), cause }
-    }
-}
-
-fn key(record: &Record) -> String {
-    match record {
-        Record::Host(host) => format!("host/{}", host.host),
-        Record::Function(function) => format!("function/{}", function.function),
-        Record::Lease(lease) => format!("lease/{}", lease.lease),
-        Record::Forgotten { lease } => format!("lease/{lease}"),
     }
 }
 
@@ -185,6 +180,18 @@ mod tests {
         drop(store);
         assert_eq!(Store::open(&path, "demo").unwrap().load().unwrap(), [record(2)]);
         assert!(matches!(Store::open(&path, "lab"), Err(StoreError::OtherRack { .. })));
+        // What the version before wrote is read, and not by it any more.
+        let set = |version: i64| {
+            let file = Connection::open(&path).unwrap();
+            file.pragma_update(None, "user_version", version).unwrap();
+        };
+        set(BEFORE);
+        assert_eq!(Store::open(&path, "demo").unwrap().load().unwrap(), [record(2)]);
+        let version = Connection::open(&path).unwrap();
+        let version = version.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+        assert_eq!(version.unwrap(), LAYOUT);
+        set(LAYOUT + 1);
+        assert!(matches!(Store::open(&path, "demo"), Err(StoreError::Layout { .. })));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::message::{Grant, Incarnation, LeaseId, Message, Millis};
+use crate::message::{Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};
 
 /// What the node must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +34,8 @@ enum State {
 
 #[derive(Debug)]
 struct Lease {
+    function: FunctionId,
+    epoch: Epoch,
     state: State,
     ttl: Millis,
     renew_at: Millis,
@@ -48,6 +50,8 @@ pub struct Borrower {
     leases: BTreeMap<LeaseId, Lease>,
     /// The newest lease this life has seen end: grants are not repeated out of order beyond it.
     ended: BTreeMap<LeaseId, ()>,
+    /// The greatest lease number this life was told of.
+    newest: LeaseId,
 }
 
 /// Ended leases remembered, so that a late grant of one is not opened again.
@@ -56,12 +60,17 @@ const REMEMBERED: usize = 64;
 impl Borrower {
     /// Nothing borrowed.
     pub fn new(incarnation: Incarnation) -> Self {
-        Borrower { incarnation, leases: BTreeMap::new(), ended: BTreeMap::new() }
+        Borrower { incarnation, leases: BTreeMap::new(), ended: BTreeMap::new(), newest: 0 }
     }
 
     /// The node took a later number for this life, before anything was borrowed in it.
     pub fn set_incarnation(&mut self, incarnation: Incarnation) {
         self.incarnation = incarnation;
+    }
+
+    /// The greatest lease number this life was told of; 0 when of none.
+    pub fn newest_lease(&self) -> LeaseId {
+        self.newest
     }
 
     /// A message from the authority.
@@ -136,13 +145,29 @@ impl Borrower {
 
     fn granted(&mut self, now: Millis, grant: Grant) -> Vec<BorrowerAction> {
         let lease = grant.lease;
+        self.newest = self.newest.max(lease);
         if self.ended.contains_key(&lease) {
             return vec![BorrowerAction::Send(Message::Closed { lease })];
         }
-        match self.leases.get(&lease).map(|entry| &entry.state) {
+        let known = self.leases.get(&lease);
+        if let Some(other) =
+            known.filter(|l| (&l.function, l.epoch) != (&grant.function, grant.epoch))
+        {
+            let (function, epoch) = (&other.function, other.epoch);
+            let outcome = Err(format!("lease {lease} is {function} under epoch {epoch} here"));
+            return vec![BorrowerAction::Send(Message::Opened { lease, outcome })];
+        }
+        match known.map(|entry| &entry.state) {
             None => {
                 let renew_at = now.saturating_add((grant.ttl / 3).max(1));
-                let entry = Lease { state: State::Opening, ttl: grant.ttl, renew_at, lost: None };
+                let entry = Lease {
+                    function: grant.function.clone(),
+                    epoch: grant.epoch,
+                    state: State::Opening,
+                    ttl: grant.ttl,
+                    renew_at,
+                    lost: None,
+                };
                 self.leases.insert(lease, entry);
                 vec![BorrowerAction::Open(grant)]
             }
@@ -155,6 +180,7 @@ impl Borrower {
     }
 
     fn over(&mut self, lease: LeaseId, reason: String) -> Vec<BorrowerAction> {
+        self.newest = self.newest.max(lease);
         match self.leases.get_mut(&lease) {
             None => {
                 self.remember(lease);

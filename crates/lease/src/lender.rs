@@ -30,14 +30,25 @@ pub enum LenderAction {
     Send(Message),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whom a function is armed for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The borrowing host.
+    pub borrower: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     /// Nobody may attach.
     Free,
-    /// The node is being told to let this epoch in.
-    Arming(Epoch),
-    /// This epoch may attach.
-    Armed(Epoch),
+    /// The node is being told to let this one in.
+    Arming(Holder),
+    /// This one may attach.
+    Armed(Holder),
     /// The node is taking this epoch's accesses away.
     Revoking(Epoch),
 }
@@ -54,18 +65,31 @@ struct Device {
 pub struct Lender {
     incarnation: Incarnation,
     devices: BTreeMap<String, Device>,
+    /// The greatest lease number this life was told of.
+    newest_lease: LeaseId,
 }
 
 impl Lender {
     /// A lender of `devices`, just started: nothing is armed.
     pub fn new(incarnation: Incarnation, devices: impl IntoIterator<Item = String>) -> Self {
         let device = |name| (name, Device { state: State::Free, newest: 0 });
-        Lender { incarnation, devices: devices.into_iter().map(device).collect() }
+        let devices = devices.into_iter().map(device).collect();
+        Lender { incarnation, devices, newest_lease: 0 }
     }
 
     /// The node took a later number for this life, before anything was armed in it.
     pub fn set_incarnation(&mut self, incarnation: Incarnation) {
         self.incarnation = incarnation;
+    }
+
+    /// The devices, each with the newest epoch that this life was told of.
+    pub fn newest_epochs(&self) -> BTreeMap<String, Epoch> {
+        self.devices.iter().map(|(name, device)| (name.clone(), device.newest)).collect()
+    }
+
+    /// The greatest lease number this life was told of; 0 when of none.
+    pub fn newest_lease(&self) -> LeaseId {
+        self.newest_lease
     }
 
     /// A message from the authority.
@@ -74,7 +98,7 @@ impl Lender {
             Message::Arm { incarnation, device, lease, epoch, borrower }
                 if incarnation == self.incarnation =>
             {
-                self.arm(device, lease, epoch, borrower)
+                self.arm(device, Holder { lease, epoch, borrower })
             }
             Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
                 self.revoke(device, epoch)
@@ -92,14 +116,15 @@ impl Lender {
         outcome: Result<(), String>,
     ) -> Vec<LenderAction> {
         let incarnation = self.incarnation;
-        let Some(entry) = self.devices.get_mut(device).filter(|d| d.state == State::Arming(epoch))
-        else {
+        let Some(entry) = self.devices.get_mut(device) else { return Vec::new() };
+        let State::Arming(holder) = &entry.state else { return Vec::new() };
+        if holder.epoch != epoch {
             return Vec::new();
-        };
+        }
         let device = device.to_owned();
         let message = match outcome {
             Ok(()) => {
-                entry.state = State::Armed(epoch);
+                entry.state = State::Armed(holder.clone());
                 Message::Armed { incarnation, device, epoch }
             }
             Err(reason) => {
@@ -121,41 +146,49 @@ impl Lender {
         }
     }
 
-    /// Whether the borrower of `epoch` may attach to `device` now.
-    pub fn admits(&self, device: &str, epoch: Epoch) -> bool {
-        self.devices.get(device).is_some_and(|d| d.state == State::Armed(epoch))
+    /// Who may attach to `device` now.
+    pub fn admitted(&self, device: &str) -> Option<&Holder> {
+        match &self.devices.get(device)?.state {
+            State::Armed(holder) => Some(holder),
+            _ => None,
+        }
     }
 
-    fn arm(
-        &mut self,
-        device: String,
-        lease: LeaseId,
-        epoch: Epoch,
-        borrower: String,
-    ) -> Vec<LenderAction> {
-        let incarnation = self.incarnation;
+    fn arm(&mut self, device: String, wanted: Holder) -> Vec<LenderAction> {
+        let (incarnation, epoch) = (self.incarnation, wanted.epoch);
+        self.newest_lease = self.newest_lease.max(wanted.lease);
         let Some(entry) = self.devices.get_mut(&device) else {
             let reason = format!("there is no device {device}");
             let failed = Message::ArmFailed { incarnation, device, epoch, reason };
             return vec![LenderAction::Send(failed)];
         };
-        match entry.state {
-            State::Armed(current) if current == epoch => {
+        match &entry.state {
+            State::Armed(current) if *current == wanted => {
                 vec![LenderAction::Send(Message::Armed { incarnation, device, epoch })]
             }
-            State::Free if epoch > entry.newest => {
-                entry.newest = epoch;
-                entry.state = State::Arming(epoch);
-                vec![LenderAction::Arm { device, lease, epoch, borrower }]
-            }
-            // It failed, or was revoked: if the authority still waits for it, it must not.
-            State::Free => {
+            State::Arming(current) if *current == wanted => Vec::new(),
+            // It failed, was revoked, or was somebody else's: if the authority still waits for it,
+            // it must not.
+            _ if epoch <= entry.newest => {
                 let reason = format!("{device} gave up epoch {epoch} already");
                 let failed = Message::ArmFailed { incarnation, device, epoch, reason };
                 vec![LenderAction::Send(failed)]
             }
-            // Late or too early; the authority says it again if it still means it.
-            _ => Vec::new(),
+            State::Free => {
+                entry.newest = epoch;
+                entry.state = State::Arming(wanted.clone());
+                let Holder { lease, epoch, borrower } = wanted;
+                vec![LenderAction::Arm { device, lease, epoch, borrower }]
+            }
+            // An authority that knew of the older one would have had it revoked: it has lost its
+            // records. The older one is taken back first; the authority says this one again.
+            State::Armed(older) | State::Arming(older) => {
+                let epoch = older.epoch;
+                entry.state = State::Revoking(epoch);
+                vec![LenderAction::Revoke { device, epoch }]
+            }
+            // Too early; the authority says it again.
+            State::Revoking(_) => Vec::new(),
         }
     }
 
@@ -164,12 +197,12 @@ impl Lender {
             return vec![self.revoked(device, epoch)];
         };
         entry.newest = entry.newest.max(epoch);
-        match entry.state {
-            State::Armed(current) | State::Arming(current) if current <= epoch => {
+        match &entry.state {
+            State::Armed(current) | State::Arming(current) if current.epoch <= epoch => {
                 entry.state = State::Revoking(epoch);
                 vec![LenderAction::Revoke { device, epoch }]
             }
-            State::Revoking(current) if current >= epoch => Vec::new(),
+            State::Revoking(current) if *current >= epoch => Vec::new(),
             State::Revoking(_) => {
                 entry.state = State::Revoking(epoch);
                 vec![LenderAction::Revoke { device, epoch }]
@@ -205,9 +238,9 @@ mod tests {
     fn arms_once_and_answers_again() {
         let mut lender = lender();
         assert!(matches!(lender.receive(arm(1))[..], [LenderAction::Arm { epoch: 1, .. }]));
-        assert!(!lender.admits("nvme0", 1), "not before the node did it");
+        assert!(lender.admitted("nvme0").is_none(), "not before the node did it");
         assert_eq!(lender.arm_done("nvme0", 1, Ok(())).len(), 1);
-        assert!(lender.admits("nvme0", 1));
+        assert_eq!(lender.admitted("nvme0").map(|h| h.epoch), Some(1));
         assert!(matches!(lender.receive(arm(1))[..], [LenderAction::Send(Message::Armed { .. })]));
     }
 
@@ -222,7 +255,7 @@ mod tests {
             lender.receive(arm(1))[..],
             [LenderAction::Send(Message::ArmFailed { epoch: 1, .. })]
         ));
-        assert!(!lender.admits("nvme0", 1));
+        assert!(lender.admitted("nvme0").is_none());
     }
 
     #[test]
@@ -231,7 +264,7 @@ mod tests {
         lender.receive(arm(1));
         lender.arm_done("nvme0", 1, Ok(()));
         assert!(matches!(lender.receive(revoke(1))[..], [LenderAction::Revoke { epoch: 1, .. }]));
-        assert!(!lender.admits("nvme0", 1));
+        assert!(lender.admitted("nvme0").is_none());
         assert!(lender.receive(arm(2)).is_empty());
         assert_eq!(lender.revoke_done("nvme0", 1).len(), 1);
         assert_eq!(lender.receive(arm(2)).len(), 1);
@@ -241,5 +274,26 @@ mod tests {
     fn other_lives_messages_are_not_its_own() {
         let mut lender = Lender::new(2, ["nvme0".to_owned()]);
         assert!(lender.receive(arm(1)).is_empty() && lender.receive(revoke(1)).is_empty());
+    }
+
+    /// The authority's records were lost: it numbers anew, and knows nothing of who has what.
+    #[test]
+    fn who_comes_with_an_epoch_that_another_has_is_not_let_in() {
+        let mut lender = lender();
+        lender.receive(arm(3));
+        lender.arm_done("nvme0", 3, Ok(()));
+        let (device, borrower) = ("nvme0".to_owned(), "gamma".to_owned());
+        let other = Message::Arm { incarnation: 1, device, lease: 1, epoch: 3, borrower };
+        let said = lender.receive(other);
+        assert!(
+            matches!(said[..], [LenderAction::Send(Message::ArmFailed { epoch: 3, .. })]),
+            "{said:?}"
+        );
+        assert_eq!((lender.newest_epochs()["nvme0"], lender.newest_lease()), (3, 3));
+        // A newer one gets it, when the older one's accesses are gone.
+        assert!(matches!(lender.receive(arm(4))[..], [LenderAction::Revoke { epoch: 3, .. }]));
+        assert!(lender.receive(arm(4)).is_empty());
+        lender.revoke_done("nvme0", 3);
+        assert!(matches!(lender.receive(arm(4))[..], [LenderAction::Arm { epoch: 4, .. }]));
     }
 }

@@ -1,5 +1,6 @@
 //! What authority and nodes say to each other.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -87,8 +88,10 @@ pub enum Message {
     Register {
         /// Which life of the node.
         incarnation: Incarnation,
-        /// The devices it lends.
-        devices: Vec<String>,
+        /// The devices it lends, each with the newest epoch that this life was told of.
+        devices: BTreeMap<String, Epoch>,
+        /// The greatest lease number that this life was told of.
+        newest_lease: LeaseId,
         /// Where its link listens.
         address: String,
     },

@@ -13,6 +13,7 @@ pub mod shm;
 use std::sync::Arc;
 
 use rackbus_memory::{Stream, StreamError};
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 /// Version of the hello; both sides must speak the same.
@@ -114,6 +115,8 @@ pub struct Incoming {
     pub hello: Hello,
     /// The connection.
     pub stream: Arc<dyn Stream>,
+    /// The process that connected, as the kernel says.
+    pub process: Pid,
 }
 
 impl std::fmt::Debug for Incoming {

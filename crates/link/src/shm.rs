@@ -1,7 +1,8 @@
 //! The link between hosts on one machine: UNIX sockets that pass descriptors of shared memory.
 //!
 //! An address is a socket's path. Only processes of the same user, or root's, are listened to:
-//! the kernel says who connects.
+//! the kernel says who connects. Which host a peer is, is for the
+//! caller to find out by its process; this one's own name only the node itself has.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_memory::{Stream, StreamError};
-use rustix::process::{Uid, getuid};
+use rustix::process::{getpid, getuid};
 
 use crate::{Hello, Incoming, Link, LinkError, VERSION, Welcome, receive_frame, send_frame};
 
@@ -93,11 +94,11 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
         let _ = send_frame(&*stream, &Welcome::Refused(reason.to_owned()));
         None
     };
-    match peer_uid(&stream) {
-        Ok(uid) if uid == getuid() || uid.is_root() => {}
-        Ok(uid) => return refuse(&format!("user {} may not connect", uid.as_raw())),
+    let peer = match rustix::net::sockopt::socket_peercred(&stream) {
+        Ok(peer) if peer.uid == getuid() || peer.uid.is_root() => peer,
+        Ok(peer) => return refuse(&format!("user {} may not connect", peer.uid.as_raw())),
         Err(cause) => return refuse(&format!("who connects is unknown: {cause}")),
-    }
+    };
     stream.set_read_timeout(Some(TIME_LIMIT)).ok()?;
     stream.set_write_timeout(Some(TIME_LIMIT)).ok()?;
     let hello: Hello = match receive_frame(&*stream) {
@@ -112,13 +113,13 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
     if hello.rack != rack || hello.to != host {
         return refuse(&format!("this is {host} of rack {rack}"));
     }
+    // Only this process speaks for this host; others would have its own rights.
+    if hello.from == host && peer.pid != getpid() {
+        return refuse(&format!("{host} is this node; only it calls itself so"));
+    }
     // From here on the conversation has its own pace: an idle device sends nothing for days.
     stream.set_read_timeout(None).ok()?;
-    Some(Incoming { hello, stream })
-}
-
-fn peer_uid(stream: &UnixStream) -> Result<Uid, rustix::io::Errno> {
-    rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.uid)
+    Some(Incoming { hello, stream, process: peer.pid })
 }
 
 #[cfg(test)]
@@ -165,6 +166,33 @@ mod tests {
         let mut bytes = [0; 2];
         stream.unwrap().receive(&mut bytes, &mut Vec::new()).unwrap();
         assert_eq!(&bytes, b"hi");
+    }
+
+    /// Whoever may call himself this host has every right here. The test runs itself as another
+    /// process of the same user.
+    #[test]
+    fn nobody_else_is_this_host() {
+        const STRANGER: &str = "RACKBUS_LINK_STRANGER";
+        let own = Hello { from: "alpha".into(), ..hello() };
+        if let Ok(path) = std::env::var(STRANGER) {
+            let refused = ShmLink.connect(&path, &own).err().expect("a stranger is let in");
+            assert!(refused.to_string().contains("alpha is this node"), "{refused}");
+            return;
+        }
+        let stream = meet(own.clone(), |incoming| drop(incoming.accept().unwrap()));
+        assert!(stream.is_ok(), "the node reaches itself");
+        let folder = std::env::temp_dir().join(format!("rackbus-link-{}", std::process::id()));
+        let path = folder.join("stranger.sock");
+        let listener = ShmListener::bind(&path).unwrap();
+        let mut stranger = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "shm::tests::nobody_else_is_this_host"])
+            .env(STRANGER, &path)
+            .spawn()
+            .unwrap();
+        if let Some(incoming) = hear(listener.accept().unwrap(), "demo", "alpha") {
+            drop(incoming.accept());
+        }
+        assert!(stranger.wait().unwrap().success());
     }
 
     #[test]

@@ -67,7 +67,6 @@ pub struct Agent {
     lender: Arc<Lender>,
     borrower: Arc<Borrower>,
     unplugger: Unplugger,
-    devices: Vec<String>,
     lending: rackbus_lease::Lender,
     borrowing: rackbus_lease::Borrower,
     incarnation: u64,
@@ -101,16 +100,17 @@ impl Agent {
         let devices: Vec<String> = lender.devices().map(str::to_owned).collect();
         let (said, outbox) = mpsc::unbounded_channel();
         let client = Client::new(&identity.control);
-        tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
-        tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
+        let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
+        let listen = tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
+        tokio::spawn(essential(post));
+        tokio::spawn(essential(listen));
         Agent {
-            lending: rackbus_lease::Lender::new(incarnation, devices.iter().cloned()),
+            lending: rackbus_lease::Lender::new(incarnation, devices),
             borrowing: rackbus_lease::Borrower::new(incarnation),
             identity,
             lender,
             borrower,
             unplugger,
-            devices,
             incarnation,
             registered: false,
             register_at: 0,
@@ -152,7 +152,8 @@ impl Agent {
         self.register_at = now.saturating_add(again);
         self.say(Message::Register {
             incarnation: self.incarnation,
-            devices: self.devices.clone(),
+            devices: self.lending.newest_epochs(),
+            newest_lease: self.lending.newest_lease().max(self.borrowing.newest_lease()),
             address: self.identity.address.clone(),
         });
     }
@@ -165,7 +166,11 @@ impl Agent {
     fn hear(&mut self, heard: Heard) {
         let now = self.now();
         match heard {
-            Heard::Connected => self.register_at = now,
+            Heard::Connected => {
+                // This control plane may be a new one: repeated until it has answered.
+                self.registered = false;
+                self.register_at = now;
+            }
             Heard::Said(message) => self.receive(now, message),
             Heard::ArmDone(device, epoch, outcome) => {
                 let actions = self.lending.arm_done(&device, epoch, outcome);
@@ -302,11 +307,20 @@ impl<K: Hash + Eq> Sequencer<K> {
             if let Some(before) = before {
                 let _ = before.await;
             }
-            if let Err(error) = tokio::task::spawn_blocking(job).await {
-                tracing::error!(%error, "a job of the node failed");
-            }
+            essential(tokio::task::spawn_blocking(job)).await;
         });
         self.last.insert(key, task);
+    }
+}
+
+/// Waits for something that the node cannot do without. Where it failed, nobody would ever hear that
+/// it is done: the process ends, and its next life, which has nothing mapped, is safe.
+async fn essential(work: JoinHandle<()>) {
+    if let Err(error) = work.await
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a job of the node failed; the process ends");
+        std::process::abort();
     }
 }
 
@@ -345,5 +359,29 @@ async fn listen(client: Client, host: String, heard: mpsc::UnboundedSender<Heard
             tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
         }
         tokio::time::sleep(RECONNECT).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The test runs itself as the process that ends.
+    #[test]
+    fn a_job_that_fails_ends_the_process() {
+        const VICTIM: &str = "RACKBUS_AGENT_VICTIM";
+        if std::env::var_os(VICTIM).is_some() {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                let mut jobs = Sequencer::default();
+                jobs.run("nvme0", || panic!("a fault in the device model"));
+                jobs.last.remove("nvme0").unwrap().await.unwrap();
+            });
+            return;
+        }
+        let name = "agent::tests::a_job_that_fails_ends_the_process";
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap());
+        let ended = victim.args(["--exact", name]).env(VICTIM, "1").output().unwrap();
+        assert!(!ended.status.success(), "it goes on, and revokes for ever");
     }
 }

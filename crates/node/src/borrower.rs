@@ -108,7 +108,9 @@ impl Borrower {
         if let Some(open) = all.get(&grant.lease).filter(|open| open.grant == grant) {
             return Ok(open.path.clone());
         }
-        let path = self.folder.join(format!("{}-{}.sock", grant.lender, grant.device));
+        // Named by its lease, whose number is never used again: the socket of a lease that is
+        // still ending is another.
+        let path = self.folder.join(format!("{}.{}.sock", grant.device, grant.lease));
         let open = Arc::new(Open {
             grant,
             path: path.clone(),

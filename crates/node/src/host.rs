@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{Borrower, Grant, LossListener};
 use crate::lender::{LendError, Lender};
+use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 
@@ -118,6 +119,8 @@ fn attend(
     segments: Arc<Segments>,
 ) -> std::io::Result<()> {
     let (rack, host) = (options.rack.clone(), options.host.clone());
+    let run_dir = options.run_dir.clone();
+    let hosts: Arc<[String]> = options.topology.hosts().map(|(_, h)| h.name.clone()).collect();
     let accept = move || {
         loop {
             let stream = match listener.accept() {
@@ -130,7 +133,13 @@ fn attend(
             };
             let (lender, segments) = (lender.clone(), segments.clone());
             let (rack, host) = (rack.clone(), host.clone());
+            let (run_dir, hosts) = (run_dir.clone(), hosts.clone());
             let talk = move || match hear(stream, &rack, &host) {
+                Some(incoming) if !speaks_for_its_host(&run_dir, &hosts, &incoming) => {
+                    let reason = format!("you are not the node of {}", incoming.hello.from);
+                    tracing::warn!(process = ?incoming.process, reason, "a connection to the link was refused");
+                    incoming.refuse(&reason);
+                }
                 Some(incoming) if incoming.hello.service == Service::Segments => {
                     segments.attend(incoming);
                 }

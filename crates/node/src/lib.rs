@@ -7,6 +7,7 @@
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`reach`]: what lent functions reach, kept in a fabric.
 //! * [`unplug`]: takes a function out of the VM that uses it.
+//! * [`presence`]: which process is whose node.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
 //! * [`agent`]: the node's side of the lending protocol.
 //! * [`host`]: all of it together, as a process.
@@ -15,6 +16,7 @@ pub mod agent;
 pub mod borrower;
 pub mod host;
 pub mod lender;
+pub mod presence;
 pub mod reach;
 pub mod remote;
 pub mod segments;

@@ -219,3 +219,21 @@ async fn a_hundred_cycles_lose_no_data_and_leave_nothing() {
     // Threads of ended conversations may still be closing theirs.
     assert!(descriptors() <= before + 20, "{} descriptors after {before}", descriptors());
 }
+
+/// A user that stays keeps the socket's conversation, not its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_is_borrowed_again_while_its_last_user_is_still_there() {
+    let rack = rack().await;
+    let first = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
+    let socket = first.socket.clone().unwrap();
+    let kept = blocking(move || open(&socket).unwrap()).await;
+    rack.client.give_back(first.lease).await.unwrap();
+    let second = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
+    assert_ne!(first.socket, second.socket, "what ends with the first would take the second along");
+    let socket = second.socket.clone().unwrap();
+    let mut drive = blocking(move || open(&socket).unwrap()).await;
+    drop(kept);
+    blocking(move || drive.read(0, &mut vec![0; 512]).unwrap()).await;
+    assert!(Path::new(&second.socket.unwrap()).exists());
+    assert!(!Path::new(&first.socket.unwrap()).exists());
+}

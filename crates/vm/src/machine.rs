@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::assets::Assets;
 use crate::error::io;
-use crate::registry::{Plugged, Record, free_port, plugged};
+use crate::registry::{Claim, Plugged, Record, birth, free_port, plugged, remove};
 use crate::spec::{Boot, Console, VmSpec, device};
 use crate::{Agent, Output, Result, VmError};
 
@@ -43,12 +43,14 @@ impl Vm {
     pub fn launch(assets: &Assets, spec: &VmSpec) -> Result<Self> {
         let args = spec.args(assets)?;
         let accel = spec.accel.map_or_else(|| assets.accel(), Ok)?;
-        prepare_dir(&spec.dir, &spec.name)?;
+        // Until the record is written, which others find it by.
+        let _claim = prepare_dir(&spec.dir, &spec.name)?;
         let host = spec.dir.ancestors().nth(2).and_then(Path::file_name);
         let record = Record {
             name: spec.name.clone(),
             host: host.map(|h| h.to_string_lossy().into_owned()).unwrap_or_default(),
             pid: 0,
+            birth: None,
             started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             memory_mib: spec.memory_mib,
             cpus: spec.cpus,
@@ -229,11 +231,7 @@ impl Vm {
                 }
             }
         }
-        if let Err(error) = fs::remove_dir_all(&self.record.dir)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!("{}: cannot remove: {error}", self.record.dir.display());
-        }
+        remove(&self.record.dir);
     }
 
     /// Waits until it ends, for a VM in the foreground.
@@ -255,6 +253,9 @@ impl Vm {
     fn wait_controllable(&mut self) -> Result<()> {
         let deadline = Instant::now() + START;
         self.record.pid = self.child.as_ref().map_or(0, Child::id);
+        self.record.birth = birth(self.record.pid);
+        // From now on it is found, and not cleared away, also when this process ends.
+        self.record.write()?;
         while !self.record.dir.join("agent.sock").exists() || self.record.qmp().is_err() {
             self.check_running()?;
             if Instant::now() >= deadline {
@@ -262,7 +263,7 @@ impl Vm {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.record.write()
+        Ok(())
     }
 
     fn check_running(&mut self) -> Result<()> {
@@ -296,20 +297,26 @@ impl Vm {
     }
 }
 
-/// An empty folder that only this user can enter; what an ended VM of that name left is removed.
-fn prepare_dir(dir: &Path, name: &str) -> Result<()> {
+/// An empty folder that only this user can enter, claimed; what an ended VM of that name left is
+/// removed.
+fn prepare_dir(dir: &Path, name: &str) -> Result<Claim> {
+    let private = |dir: &Path| {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))
+    };
+    private(dir.parent().unwrap_or(dir))?;
+    let taken = || VmError::Exists(name.to_owned());
+    let claim = Claim::take(dir)?.ok_or_else(taken)?;
     let record = fs::read(dir.join("vm.json")).ok();
-    if let Some(mut record) = record.and_then(|t| serde_json::from_slice::<Record>(&t).ok()) {
-        record.dir = dir.to_owned();
-        if record.alive() {
-            return Err(VmError::Exists(name.to_owned()));
-        }
+    let record = record.and_then(|text| serde_json::from_slice::<Record>(&text).ok());
+    if record.is_some_and(|record| record.alive()) {
+        return Err(taken());
     }
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io("clear", dir)(e)),
         _ => {}
     }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))
+    private(dir)?;
+    Ok(claim)
 }
 
 fn start_qemu(qemu: &PathBuf, args: &[String], spec: &VmSpec) -> Result<Child> {

@@ -23,6 +23,9 @@ pub struct Record {
     pub host: String,
     /// QEMU's process id.
     pub pid: u32,
+    /// When that process began, as the kernel counts: another process of the same id began later.
+    #[serde(default)]
+    pub birth: Option<u64>,
     /// When it started, seconds since 1970.
     pub started: u64,
     /// Guest memory, MiB.
@@ -67,11 +70,27 @@ impl Record {
     /// Whether its QEMU runs.
     #[must_use]
     pub fn alive(&self) -> bool {
-        // A process id may have been given to another process: look at what it runs.
-        let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        let socket = self.dir.join("qmp.sock");
-        let socket = socket.as_os_str().as_encoded_bytes();
-        command.windows(socket.len()).any(|part| part == socket)
+        self.birth.is_some() && birth(self.pid) == self.birth
+    }
+
+    /// What was plugged in at some time; QEMU is not asked whether it is still.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn noted(&self) -> Result<Vec<Plugged>> {
+        let folder = self.dir.join("functions");
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io("read", &folder))?,
+        };
+        let ids = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+        Ok(ids.filter_map(|id| self.read_note(id)).collect())
+    }
+
+    fn read_note(&self, id: String) -> Option<Plugged> {
+        let note = fs::read_to_string(self.note(&id)).ok()?;
+        let (function, socket) = note.split_once('\n')?;
+        Some(Plugged { function: function.to_owned(), socket: socket.into(), id })
     }
 
     /// Where name and socket of the function with this id are noted.
@@ -96,6 +115,40 @@ impl Record {
     /// When it does not run.
     pub fn qmp(&self) -> Result<Qmp> {
         Qmp::connect(&self.dir.join("qmp.sock"))
+    }
+}
+
+/// When a process began, in the kernel's ticks since it started; `None` when there is none.
+pub(crate) fn birth(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may have anything in it: the state, and the 19th field after that.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    match fields.next()? {
+        // It has ended; its parent has not asked yet.
+        "Z" | "X" => None,
+        _ => fields.nth(18)?.parse().ok(),
+    }
+}
+
+/// A name that nobody else can take or clear away for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    _lock: fs::File,
+}
+
+impl Claim {
+    /// Claims the name that `dir` is the folder of; `None` when somebody else has it.
+    pub(crate) fn take(dir: &Path) -> Result<Option<Claim>> {
+        // No VM's name begins with a dot.
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let path = dir.with_file_name(format!(".{name}.lock"));
+        let lock = fs::File::options().create(true).append(true).open(&path);
+        let lock = lock.map_err(io("make", &path))?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Claim { _lock: lock })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(cause) => Err(io("lock", &path)(cause.into())),
+        }
     }
 }
 
@@ -164,11 +217,7 @@ pub fn plugged(record: &Record, qmp: &mut Qmp) -> Result<Vec<Plugged>> {
         }
         // QEMU does not tell the socket of a function, so it is noted when it is plugged in.
         let Some(id) = device["name"].as_str() else { continue };
-        let note = fs::read_to_string(record.note(id)).unwrap_or_default();
-        if let Some((function, socket)) = note.split_once('\n') {
-            let (id, function) = (id.to_owned(), function.to_owned());
-            found.push(Plugged { id, function, socket: socket.into() });
-        }
+        found.extend(record.read_note(id.to_owned()));
     }
     Ok(found)
 }
@@ -192,6 +241,29 @@ pub(crate) fn free_port(qmp: &mut Qmp, ports: usize) -> Result<Option<String>> {
 }
 
 fn read(dir: &Path, host: &str) -> Option<Record> {
+    let record = read_record(dir, host)?;
+    if record.alive() {
+        return Some(record);
+    }
+    // Removed when that is certain: its process is gone, and nobody begins another one there.
+    let _claim = Claim::take(dir).ok().flatten()?;
+    let record = read_record(dir, host)?;
+    if record.birth.is_some() && !record.alive() {
+        remove(dir);
+    }
+    None
+}
+
+/// Removes what an ended VM left.
+pub(crate) fn remove(dir: &Path) {
+    if let Err(error) = fs::remove_dir_all(dir)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("{}: cannot remove what an ended VM left: {error}", dir.display());
+    }
+}
+
+fn read_record(dir: &Path, host: &str) -> Option<Record> {
     let text = fs::read(dir.join("vm.json")).ok()?;
     let mut record: Record = match serde_json::from_slice(&text) {
         Ok(record) => record,
@@ -202,11 +274,5 @@ fn read(dir: &Path, host: &str) -> Option<Record> {
     };
     dir.clone_into(&mut record.dir);
     record.host = host.to_owned();
-    if record.alive() {
-        return Some(record);
-    }
-    if let Err(error) = fs::remove_dir_all(dir) {
-        tracing::warn!("{}: cannot remove what an ended VM left: {error}", dir.display());
-    }
-    None
+    Some(record)
 }

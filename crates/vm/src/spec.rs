@@ -263,11 +263,12 @@ pub(crate) fn port_id(port: usize) -> String {
     format!("port{port}")
 }
 
-/// QEMU's id for a borrowed function: its name, in the characters that QEMU takes.
+/// QEMU's id for a borrowed function: its name, in the characters that QEMU takes. Names have no
+/// `_`, so that `a-b/c` and `a/b-c` are two.
 #[must_use]
 pub fn device_id(name: &str) -> String {
     let plain = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }
+        if c.is_ascii_alphanumeric() || c == '.' || c == '-' { c } else { '_' }
     };
     format!("fn-{}", name.chars().map(plain).collect::<String>())
 }
@@ -329,7 +330,8 @@ mod tests {
         assert_eq!(devices.len(), 2);
         assert_eq!(devices[0]["bus"], "port0");
         assert_eq!(devices[1]["bus"], "port1");
-        assert_eq!(devices[1]["id"], "fn-gamma-nvme1");
+        assert_ne!(device_id("a-b/c"), device_id("a/b-c"));
+        assert_eq!(devices[1]["id"], "fn-gamma_nvme1");
         let memory: Value = args
             .iter()
             .filter_map(|a| serde_json::from_str(a).ok())

@@ -1,27 +1,38 @@
 //! `rackbus control`: the control plane, in the foreground. `up` starts it.
 
+use std::path::PathBuf;
+
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Options, Service, serve};
 use rackbus_fabric::rack::format_size;
 use rackbus_lease::Config;
 
 use crate::Common;
-use crate::commands::{read_rack, start_log};
+use crate::commands::read_rack;
 use crate::output::Failure;
-use crate::{paths, process};
+use crate::{log, paths, process};
 
 /// Run the control plane, in the foreground.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// The file that stderr goes to, which is exchanged when it has grown.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
 
 impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
-        start_log();
+        log::start(self.log.as_deref());
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
         let rack = read_rack(&running.file)?;
-        let _held = process::hold(&process::pid_file(&run_dir, None))?;
+        let _held = process::hold(
+            &process::pid_file(&run_dir, None),
+            process::runs_already("the control plane"),
+        )?;
+        paths::make_private(&running.state_dir)?;
+        let _state = process::own_state(&running.state_dir)?;
         let devices = rack.functions().filter_map(|(name, device)| {
             let function = name.to_string().parse().ok()?;
             // Devices that only the timing model knows are not there to borrow.

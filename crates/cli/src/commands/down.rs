@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use crate::Common;
-use crate::commands::read_rack;
 use crate::output::{Failure, Output};
 use crate::{paths, process};
 
@@ -16,7 +15,12 @@ pub struct Args {}
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let run_dir = paths::find_run_dir(common)?;
-        let name = paths::running(&run_dir)?.rack;
+        let name = match paths::running(&run_dir) {
+            Ok(running) => running.rack,
+            // Somebody removed the note: what lives is stopped all the same.
+            Err(failure) if process::living(&run_dir).is_empty() => return Err(failure),
+            Err(_) => run_dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        };
         let count = stop(&run_dir, output);
         let value = serde_json::json!({ "rack": name, "stopped": count });
         output.result(&value, |o| o.line(&format!("rack {name}: {count} processes stopped")));
@@ -26,32 +30,15 @@ impl Args {
 
 /// Stops every process of the rack in `run_dir`; returns how many there were.
 pub fn stop(run_dir: &Path, output: &Output) -> usize {
-    let mut files = vec![process::pid_file(run_dir, None)];
-    let hosts: Vec<String> = paths::running(run_dir)
-        .ok()
-        .and_then(|running| read_rack(&running.file).ok())
-        .map(|rack| rack.hosts.into_iter().map(|h| h.name).collect())
-        .unwrap_or_else(|| folders(run_dir));
     // Nodes first: what they lend and borrow is let go while the control plane can hear it.
-    files.splice(0..0, hosts.iter().map(|host| process::pid_file(run_dir, Some(host))));
-    let mut count = 0;
-    for file in files {
-        if let Some(pid) = process::holder(&file) {
-            output.progress(&format!("stopping process {pid}"));
-            process::end(pid);
-            count += 1;
-        }
-        let _ = std::fs::remove_file(&file);
+    let living = process::living(run_dir);
+    for process in &living {
+        output.progress(&format!("stopping process {}", process.pid()));
+        process.end();
     }
-    let _ = std::fs::remove_file(run_dir.join("rack.json"));
-    count
-}
-
-/// The folders in the run directory: the hosts, when the rack file is gone.
-fn folders(run_dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
-    entries
-        .filter(|e| e.path().is_dir())
-        .map(|e| e.file_name().to_string_lossy().into_owned())
-        .collect()
+    // Unless somebody starts it anew by now.
+    if process::living(run_dir).is_empty() {
+        let _ = std::fs::remove_file(run_dir.join("rack.json"));
+    }
+    living.len()
 }

@@ -73,14 +73,3 @@ pub fn named_host<'r>(rack: &'r Rack, name: &str) -> Result<&'r Host, Failure> {
         Failure::usage(error, format!("its hosts are {}", names.join(", ")))
     })
 }
-
-/// Log lines on stderr, as much as `RACKBUS_LOG` asks for.
-pub fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("RACKBUS_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .with_writer(std::io::stderr)
-        .init();
-}

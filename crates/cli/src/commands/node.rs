@@ -1,6 +1,6 @@
 //! `rackbus node`: one host's node, in the foreground. `up` starts it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rackbus_devices::nvme::{BackingConfig, NvmeConfig};
 use rackbus_fabric::pool::{Exported, Pool};
@@ -11,9 +11,9 @@ use rackbus_pci::engine::EngineOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
-use crate::commands::{named_host, read_rack, start_log};
+use crate::commands::{named_host, read_rack};
 use crate::output::Failure;
-use crate::{paths, process};
+use crate::{log, paths, process};
 
 /// Run the node of one host, in the foreground.
 #[derive(Debug, clap::Args)]
@@ -24,19 +24,25 @@ pub struct Args {
     /// Hold the processors out of idle states.
     #[arg(long)]
     low_latency: bool,
+    /// The file that stderr goes to, which is exchanged when it has grown.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
 }
 
 impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
-        start_log();
+        log::start(self.log.as_deref());
         process::make_room();
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
         let rack = read_rack(&running.file)?;
         let host = named_host(&rack, &self.host)?;
         paths::make_private(&run_dir.join(&self.host))?;
-        let _held = process::hold(&process::pid_file(&run_dir, Some(&self.host)))?;
+        let _held = process::hold(
+            &process::pid_file(&run_dir, Some(&self.host)),
+            process::runs_already(&format!("the node of {}", self.host)),
+        )?;
         let _awake = self.low_latency.then(stay_awake).transpose()?;
         let state_dir = running.state_dir.join(&self.host);
         let rack_dir = running.file.parent().unwrap_or(Path::new("/"));
@@ -54,6 +60,7 @@ impl Args {
             segments: segments(&rack, &self.host),
         };
         paths::make_private(&state_dir)?;
+        let _state = process::own_state(&state_dir)?;
         tokio::select! {
             outcome = rackbus_node::run(options) => outcome.map_err(|error| {
                 Failure::new(error.to_string(), "correct the rack file or the device, and start again")

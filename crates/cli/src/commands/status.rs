@@ -36,6 +36,16 @@ fn people(status: &RackStatus, output: &Output) {
         status.refused,
         ago(status.uptime_ms)
     ));
+    if status.store_failures > 0 {
+        output.line(&format!(
+            "{} decisions could not be stored and were taken back: see to the control plane's disk",
+            status.store_failures
+        ));
+    }
+    for host in status.hosts.iter().filter(|host| host.overruns > 0) {
+        let (name, times) = (&host.host, host.overruns);
+        output.line(&format!("the node of {name} took nothing and was cut off {times} times"));
+    }
     let rows = status.hosts.iter().map(|host| {
         let (state, tone) = match host.state {
             HostState::Up => ("up", Tone::Good),

@@ -42,16 +42,13 @@ pub struct Args {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let rack = read_rack(&self.file)?;
-        let run_dir = paths::run_dir(common, &rack.name);
-        let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name);
-        if process::holder(&process::pid_file(&run_dir, None)).is_some() {
-            let error = format!("rack {} is up already", rack.name);
-            return Err(Failure::new(
-                error,
-                "see `rackbus status`, or stop it with `rackbus down`",
-            ));
-        }
-        paths::make_private(&run_dir)?;
+        let run_dir = paths::make_run_dir(common, &rack.name)?;
+        let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name)?;
+        let starting = process::hold(&run_dir.join("up.pid"), |_| {
+            let error = format!("rack {} is being started by another `rackbus up`", rack.name);
+            Failure::new(error, "wait for it, or end it with `rackbus down`")
+        })?;
+        check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;
         self.note(&rack, &run_dir, &state_dir)?;
         let begun = Instant::now();
@@ -91,6 +88,7 @@ impl Args {
             begun.elapsed().as_millis()
         ));
         status::show(&client, output).await?;
+        drop(starting);
         if self.foreground {
             requests.wait().await;
             crate::commands::down::stop(&run_dir, output);
@@ -130,6 +128,26 @@ impl Args {
         }
         Ok(())
     }
+}
+
+/// Refuses when processes of the rack live: what was started beside them would fail, and cleaning
+/// up after that would leave them without a note.
+fn check_nothing_runs(rack: &str, run_dir: &Path) -> Result<(), Failure> {
+    let living = process::living(run_dir);
+    if living.iter().any(|process| process.host.is_none()) {
+        let error = format!("rack {rack} is up already");
+        return Err(Failure::new(error, "see `rackbus status`, or stop it with `rackbus down`"));
+    }
+    let nodes: Vec<&str> = living.iter().filter_map(|process| process.host.as_deref()).collect();
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    let error = format!("nodes of rack {rack} run without a control plane: {}", nodes.join(", "));
+    let remedy = format!(
+        "start that alone with `rackbus control --run-dir {}`, or stop them with `rackbus down`",
+        run_dir.display()
+    );
+    Err(Failure::new(error, remedy))
 }
 
 /// Waits until every host is up, or a process ends.

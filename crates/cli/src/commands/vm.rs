@@ -9,13 +9,17 @@ use rackbus_control::Client;
 use rackbus_control::api::Lease;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, DEFAULT_SPARE_PORTS, own_vm_args};
 use rackbus_vm::{
-    Assets, Boot, Console, FunctionSpec, Guest, Record, Vm, VmError, VmSpec, registry,
+    Assets, Boot, Console, FunctionSpec, Guest, Plugged, Record, Vm, VmError, VmSpec, registry,
 };
 use serde_json::{Value, json};
 
+use rustix::process::Pid;
+
 use crate::Common;
+use crate::commands::{named_host, read_rack};
 use crate::output::{Cell, Failure, Output};
-use crate::paths::find_run_dir;
+use crate::paths::{find_run_dir, running};
+use crate::process::{self, EndRequests};
 
 /// Run virtual machines with borrowed devices.
 #[derive(Debug, clap::Args)]
@@ -189,21 +193,15 @@ impl From<VmError> for Failure {
 }
 
 async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
-    let name = match args.name.clone() {
-        Some(name) => name,
-        None => free_name(context)?,
-    };
-    if all(context)?.iter().any(|vm| vm.name == name) {
-        return Err(VmError::Exists(name).into());
-    }
+    check_host(context, &args.host)?;
+    // From before anything is borrowed: whoever ends this command gets nothing left behind.
+    let mut requests = EndRequests::listen();
     let leases = borrow_all(context, &args.host, &args.borrow).await?;
-    let spec = spec(args, &name, &leases, context);
-    let started = Vm::launch(&Assets::of_user(), &spec);
-    let vm = match started {
+    let vm = match launch(args, &leases, context).await {
         Ok(vm) => vm,
-        Err(error) => {
+        Err(failure) => {
             give_back_all(context, &leases).await;
-            return Err(error.into());
+            return Err(failure);
         }
     };
     let record = vm.record().clone();
@@ -216,13 +214,55 @@ async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
         });
         return Ok(());
     }
-    let (name, host) = (&record.name, &record.host);
+    let Record { name, host, .. } = &record;
     context.output.progress(&format!("VM {name} runs on {host} until its guest powers off"));
-    // Without a task of its own: nothing else is to be done meanwhile.
-    let ended = vm.wait();
+    let mut ended = tokio::task::spawn_blocking(move || vm.wait());
+    let outcome = tokio::select! {
+        outcome = &mut ended => joined(outcome)?.map_err(Failure::from),
+        () = requests.wait() => {
+            let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw);
+            let asked = record.clone();
+            let end = move || pid.filter(|_| asked.alive()).into_iter().for_each(process::end);
+            joined(tokio::task::spawn_blocking(end).await)?;
+            // How it ended is known: as it was asked to. What is left of it goes.
+            let _ = joined(ended.await)?;
+            Vm::attach(record).kill();
+            Err(Failure::new("interrupted", "the VM has ended; start another one"))
+        }
+    };
     give_back_all(context, &leases).await;
-    ended?;
-    Ok(())
+    outcome
+}
+
+/// Starts the VM, under a name that is free when the user gave none.
+async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Result<Vm, Failure> {
+    loop {
+        let name = match args.name.clone() {
+            Some(name) if all(context)?.iter().any(|vm| vm.name == name) => {
+                return Err(VmError::Exists(name).into());
+            }
+            Some(name) => name,
+            None => free_name(context)?,
+        };
+        let spec = spec(args, &name, leases, context);
+        let start = move || Vm::launch(&Assets::of_user(), &spec);
+        match joined(tokio::task::spawn_blocking(start).await)? {
+            // Somebody else took the free name in between.
+            Err(VmError::Exists(_)) if args.name.is_none() => tokio::task::yield_now().await,
+            outcome => return Ok(outcome?),
+        }
+    }
+}
+
+/// What a thread of its own did.
+fn joined<T>(outcome: Result<T, tokio::task::JoinError>) -> Result<T, Failure> {
+    outcome.map_err(|error| Failure::new(format!("a thread failed: {error}"), "try again"))
+}
+
+/// Whether the rack has such a host: its name becomes a folder's.
+fn check_host(context: &Context<'_>, host: &str) -> Result<(), Failure> {
+    let rack = read_rack(&running(&context.run_dir)?.file)?;
+    named_host(&rack, host).map(drop)
 }
 
 fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> VmSpec {
@@ -247,6 +287,7 @@ fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> 
 }
 
 async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> {
+    check_host(context, &args.host)?;
     let leases = borrow_all(context, &args.host, &args.borrow).await?;
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
     let arguments = own_vm_args(args.memory, &functions);
@@ -283,7 +324,18 @@ fn list(context: &Context<'_>) -> Result<(), Failure> {
 async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
     // What it uses is asked before it ends, and returned after: nobody needs to let go then.
-    let used = leases_of(context, &record).await?;
+    let used = match args.kill {
+        // Neither its guest nor the control plane needs to answer for that.
+        true => match leases_at(context, &record.noted()?).await {
+            Ok(used) => used,
+            Err(failure) => {
+                let error = failure.error;
+                context.output.progress(&format!("what it borrowed is not returned: {error}"));
+                Vec::new()
+            }
+        },
+        false => leases_of(context, &record).await?,
+    };
     let mut vm = Vm::attach(record);
     if args.kill {
         vm.kill();
@@ -393,7 +445,11 @@ fn function(lease: &Lease) -> Option<FunctionSpec> {
 
 /// The leases whose sockets a VM uses.
 async fn leases_of(context: &Context<'_>, record: &Record) -> Result<Vec<Lease>, Failure> {
-    let plugged = Vm::attach(record.clone()).functions()?;
+    leases_at(context, &Vm::attach(record.clone()).functions()?).await
+}
+
+/// The leases whose sockets were plugged in.
+async fn leases_at(context: &Context<'_>, plugged: &[Plugged]) -> Result<Vec<Lease>, Failure> {
     let leases = context.client.leases(false).await?;
     let used = |lease: &Lease| {
         let socket = lease.socket.as_deref().map(Path::new);

@@ -52,7 +52,8 @@ pub struct Process {
 }
 
 impl Process {
-    fn of(pid: Pid) -> Process {
+    /// That of a number.
+    pub fn of(pid: Pid) -> Process {
         let handle = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
         Process { pid, handle }
     }
@@ -114,6 +115,37 @@ impl Rack {
     /// The run directory.
     pub fn run_dir(&self) -> PathBuf {
         self.folder.path().join("run")
+    }
+
+    /// Removes the database of a control plane that was killed.
+    pub fn lose_database(&self) {
+        for file in self.database_files() {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+
+    /// Copies the database of a control plane that was killed.
+    pub fn save_database(&self) {
+        let saved = self.folder.path().join("saved");
+        std::fs::create_dir_all(&saved).unwrap();
+        for file in self.database_files().iter().filter(|file| file.exists()) {
+            std::fs::copy(file, saved.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+
+    /// Puts the copy in its place.
+    pub fn restore_database(&self) {
+        for file in self.database_files() {
+            let saved = self.folder.path().join("saved").join(file.file_name().unwrap());
+            if saved.exists() {
+                std::fs::copy(saved, file).unwrap();
+            }
+        }
+    }
+
+    /// The control plane's database: the file, and the log that SQLite keeps beside it.
+    fn database_files(&self) -> [PathBuf; 2] {
+        ["control.db", "control.db-wal"].map(|name| self.folder.path().join("state").join(name))
     }
 
     /// `rackbus` with this rack's folders, not started yet.

@@ -1,0 +1,240 @@
+//! What nodes and control plane log: as much as `RACKBUS_LOG` asks for, but of each cause only so
+//! many lines in a while, and never more than two files of a bounded size.
+//!
+//! A cause is a place in the source. What it says beyond its share is counted, and the count is
+//! logged: whoever makes a process repeat itself (a guest, a peer) can neither fill a disk with that
+//! nor hide other lines. `debug` and `trace`, which somebody asked for, are not counted.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// Lines that a cause may write within [`WHILE`].
+const SHARE: u64 = 20;
+/// How long a share is for.
+const WHILE: Duration = Duration::from_secs(10);
+/// A log that has grown to this many bytes becomes the one before, and a new one is begun.
+const LARGEST: u64 = 4 << 20;
+
+/// Begins to log on stderr; when that is the file at `path`, it is exchanged when it has grown.
+pub fn start(path: Option<&Path>) {
+    let wanted = EnvFilter::try_from_env("RACKBUS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let limits = Limits::default();
+    let log = Log::new(path.map(Path::to_owned), LARGEST, exchange_stderr);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(false)
+        .with_writer(log.clone())
+        .with_filter(limits.clone());
+    tracing_subscriber::registry().with(wanted).with(lines).init();
+    let count = move || {
+        loop {
+            std::thread::sleep(WHILE);
+            for line in limits.lock().left_out(Instant::now()) {
+                let _ = log.clone().write_all(line.as_bytes());
+            }
+        }
+    };
+    // Without the thread the counts are told when their causes come again.
+    if let Err(error) = std::thread::Builder::new().name("log counts".into()).spawn(count) {
+        tracing::warn!(%error, "no thread that tells how much was left out of the log");
+    }
+}
+
+/// Has stderr, and with it a panic's last words, go to the new file.
+fn exchange_stderr(file: &File) {
+    if let Err(error) = rustix::stdio::dup2_stderr(file) {
+        // The old one goes on; there is nowhere else to say so.
+        let _ = writeln!(std::io::stderr(), "the log cannot be exchanged: {error}");
+    }
+}
+
+/// How much each cause has said.
+#[derive(Debug, Clone, Default)]
+struct Limits(Arc<Mutex<Causes>>);
+
+impl Limits {
+    fn lock(&self) -> MutexGuard<'_, Causes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Subscriber> Filter<S> for Limits {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if *metadata.level() > Level::INFO {
+            return true;
+        }
+        let place = || {
+            let file = metadata.file().unwrap_or(metadata.target());
+            format!("{} {file}:{}", metadata.level(), metadata.line().unwrap_or(0))
+        };
+        self.lock().admit(metadata.callsite(), Instant::now(), place)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Causes(HashMap<Identifier, Cause>);
+
+#[derive(Debug)]
+struct Cause {
+    place: String,
+    /// Since when its share is counted.
+    since: Instant,
+    said: u64,
+    left_out: u64,
+    /// Since the process began.
+    left_out_ever: u64,
+}
+
+impl Causes {
+    /// Whether a cause may say something now.
+    fn admit(&mut self, cause: Identifier, now: Instant, place: impl FnOnce() -> String) -> bool {
+        let cause = self.0.entry(cause).or_insert_with(|| Cause {
+            place: place(),
+            since: now,
+            said: 0,
+            left_out: 0,
+            left_out_ever: 0,
+        });
+        if now.saturating_duration_since(cause.since) >= WHILE {
+            (cause.since, cause.said) = (now, 0);
+        }
+        cause.said += 1;
+        if cause.said <= SHARE {
+            return true;
+        }
+        cause.left_out += 1;
+        cause.left_out_ever += 1;
+        false
+    }
+
+    /// A line for each cause of which something was left out since this was asked last.
+    fn left_out(&mut self, now: Instant) -> Vec<String> {
+        let causes = self.0.values_mut().filter(|cause| cause.left_out > 0);
+        let tell = |cause: &mut Cause| {
+            let (count, ever) = (std::mem::take(&mut cause.left_out), cause.left_out_ever);
+            let ago = now.saturating_duration_since(cause.since).as_secs();
+            format!("left out: {count} lines as of {ago} s ago, {ever} ever: {}\n", cause.place)
+        };
+        causes.map(tell).collect()
+    }
+}
+
+/// Where lines go: stderr, which is a file of bounded size where there is a path.
+#[derive(Debug, Clone)]
+struct Log(Arc<Mutex<Target>>);
+
+#[derive(Debug)]
+struct Target {
+    path: Option<PathBuf>,
+    written: u64,
+    largest: u64,
+    /// Told of each new file.
+    exchange: fn(&File),
+}
+
+impl Log {
+    fn new(path: Option<PathBuf>, largest: u64, exchange: fn(&File)) -> Log {
+        let written = path.as_ref().and_then(|path| path.metadata().ok()).map_or(0, |m| m.len());
+        Log(Arc::new(Mutex::new(Target { path, written, largest, exchange })))
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let mut target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        target.make_room();
+        std::io::stderr().write_all(line)?;
+        target.written += line.len() as u64;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Target {
+    fn make_room(&mut self) {
+        let Some(path) = self.path.as_ref().filter(|_| self.written >= self.largest) else {
+            return;
+        };
+        self.written = 0;
+        let mut before = path.clone().into_os_string();
+        before.push(".1");
+        // What cannot be renamed is written on; it is tried again after as much more.
+        if std::fs::rename(path, before).is_ok()
+            && let Ok(file) = File::options().create(true).append(true).open(path)
+        {
+            (self.exchange)(&file);
+        }
+    }
+}
+
+impl<'a> tracing_subscriber::fmt::MakeWriter<'a> for Log {
+    type Writer = Log;
+
+    fn make_writer(&'a self) -> Log {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two places in the source.
+    fn causes() -> [Identifier; 2] {
+        use tracing::Callsite;
+        use tracing::metadata::Kind;
+        let one = tracing::callsite!(name: "one", kind: Kind::EVENT, fields: message);
+        let other = tracing::callsite!(name: "other", kind: Kind::EVENT, fields: message);
+        [one, other].map(|callsite| callsite.metadata().callsite())
+    }
+
+    #[test]
+    fn a_cause_says_its_share_and_the_rest_is_counted() {
+        let (mut limits, [one, other]) = (Causes::default(), causes());
+        let begun = Instant::now();
+        let said = |at: Duration, cause: &Identifier, limits: &mut Causes| {
+            limits.admit(cause.clone(), begun + at, || "WARN here:1".to_owned())
+        };
+        let heard = (0..120_000).filter(|_| said(Duration::ZERO, &one, &mut limits)).count();
+        assert_eq!(heard as u64, SHARE);
+        assert!(said(Duration::ZERO, &other, &mut limits), "one cause silences another");
+        let told = limits.left_out(begun);
+        assert_eq!(told.len(), 1);
+        assert!(told[0].contains("119980 lines") && told[0].contains("WARN here:1"), "{told:?}");
+        assert!(limits.left_out(begun).is_empty(), "told twice");
+        assert!(said(WHILE, &one, &mut limits), "silent for ever");
+        for _ in 0..SHARE {
+            said(WHILE, &one, &mut limits);
+        }
+        assert!(limits.left_out(begun + WHILE)[0].contains("1 lines as of 0 s ago, 119981 ever"));
+    }
+
+    #[test]
+    fn a_log_that_has_grown_becomes_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.log");
+        std::fs::write(&path, "x".repeat(100)).unwrap();
+        let mut log = Log::new(Some(path.clone()), 100, |_| {});
+        log.write_all(b"a line of this test\n").unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "begun anew");
+        let before = std::fs::read(folder.path().join("node.log.1")).unwrap();
+        assert_eq!(before.len(), 100);
+    }
+}

@@ -1,0 +1,141 @@
+//! Run and state directories: whose they are, what lives in them, and that nothing is left behind
+//! that no command stops.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+
+use support::{PATIENCE, Rack, THREE_HOSTS};
+
+const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+
+#[test]
+fn up_after_the_control_planes_death_leaves_what_lives_to_be_stopped() {
+    let rack = Rack::up(THREE_HOSTS);
+    let nodes = HOSTS.map(|host| rack.process(Some(host)));
+    rack.process(None).crash();
+    let told = rack.bad(1, &["up", &rack.file()]);
+    assert!(told.contains("alpha") && told.contains("rackbus down"), "{told}");
+    assert!(nodes.iter().all(|node| !node.is_gone()), "up ended somebody else's process");
+    assert_eq!(rack.json(&["down"])["stopped"], 3);
+    assert!(nodes.iter().all(|node| node.wait(PATIENCE)));
+    rack.good(&["up", &rack.file()]);
+}
+
+#[test]
+fn of_two_that_start_a_rack_at_once_one_does() {
+    let rack = Rack::described(THREE_HOSTS);
+    let file = rack.file();
+    let both = [(); 2].map(|()| rack.command(&["up", &file]).spawn().unwrap());
+    let codes = both.map(|mut up| up.wait().unwrap().code());
+    assert!(codes == [Some(0), Some(1)] || codes == [Some(1), Some(0)], "{codes:?}");
+    assert!(rack.good(&["status"]).contains("rack lab: 3 hosts"));
+    let processes = rack.processes(&HOSTS);
+    assert_eq!(rack.json(&["down"])["stopped"], 4);
+    assert!(processes.iter().all(|process| process.wait(PATIENCE)));
+}
+
+#[test]
+fn down_stops_hosts_that_left_the_rack_file_and_needs_no_note_of_the_rack() {
+    let rack = Rack::up(THREE_HOSTS);
+    let gamma = rack.process(Some("gamma"));
+    let text = THREE_HOSTS.replace("[hosts.gamma]", "");
+    std::fs::write(rack.file(), text).unwrap();
+    std::fs::remove_file(rack.run_dir().join("rack.json")).unwrap();
+    assert_eq!(rack.json(&["down"])["stopped"], 4);
+    assert!(gamma.wait(PATIENCE), "the node of a host that left goes on");
+    assert!(rack.bad(1, &["down"]).contains("no rack runs"));
+}
+
+#[test]
+fn one_state_directory_is_one_racks() {
+    let rack = Rack::up(THREE_HOSTS);
+    let file = rack.file();
+    let mut other = rack.command(&["up", &file]);
+    let elsewhere = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+    other.env("RACKBUS_RUN_DIR", elsewhere.path().join("run"));
+    let output = other.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "two racks share a database: {told}");
+    assert!(told.contains("--state-dir"), "{told}");
+    assert!(rack.good(&["status"]).contains("rack lab: 3 hosts"));
+}
+
+#[test]
+fn a_run_directory_that_others_can_change_is_refused() {
+    let rack = Rack::described(THREE_HOSTS);
+    let run = rack.run_dir();
+    std::fs::create_dir(&run).unwrap();
+    std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o777)).unwrap();
+    for args in [&["up", &rack.file()][..], &["down"], &["status"]] {
+        let told = rack.bad(1, args);
+        assert!(told.contains("others may change it"), "{args:?}: {told}");
+    }
+    std::fs::remove_dir(&run).unwrap();
+    let mine = run.with_file_name("elsewhere");
+    std::fs::create_dir(&mine).unwrap();
+    symlink(&mine, &run).unwrap();
+    assert!(rack.bad(1, &["up", &rack.file()]).contains("is a link"));
+}
+
+#[test]
+fn a_folder_of_racks_that_others_can_change_is_refused() {
+    let rack = Rack::described(THREE_HOSTS);
+    let base = rack.run_dir().with_file_name("xdg");
+    std::fs::create_dir_all(base.join("rackbus/lab")).unwrap();
+    let racks = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(base.join("rackbus"), racks).unwrap();
+    for args in [&["up", &rack.file()][..], &["down", "--rack", "lab"]] {
+        let mut command = rack.command(args);
+        command.env_remove("RACKBUS_RUN_DIR").env("XDG_RUNTIME_DIR", &base);
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("others may change it"), "{args:?}: {told}");
+    }
+}
+
+#[test]
+fn a_process_id_that_a_dead_process_left_is_nobodys() {
+    let rack = Rack::up(THREE_HOSTS);
+    let alpha = rack.process(Some("alpha"));
+    // As when a process has just begun: it holds the file before its number is in it.
+    let stranger = std::process::Command::new("sleep").arg("1000").spawn();
+    let mut stranger = stranger.unwrap();
+    let file = rack.run_dir().join("alpha/node.pid");
+    std::fs::write(&file, format!("{}\n", stranger.id())).unwrap();
+    assert_eq!(rack.json(&["down"])["stopped"], 4);
+    assert!(stranger.try_wait().unwrap().is_none(), "a stranger was ended");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    assert!(alpha.is_gone());
+}
+
+/// Whoever makes a process repeat itself does not fill its disk.
+#[test]
+fn what_is_said_too_often_is_counted_instead_of_logged() {
+    let rack = Rack::up(THREE_HOSTS);
+    for _ in 0..2000 {
+        let mut peer = UnixStream::connect(rack.run_dir().join("alpha/link.sock")).unwrap();
+        peer.write_all(&[2, 0, 0, 0, b'{', b'}']).unwrap();
+        let mut refusal = Vec::new();
+        peer.read_to_end(&mut refusal).unwrap();
+        assert!(!refusal.is_empty());
+    }
+    let log = std::fs::read_to_string(rack.run_dir().join("alpha/node.log")).unwrap();
+    assert!(log.contains("a connection to the link was refused"), "{log}");
+    assert!(log.len() < 32 << 10, "{} bytes of log", log.len());
+}
+
+#[test]
+fn a_relative_run_directory_is_the_same_from_everywhere() {
+    let rack = Rack::described(THREE_HOSTS);
+    let folder = rack.run_dir().parent().unwrap().to_owned();
+    let mut up = rack.command(&["up", "rack.toml"]);
+    let up = up.current_dir(&folder).env("RACKBUS_RUN_DIR", "run").output().unwrap();
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    assert!(support::socket(&lease).is_absolute(), "{lease:?}");
+    support::open(&lease);
+}

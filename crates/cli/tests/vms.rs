@@ -1,0 +1,157 @@
+//! VMs without a guest: a program that only waits stands for QEMU, and the test answers at its
+//! sockets. What is tested is who has which name, folder and lease.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rackbus_control::api::{DeviceState, LeaseStage};
+use rustix::process::{Pid, Signal, kill_process};
+use support::{PATIENCE, Process, Rack, THREE_HOSTS};
+
+/// A rack, and what stands for QEMU.
+struct Lab {
+    rack: Rack,
+    cache: tempfile::TempDir,
+}
+
+impl Lab {
+    fn up() -> Lab {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = cache.path().join("qemu/run");
+        std::fs::create_dir_all(&folder).unwrap();
+        let qemu = folder.join("qemu-system-x86_64");
+        std::fs::write(&qemu, "#!/bin/sh\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Lab { rack: Rack::up(THREE_HOSTS), cache }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.rack.command(args);
+        command.env("RACKBUS_CACHE", self.cache.path()).env("RACKBUS_ACCEL", "tcg");
+        command
+    }
+
+    /// Begins `vm run` with a drive or without.
+    fn run(&self, args: &[&str]) -> Child {
+        let common = ["vm", "run", "--host", "beta", "--kernel", "/dev/null"];
+        let mut command = self.command(&[&common, args].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.rack.run_dir().join("beta/vms").join(name)
+    }
+
+    /// Waits until a VM of that name is being started, and answers for its QEMU from then on.
+    fn answer(&self, name: &str) {
+        let folder = self.folder(name);
+        self.rack.block(async {
+            while !folder.join("qemu.log").exists() {
+                tokio::task::yield_now().await;
+            }
+        });
+        let listener = UnixListener::bind(folder.join("qmp.sock")).unwrap();
+        std::thread::spawn(move || listener.incoming().flatten().for_each(serve_qmp));
+        drop(UnixListener::bind(folder.join("agent.sock")).unwrap());
+    }
+}
+
+fn serve_qmp(mut stream: UnixStream) {
+    let reader = BufReader::new(stream.try_clone().unwrap());
+    let _ = stream.write_all(b"{\"QMP\": {}}\n");
+    for _ in reader.lines().map_while(Result::ok) {
+        let _ = stream.write_all(b"{\"return\": []}\n");
+    }
+}
+
+/// The process that stands for the QEMU of the VM in `folder`.
+fn qemu(folder: &Path) -> Process {
+    let text = std::fs::read(folder.join("vm.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    Process::of(Pid::from_raw(record["pid"].as_i64().unwrap() as i32).unwrap())
+}
+
+#[test]
+fn vm_run_that_is_ended_returns_what_it_borrowed() {
+    let lab = Lab::up();
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+        let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
+        lab.answer("vm1");
+        let mut told = BufReader::new(run.stderr.take().unwrap());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        assert!(line.contains("VM vm1 runs on beta"), "{line}");
+        let qemu = qemu(&lab.folder("vm1"));
+        kill_process(Pid::from_child(&run), signal).unwrap();
+        assert_eq!(run.wait().unwrap().code(), Some(1), "{signal:?}");
+        assert!(qemu.wait(PATIENCE), "{signal:?}: its VM goes on");
+        assert!(!lab.folder("vm1").exists());
+        let lease = lab.rack.json(&["leases", "--all"]).as_array().unwrap().last().unwrap().clone();
+        assert_eq!(lease["returned"], true, "{signal:?}: {lease}");
+        lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    }
+}
+
+#[test]
+fn who_ends_vm_run_while_it_starts_leaves_nothing_either() {
+    let lab = Lab::up();
+    let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
+    lab.rack.wait_lease(1, LeaseStage::Active);
+    kill_process(Pid::from_child(&run), Signal::HUP).unwrap();
+    lab.answer("vm1");
+    assert_eq!(run.wait().unwrap().code(), Some(1));
+    assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
+}
+
+#[test]
+fn two_that_are_started_at_once_have_two_names() {
+    let lab = Lab::up();
+    let both = [lab.run(&["--detach", "--json"]), lab.run(&["--detach", "--json"])];
+    lab.answer("vm1");
+    lab.answer("vm2");
+    for run in both {
+        let output = run.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let names: Vec<_> = lab.rack.json(&["vm", "list"]).as_array().unwrap().clone();
+    assert_eq!(names.iter().map(|vm| &vm["vm"]).collect::<Vec<_>>(), ["vm1", "vm2"]);
+    for name in ["vm1", "vm2"] {
+        lab.rack.good(&["vm", "stop", "--kill", name]);
+    }
+}
+
+#[test]
+fn a_running_vm_is_known_by_its_process_however_its_folder_is_spelled() {
+    let lab = Lab::up();
+    let run = lab.run(&["--detach"]);
+    lab.answer("vm1");
+    assert!(run.wait_with_output().unwrap().status.success());
+    let qemu = qemu(&lab.folder("vm1"));
+    let mut list = lab.command(&["vm", "list"]);
+    let run_dir = lab.rack.run_dir();
+    let list = list.current_dir(run_dir.parent().unwrap()).env("RACKBUS_RUN_DIR", "./run/../run");
+    let told = String::from_utf8(list.output().unwrap().stdout).unwrap();
+    assert!(told.contains("vm1"), "{told}");
+    assert!(lab.folder("vm1").join("vm.json").exists(), "a running VM's folder was removed");
+    assert!(!qemu.is_gone());
+    // Neither its guest nor the control plane is needed to end it.
+    lab.rack.process(None).crash();
+    std::fs::remove_file(lab.folder("vm1").join("qmp.sock")).unwrap();
+    lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
+    assert!(qemu.wait(PATIENCE));
+}
+
+#[test]
+fn a_vms_host_and_name_are_no_paths() {
+    let lab = Lab::up();
+    let told = lab.rack.bad(2, &["vm", "run", "--host", "../x", "--kernel", "/dev/null"]);
+    assert!(told.contains("alpha, beta, gamma"), "{told}");
+    assert!(!lab.rack.run_dir().join("../x").exists());
+    let run = lab.run(&["--name", "../y", "--detach"]).wait_with_output().unwrap();
+    assert!(!run.status.success() && !lab.folder("../y").exists());
+}

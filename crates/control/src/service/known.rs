@@ -1,0 +1,91 @@
+//! What everybody may know: the records that are stored, and who listens.
+//!
+//! The writer changes it after each commit, in memory and at once; so nobody is told what is not on
+//! disk, and nobody who asks waits for the disk.
+
+use std::collections::BTreeMap;
+
+use rackbus_lease::{
+    Authority, FunctionId, FunctionRecord, HostRecord, LeaseId, LeaseRecord, Message, Outcome,
+    Record,
+};
+use tokio::sync::mpsc;
+
+/// Messages that a node may be behind. One that takes nothing for longer is cut off, and told what
+/// it still has to know when it comes back: the authority repeats what was not answered.
+pub(super) const NODE_BACKLOG: usize = 4096;
+
+/// The state as it is stored.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub hosts: BTreeMap<String, HostRecord>,
+    /// When each host was last heard from.
+    pub heard: BTreeMap<String, u64>,
+    pub functions: BTreeMap<FunctionId, FunctionRecord>,
+    pub leases: BTreeMap<LeaseId, LeaseRecord>,
+    /// The nodes that listen now.
+    nodes: BTreeMap<String, mpsc::Sender<Message>>,
+    /// How often each node was cut off because it took nothing.
+    pub overruns: BTreeMap<String, u64>,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Decisions that could not be stored, and were taken back.
+    pub store_failures: u64,
+}
+
+impl Known {
+    /// What an authority begins with.
+    pub fn of(authority: &Authority) -> Self {
+        let mut known = Known::default();
+        for (host, heard) in authority.hosts() {
+            known.heard.insert(host.host.clone(), heard);
+            known.hosts.insert(host.host.clone(), host.clone());
+        }
+        let functions = authority.functions().map(|f| (f.function.clone(), f.clone()));
+        known.functions = functions.collect();
+        known.leases = authority.leases().map(|l| (l.lease, l.clone())).collect();
+        known
+    }
+
+    /// Notes what was stored, and sends what is to be said then.
+    pub fn publish(&mut self, outcome: Outcome) {
+        for record in outcome.records {
+            match record {
+                Record::Host(host) => drop(self.hosts.insert(host.host.clone(), host)),
+                Record::Function(f) => drop(self.functions.insert(f.function.clone(), f)),
+                Record::Lease(lease) => drop(self.leases.insert(lease.lease, lease)),
+                Record::Forgotten { lease } => drop(self.leases.remove(&lease)),
+                Record::NextLease { .. } => {}
+            }
+        }
+        for (host, message) in outcome.messages {
+            tracing::debug!(host, ?message, "sent");
+            self.send(&host, message);
+        }
+    }
+
+    fn send(&mut self, host: &str, message: Message) {
+        let Some(node) = self.nodes.get(host) else { return };
+        match node.try_send(message) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => drop(self.nodes.remove(host)),
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                tracing::warn!(host, "the node takes nothing; it is cut off until it comes back");
+                self.nodes.remove(host);
+                *self.overruns.entry(host.to_owned()).or_default() += 1;
+            }
+        }
+    }
+
+    /// A node listens from now on. A later listener takes an earlier one's place.
+    pub fn listen(&mut self, host: &str) -> mpsc::Receiver<Message> {
+        let (sender, receiver) = mpsc::channel(NODE_BACKLOG);
+        self.nodes.insert(host.to_owned(), sender);
+        receiver
+    }
+
+    /// Whether the node of a host listens.
+    pub fn listens(&self, host: &str) -> bool {
+        self.nodes.get(host).is_some_and(|node| !node.is_closed())
+    }
+}

@@ -1,0 +1,175 @@
+//! How the control plane's state looks from outside: hosts, functions, leases, and refusals.
+
+use rackbus_lease::{
+    BorrowRefused, EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
+};
+
+use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
+use crate::api::{
+    ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
+};
+
+impl Service {
+    /// The rack as a whole.
+    pub fn status(&self) -> RackStatus {
+        let (shared, known) = (&self.shared, self.shared.known());
+        let ended = known.leases.values().rev().map(present);
+        let incidents = ended.filter(|lease| lease.reason.is_some() && !lease.returned);
+        let hosts = shared.inventory.hosts.iter();
+        RackStatus {
+            rack: shared.inventory.rack.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ms: millis(shared.clock.begun.elapsed()),
+            pid: std::process::id(),
+            hosts: hosts.map(|host| shared.host(&known, host)).collect(),
+            live_leases: known.leases.values().filter(|l| l.is_live()).count(),
+            refused: known.refused,
+            store_failures: known.store_failures,
+            incidents: incidents.take(INCIDENTS).collect(),
+        }
+    }
+
+    /// The functions of the rack.
+    pub fn devices(&self) -> Vec<Device> {
+        let (shared, known) = (&self.shared, self.shared.known());
+        shared.inventory.devices.iter().map(|device| shared.device(&known, device)).collect()
+    }
+
+    /// The leases; with `all`, also those that are over.
+    pub fn leases(&self, all: bool) -> Vec<Lease> {
+        let known = self.shared.known();
+        known.leases.values().filter(|l| all || l.is_live()).map(present).collect()
+    }
+
+    /// One lease.
+    pub fn lease(&self, lease: u64) -> Option<Lease> {
+        self.shared.known().leases.get(&lease).map(present)
+    }
+}
+
+impl Shared {
+    pub(super) fn check_host(&self, host: &str) -> Result<(), ApiError> {
+        match self.inventory.hosts.iter().any(|h| h == host) {
+            true => Ok(()),
+            false => Err(problem(
+                "unknown_host",
+                format!("rack {} has no host {host}", self.inventory.rack),
+                &format!("its hosts are {}", self.inventory.hosts.join(", ")),
+            )),
+        }
+    }
+
+    pub(super) fn host(&self, known: &Known, host: &str) -> HostStatus {
+        let registered = known.hosts.get(host);
+        let listens = known.listens(host);
+        let leases = || known.leases.values().filter(|l| l.is_live());
+        HostStatus {
+            host: host.to_owned(),
+            state: match registered {
+                None => HostState::NeverSeen,
+                Some(_) if listens => HostState::Up,
+                Some(_) => HostState::Down,
+            },
+            heard_ms_ago: registered
+                .and_then(|_| known.heard.get(host))
+                .map(|heard| self.clock.now().saturating_sub(*heard)),
+            address: registered.map(|record| record.address.clone()),
+            overruns: known.overruns.get(host).copied().unwrap_or_default(),
+            offers: known
+                .functions
+                .values()
+                .filter(|f| f.function.host == host && f.state == FunctionState::Offered)
+                .count(),
+            borrows: leases().filter(|l| l.borrower == host).count(),
+        }
+    }
+
+    pub(super) fn device(&self, known: &Known, device: &InventoryDevice) -> Device {
+        let record = known.functions.get(&device.function);
+        let lease = record.and_then(|r| match r.state {
+            FunctionState::Lent { lease } | FunctionState::Revoking { lease } => Some(lease),
+            _ => None,
+        });
+        let up = known.listens(&device.function.host);
+        let state = match record.map(|r| &r.state) {
+            None | Some(FunctionState::Withdrawn) => DeviceState::Absent,
+            Some(_) if !up => DeviceState::Unreachable,
+            Some(FunctionState::Lent { .. }) => DeviceState::Lent,
+            Some(FunctionState::Revoking { .. }) => DeviceState::Returning,
+            Some(FunctionState::Offered) => DeviceState::Offered,
+        };
+        let holder = lease.and_then(|l| known.leases.get(&l)).map(|l| l.borrower.clone());
+        Device {
+            function: device.function.to_string(),
+            kind: device.kind.clone(),
+            detail: device.detail.clone(),
+            state,
+            holder,
+            lease,
+            epoch: record.map_or(0, |r: &FunctionRecord| r.epoch),
+        }
+    }
+
+    pub(super) fn explain(&self, refused: BorrowRefused) -> ApiError {
+        let error = refused.to_string();
+        let remedy = match &refused {
+            BorrowRefused::Unknown(_) => "`rackbus devices` lists the functions".to_owned(),
+            BorrowRefused::Withdrawn(function) => {
+                format!("offer it again in the rack file and restart the node of {}", function.host)
+            }
+            BorrowRefused::Held { lease, .. } => {
+                format!("wait until it is returned, or return it with `rackbus return {lease}`")
+            }
+            BorrowRefused::Returning { .. } => "try again in a moment".to_owned(),
+            BorrowRefused::NoHost(_) => {
+                format!("the rack's hosts are {}", self.inventory.hosts.join(", "))
+            }
+            BorrowRefused::Silent { host, .. } | BorrowRefused::Awaited(host) => {
+                format!("see whether the node of {host} runs: `rackbus status`")
+            }
+        };
+        let code = match &refused {
+            BorrowRefused::Unknown(_) => "unknown_function",
+            BorrowRefused::Withdrawn(_) => "withdrawn",
+            BorrowRefused::Held { .. } => "held",
+            BorrowRefused::Returning { .. } => "returning",
+            BorrowRefused::NoHost(_) => "unknown_host",
+            BorrowRefused::Silent { .. } | BorrowRefused::Awaited(_) => "silent",
+        };
+        let (holder, lease) = match refused {
+            BorrowRefused::Held { borrower, lease, .. }
+            | BorrowRefused::Returning { borrower, lease, .. } => (Some(borrower), Some(lease)),
+            _ => (None, None),
+        };
+        ApiError { code: code.to_owned(), error, remedy, holder, lease }
+    }
+}
+
+/// An error with its remedy.
+pub(crate) fn problem(code: &str, error: String, remedy: &str) -> ApiError {
+    ApiError { code: code.to_owned(), error, remedy: remedy.to_owned(), holder: None, lease: None }
+}
+
+/// A lease as the API shows it.
+pub(super) fn present(record: &LeaseRecord) -> Lease {
+    let (stage, socket, reason) = match &record.state {
+        LeaseState::Arming => (LeaseStage::Arming, None, None),
+        LeaseState::Opening => (LeaseStage::Opening, None, None),
+        LeaseState::Active { socket } => (LeaseStage::Active, Some(socket.clone()), None),
+        LeaseState::Closing { reason } => (LeaseStage::Closing, None, Some(reason)),
+        LeaseState::Ended { reason } => (LeaseStage::Ended, None, Some(reason)),
+    };
+    Lease {
+        lease: record.lease,
+        function: record.function.to_string(),
+        lender: record.function.host.clone(),
+        borrower: record.borrower.clone(),
+        epoch: record.epoch,
+        stage,
+        socket,
+        reason: reason.map(EndReason::to_string),
+        returned: reason == Some(&EndReason::Returned),
+        since_ms: record.since,
+        until_ms: record.until,
+    }
+}

@@ -1,0 +1,408 @@
+//! The authority: who may use what, and the records that survive it.
+//!
+//! Every change is returned as [`Record`]s to be stored *before* the messages beside them are
+//! sent; an authority restored from its records goes on where the old one stopped. It repeats
+//! what was not answered, so it does not matter which messages its death swallowed.
+
+mod nodes;
+mod records;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use records::{
+    BorrowRefused, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseRecord, LeaseState,
+    Record, ReturnRefused,
+};
+
+use crate::message::{FunctionId, LeaseId, Message, Millis};
+
+/// Time limits, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// How long a lease lives without being renewed.
+    pub ttl: Millis,
+    /// How long a borrower may take to let go in order (a guest unplugs the device) before its
+    /// lender is told to take the function away.
+    pub close_grace: Millis,
+    /// How long to wait for an answer before a message is sent again.
+    pub resend: Millis,
+    /// How long a node may be silent before new leases on it are refused.
+    pub silence: Millis,
+}
+
+impl Config {
+    /// How often time is to be looked at: each time limit is several of these.
+    fn beat(&self) -> Millis {
+        (self.ttl.min(self.close_grace).min(self.silence) / BEATS).max(1)
+    }
+}
+
+/// How many times within the shortest time limit the clock is looked at.
+const BEATS: Millis = 8;
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { ttl: 15_000, close_grace: 20_000, resend: 250, silence: 15_000 }
+    }
+}
+
+/// Leases that are over and still remembered, to tell why they ended.
+const REMEMBERED: usize = 1000;
+
+/// What the control plane must do: store the records, then send the messages.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// To be stored first, all or nothing.
+    pub records: Vec<Record>,
+    /// To be sent then: the host, and what.
+    pub messages: Vec<(String, Message)>,
+}
+
+/// What is known of a host in this life of the authority only.
+#[derive(Debug, Clone, Copy)]
+struct Contact {
+    /// Whether its node registered: what it has of former decisions is known then.
+    registered: bool,
+    heard: Millis,
+}
+
+/// Something as it was before the last step.
+#[derive(Debug)]
+enum Undo {
+    Host(String, Option<HostRecord>),
+    Function(FunctionId, Option<FunctionRecord>),
+    Lease(LeaseId, Option<LeaseRecord>),
+    Deadline(LeaseId, Option<Millis>),
+    NextLease(LeaseId),
+    Registered(String),
+}
+
+/// Puts a key's value, or none.
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<V> {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    }
+}
+
+/// The state machine of the control plane.
+#[derive(Debug)]
+pub struct Authority {
+    config: Config,
+    hosts: BTreeMap<String, HostRecord>,
+    contacts: BTreeMap<String, Contact>,
+    functions: BTreeMap<FunctionId, FunctionRecord>,
+    leases: BTreeMap<LeaseId, LeaseRecord>,
+    /// When each live lease expires; each closing one stops being waited for.
+    deadlines: BTreeMap<LeaseId, Millis>,
+    next_lease: LeaseId,
+    resend_at: Millis,
+    /// Leases that were active when the authority started, and of which their lender has not said
+    /// since that it still has them armed: the records may be an older copy.
+    unconfirmed: BTreeSet<LeaseId>,
+    /// When the last step was taken.
+    seen: Millis,
+    outcome: Outcome,
+    /// What the last step changed, as it was before.
+    undo: Vec<Undo>,
+}
+
+impl Authority {
+    /// An authority of an empty rack.
+    pub fn new(config: Config) -> Self {
+        Authority::restore(config, 0, [])
+    }
+
+    /// The authority that stored `records`, going on at `now`. Every live lease gets a whole time
+    /// to live: nobody could renew while there was nobody to renew with.
+    pub fn restore(config: Config, now: Millis, records: impl IntoIterator<Item = Record>) -> Self {
+        let mut authority = Authority {
+            config,
+            hosts: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            deadlines: BTreeMap::new(),
+            next_lease: 1,
+            resend_at: now,
+            unconfirmed: BTreeSet::new(),
+            seen: now,
+            outcome: Outcome::default(),
+            undo: Vec::new(),
+        };
+        for record in records {
+            match record {
+                Record::Host(host) => {
+                    let contact = Contact { registered: false, heard: now };
+                    authority.contacts.insert(host.host.clone(), contact);
+                    authority.hosts.insert(host.host.clone(), host);
+                }
+                Record::Function(function) => {
+                    authority.functions.insert(function.function.clone(), function);
+                }
+                Record::Lease(mut lease) => {
+                    match lease.state {
+                        // Asked again: whether the lender has it armed may be otherwise by now.
+                        LeaseState::Opening => lease.state = LeaseState::Arming,
+                        LeaseState::Active { .. } => {
+                            authority.unconfirmed.insert(lease.lease);
+                        }
+                        _ => {}
+                    }
+                    authority.next_lease = authority.next_lease.max(lease.lease + 1);
+                    let time = match lease.state {
+                        LeaseState::Closing { .. } => Some(config.close_grace),
+                        LeaseState::Ended { .. } => None,
+                        _ => Some(config.ttl),
+                    };
+                    if let Some(time) = time {
+                        authority.deadlines.insert(lease.lease, now.saturating_add(time));
+                    }
+                    authority.leases.insert(lease.lease, lease);
+                }
+                Record::NextLease { lease } => {
+                    authority.next_lease = authority.next_lease.max(lease);
+                }
+                Record::Forgotten { lease } => {
+                    authority.leases.remove(&lease);
+                }
+            }
+        }
+        authority
+    }
+
+    /// Lends `function` to `borrower`, if it can be had.
+    ///
+    /// # Errors
+    /// [`BorrowRefused`], which names the holder; nothing changes then.
+    pub fn borrow(
+        &mut self,
+        now: Millis,
+        function: &FunctionId,
+        borrower: &str,
+    ) -> Result<(LeaseId, Outcome), BorrowRefused> {
+        let now = self.enter(now);
+        self.check_contact(now, borrower)?;
+        let record = self.functions.get(function);
+        let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
+        match record.state {
+            FunctionState::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
+            FunctionState::Lent { lease } | FunctionState::Revoking { lease } => {
+                return Err(self.held(function, lease));
+            }
+            FunctionState::Offered => {}
+        }
+        self.check_contact(now, &function.host)?;
+        let lease = self.next_lease;
+        let epoch = record.epoch + 1;
+        self.set_next_lease(lease + 1);
+        let (function, borrower) = (function.clone(), borrower.to_owned());
+        let state = LeaseState::Arming;
+        let record = LeaseRecord {
+            lease,
+            function: function.clone(),
+            epoch,
+            borrower,
+            since: now,
+            until: None,
+            state,
+        };
+        self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
+        self.put_lease(record);
+        self.put_function(FunctionRecord { function, epoch, state: FunctionState::Lent { lease } });
+        self.say(lease);
+        Ok((lease, self.take()))
+    }
+
+    /// Ends a lease in order: its borrower lets go first.
+    ///
+    /// # Errors
+    /// [`ReturnRefused`]; nothing changes then.
+    pub fn give_back(&mut self, now: Millis, lease: LeaseId) -> Result<Outcome, ReturnRefused> {
+        let now = self.enter(now);
+        let record = self.leases.get(&lease).ok_or(ReturnRefused::Unknown(lease))?;
+        match &record.state {
+            LeaseState::Ended { reason } => {
+                return Err(ReturnRefused::Over { lease, reason: reason.clone() });
+            }
+            LeaseState::Closing { .. } => {}
+            _ => self.close(now, lease, EndReason::Returned),
+        }
+        Ok(self.take())
+    }
+
+    /// A message from `host`'s node.
+    pub fn receive(&mut self, now: Millis, host: &str, message: Message) -> Outcome {
+        self.receive_all(now, host, [message])
+    }
+
+    /// Messages from `host`'s node, in one step.
+    pub fn receive_all(
+        &mut self,
+        now: Millis,
+        host: &str,
+        messages: impl IntoIterator<Item = Message>,
+    ) -> Outcome {
+        let now = self.enter(now);
+        let silent = Contact { registered: false, heard: now };
+        self.contacts.entry(host.to_owned()).or_insert(silent).heard = now;
+        messages.into_iter().for_each(|message| self.hear(now, host, message));
+        self.take()
+    }
+
+    fn hear(&mut self, now: Millis, host: &str, message: Message) {
+        match message {
+            Message::Register { incarnation, devices, newest_lease, address } => {
+                let life = HostRecord { host: host.to_owned(), incarnation, address };
+                self.register(now, life, &devices, newest_lease);
+            }
+            Message::Armed { incarnation, device, epoch } => {
+                if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    self.armed(lease);
+                }
+            }
+            Message::ArmFailed { incarnation, device, epoch, reason } => {
+                if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    self.finish(now, lease, EndReason::LenderFailed(reason));
+                }
+            }
+            Message::Revoked { incarnation, device, epoch } => {
+                self.revoked(host, incarnation, device, epoch);
+            }
+            Message::Opened { lease, outcome } => self.opened(now, host, lease, outcome),
+            Message::Renew { lease, .. } => self.renew(now, host, lease),
+            Message::Lost { lease, reason } => self.lost(now, host, lease, reason),
+            Message::Closed { lease } => self.closed(now, host, lease),
+            // Only an authority says the others.
+            _ => {}
+        }
+    }
+
+    /// Time has passed: expires leases and repeats what was not answered. Call it at
+    /// [`next_tick`](Authority::next_tick).
+    pub fn tick(&mut self, now: Millis) -> Outcome {
+        let now = self.enter(now);
+        let due: Vec<LeaseId> =
+            self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(l, _)| *l).collect();
+        for lease in due {
+            let reason = match &self.leases[&lease].state {
+                LeaseState::Closing { reason } => reason.clone(),
+                _ => EndReason::Expired,
+            };
+            self.finish(now, lease, reason);
+        }
+        if self.resend_at <= now {
+            self.resend_at = now.saturating_add(self.config.resend);
+            let live: Vec<LeaseId> = self.deadlines.keys().copied().collect();
+            live.into_iter().for_each(|lease| self.say(lease));
+            let back: Vec<LeaseId> = self
+                .functions
+                .values()
+                .filter_map(|f| match f.state {
+                    FunctionState::Revoking { lease } => Some(lease),
+                    _ => None,
+                })
+                .collect();
+            back.into_iter().for_each(|lease| self.say_revoke(lease));
+        }
+        self.take()
+    }
+
+    /// The last step could not be stored: it never happened, and what it said must not be sent.
+    /// Time went on all the same, and who was heard was heard.
+    pub fn take_back(&mut self) {
+        for change in std::mem::take(&mut self.undo).into_iter().rev() {
+            match change {
+                Undo::Host(key, before) => drop(put(&mut self.hosts, key, before)),
+                Undo::Function(key, before) => drop(put(&mut self.functions, key, before)),
+                Undo::Lease(key, before) => drop(put(&mut self.leases, key, before)),
+                Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
+                Undo::NextLease(before) => self.next_lease = before,
+                Undo::Registered(host) => {
+                    if let Some(contact) = self.contacts.get_mut(&host) {
+                        contact.registered = false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// When [`tick`](Authority::tick) is to be called next, if nothing else happens before.
+    pub fn next_tick(&self) -> Option<Millis> {
+        let waiting = !self.unconfirmed.is_empty()
+            || self.leases.values().any(|l| {
+                matches!(
+                    l.state,
+                    LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. }
+                )
+            })
+            || self.functions.values().any(|f| matches!(f.state, FunctionState::Revoking { .. }));
+        let resend = waiting.then_some(self.resend_at);
+        // Whoever does not look at the clock regularly cannot tell a silent node from its own sleep.
+        let idle = self.contacts.is_empty() && self.deadlines.is_empty();
+        let beat = (!idle).then(|| self.seen.saturating_add(self.config.beat()));
+        self.deadlines.values().copied().chain(resend).chain(beat).min()
+    }
+
+    /// The leases, also those that are over.
+    pub fn leases(&self) -> impl Iterator<Item = &LeaseRecord> {
+        self.leases.values()
+    }
+
+    /// One lease.
+    pub fn lease(&self, lease: LeaseId) -> Option<&LeaseRecord> {
+        self.leases.get(&lease)
+    }
+
+    /// The functions.
+    pub fn functions(&self) -> impl Iterator<Item = &FunctionRecord> {
+        self.functions.values()
+    }
+
+    /// One function.
+    pub fn function(&self, function: &FunctionId) -> Option<&FunctionRecord> {
+        self.functions.get(function)
+    }
+
+    /// The hosts, and when each was last heard from.
+    pub fn hosts(&self) -> impl Iterator<Item = (&HostRecord, Millis)> {
+        self.hosts.values().map(|h| (h, self.contacts.get(&h.host).map_or(0, |c| c.heard)))
+    }
+
+    /// The time limits.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn check_contact(&self, now: Millis, host: &str) -> Result<(), BorrowRefused> {
+        if !self.hosts.contains_key(host) {
+            return Err(BorrowRefused::NoHost(host.to_owned()));
+        }
+        let contact = self.contacts.get(host).copied();
+        let heard = contact.map_or(0, |c| c.heard);
+        match now.saturating_sub(heard) {
+            silent_ms if silent_ms > self.config.silence => {
+                Err(BorrowRefused::Silent { host: host.to_owned(), silent_ms })
+            }
+            // What its node has of decisions that are not in the records is not known.
+            _ if contact.is_none_or(|c| !c.registered) => {
+                Err(BorrowRefused::Awaited(host.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn held(&self, function: &FunctionId, lease: LeaseId) -> BorrowRefused {
+        let record = &self.leases[&lease];
+        let (function, borrower) = (function.clone(), record.borrower.clone());
+        match record.state {
+            LeaseState::Closing { .. } | LeaseState::Ended { .. } => {
+                BorrowRefused::Returning { function, borrower, lease }
+            }
+            _ => BorrowRefused::Held { function, borrower, lease, since: record.since },
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What nodes say, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Message, Millis};
+
+use super::{Authority, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseState};
+
+impl Authority {
+    /// A node is there: `devices` says what it lends, and the newest epoch of each that it knows.
+    pub(super) fn register(
+        &mut self,
+        now: Millis,
+        life: HostRecord,
+        devices: &BTreeMap<String, Epoch>,
+        newest_lease: LeaseId,
+    ) {
+        let (host, incarnation) = (life.host.clone(), life.incarnation);
+        let latest = self.hosts.get(&host).map_or(0, |h| h.incarnation);
+        if incarnation < latest {
+            self.send(&host, Message::Outlived { incarnation, latest });
+            return;
+        }
+        self.send(&host, Message::Registered { incarnation });
+        self.set_registered(&host);
+        self.put_host(life);
+        if incarnation > latest {
+            self.new_life(now, &host, devices);
+        }
+        self.learn(now, &host, devices, newest_lease);
+    }
+
+    /// A node may know of decisions that the records do not: they were lost, or an older copy was
+    /// restored. New leases and epochs are numbered above all that nodes were told of.
+    fn learn(
+        &mut self,
+        now: Millis,
+        host: &str,
+        devices: &BTreeMap<String, Epoch>,
+        newest_lease: LeaseId,
+    ) {
+        if newest_lease >= self.next_lease {
+            self.set_next_lease(newest_lease.saturating_add(1));
+        }
+        for (device, newest) in devices {
+            let function = FunctionId { host: host.to_owned(), device: device.clone() };
+            let Some(record) = self.functions.get(&function).filter(|f| f.epoch < *newest) else {
+                continue;
+            };
+            self.put_function(FunctionRecord { epoch: *newest, ..record.clone() });
+            if let FunctionState::Lent { lease } = self.functions[&function].state {
+                // Its lender was told of a newer epoch, and so has taken this one's function back.
+                self.finish(now, lease, EndReason::RecordsLost);
+            }
+        }
+    }
+
+    /// A node started anew: nothing of its former life can reach or be reached any more.
+    fn new_life(&mut self, now: Millis, host: &str, devices: &BTreeMap<String, Epoch>) {
+        let lent: Vec<FunctionRecord> =
+            self.functions.values().filter(|f| f.function.host == host).cloned().collect();
+        for mut function in lent {
+            if let FunctionState::Lent { lease } = function.state {
+                self.end_lease(now, lease, EndReason::LenderRestarted);
+                self.say_ended(lease);
+            }
+            // Also when it was being revoked: its process is gone, and every mapping with it.
+            function.state = match devices.contains_key(&function.function.device) {
+                true => FunctionState::Offered,
+                false => FunctionState::Withdrawn,
+            };
+            self.put_function(function);
+        }
+        for device in devices.keys() {
+            let function = FunctionId { host: host.to_owned(), device: device.clone() };
+            if !self.functions.contains_key(&function) {
+                let state = FunctionState::Offered;
+                self.put_function(FunctionRecord { function, epoch: 0, state });
+            }
+        }
+        let borrowed: Vec<LeaseId> = self
+            .leases
+            .values()
+            .filter(|l| l.is_live() && l.borrower == host)
+            .map(|l| l.lease)
+            .collect();
+        for lease in borrowed {
+            self.finish(now, lease, EndReason::BorrowerRestarted);
+        }
+    }
+
+    /// The live lease that has `device` under `epoch`, if the message is about this life of its host.
+    pub(super) fn current(
+        &self,
+        host: &str,
+        incarnation: Incarnation,
+        device: &str,
+        epoch: Epoch,
+    ) -> Option<LeaseId> {
+        if self.hosts.get(host)?.incarnation != incarnation {
+            return None;
+        }
+        let function = FunctionId { host: host.to_owned(), device: device.to_owned() };
+        let record = self.functions.get(&function)?;
+        match record.state {
+            FunctionState::Lent { lease } => {
+                self.leases.get(&lease).filter(|l| l.epoch == epoch).map(|l| l.lease)
+            }
+            _ => None,
+        }
+    }
+
+    /// The lender lets the lease's borrower in.
+    pub(super) fn armed(&mut self, lease: LeaseId) {
+        self.unconfirmed.remove(&lease);
+        if self.leases.get(&lease).is_some_and(|l| l.state == LeaseState::Arming) {
+            self.set_lease_state(lease, LeaseState::Opening);
+            self.say(lease);
+        }
+    }
+
+    pub(super) fn opened(
+        &mut self,
+        now: Millis,
+        host: &str,
+        lease: LeaseId,
+        outcome: Result<String, String>,
+    ) {
+        let Some(record) = self.leases.get(&lease).filter(|l| l.borrower == host) else {
+            return self.say_unknown(host, lease);
+        };
+        match (&record.state, outcome) {
+            (LeaseState::Opening, Ok(socket)) => {
+                self.set_lease_state(lease, LeaseState::Active { socket });
+                self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
+            }
+            (LeaseState::Opening | LeaseState::Active { .. }, Err(reason)) => {
+                self.finish(now, lease, EndReason::BorrowerFailed(reason));
+            }
+            (LeaseState::Ended { .. }, _) => self.say_ended(lease),
+            _ => {}
+        }
+    }
+
+    pub(super) fn renew(&mut self, now: Millis, host: &str, lease: LeaseId) {
+        match self.leases.get(&lease).filter(|l| l.borrower == host).map(|l| &l.state) {
+            Some(LeaseState::Arming | LeaseState::Opening | LeaseState::Active { .. }) => {
+                self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
+            }
+            Some(LeaseState::Closing { .. }) => {}
+            Some(LeaseState::Ended { .. }) => self.say_ended(lease),
+            None => self.say_unknown(host, lease),
+        }
+    }
+
+    pub(super) fn lost(&mut self, now: Millis, host: &str, lease: LeaseId, reason: String) {
+        match self.leases.get(&lease).filter(|l| l.borrower == host).map(|l| &l.state) {
+            Some(LeaseState::Ended { .. }) => self.say_ended(lease),
+            Some(LeaseState::Closing { .. }) => {}
+            None => self.say_unknown(host, lease),
+            Some(_) => self.close(now, lease, EndReason::LenderLost(reason)),
+        }
+    }
+
+    pub(super) fn closed(&mut self, now: Millis, host: &str, lease: LeaseId) {
+        let Some(record) = self.leases.get(&lease).filter(|l| l.borrower == host) else {
+            return;
+        };
+        if let LeaseState::Closing { reason } = &record.state {
+            let reason = reason.clone();
+            self.end_lease(now, lease, reason);
+            self.start_revoke(lease);
+        }
+    }
+
+    pub(super) fn revoked(
+        &mut self,
+        host: &str,
+        incarnation: Incarnation,
+        device: String,
+        epoch: Epoch,
+    ) {
+        if self.hosts.get(host).is_none_or(|h| h.incarnation != incarnation) {
+            return;
+        }
+        let function = FunctionId { host: host.to_owned(), device };
+        let Some(record) = self.functions.get(&function) else {
+            return;
+        };
+        // The lease's epoch, not the function's newest: the lender may have named a greater one.
+        let asked = |lease| self.leases.get(&lease).is_some_and(|l| l.epoch == epoch);
+        if matches!(record.state, FunctionState::Revoking { lease } if asked(lease)) {
+            let record = FunctionRecord { state: FunctionState::Offered, ..record.clone() };
+            self.put_function(record);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What the authority stores, and why it refuses: data without decisions.
+
+use serde::{Deserialize, Serialize};
+
+use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis};
+
+/// Why a lease ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "why", content = "detail", rename_all = "snake_case")]
+pub enum EndReason {
+    /// It was returned.
+    Returned,
+    /// Its borrower was silent for longer than its time to live.
+    Expired,
+    /// Its borrower's node started anew, without it.
+    BorrowerRestarted,
+    /// Its lender's node is gone, as the borrower noticed.
+    LenderLost(String),
+    /// Its lender's node started anew; what the function was doing is lost.
+    LenderRestarted,
+    /// The lender could not run the device.
+    LenderFailed(String),
+    /// The control plane's records were lost, or older ones restored.
+    RecordsLost,
+    /// The borrower could not serve the function.
+    BorrowerFailed(String),
+}
+
+impl std::fmt::Display for EndReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            EndReason::Returned => f.write_str("returned"),
+            EndReason::Expired => f.write_str("expired: its borrower was silent too long"),
+            EndReason::BorrowerRestarted => f.write_str("its borrower's node was restarted"),
+            EndReason::LenderLost(how) => write!(f, "its lender was lost: {how}"),
+            EndReason::LenderRestarted => f.write_str("its lender's node was restarted"),
+            EndReason::RecordsLost => f.write_str("the control plane's records of it were lost"),
+            EndReason::LenderFailed(how) => write!(f, "its lender could not lend it: {how}"),
+            EndReason::BorrowerFailed(how) => write!(f, "its borrower could not open it: {how}"),
+        }
+    }
+}
+
+/// Where a lease stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum LeaseState {
+    /// The lender is being told to let the borrower in.
+    Arming,
+    /// The borrower is being told to open its end.
+    Opening,
+    /// The function can be used.
+    Active {
+        /// Where the borrower serves it.
+        socket: String,
+    },
+    /// The borrower is being told to let go.
+    Closing {
+        /// Why.
+        reason: EndReason,
+    },
+    /// It is over. The function may still be on its way back.
+    Ended {
+        /// Why.
+        reason: EndReason,
+    },
+}
+
+/// A lease, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRecord {
+    /// Its number.
+    pub lease: LeaseId,
+    /// The function.
+    pub function: FunctionId,
+    /// Its fencing epoch.
+    pub epoch: Epoch,
+    /// The borrowing host.
+    pub borrower: String,
+    /// When it was asked for.
+    pub since: Millis,
+    /// When it ended.
+    pub until: Option<Millis>,
+    /// Where it stands.
+    pub state: LeaseState,
+}
+
+impl LeaseRecord {
+    /// Whether it is not over.
+    pub fn is_live(&self) -> bool {
+        !matches!(self.state, LeaseState::Ended { .. })
+    }
+}
+
+/// Where a function stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum FunctionState {
+    /// To be had.
+    Offered,
+    /// Taken by a lease.
+    Lent {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// The lender is being told to take it back, reset and scrub it.
+    Revoking {
+        /// From which lease.
+        lease: LeaseId,
+    },
+    /// Its host no longer offers it.
+    Withdrawn,
+}
+
+/// A function, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionRecord {
+    /// Its name.
+    pub function: FunctionId,
+    /// The newest epoch given out.
+    pub epoch: Epoch,
+    /// Where it stands.
+    pub state: FunctionState,
+}
+
+/// A host's node, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// The host.
+    pub host: String,
+    /// Its latest life.
+    pub incarnation: Incarnation,
+    /// Where its link listens.
+    pub address: String,
+}
+
+/// One thing to store, by its key, before anything is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub enum Record {
+    /// A host's node.
+    Host(HostRecord),
+    /// A function.
+    Function(FunctionRecord),
+    /// A lease.
+    Lease(LeaseRecord),
+    /// The number of the next lease.
+    NextLease {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A lease that is over for long: to be removed.
+    Forgotten {
+        /// Which.
+        lease: LeaseId,
+    },
+}
+
+impl Record {
+    /// What it is stored under: a later record of the same key takes its place.
+    pub fn key(&self) -> String {
+        match self {
+            Record::Host(host) => format!("host/{}", host.host),
+            Record::Function(function) => format!("function/{}", function.function),
+            Record::Lease(lease) => format!("lease/{}", lease.lease),
+            Record::NextLease { .. } => "next-lease".to_owned(),
+            Record::Forgotten { lease } => format!("lease/{lease}"),
+        }
+    }
+}
+
+/// Why a function cannot be borrowed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BorrowRefused {
+    /// Nobody offers such a function.
+    #[error("no host offers {0}")]
+    Unknown(FunctionId),
+    /// Its host's node no longer offers it.
+    #[error("{0} is no longer offered by its host")]
+    Withdrawn(FunctionId),
+    /// Somebody has it.
+    #[error("{function} is lent to {borrower} (lease {lease})")]
+    Held {
+        /// The function.
+        function: FunctionId,
+        /// Who has it.
+        borrower: String,
+        /// Under which lease.
+        lease: LeaseId,
+        /// Since when.
+        since: Millis,
+    },
+    /// It is on its way back from somebody.
+    #[error("{function} is being taken back from {borrower} (lease {lease})")]
+    Returning {
+        /// The function.
+        function: FunctionId,
+        /// Who had it.
+        borrower: String,
+        /// Under which lease.
+        lease: LeaseId,
+    },
+    /// There is no such host.
+    #[error("no host {0} has registered")]
+    NoHost(String),
+    /// A node that is needed has not registered since the authority started.
+    #[error("the node of {0} has not registered yet since the control plane started")]
+    Awaited(String),
+    /// A node that is needed is silent.
+    #[error("the node of {host} has not been heard from for {silent_ms} ms")]
+    Silent {
+        /// The host.
+        host: String,
+        /// For how long.
+        silent_ms: Millis,
+    },
+}
+
+/// Why a lease cannot be returned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReturnRefused {
+    /// There is no such lease.
+    #[error("there is no lease {0}")]
+    Unknown(LeaseId),
+    /// It is over already.
+    #[error("lease {lease} is over already: {reason}")]
+    Over {
+        /// Which.
+        lease: LeaseId,
+        /// Why it ended.
+        reason: EndReason,
+    },
+}

@@ -1,0 +1,208 @@
+//! The steps that decisions are made of: ending a lease, taking a function back, what is said to
+//! whom, and the records of it all.
+
+use crate::message::{Grant, LeaseId, Message, Millis};
+
+use super::{
+    Authority, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseRecord, LeaseState,
+    Outcome, REMEMBERED, Record, Undo, put,
+};
+
+impl Authority {
+    /// Every step begins here. Time never goes back, and time that passed unseen (the process was
+    /// frozen, or waited for its disk) counts against nobody: the nodes may have renewed meanwhile,
+    /// and what they said is still to be heard. A beat of it counts all the same, so that a lease
+    /// ends in the end also under an authority that is always late.
+    pub(super) fn enter(&mut self, now: Millis) -> Millis {
+        self.undo.clear();
+        let now = now.max(self.seen);
+        let (passed, beat) = (now - self.seen, self.config.beat());
+        self.seen = now;
+        if passed > 2 * beat {
+            let unseen = passed - beat;
+            let deadlines = self.deadlines.values_mut();
+            let heard = self.contacts.values_mut().map(|contact| &mut contact.heard);
+            deadlines.chain(heard).for_each(|at| *at = at.saturating_add(unseen));
+        }
+        now
+    }
+
+    /// Ends a lease in order: the borrower first, then the lender.
+    pub(super) fn close(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
+        self.unconfirmed.remove(&lease);
+        self.set_lease_state(lease, LeaseState::Closing { reason });
+        self.set_deadline(lease, Some(now.saturating_add(self.config.close_grace)));
+        self.say(lease);
+    }
+
+    /// Ends a lease at once: the lender takes the function away, the borrower is told.
+    pub(super) fn finish(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
+        self.end_lease(now, lease, reason);
+        self.say_ended(lease);
+        self.start_revoke(lease);
+    }
+
+    pub(super) fn end_lease(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
+        self.set_deadline(lease, None);
+        self.unconfirmed.remove(&lease);
+        if let Some(record) = self.leases.get(&lease).cloned() {
+            let state = LeaseState::Ended { reason };
+            self.put_lease(LeaseRecord { state, until: Some(now), ..record });
+            self.forget();
+        }
+    }
+
+    /// Lets go of the oldest lease that is over and back, when there are too many.
+    pub(super) fn forget(&mut self) {
+        if self.leases.len() <= REMEMBERED {
+            return;
+        }
+        let wanted = |lease: LeaseId| {
+            self.functions.values().any(|f| {
+                matches!(f.state, FunctionState::Lent { lease: l } | FunctionState::Revoking { lease: l } if l == lease)
+            })
+        };
+        let oldest = self.leases.values().find(|l| !l.is_live() && !wanted(l.lease));
+        if let Some(lease) = oldest.map(|l| l.lease) {
+            let before = self.leases.remove(&lease);
+            self.undo.push(Undo::Lease(lease, before));
+            self.outcome.records.push(Record::Forgotten { lease });
+        }
+    }
+
+    pub(super) fn start_revoke(&mut self, lease: LeaseId) {
+        let Some(record) = self.leases.get(&lease) else {
+            return;
+        };
+        let Some(function) = self.functions.get(&record.function) else {
+            return;
+        };
+        if function.state == (FunctionState::Lent { lease }) {
+            let state = FunctionState::Revoking { lease };
+            self.put_function(FunctionRecord { state, ..function.clone() });
+            self.say_revoke(lease);
+        }
+    }
+
+    /// Says (again) what a live lease waits for.
+    pub(super) fn say(&mut self, lease: LeaseId) {
+        let Some(record) = self.leases.get(&lease).cloned() else {
+            return;
+        };
+        let Some(lender) = self.hosts.get(&record.function.host).cloned() else {
+            return;
+        };
+        match record.state {
+            LeaseState::Arming => self.say_arm(record, &lender),
+            LeaseState::Active { .. } if self.unconfirmed.contains(&lease) => {
+                self.say_arm(record, &lender);
+            }
+            LeaseState::Opening => {
+                let (function, epoch) = (record.function, record.epoch);
+                let (address, ttl) = (lender.address, self.config.ttl);
+                let grant = Grant { lease, function, epoch, address, ttl };
+                self.send(&record.borrower, Message::Granted(grant));
+            }
+            LeaseState::Closing { reason } => {
+                let reason = reason.to_string();
+                self.send(&record.borrower, Message::Ended { lease, reason });
+            }
+            LeaseState::Active { .. } | LeaseState::Ended { .. } => {}
+        }
+    }
+
+    fn say_arm(&mut self, record: LeaseRecord, lender: &HostRecord) {
+        let LeaseRecord { lease, function, epoch, borrower, .. } = record;
+        let (incarnation, device) = (lender.incarnation, function.device);
+        let message = Message::Arm { incarnation, device, lease, epoch, borrower };
+        self.send(&lender.host, message);
+    }
+
+    pub(super) fn say_ended(&mut self, lease: LeaseId) {
+        if let Some(LeaseRecord { borrower, state: LeaseState::Ended { reason }, .. }) =
+            self.leases.get(&lease)
+        {
+            let (borrower, reason) = (borrower.clone(), reason.to_string());
+            self.send(&borrower, Message::Ended { lease, reason });
+        }
+    }
+
+    /// Answers a node that has a lease which is not known (any more): it is to let go.
+    pub(super) fn say_unknown(&mut self, host: &str, lease: LeaseId) {
+        let reason = "the control plane does not know this lease".to_owned();
+        self.send(host, Message::Ended { lease, reason });
+    }
+
+    pub(super) fn say_revoke(&mut self, lease: LeaseId) {
+        let Some(record) = self.leases.get(&lease) else {
+            return;
+        };
+        let Some(lender) = self.hosts.get(&record.function.host) else {
+            return;
+        };
+        let message = Message::Revoke {
+            incarnation: lender.incarnation,
+            device: record.function.device.clone(),
+            epoch: record.epoch,
+        };
+        let host = lender.host.clone();
+        self.send(&host, message);
+    }
+
+    pub(super) fn send(&mut self, host: &str, message: Message) {
+        self.outcome.messages.push((host.to_owned(), message));
+    }
+
+    pub(super) fn set_lease_state(&mut self, lease: LeaseId, state: LeaseState) {
+        if let Some(record) = self.leases.get(&lease).cloned() {
+            self.put_lease(LeaseRecord { state, ..record });
+        }
+    }
+
+    pub(super) fn put_lease(&mut self, record: LeaseRecord) {
+        self.outcome.records.push(Record::Lease(record.clone()));
+        let lease = record.lease;
+        let before = self.leases.insert(lease, record);
+        self.undo.push(Undo::Lease(lease, before));
+    }
+
+    pub(super) fn put_function(&mut self, record: FunctionRecord) {
+        self.outcome.records.push(Record::Function(record.clone()));
+        let function = record.function.clone();
+        let before = self.functions.insert(function.clone(), record);
+        self.undo.push(Undo::Function(function, before));
+    }
+
+    /// Notes a host's node, if that is news.
+    pub(super) fn put_host(&mut self, record: HostRecord) {
+        if self.hosts.get(&record.host) == Some(&record) {
+            return;
+        }
+        self.outcome.records.push(Record::Host(record.clone()));
+        let host = record.host.clone();
+        let before = self.hosts.insert(host.clone(), record);
+        self.undo.push(Undo::Host(host, before));
+    }
+
+    pub(super) fn set_registered(&mut self, host: &str) {
+        if let Some(contact) = self.contacts.get_mut(host).filter(|c| !c.registered) {
+            contact.registered = true;
+            self.undo.push(Undo::Registered(host.to_owned()));
+        }
+    }
+
+    pub(super) fn set_deadline(&mut self, lease: LeaseId, at: Option<Millis>) {
+        let before = put(&mut self.deadlines, lease, at);
+        self.undo.push(Undo::Deadline(lease, before));
+    }
+
+    pub(super) fn set_next_lease(&mut self, lease: LeaseId) {
+        self.undo.push(Undo::NextLease(self.next_lease));
+        self.next_lease = lease;
+        self.outcome.records.push(Record::NextLease { lease });
+    }
+
+    pub(super) fn take(&mut self) -> Outcome {
+        std::mem::take(&mut self.outcome)
+    }
+}

@@ -1,0 +1,225 @@
+//! The authority by itself, and with a faultless rack around it.
+
+use super::*;
+
+fn registered(hosts: &[(&str, &[&str])]) -> Authority {
+    let mut authority = Authority::new(Config::default());
+    for (host, devices) in hosts {
+        register(&mut authority, 0, host, devices);
+    }
+    authority
+}
+
+fn register(authority: &mut Authority, now: Millis, host: &str, devices: &[&str]) -> Outcome {
+    let devices = devices.iter().map(|d| ((*d).to_owned(), 0)).collect();
+    let (newest_lease, address) = (0, host.to_owned());
+    let message = Message::Register { incarnation: 1, devices, newest_lease, address };
+    authority.receive(now, host, message)
+}
+
+/// Time passes as it does for an authority that is awake, without a message.
+fn pass(authority: &mut Authority, from: Millis, until: Millis) {
+    let mut now = from;
+    while now < until {
+        now = authority.next_tick().unwrap_or(until).clamp(now + 1, until);
+        authority.tick(now);
+    }
+}
+
+/// Borrows for beta, and carries the messages of a faultless rack.
+fn lend(authority: &mut Authority, now: Millis) -> LeaseId {
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    let (lease, _) = authority.borrow(now, &function, "beta").unwrap();
+    let epoch = authority.lease(lease).unwrap().epoch;
+    let device = "nvme0".to_owned();
+    authority.receive(now, "alpha", Message::Armed { incarnation: 1, device, epoch });
+    authority.receive(now, "beta", Message::Opened { lease, outcome: Ok("s".into()) });
+    lease
+}
+
+fn take_back(authority: &mut Authority, now: Millis, lease: LeaseId) {
+    let epoch = authority.lease(lease).unwrap().epoch;
+    authority.give_back(now, lease).unwrap();
+    authority.receive(now, "beta", Message::Closed { lease });
+    let device = "nvme0".to_owned();
+    authority.receive(now, "alpha", Message::Revoked { incarnation: 1, device, epoch });
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_expires_and_one_that_is_does_not() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 0);
+    let ttl = authority.config().ttl;
+    pass(&mut authority, 0, ttl - 1);
+    authority.receive(ttl - 1, "beta", Message::Renew { lease, incarnation: 1 });
+    pass(&mut authority, ttl - 1, 2 * ttl - 2);
+    assert!(authority.lease(lease).unwrap().is_live());
+    let outcome = authority.tick(2 * ttl);
+    let state = &authority.lease(lease).unwrap().state;
+    assert_eq!(state, &LeaseState::Ended { reason: EndReason::Expired });
+    assert!(outcome.messages.iter().any(|(_, m)| matches!(m, Message::Revoke { .. })));
+}
+
+#[test]
+fn a_returning_authority_gives_every_lease_a_whole_time_to_live() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 0);
+    let records: Vec<Record> = (authority.hosts.values().cloned().map(Record::Host))
+        .chain(authority.functions.values().cloned().map(Record::Function))
+        .chain(authority.leases.values().cloned().map(Record::Lease))
+        .collect();
+    let ttl = authority.config().ttl;
+    let mut returned = Authority::restore(Config::default(), 10 * ttl, records);
+    pass(&mut returned, 10 * ttl, 11 * ttl - 1);
+    assert!(returned.lease(lease).unwrap().is_live());
+    returned.tick(11 * ttl);
+    assert!(!returned.lease(lease).unwrap().is_live());
+}
+
+#[test]
+fn the_refusal_names_the_holder() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[]), ("gamma", &[])]);
+    let lease = lend(&mut authority, 5);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    let refused = authority.borrow(6, &function, "gamma").unwrap_err();
+    let borrower = "beta".to_owned();
+    assert_eq!(refused, BorrowRefused::Held { function, borrower, lease, since: 5 });
+}
+
+#[test]
+fn old_leases_are_forgotten_and_their_numbers_stay_used() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let mut last = 0;
+    for cycle in 0..REMEMBERED as u64 + 10 {
+        last = lend(&mut authority, cycle);
+        take_back(&mut authority, cycle, last);
+    }
+    assert!(authority.leases().count() <= REMEMBERED);
+    assert!(authority.lease(1).is_none() && authority.lease(last).is_some());
+    assert_eq!(lend(&mut authority, 0), last + 1);
+}
+
+#[test]
+fn time_that_the_authority_did_not_see_counts_against_no_lease() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 0);
+    let ttl = authority.config().ttl;
+    // Frozen for ten times to live: the nodes renewed, and nobody heard them.
+    authority.tick(10 * ttl);
+    assert!(authority.lease(lease).unwrap().is_live(), "expired by a freeze");
+    authority.receive(10 * ttl + 1, "beta", Message::Renew { lease, incarnation: 1 });
+    pass(&mut authority, 10 * ttl + 1, 11 * ttl);
+    assert!(authority.lease(lease).unwrap().is_live());
+    // Awake, and without renewal, it expires as ever.
+    pass(&mut authority, 11 * ttl, 11 * ttl + 2);
+    assert!(!authority.lease(lease).unwrap().is_live());
+}
+
+#[test]
+fn a_clock_read_out_of_order_changes_nothing() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 0);
+    let ttl = authority.config().ttl;
+    pass(&mut authority, 0, ttl - 10);
+    // Read before somebody else's step, and used after it.
+    authority.receive(5, "beta", Message::Renew { lease, incarnation: 1 });
+    pass(&mut authority, ttl - 10, 2 * ttl - 11);
+    assert!(authority.lease(lease).unwrap().is_live(), "renewed for an earlier moment");
+}
+
+#[test]
+fn a_loss_of_a_lease_that_nobody_knows_is_answered() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let outcome = authority.receive(1, "beta", Message::Lost { lease: 7, reason: "gone".into() });
+    let [(host, Message::Ended { lease: 7, .. })] = &outcome.messages[..] else {
+        panic!("its borrower keeps it for ever: {outcome:?}");
+    };
+    assert_eq!(host, "beta");
+}
+
+#[test]
+fn a_lease_number_is_not_used_again_after_a_restart() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let (mut stored, mut last) = (BTreeMap::new(), 0);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    for round in 0..3 {
+        let (lease, outcome) = authority.borrow(round, &function, "beta").unwrap();
+        last = lease;
+        store(&mut stored, outcome.records);
+        let epoch = authority.lease(lease).unwrap().epoch;
+        let device = "nvme0".to_owned();
+        store(&mut stored, authority.give_back(round, lease).unwrap().records);
+        store(&mut stored, authority.receive(round, "beta", Message::Closed { lease }).records);
+        let revoked = Message::Revoked { incarnation: 1, device, epoch };
+        store(&mut stored, authority.receive(round, "alpha", revoked).records);
+    }
+    // The last one's record is let go of, as it is when very many others are live.
+    store(&mut stored, vec![Record::Forgotten { lease: last }]);
+    let records = stored.into_values();
+    let mut returned = Authority::restore(Config::default(), 10, records);
+    for host in ["alpha", "beta"] {
+        register(&mut returned, 10, host, &["nvme0"]);
+    }
+    assert_eq!(returned.borrow(10, &function, "beta").unwrap().0, last + 1);
+}
+
+fn store(stored: &mut BTreeMap<String, Record>, records: Vec<Record>) {
+    for record in records {
+        match &record {
+            Record::Forgotten { .. } => stored.remove(&record.key()),
+            _ => stored.insert(record.key(), record),
+        };
+    }
+}
+
+#[test]
+fn a_step_that_cannot_be_stored_never_happened() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    let (lease, _) = authority.borrow(1, &function, "beta").unwrap();
+    authority.take_back();
+    assert!(authority.lease(lease).is_none());
+    assert_eq!(authority.function(&function).unwrap().state, FunctionState::Offered);
+    assert_eq!(lend(&mut authority, 2), lease);
+    let ttl = authority.config().ttl;
+    pass(&mut authority, 2, ttl + 1);
+    // Its expiry cannot be stored for long: it stays due, and nothing renews it.
+    let mut now = ttl + 2;
+    for _ in 0..100 {
+        let outcome = authority.tick(now);
+        assert!(!outcome.records.is_empty());
+        authority.take_back();
+        assert!(authority.lease(lease).unwrap().is_live());
+        now += authority.config().resend;
+    }
+    authority.tick(now);
+    assert!(!authority.lease(lease).unwrap().is_live());
+}
+
+#[test]
+fn nodes_that_know_more_than_the_records_are_believed() {
+    let mut authority = Authority::new(Config::default());
+    let devices = [("nvme0".to_owned(), 7)].into();
+    let (newest_lease, address) = (40, "alpha".to_owned());
+    let message = Message::Register { incarnation: 1, devices, newest_lease, address };
+    authority.receive(0, "alpha", message);
+    register(&mut authority, 0, "beta", &[]);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    let (lease, _) = authority.borrow(1, &function, "beta").unwrap();
+    assert_eq!((lease, authority.lease(lease).unwrap().epoch), (41, 8));
+}
+
+#[test]
+fn who_has_not_registered_since_a_restart_gets_nothing_yet() {
+    let authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let records = (authority.hosts.values().cloned().map(Record::Host))
+        .chain(authority.functions.values().cloned().map(Record::Function));
+    let mut returned = Authority::restore(Config::default(), 5, records);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    for host in ["beta", "alpha"] {
+        let awaited = BorrowRefused::Awaited(host.to_owned());
+        assert_eq!(returned.borrow(5, &function, "beta").unwrap_err(), awaited);
+        register(&mut returned, 5, host, if host == "alpha" { &["nvme0"] } else { &[] });
+    }
+    assert!(returned.borrow(5, &function, "beta").is_ok());
+}

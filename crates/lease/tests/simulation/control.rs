@@ -1,0 +1,191 @@
+//! The control plane's side: decides, stores and sends as it does, and checks what is stored.
+
+use std::collections::BTreeMap;
+
+use rackbus_lease::{
+    Authority, EndReason, FunctionId, Holder, LeaseId, LeaseRecord, LeaseState, Millis, Outcome,
+    Record,
+};
+
+use crate::patience::Patience;
+use crate::world::{World, host_index};
+use crate::{AUTHORITY, CONFIG, Mistake};
+
+/// What an authority has to know again when it returns.
+fn known(authority: &Authority) -> Vec<Record> {
+    let hosts = authority.hosts().map(|(host, _)| Record::Host(host.clone()));
+    let functions = authority.functions().cloned().map(Record::Function);
+    let leases = authority.leases().cloned().map(|mut lease| {
+        // One that returns asks the lender again.
+        if lease.state == LeaseState::Opening {
+            lease.state = LeaseState::Arming;
+        }
+        Record::Lease(lease)
+    });
+    hosts.chain(functions).chain(leases).collect()
+}
+
+impl World {
+    /// One step of the authority: decide, store, send; as the control plane does it.
+    pub fn decide<R>(
+        &mut self,
+        decide: impl FnOnce(&mut Authority, Millis) -> (R, Outcome),
+    ) -> Result<Option<R>, String> {
+        if self.frozen_until > self.now {
+            return Ok(None);
+        }
+        let Some(mut authority) = self.authority.take() else {
+            return Ok(None);
+        };
+        // Now and then the clock was read before somebody else's step.
+        let late = if self.faults && self.random.chance(5) { self.random.next() % 200 } else { 0 };
+        if self.mistake == Mistake::Sleepwalker {
+            self.sleepwalk(&mut authority)?;
+        }
+        let now = self.now.saturating_sub(late);
+        let (answer, outcome) = decide(&mut authority, now);
+        self.patience.pass(now);
+        let answer = self.store_and_send(&mut authority, outcome)?.then_some(answer);
+        // What is to be expired is, unless that cannot be stored.
+        self.authority.get_or_insert(authority);
+        Ok(answer)
+    }
+
+    /// What the authority knows is what is stored, neither more nor less.
+    pub fn check_stored(&self, authority: &Authority) -> Result<(), String> {
+        let records = self.stored.values().cloned();
+        let stored = known(&Authority::restore(CONFIG, self.now, records));
+        let known = known(authority);
+        match known.iter().find(|record| !stored.contains(record)) {
+            _ if known == stored => Ok(()),
+            Some(record) => Err(format!("not stored: {record:?}")),
+            None => Err("more is stored than is known".to_owned()),
+        }
+    }
+
+    /// Has the authority believe that it was awake all the time, as it did when it did not ask.
+    pub fn sleepwalk(&mut self, authority: &mut Authority) -> Result<(), String> {
+        while let Some(at) = authority.next_tick().filter(|at| *at < self.now) {
+            let outcome = authority.tick(at);
+            if !self.store_and_send(authority, outcome)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn store_and_send(
+        &mut self,
+        authority: &mut Authority,
+        outcome: Outcome,
+    ) -> Result<bool, String> {
+        if !outcome.records.is_empty() && self.store_fails_until > self.now {
+            self.note(|| "the store fails".into());
+            match self.mistake {
+                Mistake::FreshStart => {
+                    let records = self.stored.values().cloned();
+                    *authority = Authority::restore(CONFIG, self.now, records);
+                }
+                _ => {
+                    authority.take_back();
+                    self.check_stored(authority)?;
+                }
+            }
+            return Ok(false);
+        }
+        for record in outcome.records {
+            if let Record::Lease(lease) = &record {
+                self.check_lease(lease)?;
+            }
+            match &record {
+                Record::Forgotten { .. } => self.stored.remove(&record.key()),
+                _ => self.stored.insert(record.key(), record),
+            };
+        }
+        for (host, message) in outcome.messages {
+            self.send(AUTHORITY, host_index(&host), message);
+        }
+        Ok(true)
+    }
+
+    /// A lease's new state, about to be stored.
+    pub fn check_lease(&mut self, lease: &LeaseRecord) -> Result<(), String> {
+        let number = lease.lease;
+        match &lease.state {
+            LeaseState::Arming => self.patience.begin(number),
+            LeaseState::Active { .. } => {
+                self.patience.begin(number);
+                let before = self.stored.get(&Record::Lease(lease.clone()).key());
+                if !matches!(before, Some(Record::Lease(l)) if l.state == LeaseState::Opening) {
+                    return Ok(());
+                }
+                let function = &lease.function;
+                let Some(Record::Host(life)) = self.stored.get(&format!("host/{}", function.host))
+                else {
+                    return Err(format!("{function} is lent by nobody"));
+                };
+                let node = self.nodes[host_index(&function.host)].as_ref();
+                let Some(node) = node.filter(|n| n.incarnation == life.incarnation) else {
+                    return Ok(());
+                };
+                let (epoch, borrower) = (lease.epoch, lease.borrower.clone());
+                let wanted = Holder { lease: number, epoch, borrower };
+                let admitted = node.lender.admitted(&function.device);
+                if admitted != Some(&wanted) {
+                    return Err(format!("active, but not let in: {wanted:?}, but {admitted:?}"));
+                }
+            }
+            LeaseState::Ended { reason: EndReason::Expired } => self.patience.expired(number)?,
+            LeaseState::Closing { .. } | LeaseState::Ended { .. } => self.patience.end(number),
+            LeaseState::Opening => {}
+        }
+        Ok(())
+    }
+
+    pub fn live(&self) -> Vec<LeaseId> {
+        let leases = self.authority.iter().flat_map(Authority::leases);
+        leases.filter(|l| l.is_live()).map(|l| l.lease).collect()
+    }
+
+    pub fn give_back(&mut self, lease: LeaseId) -> Result<(), String> {
+        let give_back = |a: &mut Authority, now| ((), a.give_back(now, lease).unwrap_or_default());
+        self.decide(give_back).map(drop)
+    }
+
+    /// Borrows; `None` when that was not decided, or is not stored.
+    pub fn borrow(
+        &mut self,
+        function: &FunctionId,
+        borrower: &str,
+    ) -> Result<Option<Result<LeaseId, String>>, String> {
+        self.decide(|a, now| match a.borrow(now, function, borrower) {
+            Ok((lease, outcome)) => (Ok(lease), outcome),
+            Err(refused) => (Err(refused.to_string()), Outcome::default()),
+        })
+    }
+
+    pub fn restore_authority(&mut self) {
+        self.note(|| "authority returns".into());
+        self.frozen_until = 0;
+        let records = self.stored.values().cloned();
+        let authority = Authority::restore(CONFIG, self.now, records);
+        self.patience = Patience::new(CONFIG, self.now);
+        authority.leases().filter(|l| l.is_live()).for_each(|l| self.patience.begin(l.lease));
+        self.authority = Some(authority);
+        // Nodes that find a control plane say who they are.
+        for node in self.nodes.iter_mut().flatten() {
+            node.registered = false;
+            node.register_at = self.now;
+        }
+    }
+
+    /// The control plane ends, and its successor finds nothing, or an older copy. That takes longer
+    /// than a message lives: they end with their connections.
+    pub fn lose_database(&mut self) {
+        let lost = self.random.chance(50);
+        self.note(|| format!("the database is {}", if lost { "lost" } else { "replaced" }));
+        self.stored = if lost { BTreeMap::new() } else { self.backup.clone() };
+        self.network.clear();
+        self.restore_authority();
+    }
+}

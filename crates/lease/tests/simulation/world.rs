@@ -1,0 +1,445 @@
+//! The world: nodes, what is between them and the control plane, and what happens to them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use rackbus_lease::{
+    Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
+    LenderAction, Message, Millis, Record,
+};
+
+use crate::patience::Patience;
+use crate::{AUTHORITY, CONFIG, DEVICES, HOSTS, Mistake, Random};
+
+/// What would be memory and registers: who can reach a device right now.
+#[derive(Default)]
+pub struct Device {
+    pub sessions: Vec<Epoch>,
+    /// The epoch whose traces the function still has.
+    pub dirty: Option<Epoch>,
+    /// The newest epoch whose revocation was answered.
+    pub revoked: Epoch,
+}
+
+/// One life of a node, or none.
+pub struct Node {
+    pub lender: Lender,
+    pub borrower: Borrower,
+    pub incarnation: u64,
+    pub registered: bool,
+    pub register_at: Millis,
+    pub devices: BTreeMap<String, Device>,
+    /// Work the node was told to do and has not finished.
+    pub pending: Vec<Work>,
+    /// Grants it has open.
+    pub open: BTreeMap<LeaseId, (FunctionId, Epoch)>,
+}
+
+pub enum Work {
+    Arm(String, Epoch),
+    Revoke(String, Epoch),
+    Open(LeaseId),
+    Close(LeaseId),
+}
+
+pub struct World {
+    pub random: Random,
+    pub now: Millis,
+    pub authority: Option<Authority>,
+    /// Until when it does nothing, though it lives.
+    pub frozen_until: Millis,
+    pub stored: BTreeMap<String, Record>,
+    /// A copy of what was stored once.
+    pub backup: BTreeMap<String, Record>,
+    /// Nothing can be stored before then.
+    pub store_fails_until: Millis,
+    pub patience: Patience,
+    pub nodes: Vec<Option<Node>>,
+    /// Until when each node does nothing, though it lives.
+    pub slow_until: Vec<Millis>,
+    pub lives: u64,
+    pub network: Vec<(usize, usize, Message)>,
+    /// Every lease ever granted, also those whose borrower should have forgotten them.
+    pub known: Vec<(usize, FunctionId, LeaseId, Epoch)>,
+    pub faults: bool,
+    pub mistake: Mistake,
+    pub trace: Option<String>,
+}
+
+pub fn host_index(host: &str) -> usize {
+    HOSTS.iter().position(|h| *h == host).expect("a host of the world")
+}
+
+impl World {
+    pub fn new(seed: u64, mistake: Mistake, traced: bool) -> World {
+        let mut world = World {
+            random: Random(seed),
+            now: 1,
+            authority: Some(Authority::new(CONFIG)),
+            frozen_until: 0,
+            stored: BTreeMap::new(),
+            backup: BTreeMap::new(),
+            store_fails_until: 0,
+            patience: Patience::new(CONFIG, 1),
+            slow_until: vec![0; HOSTS.len()],
+            nodes: Vec::new(),
+            lives: 0,
+            network: Vec::new(),
+            known: Vec::new(),
+            faults: true,
+            mistake,
+            trace: traced.then(String::new),
+        };
+        for host in 0..HOSTS.len() {
+            world.nodes.push(None);
+            world.start_node(host);
+        }
+        world
+    }
+
+    pub fn note(&mut self, text: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            let _ = writeln!(trace, "{now:>6}  {}", text());
+        }
+    }
+
+    pub fn start_node(&mut self, host: usize) {
+        self.lives += 1;
+        // Lives are numbered by a clock. Now and then the host's clock went back.
+        let clock = self.lives * 1_000_000;
+        let incarnation = if self.random.chance(10) { clock / 1000 } else { clock };
+        let names = || DEVICES[host].1.iter().map(|d| (*d).to_owned());
+        self.note(|| format!("{} starts, life {incarnation}", HOSTS[host]));
+        self.nodes[host] = Some(Node {
+            lender: Lender::new(incarnation, names()),
+            borrower: Borrower::new(incarnation),
+            incarnation,
+            registered: false,
+            register_at: self.now,
+            devices: names().map(|d| (d, Device::default())).collect(),
+            pending: Vec::new(),
+            open: BTreeMap::new(),
+        });
+    }
+
+    pub fn send(&mut self, from: usize, to: usize, message: Message) {
+        if self.faults && self.random.chance(10) {
+            self.note(|| format!("lost {from}->{to} {message:?}"));
+            return;
+        }
+        if self.faults && self.random.chance(10) {
+            self.network.push((from, to, message.clone()));
+        }
+        self.network.push((from, to, message));
+    }
+
+    pub fn deliver(&mut self, index: usize) -> Result<(), String> {
+        let (from, to, message) = self.network.swap_remove(index);
+        let frozen = match to {
+            AUTHORITY => self.frozen_until,
+            host => self.slow_until[host],
+        };
+        if frozen > self.now {
+            // It waits in a queue; one that is full is cut off, and all that is in it lost.
+            self.network.push((from, to, message));
+            if self.network.iter().filter(|(_, t, _)| *t == to).count() > 30 {
+                self.network.retain(|(_, t, _)| *t != to);
+            }
+            return Ok(());
+        }
+        self.note(|| format!("{from}->{to} {message:?}"));
+        if to == AUTHORITY {
+            let renewed = match &message {
+                Message::Renew { lease, .. } => Some(*lease),
+                _ => None,
+            };
+            let receive = |a: &mut Authority, now| ((), a.receive(now, HOSTS[from], message));
+            if self.decide(receive)?.is_some()
+                && let Some(authority) = &self.authority
+                && let Some(lease) = renewed.and_then(|lease| authority.lease(lease))
+                && lease.borrower == HOSTS[from]
+                && matches!(
+                    lease.state,
+                    LeaseState::Arming | LeaseState::Opening | LeaseState::Active { .. }
+                )
+            {
+                self.patience.begin(lease.lease);
+            }
+            return Ok(());
+        }
+        let Some(mut node) = self.nodes[to].take() else {
+            return Ok(());
+        };
+        match message {
+            Message::Registered { incarnation } => {
+                node.registered |= incarnation == node.incarnation;
+            }
+            Message::Outlived { incarnation, latest } if incarnation == node.incarnation => {
+                node.incarnation = latest + 1;
+                node.lender.set_incarnation(node.incarnation);
+                node.borrower.set_incarnation(node.incarnation);
+                node.register_at = self.now;
+            }
+            Message::Arm { .. } | Message::Revoke { .. } => {
+                let actions = node.lender.receive(message);
+                self.lender_actions(to, &mut node, actions);
+            }
+            other => {
+                let actions = node.borrower.receive(self.now, other);
+                self.borrower_actions(to, &mut node, actions);
+            }
+        }
+        self.nodes[to] = Some(node);
+        Ok(())
+    }
+
+    pub fn lender_actions(&mut self, host: usize, node: &mut Node, actions: Vec<LenderAction>) {
+        for action in actions {
+            match action {
+                LenderAction::Send(message) => self.send(host, AUTHORITY, message),
+                LenderAction::Arm { device, epoch, .. } => {
+                    node.pending.push(Work::Arm(device, epoch));
+                }
+                LenderAction::Revoke { device, epoch } => {
+                    node.pending.push(Work::Revoke(device, epoch));
+                }
+            }
+        }
+    }
+
+    pub fn borrower_actions(&mut self, host: usize, node: &mut Node, actions: Vec<BorrowerAction>) {
+        for action in actions {
+            match action {
+                BorrowerAction::Send(message) => self.send(host, AUTHORITY, message),
+                BorrowerAction::Open(grant) => {
+                    self.known.push((host, grant.function.clone(), grant.lease, grant.epoch));
+                    node.open.insert(grant.lease, (grant.function, grant.epoch));
+                    node.pending.push(Work::Open(grant.lease));
+                }
+                BorrowerAction::Close { lease, .. } => {
+                    // Whatever was still to be opened is closed instead.
+                    node.pending.retain(|w| !matches!(w, Work::Open(l) if *l == lease));
+                    node.pending.push(Work::Close(lease));
+                }
+            }
+        }
+    }
+
+    pub fn finish_work(&mut self, host: usize) {
+        if self.slow_until[host] > self.now {
+            return;
+        }
+        let Some(mut node) = self.nodes[host].take() else {
+            return;
+        };
+        if !node.pending.is_empty() {
+            let index = self.random.below(node.pending.len());
+            match node.pending.remove(index) {
+                Work::Arm(device, epoch) => {
+                    let failed = self.faults && self.random.chance(5);
+                    let outcome = if failed { Err("broken".to_owned()) } else { Ok(()) };
+                    let actions = node.lender.arm_done(&device, epoch, outcome);
+                    self.lender_actions(host, &mut node, actions);
+                }
+                Work::Revoke(name, epoch) => {
+                    let device = node.devices.get_mut(&name).expect("its own device");
+                    if self.mistake != Mistake::LazyRevoke {
+                        device.sessions.retain(|e| *e > epoch);
+                        device.dirty = None;
+                    }
+                    device.revoked = device.revoked.max(epoch);
+                    let actions = node.lender.revoke_done(&name, epoch);
+                    self.lender_actions(host, &mut node, actions);
+                }
+                Work::Open(lease) => {
+                    let failed = self.faults && self.random.chance(3);
+                    let outcome = if failed { Err("no socket".into()) } else { Ok("sock".into()) };
+                    let actions = node.borrower.open_done(lease, outcome);
+                    self.borrower_actions(host, &mut node, actions);
+                }
+                Work::Close(lease) => {
+                    if let Some((function, epoch)) = node.open.remove(&lease) {
+                        self.detach(&mut node, host, &function, epoch);
+                    }
+                    let actions = node.borrower.close_done(lease);
+                    self.borrower_actions(host, &mut node, actions);
+                }
+            }
+        }
+        self.nodes[host] = Some(node);
+    }
+
+    /// The borrower lets go: the lender sees the conversation end, and scrubs.
+    pub fn detach(&mut self, own: &mut Node, host: usize, function: &FunctionId, epoch: Epoch) {
+        let lender = host_index(&function.host);
+        let node = if lender == host { Some(own) } else { self.nodes[lender].as_mut() };
+        let device = node.and_then(|n| n.devices.get_mut(&function.device));
+        if let Some(device) = device.filter(|d| d.sessions.contains(&epoch)) {
+            device.sessions.retain(|e| *e != epoch);
+            device.dirty = None;
+        }
+    }
+
+    /// Somebody tries to use a function under any epoch it ever heard of.
+    pub fn attach(&mut self) -> Result<(), String> {
+        if self.known.is_empty() {
+            return Ok(());
+        }
+        let index = self.random.below(self.known.len());
+        let (_, function, lease, epoch) = self.known[index].clone();
+        let Some(node) = &mut self.nodes[host_index(&function.host)] else {
+            return Ok(());
+        };
+        let fenced = self.mistake != Mistake::NoFence;
+        let admitted = node.lender.admitted(&function.device);
+        if fenced && admitted.is_none_or(|holder| (holder.lease, holder.epoch) != (lease, epoch)) {
+            return Ok(());
+        }
+        let device = node.devices.get_mut(&function.device).expect("its own device");
+        if epoch <= device.revoked {
+            return Err(format!("I4: {function} let in epoch {epoch} after revoking it"));
+        }
+        if let Some(other) = device.sessions.iter().find(|e| **e != epoch) {
+            return Err(format!("I2: {function} has epochs {other} and {epoch} at once"));
+        }
+        if let Some(other) = device.dirty.filter(|e| *e != epoch) {
+            return Err(format!("I4: {function} still has traces of epoch {other}, now {epoch}"));
+        }
+        device.sessions.push(epoch);
+        device.dirty = Some(epoch);
+        self.note(|| format!("lease {lease} uses {function} under epoch {epoch}"));
+        Ok(())
+    }
+
+    pub fn user(&mut self) -> Result<(), String> {
+        let live = self.live();
+        if !live.is_empty() && self.random.chance(50) {
+            let lease = live[self.random.below(live.len())];
+            self.note(|| format!("return {lease}"));
+            return self.give_back(lease);
+        }
+        let function = if self.random.chance(50) { "alpha/nvme0" } else { "beta/nvme1" };
+        let borrower = HOSTS[self.random.below(HOSTS.len())];
+        let answer = self.borrow(&function.parse().expect("a name"), borrower)?;
+        self.note(|| format!("{borrower} borrows {function}: {answer:?}"));
+        Ok(())
+    }
+
+    pub fn tick(&mut self) -> Result<(), String> {
+        // Ticks come late when something else keeps the control plane busy.
+        let late = self.faults && self.random.chance(10);
+        if !late
+            && self.decide(|a, now| ((), a.tick(now)))?.is_some()
+            && let Some(authority) = &self.authority
+        {
+            let waited = authority.leases().filter(|l| {
+                !matches!(l.state, LeaseState::Closing { .. } | LeaseState::Ended { .. })
+            });
+            waited.map(|l| l.lease).try_for_each(|lease| self.patience.still_live(lease))?;
+        }
+        for (host, name) in HOSTS.iter().enumerate() {
+            if self.slow_until[host] > self.now {
+                continue;
+            }
+            let Some(mut node) = self.nodes[host].take() else {
+                continue;
+            };
+            if node.register_at <= self.now {
+                let wait = if node.registered { CONFIG.ttl / 3 } else { CONFIG.resend };
+                node.register_at = self.now + wait;
+                let mut devices = node.lender.newest_epochs();
+                let (lender, borrower) = (&node.lender, &node.borrower);
+                let mut newest_lease = lender.newest_lease().max(borrower.newest_lease());
+                if self.mistake == Mistake::Silence {
+                    devices.values_mut().for_each(|epoch| *epoch = 0);
+                    newest_lease = 0;
+                }
+                let (incarnation, address) = (node.incarnation, (*name).to_owned());
+                let register = Message::Register { incarnation, devices, newest_lease, address };
+                self.send(host, AUTHORITY, register);
+            }
+            let actions = node.borrower.tick(self.now);
+            self.borrower_actions(host, &mut node, actions);
+            self.nodes[host] = Some(node);
+        }
+        Ok(())
+    }
+
+    /// A borrower notices that the lender it uses has died (or believes so).
+    pub fn notice_loss(&mut self) {
+        let host = self.random.below(HOSTS.len());
+        let Some(mut node) = self.nodes[host].take() else {
+            return;
+        };
+        if let Some(lease) = node.open.keys().next().copied() {
+            let actions = node.borrower.lender_lost(lease, "link closed".into());
+            self.borrower_actions(host, &mut node, actions);
+        }
+        self.nodes[host] = Some(node);
+    }
+
+    pub fn crash_or_return(&mut self) -> Result<(), String> {
+        let who = self.random.below(HOSTS.len() + 1);
+        if who == AUTHORITY {
+            match self.authority.take() {
+                None => self.restore_authority(),
+                Some(authority) => {
+                    self.note(|| "authority dies".into());
+                    self.check_stored(&authority)?;
+                }
+            }
+        } else if let Some(node) = self.nodes[who].take() {
+            self.note(|| format!("{} dies", HOSTS[who]));
+            // The lenders of what it used see its connections close, and scrub.
+            let mut node = node;
+            for (function, epoch) in std::mem::take(&mut node.open).into_values() {
+                self.detach(&mut node, who, &function, epoch);
+            }
+        } else {
+            self.start_node(who);
+        }
+        Ok(())
+    }
+
+    pub fn freeze(&mut self) {
+        let until = self.now + self.random.next() % (4 * CONFIG.ttl);
+        match self.random.below(HOSTS.len() + 1) {
+            AUTHORITY => {
+                self.note(|| format!("authority is frozen until {until}"));
+                self.frozen_until = until;
+            }
+            host => {
+                self.note(|| format!("{} is frozen until {until}", HOSTS[host]));
+                self.slow_until[host] = until;
+            }
+        }
+    }
+
+    pub fn step(&mut self) -> Result<(), String> {
+        match self.random.below(1000) {
+            0..400 if !self.network.is_empty() => {
+                let index = self.random.below(self.network.len());
+                self.deliver(index)?;
+            }
+            0..570 => {
+                self.now += self.random.next() % 120;
+                self.tick()?;
+            }
+            570..710 => {
+                let host = self.random.below(HOSTS.len());
+                self.finish_work(host);
+            }
+            710..830 => self.attach()?,
+            830..930 => self.user()?,
+            930..950 => self.notice_loss(),
+            950..965 => self.now += self.random.next() % 2000,
+            965..972 => self.freeze(),
+            972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),
+            976..979 => self.backup = self.stored.clone(),
+            979..981 => self.lose_database(),
+            _ => self.crash_or_return()?,
+        }
+        Ok(())
+    }
+}
