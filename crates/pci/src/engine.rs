@@ -281,7 +281,9 @@ impl<'a> Runner<'a> {
     fn check_torn(&mut self) {
         self.torn = guard::torn_count();
         if self.endpoint.dma().torn() {
-            tracing::warn!("the user truncated memory it had mapped; its mappings lead nowhere now");
+            tracing::warn!(
+                "the user truncated memory it had mapped; its mappings lead nowhere now"
+            );
             self.endpoint.drop_memory();
             self.endpoint.reset();
         }

@@ -18,6 +18,10 @@ pub const DEFAULT_MEMORY_MIB: u32 = 512;
 /// Free hot-plug ports that a VM gets unless told otherwise.
 pub const DEFAULT_SPARE_PORTS: u8 = 4;
 
+/// Lets a guest take more than one of a function's MSI vectors, and so more than one queue. It
+/// translates no DMA: the lender reaches guest memory as it lies.
+const REMAPPER: &str = "intel-iommu,intremap=on,dma-translation=off";
+
 /// What the VM starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
@@ -113,7 +117,8 @@ impl VmSpec {
         args.put("-accel", accel.name());
         args.put("-cpu", "max");
         args.put("-smp", &self.cpus.to_string());
-        args.put("-machine", "q35,memory-backend=ram");
+        args.put("-machine", "q35,memory-backend=ram,kernel-irqchip=split");
+        args.put("-device", REMAPPER);
         args.put("-m", &format!("{}M", self.memory_mib));
         let size = u64::from(self.memory_mib) << 20;
         args.json(
@@ -246,7 +251,8 @@ pub fn own_vm_args(memory_mib: u32, functions: &[FunctionSpec]) -> Vec<String> {
     let size = u64::from(memory_mib) << 20;
     let mut args = Args(Vec::new());
     args.put("-m", &format!("{memory_mib}M"));
-    args.put("-machine", "q35,memory-backend=rackbus-ram");
+    args.put("-machine", "q35,memory-backend=rackbus-ram,kernel-irqchip=split");
+    args.put("-device", REMAPPER);
     args.put("-object", &format!("memory-backend-memfd,id=rackbus-ram,size={size},share=on"));
     for (index, function) in functions.iter().enumerate() {
         let port = format!("rackbus-port{index}");

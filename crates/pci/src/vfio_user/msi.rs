@@ -47,14 +47,17 @@ impl<D: Device> MsiView<D> {
         let mut shape = device.shape().clone();
         let mut bytes = [0; msi::SIZE as usize];
         if let Some((_, next)) = found {
-            for (index, count) in [(irq::MSIX, 0), (irq::MSI, 1)] {
+            let have = shape.irqs.get(irq::MSIX as usize).copied().unwrap_or(1);
+            let vectors: u32 = 1 << have.clamp(1, msi::MAX_VECTORS.into()).ilog2();
+            let capable = u8::try_from(vectors.ilog2()).unwrap_or(0) << msi::CAPABLE_SHIFT;
+            for (index, count) in [(irq::MSIX, 0), (irq::MSI, vectors)] {
                 if let Some(slot) = shape.irqs.get_mut(index as usize) {
                     *slot = count;
                 }
             }
             bytes[0] = capability::MSI;
             bytes[1] = next;
-            bytes[usize::from(msi::CONTROL)] = msi::CONTROL_64BIT.to_le_bytes()[0];
+            bytes[usize::from(msi::CONTROL)] = msi::CONTROL_64BIT.to_le_bytes()[0] | capable;
         }
         let at = found.map_or(u64::MAX, |(at, _)| u64::from(at));
         Ok(MsiView { device, shape, at, capability: Mutex::new(bytes) })
@@ -83,7 +86,7 @@ impl<D: Device> MsiView<D> {
         let before = bytes[control] & enable;
         for (index, value) in (at..).zip(data) {
             let writable = match index {
-                _ if index == control => enable,
+                _ if index == control => enable | msi::CONTROL_ENABLED_MASK.to_le_bytes()[0],
                 _ if index < usize::from(msi::ADDRESS) => 0,
                 _ => 0xff,
             };
@@ -242,16 +245,19 @@ mod tests {
     #[test]
     fn msix_is_seen_as_msi_and_enabling_one_enables_the_other() {
         let view = MsiView::new(Plain::new()).expect("view");
-        assert_eq!(view.shape().irqs[irq::MSI as usize], 1);
+        // 33 vectors are there; MSI counts in powers of two.
+        assert_eq!(view.shape().irqs[irq::MSI as usize], 32);
         assert_eq!(view.shape().irqs[irq::MSIX as usize], 0);
         let head = view.read(Region::Config, 0x8e, 6).expect("read");
-        assert_eq!(head, [0, 0, capability::MSI, 0, 0x80, 0]);
+        assert_eq!(head, [0, 0, capability::MSI, 0, 0x8a, 0]);
         let enabled = || view.device.1.lock().expect("lock")[0x93] & 0x80 != 0;
         view.write(Region::Config, 0x94, vec![1, 2, 3, 4], false).expect("address");
         assert_eq!(view.read(Region::Config, 0x94, 4).expect("read"), [1, 2, 3, 4]);
         assert!(!enabled());
         view.write(Region::Config, 0x92, vec![0x81, 0], false).expect("enable");
         assert!(enabled());
+        view.write(Region::Config, 0x92, vec![0xff, 0xff], false).expect("eight bits of it");
+        assert_eq!(view.read(Region::Config, 0x92, 2).expect("read"), [0xfb, 0]);
         view.write(Region::Config, 0x92, vec![0x80, 0], false).expect("disable");
         assert!(!enabled());
         view.write(Region::Config, 0x8f, vec![9, 0xff, 0xff], false).expect("around it");

@@ -9,7 +9,7 @@ use rackbus_vm::agent::Running;
 
 use crate::World;
 use crate::cycles::pattern;
-use crate::guests::{add, remove};
+use crate::guests::{add, busy, remove};
 
 /// fio in the background, verifying, for some seconds.
 fn load(guest: &mut Guest, seconds: u32) -> Result<Running> {
@@ -21,11 +21,7 @@ fn load(guest: &mut Guest, seconds: u32) -> Result<Running> {
     );
     let running = guest.begin(&script, Duration::from_secs(u64::from(seconds) * 6 + 60))?;
     // Under load means: fio has started its I/O.
-    guest.run(
-        "d=$(basename $(ls -d /dev/nvme?n1)); for i in $(seq 400); do \
-         [ $(awk '{print $1 + $5}' /sys/block/$d/stat) -gt 500 ] && exit 0; sleep 0.05; done; \
-         cat /sys/block/$d/stat; exit 1",
-    )?;
+    busy(guest)?;
     Ok(running)
 }
 
