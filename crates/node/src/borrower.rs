@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_link::{Hello, Link, Service, VERSION};
-use rackbus_pci::vfio_user::{Device, DeviceError, MsiView, Opener, Server};
+use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
 use rustix::io::Errno;
 
 use crate::remote::{Conversation, RemoteDevice};
@@ -194,6 +194,7 @@ impl Opener for AttachOpener {
         // Without MSI-X a function can be taken out of a running QEMU, which the loss of its
         // lender needs.
         *open.conversation() = Some(device.conversation());
-        Ok(Box::new(MsiView::new(device)?))
+        let shown = Shown::choose(device.shape(), false);
+        Ok(Box::new(ShownWith::new(device, shown)?))
     }
 }

@@ -179,8 +179,10 @@ impl EngineDevice {
     /// # Errors
     /// When the engine has stopped, or the process has no descriptors left.
     pub fn new(engine: EngineHandle) -> Result<Self, DeviceError> {
-        let (bars, vectors) =
-            engine.call(|endpoint| (endpoint.bars(), endpoint.info().msix_vectors))?;
+        let (bars, msix, msi) = engine.call(|endpoint| {
+            let info = endpoint.info();
+            (endpoint.bars(), info.msix_vectors, info.msi_vectors)
+        })?;
         use rackbus_spec::vfio_user::{irq, region};
         let mut regions = vec![RegionShape::default(); region::COUNT as usize];
         for bar in bars {
@@ -195,7 +197,8 @@ impl EngineDevice {
         regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
         let mut irqs = vec![0; irq::COUNT as usize];
         irqs[irq::INTX as usize] = 1;
-        irqs[irq::MSIX as usize] = vectors.into();
+        irqs[irq::MSIX as usize] = msix.into();
+        irqs[irq::MSI as usize] = msi.into();
         // The lender asks for the function back through this one.
         irqs[irq::REQ as usize] = 1;
         let shape = Arc::new(DeviceShape { regions, irqs });
