@@ -42,7 +42,7 @@ pub use peer_event::PeerEvent;
 pub use rackbus_fabric::Access;
 pub use region::{Region, RegionError, SharedMemory};
 pub use ring::{Consumer, Producer, PushError, RingLayout};
-pub use slice::{DmaSlice, PinnedSlice};
+pub use slice::{DmaSlice, PinnedPieces, PinnedSlice};
 pub use space::{DmaFault, DmaSpace, MapError, UnmapError};
 pub use spin::AdaptiveSpin;
 pub use stream::{Stream, StreamError};
