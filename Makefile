@@ -4,6 +4,7 @@
 SHELL := /bin/sh
 CARGO ?= cargo
 PREFIX ?= /usr/local
+BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 AREA ?= nvme model datapath memory
@@ -12,7 +13,7 @@ AREA ?= nvme model datapath memory
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
-	@echo "make build   the rackbus binary, target/release/rackbus"
+	@echo "make build   the rackbus binary and libsisci.so, in target/release"
 	@echo "make install PREFIX=/usr/local: the binary, and libsisci.so with headers and tools for SISCI programs"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
@@ -20,11 +21,12 @@ help:
 	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
 
 build:
-	$(CARGO) build --release -p rackbus-cli
+	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
 
+# Built together: one after the other they want their dependencies with other features, and compile them twice.
 install: build
-	install -D -m 755 $(or $(CARGO_TARGET_DIR),target)/release/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
-	DESTDIR=$(DESTDIR) CARGO=$(CARGO) scripts/install-sisci $(PREFIX)
+	install -D -m 755 $(BUILT)/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
+	DESTDIR=$(DESTDIR) SISCI_LIB=$(BUILT) scripts/install-sisci $(PREFIX)
 
 setup:
 	@scripts/setup

@@ -5,14 +5,14 @@
 //! Bytes go from the sender's memory to the receiver's in one copy, by the sender's own thread or
 //! by the channels of its copy engine (HRDMA, section 3.2).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_memory::copy::{
     Engine, EngineOptions, PieceError, Place, State, Statistics, Ticket, Transaction,
 };
 use rackbus_segment::message::{NodeId, SegmentId};
 
-use crate::interrupts::{DataInterrupt, InterruptError, RemoteDataInterrupt};
+use crate::interrupts::{DataInterrupt, InterruptError, RemoteDataInterrupt, after, in_time};
 use crate::memory::Mapping;
 use crate::segments::{LocalSegment, RemoteSegment, SegmentOptions};
 use crate::session::{AttachError, Session};
@@ -138,27 +138,26 @@ impl Area {
     /// # Errors
     /// [`InterruptError::TimedOut`] after `timeout` (`None` waits for ever).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Written, InterruptError> {
-        let deadline = timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
+        let deadline = after(timeout);
         let mut buffer = [0; 24];
         loop {
-            let now = std::time::Instant::now();
-            let left = deadline.map(|at| at.saturating_duration_since(now));
-            let length = match self.signals.receive(&mut buffer, left) {
-                Ok(length) => length,
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let written = match self.signals.receive(&mut buffer, left) {
+                Ok(length) => buffer.get(..length).and_then(Written::of_bytes),
                 Err(InterruptError::BufferTooShort(length)) => {
                     // No signal of ours: it is thrown away.
                     self.signals.receive(&mut vec![0; length], Some(Duration::ZERO))?;
-                    continue;
+                    None
                 }
                 Err(error) => return Err(error),
             };
-            let written = buffer.get(..length).and_then(Written::of_bytes);
             let inside = |it: &Written| {
                 it.offset.checked_add(it.length).is_some_and(|end| end <= self.segment.size())
             };
             if let Some(written) = written.filter(inside) {
                 return Ok(written);
             }
+            in_time(deadline)?;
         }
     }
 }
@@ -195,14 +194,17 @@ impl RemoteArea {
             return Err(PieceError::OutOfRange { offset: start, length, size }.into());
         };
         part.copy_from(bytes);
+        if self.is_gone() {
+            return Err(CopyError::Gone);
+        }
         self.ended(State::Done, Written { offset, length: bytes.len() as u64, tag: 0 }, signal)
     }
 
     fn ended(&self, state: State, written: Written, signal: Signal) -> Result<(), CopyError> {
         match state {
-            State::Done if !self.is_gone() => {}
+            State::Done => {}
             State::Aborted | State::Posted => return Err(CopyError::Aborted),
-            State::Done | State::Failed(_) => return Err(CopyError::Gone),
+            State::Failed(_) => return Err(CopyError::Gone),
         }
         match signal {
             Signal::None => Ok(()),
@@ -276,7 +278,9 @@ impl Copier {
         }
         let offset = pieces.first().map_or(0, |piece| piece.0);
         let written = Written { offset, length: transaction.bytes(), tag: 0 };
-        let ticket = self.0.least_busy().submit(transaction);
+        // Decided when the bytes are copied: a receiver that leaves later has had them.
+        let watch = area.segment.watch().clone();
+        let ticket = self.0.least_busy().submit(transaction.unless(move || watch.lost()));
         Ok(Writing { area, ticket, written, signal })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,10 @@ pub struct Watch {
     state: Mutex<State>,
     arrived: Condvar,
     callback: Mutex<Option<Callback>>,
-    /// The far end is gone for good.
-    lost: AtomicBool,
+    /// How the far end ended.
+    ending: OnceLock<Change>,
+    /// The far end's host is out of reach.
+    unreachable: AtomicBool,
 }
 
 #[derive(Default)]
@@ -61,7 +63,8 @@ impl Watch {
             state: Mutex::new(state),
             arrived: Condvar::new(),
             callback: Mutex::new(callback),
-            lost: AtomicBool::new(false),
+            ending: OnceLock::new(),
+            unreachable: AtomicBool::new(false),
         })
     }
 
@@ -71,7 +74,17 @@ impl Watch {
 
     /// Whether the far end is gone for good.
     pub fn lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+        self.ending.get().is_some()
+    }
+
+    /// How the far end went, if it is gone for good.
+    pub fn ending(&self) -> Option<Change> {
+        self.ending.get().copied()
+    }
+
+    /// Whether the far end went with its host, or this host's own node.
+    pub fn is_unreachable(&self) -> bool {
+        self.unreachable.load(Ordering::Acquire)
     }
 
     /// Waits for the next happening. `None` after `timeout` (`None` waits for ever), or when this
@@ -118,8 +131,14 @@ impl Watch {
 
     /// Something happened: who waits is woken, who wants to be called will be.
     pub(crate) fn happened(self: &Arc<Self>, happening: Happening, calls: &Calls) {
-        if happening == Happening::Remote(Change::Lost) {
-            self.lost.store(true, Ordering::Release);
+        if let Happening::Remote(change) = happening {
+            if change == Change::NotOperational {
+                self.unreachable.store(true, Ordering::Release);
+            }
+            if change.is_final() {
+                // The first one is how it was.
+                let _ = self.ending.set(change);
+            }
         }
         let mut state = self.lock();
         if state.called {

@@ -4,7 +4,7 @@
 //! sender of data has a ring of messages of its own, so that none can spoil another's.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,6 @@ use rackbus_segment::message::{
 use crate::events::Watch;
 use crate::session::{AttachError, Session, Watched};
 
-/// How often a shared interrupt's waiter looks whether it was removed: its line cannot be closed,
-/// as others of this host go on with it.
-const LOOK: Duration = Duration::from_millis(100);
-
 const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
 
 /// Why an interrupt was not sent, or not received.
@@ -32,9 +28,12 @@ pub enum InterruptError {
     /// None came in time.
     #[error("no interrupt came in time")]
     TimedOut,
-    /// It was removed, or its owner or host is gone.
+    /// It was removed, or its owner is gone.
     #[error("the interrupt is gone")]
     Gone,
+    /// Its host is gone.
+    #[error("the interrupt's host does not answer; is it up?")]
+    Unreachable,
     /// The receiver has not taken what was sent before.
     #[error("the receiver has no room; it must take messages first")]
     Full,
@@ -70,10 +69,13 @@ struct Line {
     session: Session,
     handle: Handle,
     number: u32,
+    /// Rings that came before it was made.
+    rung: u32,
     bell: Arc<Doorbell>,
     shared: bool,
     over: AtomicBool,
-    spin: Mutex<AdaptiveSpin>,
+    /// What the last wait left of an [`AdaptiveSpin`].
+    spin: AtomicU64,
 }
 
 impl Line {
@@ -84,33 +86,22 @@ impl Line {
         shared: bool,
     ) -> Result<Line, AttachError> {
         let request = Request::CreateInterrupt { kind, number, shared };
-        let (Reply::Interrupt { interrupt: handle, number }, fds) = session.call(&request)? else {
+        let (Reply::Interrupt { interrupt: handle, number, rung }, fds) = session.call(&request)?
+        else {
             return Err(AttachError::Protocol);
         };
         let bell = Arc::new(bell(&mut fds.into_iter())?);
         let (session, over) = (session.clone(), AtomicBool::new(false));
-        Ok(Line { session, handle, number, bell, shared, over, spin: Mutex::default() })
+        Ok(Line { session, handle, number, rung, bell, shared, over, spin: AtomicU64::new(0) })
     }
 
     /// Waits for the doorbell to move away from `seen`.
     fn wait(&self, seen: u32, deadline: Option<Instant>) -> Result<u32, InterruptError> {
-        let mut fresh = AdaptiveSpin::default();
-        let mut kept = self.spin.try_lock().ok();
-        let spin = kept.as_deref_mut().unwrap_or(&mut fresh);
-        loop {
-            if self.over.load(Ordering::Acquire) {
-                return Err(InterruptError::Gone);
-            }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let wait = match self.shared {
-                true => Some(left.map_or(LOOK, |left| left.min(LOOK))),
-                false => left,
-            };
-            match self.bell.wait(seen, spin, wait) {
-                Err(WaitError::TimedOut) if wait != left => {}
-                other => return Ok(other?),
-            }
-        }
+        let mut spin = AdaptiveSpin::resumed(self.spin.load(Ordering::Relaxed));
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let outcome = self.bell.wait(seen, &mut spin, left);
+        self.spin.store(spin.budget_ns(), Ordering::Relaxed);
+        Ok(outcome?)
     }
 
     fn remove(&self) {
@@ -118,9 +109,10 @@ impl Line {
             return;
         }
         self.session.registry().forget(self.handle);
-        // A fork's end is not its parent's.
-        if !self.shared && self.session.is_own() {
-            self.bell.close();
+        match self.shared || !self.session.is_own() {
+            // Others of this host go on with it; and a fork's end is not its parent's.
+            true => self.bell.leave(),
+            false => self.bell.close(),
         }
         // A node that is gone has ended it already.
         let _ = self.session.done(&Request::RemoveInterrupt { interrupt: self.handle });
@@ -133,8 +125,17 @@ impl Drop for Line {
     }
 }
 
-fn after(timeout: Option<Duration>) -> Option<Instant> {
+pub(crate) fn after(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// Fails once the time is over. Asked before each further look: a peer that rings without pause
+/// gives a reason for one for ever.
+pub(crate) fn in_time(deadline: Option<Instant>) -> Result<(), InterruptError> {
+    match deadline.is_some_and(|at| Instant::now() >= at) {
+        true => Err(InterruptError::TimedOut),
+        false => Ok(()),
+    }
 }
 
 /// The doorbell that a node passed: its line, then its event.
@@ -167,7 +168,7 @@ impl Session {
         counting: bool,
     ) -> Result<Interrupt, AttachError> {
         let line = Line::make(self, InterruptKind::Plain, number, shared)?;
-        let taken = AtomicU32::new(line.bell.count());
+        let taken = AtomicU32::new(line.rung);
         self.registry().watch(line.handle, Watched::default(), self);
         Ok(Interrupt { line, taken, counting })
     }
@@ -254,6 +255,8 @@ impl Interrupt {
             if self.taken.compare_exchange(seen, next, here, late).is_ok() {
                 return Ok(());
             }
+            // Another thread took it.
+            in_time(deadline)?;
         }
     }
 
@@ -357,6 +360,7 @@ impl DataInterrupt {
                 Some(length) => return Err(InterruptError::BufferTooShort(length)),
                 None => {}
             }
+            in_time(deadline)?;
             self.line.wait(seen, deadline)?;
         }
     }
@@ -400,6 +404,7 @@ impl Sender {
 
     fn check(&self) -> Result<(), InterruptError> {
         match self.watch.lost() || self.bell.is_closed() {
+            true if self.watch.is_unreachable() => Err(InterruptError::Unreachable),
             true => Err(InterruptError::Gone),
             false => Ok(()),
         }
@@ -423,7 +428,7 @@ impl RemoteInterrupt {
     /// Triggers it. What was stored before is seen by who is woken.
     ///
     /// # Errors
-    /// [`InterruptError::Gone`].
+    /// [`InterruptError::Gone`], [`InterruptError::Unreachable`].
     #[inline]
     pub fn trigger(&self) -> Result<(), InterruptError> {
         self.0.check()?;
@@ -440,8 +445,9 @@ impl RemoteDataInterrupt {
     /// Sends a message. Messages of one connection arrive in their order.
     ///
     /// # Errors
-    /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Gone`]; of several
-    /// receivers the first error, after all have been sent to.
+    /// [`InterruptError::Full`], [`InterruptError::TooLong`], [`InterruptError::Unreachable`],
+    /// [`InterruptError::Gone`]; of several receivers the first error, after all have been sent to,
+    /// one that is gone only when nothing else was wrong.
     pub fn send(&self, message: &[u8]) -> Result<(), InterruptError> {
         let one = |(sender, producer): &(Sender, Mutex<Producer>)| {
             sender.check()?;
@@ -453,7 +459,8 @@ impl RemoteDataInterrupt {
             sender.bell.ring();
             Ok(())
         };
-        let outcomes: Vec<_> = self.0.iter().map(one).collect();
-        outcomes.into_iter().collect()
+        let errors: Vec<InterruptError> = self.0.iter().filter_map(|it| one(it).err()).collect();
+        let worse = errors.iter().find(|error| **error != InterruptError::Gone);
+        worse.or(errors.first()).map_or(Ok(()), |error| Err(*error))
     }
 }

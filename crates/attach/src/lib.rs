@@ -22,7 +22,7 @@
 //!
 //! What is mapped is memory: loads, stores and copies touch it with no software in between. The
 //! node is asked only to make, connect and end things. When a host, a node or a process dies,
-//! mappings stay where they are and read zeroes; who was connected is told ([`Happening`]).
+//! mappings stay where they are, with what they hold; who was connected is told ([`Happening`]).
 
 mod cmmc;
 mod events;

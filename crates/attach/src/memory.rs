@@ -14,8 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A mapping of a segment or of pages: memory, whosever it is.
 ///
-/// It stays where it is until it is dropped. When the memory is taken away, or its owner dies, it
-/// reads zeroes; writing to it then reaches nobody. Nothing that happens elsewhere makes an
+/// It stays where it is until it is dropped. When its owner has removed the memory, or died, it
+/// holds what it held last; when the memory is taken away, it reads zeroes, and writing to it
+/// reaches nobody. Nothing that happens elsewhere makes an
 /// access to it fail.
 #[derive(Debug, Clone)]
 pub struct Mapping(Arc<Region>);

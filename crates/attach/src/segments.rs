@@ -268,7 +268,7 @@ impl LocalSegment {
         self.kind
     }
 
-    /// Ends it now. Mappings stay and read zeroes.
+    /// Ends it now. Mappings stay, with what they hold.
     ///
     /// # Errors
     /// [`AttachError`] when the node is gone, in which case it is ended all the same.

@@ -460,7 +460,7 @@ impl Registry {
             }
             Event::Remote { connection, change } => {
                 let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
-                if let (Some(memory), Change::Lost) = (memory, change) {
+                if let Some(memory) = memory.filter(|_| change.is_final()) {
                     memory.end();
                 }
                 self.happened(connection, Happening::Remote(change));

@@ -57,6 +57,16 @@ pub enum Command {
         #[arg(long)]
         file: Option<PathBuf>,
     },
+    /// Opens a drive and prints the microseconds of a lone 4 KiB read (used by the measurements).
+    #[command(hide = true)]
+    Reader {
+        /// Where it is served.
+        #[arg(long)]
+        socket: PathBuf,
+        /// Milliseconds to measure.
+        #[arg(long)]
+        time: u64,
+    },
     /// The other side of the raw bound (used by the measurements).
     #[command(hide = true)]
     RawServer {
@@ -160,6 +170,7 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             };
             lend(backing, &socket)
         }
+        Command::Reader { socket, time } => nvme::read_once(&socket, Duration::from_millis(time)),
         Command::RawServer { null } => serve_raw(null),
     }
 }

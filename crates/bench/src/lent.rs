@@ -130,6 +130,14 @@ pub fn local_drive(backing: BackingConfig, data: usize) -> Result<Drive, BenchEr
 /// When the drive fails.
 pub fn run(drive: &mut Drive, load: &Load, time: Duration) -> Result<f64, BenchError> {
     pin(CLIENT_CPU);
+    run_anywhere(drive, load, time)
+}
+
+/// As [`run`], on whatever processor the system chooses.
+///
+/// # Errors
+/// When the drive fails.
+pub fn run_anywhere(drive: &mut Drive, load: &Load, time: Duration) -> Result<f64, BenchError> {
     let block = u64::from(drive.info().block_size);
     let size = drive.info().blocks * block;
     let mut buffers = Vec::new();

@@ -23,6 +23,14 @@ pub fn pin(cpu: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
+/// Lets the calling thread, and what it starts, run on all processors again.
+pub fn unpin() {
+    let mut set = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
+    // The system takes of the set what this process may use.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
 /// How to start this program again, as one of the processes that a measurement needs.
 #[derive(Debug, Clone, Default)]
 pub struct Again {

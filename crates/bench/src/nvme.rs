@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use rackbus_devices::nvme::BackingConfig;
 
 use crate::lent::{self, Lender};
-use crate::machine::{Again, Regime, processor_time, wait_quiet};
+use crate::machine::{Again, Regime, processor_time, unpin, wait_quiet};
 use crate::peers::{self, PeerServer};
 use crate::rack::{self, Rack};
 use crate::raw::{self, STORE};
-use crate::report::Case;
+use crate::report::{Case, Row, median};
 use crate::{BenchError, Report};
 
 /// What a client asks for.
@@ -384,6 +384,8 @@ impl Bench<'_> {
     /// The same through the control plane and two nodes, with the command that users have.
     fn whole_rack(&mut self) -> Result<(), BenchError> {
         let Settings { dir, again, time, .. } = self.settings.clone();
+        // What is started is not to inherit where this thread was put.
+        unpin();
         let Some(rack) = Rack::start(&dir, &rack::lending())? else {
             self.report.left_out("whole rack", "the rackbus binary is not beside this one");
             return Ok(());
@@ -429,8 +431,61 @@ impl Bench<'_> {
             |rack, lender| rack / lender,
         )?;
         drop(through);
-        rack.give_back(&lease)
+        rack.give_back(&lease)?;
+        self.unpinned_starts(&rack)
     }
+
+    /// Lone reads through the rack by programs that are started anew, with nothing pinned: the
+    /// system puts driver and engine where it likes.
+    fn unpinned_starts(&mut self, rack: &Rack) -> Result<(), BenchError> {
+        const STARTS: usize = 20;
+        let case = "rack: 4k read qd1, 19th of 20 starts";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let Settings { dir, again, time, .. } = self.settings.clone();
+        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let mut straight = lender.borrow_drive(DATA)?;
+        fill(&mut straight, time)?;
+        let (mut starts, mut pinned) = (Vec::new(), Vec::new());
+        for _ in 0..STARTS {
+            pinned.push(1e6 / lent::run(&mut straight, &READ_1, time)?);
+            unpin();
+            let lease = rack.borrow_drive()?;
+            let mut reader = again.command("reader")?;
+            reader.arg("--socket").arg(&lease.socket);
+            reader.arg("--time").arg(time.as_millis().to_string());
+            let output = reader.output().map_err(BenchError::io("starting a reader"))?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            let microseconds = text.trim().parse::<f64>();
+            starts.push(microseconds.map_err(|_| BenchError::Peer("a reader failed".into()))?);
+            rack.give_back(&lease)?;
+        }
+        starts.sort_by(f64::total_cmp);
+        let all: Vec<String> = starts.iter().map(|start| format!("{start:.2}")).collect();
+        self.report.note(&format!("20 starts, in us: {}", all.join(" ")));
+        let (ours, peer) = (starts[STARTS - 2], median(&pinned));
+        self.report.add(Row {
+            area: "nvme",
+            case: case.to_owned(),
+            ours,
+            peer,
+            peer_name: "straight from a lender, pinned".to_owned(),
+            unit: "us",
+            ratio: ours / peer,
+            runs: STARTS,
+        })
+    }
+}
+
+/// Prints how long a lone read of the drive at `socket` takes, in microseconds.
+///
+/// # Errors
+/// When the drive cannot be opened or fails.
+pub fn read_once(socket: &Path, time: Duration) -> Result<(), BenchError> {
+    let mut drive = lent::open(socket, DATA)?;
+    println!("{}", 1e6 / lent::run_anywhere(&mut drive, &READ_1, time)?);
+    Ok(())
 }
 
 /// Writes the whole drive, so that reads find memory and not untouched pages.

@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rackbus_control::api::LeaseStage;
@@ -104,6 +106,7 @@ fn down_leaves_no_process_and_keeps_the_state() {
 
     assert_eq!(rack.json(&["down"])["stopped"], 4);
     assert!(processes.iter().all(support::Process::is_gone));
+    assert_eq!(sockets(&rack.run_dir()), Vec::<PathBuf>::new(), "nobody listens any more");
     let gone = rack.bad(1, &["status"]);
     assert!(gone.contains("rackbus up"), "{gone}");
 
@@ -113,6 +116,18 @@ fn down_leaves_no_process_and_keeps_the_state() {
     let next = rack.borrow("alpha/nvme1", "gamma");
     assert!(next.epoch > lease.epoch);
     assert!(open(&next).compare(0, &data).unwrap());
+}
+
+/// The sockets in a folder and in those below it.
+fn sockets(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries
+        .flat_map(|entry| match entry.file_type().unwrap() {
+            kind if kind.is_dir() => sockets(&entry.path()),
+            kind if kind.is_socket() => vec![entry.path()],
+            _ => Vec::new(),
+        })
+        .collect()
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn a_process_that_does_not_answer_cannot_hold_up_a_revocation() {
     let begun = Instant::now();
     alpha.set_share(7..=7, Some(8), Share::None).unwrap();
     assert!(begun.elapsed() < PATIENCE);
-    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Revoked)));
     assert_eq!(mapping.whole().read_obj::<u64>(0), Some(0));
     owner.signal(rustix::process::Signal::CONT);
     // Cut off as it was, it is not the owner of the number any more.
@@ -271,7 +271,7 @@ fn the_rack_file_and_the_command_line_say_who_may_use_what() {
     rack.good(&["mem", "share", "alpha", "0-0x10", "--with", "gamma", "--access", "read"]);
     assert!(!session(&rack, "gamma").connect(ALPHA, 7, 100).unwrap().writable());
     rack.good(&["mem", "share", "alpha", "7", "--with", "beta", "--access", "none"]);
-    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Revoked)));
     assert!(beta.connect(ALPHA, 7, 100).is_err());
     rack.bad(2, &["mem", "segments", "delta"]);
 }
@@ -330,18 +330,19 @@ fn another_users_process_is_not_let_in() {
     }
     let rack = Rack::up(HOSTS);
     // As if the folders were open to everybody: the node itself asks whose the process is.
-    let open = |path: &std::path::Path| {
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    let open = |path: &std::path::Path, mode: u32| {
+        let all = std::os::unix::fs::PermissionsExt::from_mode(mode);
         std::fs::set_permissions(path, all).unwrap();
     };
     let run = rack.run_dir();
-    for path in [run.parent().unwrap(), &run, &run.join("alpha"), &run.join("alpha/segments.sock")]
-    {
-        open(path);
+    // Entered by everybody; a folder that others can change is no rack's any more.
+    for path in [run.parent().unwrap(), &run, &run.join("alpha")] {
+        open(path, 0o755);
     }
+    open(&run.join("alpha/segments.sock"), 0o777);
     let binary = run.join("binary");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
-    open(&binary);
+    open(&binary, 0o755);
     let mut command = Command::new(&binary);
     command
         .args(["--exact", "part", "--ignored", "--quiet"])

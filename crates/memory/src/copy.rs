@@ -13,6 +13,7 @@
 //! call. An idle channel sleeps.
 
 pub(crate) mod bytes;
+mod cache;
 mod channel;
 mod queue;
 mod ticket;

@@ -119,6 +119,15 @@ impl Doorbell {
         self.wake(wake);
     }
 
+    /// Closes this end: who waits here is woken, and no ring is heard here any more. The others'
+    /// ends go on.
+    pub fn leave(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if self.line().rouse() {
+            wake_all(self.line().turn_word(), futex::Flags::empty());
+        }
+    }
+
     /// Whether it was closed, or its memory was taken away.
     pub fn is_closed(&self) -> bool {
         if self.closed.load(Ordering::Acquire) {
@@ -160,6 +169,18 @@ impl AsFd for Doorbell {
     }
 }
 
+/// How often the doorbell at `offset` of a file rang, modulo 2^32, for who does not map it.
+///
+/// # Errors
+/// When the file has no doorbell there, or cannot be read.
+pub fn count_in(file: impl AsFd, offset: u64) -> std::io::Result<u32> {
+    let mut count = [0; 4];
+    match rustix::io::pread(file, &mut count, offset)? {
+        4 => Ok(u32::from_ne_bytes(count)),
+        _ => Err(std::io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 /// A structure of atomics at `offset` of `region`: `None` when it is not inside, not aligned, or
 /// the region cannot be both read and written.
 pub(crate) fn shared<T>(region: &Region, offset: usize) -> Option<NonNull<T>> {
@@ -190,18 +211,25 @@ pub(crate) fn wait_on(
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut spinning = Spinning::new(spin.budget().min(timeout.unwrap_or(Duration::MAX)));
     while spinning.goes_on() {
-        if let Some(found) = found() {
+        // Whether anybody can ring at all is asked when it did not in that time.
+        let look = line.look(seen);
+        if look != Look::Same {
             spin.found();
-            return Some(found);
+            return Some(look);
         }
     }
     spin.in_vain();
+    if let Some(found) = found() {
+        return Some(found);
+    }
     loop {
         let left = deadline.map_or(RECHECK, |at| at.saturating_duration_since(Instant::now()));
         if left.is_zero() {
             return found();
         }
         match line.announce(seen) {
+            // Announced first: who makes it so that nobody is to wait here looks for that after it.
+            Ok(_) if gone() => return Some(Look::Closed),
             Ok(turn) => sleep(line.turn_word(), turn, sharing, left.min(RECHECK)),
             Err(look) => return Some(look),
         }

@@ -65,6 +65,12 @@ pub fn torn_count() -> u64 {
     TORN_COUNT.load(Ordering::Relaxed)
 }
 
+/// Keeps regions from being registered or taken out until what it returns is dropped: for a thread
+/// that forks, so that its child does not find the registry held by a thread that it has not got.
+pub fn hold_registrations() -> impl Sized {
+    registry()
+}
+
 /// Counts a replacement that is not the guard's: a region is being severed.
 pub(crate) fn note_replaced() {
     TORN_COUNT.fetch_add(1, Ordering::SeqCst);

@@ -76,6 +76,10 @@ fn until<T>(
             return Ok(outcome);
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        // Not left to the doorbell: a ring that came meanwhile counts there, however late it is.
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(LockError::TimedOut);
+        }
         match doorbell.wait(seen, &mut spin, left) {
             Ok(_) => {}
             Err(WaitError::TimedOut) => return Err(LockError::TimedOut),

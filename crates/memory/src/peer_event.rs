@@ -119,7 +119,7 @@ impl Context {
 
     /// False when the context cannot: it belongs to the process that made it, not to its child.
     fn ring(&self, event: BorrowedFd<'_>) -> bool {
-        if self.rung.fetch_add(1, Ordering::Relaxed) % (EVENTS / 4) == 0 {
+        if self.rung.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVENTS / 4) {
             self.forget_completions();
         }
         let fd = |fd: BorrowedFd<'_>| u32::try_from(fd.as_raw_fd()).unwrap_or(u32::MAX);

@@ -2,7 +2,7 @@
 //! what becomes of it.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,14 @@ use rackbus_attach::{
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Link, LinkError, Service};
+use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Packets, Stream, StreamError};
+use rackbus_memory::{Access, AdaptiveSpin, Packets, Region, Stream, StreamError};
 use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{HostRange, Settings};
 use rackbus_segment::message::{
-    Ask, Event, Holder, Notice, Question, Reply, Request, Target, Tell, VERSION, decode, encode,
+    Ask, Event, Holder, InterruptKind, Notice, Question, Reply, Request, Target, Tell, VERSION,
+    decode, encode,
 };
 use rackbus_segment::{Handle, SessionId};
 
@@ -106,11 +108,20 @@ impl Stranger {
         stranger
     }
 
-    fn ask(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> Option<Reply> {
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Option<Reply> {
+        self.ask_whole(request, fds).map(|(reply, _)| reply)
+    }
+
+    /// With what came beside the reply.
+    fn ask_whole(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Option<(Reply, Vec<OwnedFd>)> {
         self.calls.send(&encode(request), fds).ok()?;
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
         let packet = self.calls.receive(&mut buffer, &mut spin, None).ok()?;
-        decode(&buffer[..packet.length])
+        Some((decode(&buffer[..packet.length])?, packet.fds))
     }
 
     fn event(&self) -> Event {
@@ -207,29 +218,29 @@ fn numbers_are_taken_once_and_free_again() {
 }
 
 #[test]
-fn a_removed_segment_reads_zeroes_and_its_connectors_are_told() {
+fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
     let rack = Rack::start();
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
-    // A little is emptied at once; more is emptied while others go on, and waited for.
-    let mut mapping = None;
-    for size in [32 << 20, 8192] {
-        let segment = alpha.create_segment(&SegmentOptions::shared(7, size)).unwrap();
-        segment.set_available().unwrap();
-        let remote = beta.connect(ALPHA, 7, 100).unwrap();
-        let mapped = mapping.insert(remote.map(0, size).unwrap());
-        let last = mapped.len() - 8;
-        for page in (0..last).step_by(4096).chain([last]) {
-            mapped.whole().write_obj(page, &9_u64).unwrap();
-        }
-        drop(segment);
-        assert_eq!(word(mapped, last), 0);
-        assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
-        assert_eq!(word(mapped, 0), 0);
-    }
-    let mapping = mapping.unwrap();
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
+    segment.set_available().unwrap();
+    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    let mapping = remote.map(0, 8192).unwrap();
+    mapping.whole().write_obj(0, &9_u64).unwrap();
+    drop(segment);
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Removed)));
+    assert_eq!(word(&mapping, 0), 9);
     let next = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
-    next.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
-    assert_eq!(word(&mapping, 0), 0, "the next owner's data");
+    next.set_available().unwrap();
+    let fresh = next.map(0, 8).unwrap();
+    assert_eq!(word(&fresh, 0), 0, "the former owner's data");
+    fresh.whole().write_obj(0, &5_u64).unwrap();
+    assert_eq!(word(&mapping, 0), 9, "the next owner's data");
+    // An owner that dies leaves it, too.
+    let remote = beta.connect(ALPHA, 7, 100).unwrap();
+    let mapping = remote.map(0, 8192).unwrap();
+    alpha.close();
+    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(word(&mapping, 0), 5);
 }
 
 #[test]
@@ -250,13 +261,13 @@ fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
     assert_eq!((word(&kept_map, 4096), word(&lost_map, 4096)), (2, 0));
     lost_map.whole().write_obj(4096, &3_u64).unwrap();
     assert_eq!((word(&mine, 4096), word(&kept_map, 4096)), (2, 2));
-    assert_eq!(lost.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(lost.watch().wait(SOON), Some(Happening::Remote(Change::Revoked)));
     assert_eq!(refusal(gamma.connect(ALPHA, 7, 100)), Refusal::Denied);
 
     segment.set_unavailable(Withdrawal::Force).unwrap();
     mine.whole().write_obj(4096, &4_u64).unwrap();
     assert_eq!(word(&kept_map, 4096), 0);
-    assert_eq!(kept.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(kept.watch().wait(SOON), Some(Happening::Remote(Change::Revoked)));
 }
 
 #[test]
@@ -367,6 +378,60 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
     let sender = &senders[2];
     while sender.send(&[1]).is_ok() {}
     assert_eq!(sender.send(&[1]), Err(InterruptError::Gone));
+}
+
+#[test]
+fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
+    let rack = Rack::start();
+    let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, 100).unwrap();
+    (0..3).for_each(|_| sender.trigger().unwrap());
+    let second = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
+    assert_eq!(second.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+    sender.trigger().unwrap();
+    for (interrupt, times) in [(&first, 4), (&second, 1)] {
+        (0..times).for_each(|_| interrupt.wait(SOON).unwrap());
+        assert_eq!(interrupt.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
+    }
+}
+
+#[test]
+fn a_peer_that_signals_without_pause_defeats_no_timeout() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let rack = Rack::start();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let data = alpha.create_data_interrupt(Some(5)).unwrap();
+    let area = alpha.export_area(4096).unwrap();
+    // Rings without a message, as a peer that shares the line can.
+    let stranger = Stranger::attach(&rack, BETA);
+    let (node, kind, number, timeout_ms) = (ALPHA, InterruptKind::Data, 5, 1_000);
+    let connect = Request::ConnectInterrupt { node, kind, number, timeout_ms };
+    let mut fds = stranger.ask_whole(&connect, &[]).unwrap().1.into_iter();
+    let access = Access::READ | Access::WRITE;
+    let region = Region::map(fds.next().unwrap().as_fd(), 0, 64, access).unwrap();
+    let event = rackbus_memory::Event::from_peer(fds.next().unwrap()).unwrap();
+    let bell = Doorbell::new(Arc::new(region), 0, event).unwrap();
+    let noise = beta.connect_data_interrupt(ALPHA, area.key().signals, 100).unwrap();
+    let ended = AtomicBool::new(false);
+    let patience = Duration::from_secs(5);
+    let begun = std::time::Instant::now();
+    let loud = || !ended.load(Ordering::Relaxed) && begun.elapsed() < patience;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while loud() {
+                bell.ring();
+                // No signal of a sender's: too short.
+                let _ = noise.send(b"noise");
+            }
+        });
+        for timeout in [0, 20].map(Duration::from_millis) {
+            let received = data.receive(&mut [0; 8], Some(timeout));
+            assert_eq!(received, Err(InterruptError::TimedOut));
+            assert_eq!(area.wait(Some(timeout)), Err(InterruptError::TimedOut));
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert!(begun.elapsed() < patience, "{:?}", begun.elapsed());
+    });
 }
 
 #[test]
@@ -531,6 +596,59 @@ fn a_group_is_for_those_whom_its_home_allows() {
     assert!(!reader.writable());
     member.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
     assert_eq!(word(&reader.map(0, 8).unwrap(), 0), 5);
+}
+
+#[test]
+fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
+    let rack = Rack::start();
+    let [alpha, beta, gamma] = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
+    let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 8192) };
+    let members = [&alpha, &beta, &gamma].map(|session| session.create_segment(&options).unwrap());
+    let sender = rack.session(GAMMA).connect(252, 3, 100).unwrap();
+    let maps = members.each_ref().map(|member| member.map(0, 8192).unwrap());
+    let sends = sender.map(0, 8192).unwrap();
+    sends.whole().write_obj(4096, &1_u64).unwrap();
+    assert_eq!(maps.each_ref().map(|map| word(map, 4096)), [1; 3]);
+
+    let listed = alpha.segments().unwrap();
+    assert_eq!((listed[0].id, listed[0].size, listed[0].group), (3, 8192, true));
+    assert_eq!(listed[0].connections, [ALPHA, BETA, GAMMA, GAMMA]);
+    // Whoever may only load is as much too many for a member as who may do nothing.
+    alpha.set_share(3..=3, Some(GAMMA), Share::Read).unwrap();
+    maps[0].whole().write_obj(4096, &2_u64).unwrap();
+    assert_eq!(maps.each_ref().map(|map| word(map, 4096)), [2, 2, 0]);
+    assert_eq!(word(&sends, 4096), 0);
+    sends.whole().write_obj(0, &9_u64).unwrap();
+    maps[2].whole().write_obj(0, &9_u64).unwrap();
+    assert_eq!([&maps[0], &maps[1]].map(|map| word(map, 0)), [0, 0]);
+    for watch in [members[2].watch(), sender.watch()] {
+        assert_eq!(watch.wait(SOON), Some(Happening::Remote(Change::Revoked)));
+    }
+    assert_eq!(refusal(gamma.create_segment(&options)), Refusal::Denied);
+    // The others' mappings that are made later are of the same memory, and they have a group still.
+    maps[1].whole().write_obj(8, &3_u64).unwrap();
+    assert_eq!(word(&members[0].map(0, 16).unwrap(), 8), 3);
+    let reader = rack.session(GAMMA).connect(252, 3, 100).unwrap();
+    assert!(!reader.writable());
+    let reads = reader.map(0, 16).unwrap();
+    assert_eq!(word(&reads, 8), 3);
+
+    // Who let go of it before the rule was changed keeps nothing of it either.
+    drop(reader);
+    alpha.set_share(3..=3, None, Share::None).unwrap();
+    assert_eq!(word(&reads, 8), 0);
+    assert_eq!(word(&maps[1], 8), 0);
+    assert_eq!(word(&maps[0], 8), 3, "the home's own process may always");
+}
+
+#[test]
+fn a_member_of_another_size_is_told_which_one_the_group_has() {
+    let rack = Rack::start();
+    let of = |size| SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, size) };
+    let _first = rack.session(BETA).create_segment(&of(8192)).unwrap();
+    let second = refusal(rack.session(GAMMA).create_segment(&of(4096)));
+    assert_eq!(second, Refusal::OtherSize { size: 8192 });
+    assert!(second.to_string().contains("8192"));
 }
 
 #[test]

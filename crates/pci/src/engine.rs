@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use rackbus_memory::{AdaptiveSpin, Event, guard};
+use rustix::thread::CpuSet;
 
 use crate::endpoint::Endpoint;
 use crate::function::{Function, Work};
@@ -37,6 +38,8 @@ pub struct EngineCounters {
     pub parks: AtomicU64,
     /// Jobs from the mailbox.
     pub jobs: AtomicU64,
+    /// Times it went to another processor, because its own was somebody else's too.
+    pub moves: AtomicU64,
 }
 
 struct Mailbox {
@@ -161,11 +164,8 @@ impl Engine {
         });
         let handle = EngineHandle(mailbox.clone());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            if let Some(cpu) = options.cpu {
-                pin(cpu);
-            }
             let _end = StopOnDrop(&mailbox);
-            Runner::new(&mailbox, Endpoint::new(model), options.spin).run();
+            Runner::new(&mailbox, Endpoint::new(model), options).run();
         })?;
         Ok(Engine { handle, thread: Some(thread) })
     }
@@ -203,13 +203,22 @@ struct Runner<'a> {
     endpoint: Endpoint,
     pace: Pace,
     torn: u64,
+    /// The processors that it may run on; `None` when it stays on one.
+    allowed: Option<CpuSet>,
 }
 
 impl<'a> Runner<'a> {
-    fn new(mailbox: &'a Mailbox, endpoint: Endpoint, spin: AdaptiveSpin) -> Self {
+    fn new(mailbox: &'a Mailbox, endpoint: Endpoint, options: EngineOptions) -> Self {
         let torn = guard::torn_count();
-        let pace = Pace::new(spin, endpoint.clock());
-        Runner { mailbox, endpoint, pace, torn }
+        let pace = Pace::new(options.spin, endpoint.clock());
+        let allowed = match options.cpu {
+            Some(cpu) => {
+                pin(cpu);
+                None
+            }
+            None => rustix::thread::sched_getaffinity(None).ok(),
+        };
+        Runner { mailbox, endpoint, pace, torn, allowed }
     }
 
     fn run(&mut self) {
@@ -223,12 +232,25 @@ impl<'a> Runner<'a> {
                 Work::Idle => std::hint::spin_loop(),
                 Work::Asleep(_) => {}
             }
-            if let Next::Sleep(deadline) = self.pace.after(work, || self.endpoint.clock()) {
-                self.sleep(deadline);
+            match self.pace.after(work, || self.endpoint.clock()) {
+                Next::Poll => {}
+                Next::Yield => std::thread::yield_now(),
+                Next::Move => self.go_elsewhere(),
+                Next::Sleep(deadline) => self.sleep(deadline),
             }
             if self.torn != guard::torn_count() {
                 self.check_torn();
             }
+        }
+    }
+
+    /// Leaves this processor for any other that the thread may run on.
+    fn go_elsewhere(&mut self) {
+        let Some(allowed) = &self.allowed else { return };
+        let mut others = *allowed;
+        others.unset(rustix::thread::sched_getcpu());
+        if others.count() > 0 && rustix::thread::sched_setaffinity(None, &others).is_ok() {
+            self.mailbox.counters.moves.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -1,8 +1,15 @@
-//! When an engine polls, spins and sleeps (pure).
+//! When an engine polls, spins, sleeps, and goes to another processor (pure).
 //!
 //! While there is work the engine polls. When there is none it spins for a while
 //! ([`AdaptiveSpin`]), and sleeps after a spin in vain. The clock is looked at once in some polls:
 //! a look costs as much as a poll that finds nothing.
+//!
+//! A spin is in vain for certain when the driver that it waits for has to run on the same
+//! processor: then each command costs two sleeps and wake-ups, tens of microseconds, while another
+//! processor may be idle. The system does not see it, since neither of the two runs for long. So
+//! a spin that goes on yields between its looks: where nobody else wants the processor that returns
+//! at once, and where somebody does, after their time slice. An engine that finds so that it is not
+//! alone goes elsewhere.
 
 use rackbus_memory::AdaptiveSpin;
 
@@ -10,12 +17,27 @@ use crate::function::Work;
 
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
+/// A spin that is longer yields between its looks.
+const ALONE_NS: u64 = 4_000;
+/// A yield that took longer let somebody else run: a switch there and back with nothing between
+/// takes a few microseconds.
+const SHARED_NS: u64 = 30_000;
+/// How long an engine stays on a processor at least, so that on a machine where all are busy it
+/// does not wander; doubled with each move that did not help.
+const STAY_NS: u64 = 1_000_000;
+const STAY_LIMIT_NS: u64 = 1_000_000_000;
+/// A move that lasts so many times as long as it had to has helped.
+const LASTING: u64 = 8;
 
 /// What an engine does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Polls.
     Poll,
+    /// Lets others have the processor, if any want it, and polls.
+    Yield,
+    /// Goes to another processor, if it may, and polls.
+    Move,
     /// Sleeps until something rings, or until this time.
     Sleep(Option<u64>),
 }
@@ -28,12 +50,18 @@ pub struct Pace {
     /// When the current spin began; `None` while there is work.
     idle_since: Option<u64>,
     polls: u32,
+    /// The engine yielded after the last look at the clock.
+    yielded: bool,
+    /// When it moved last, and for how long it stays.
+    moved_ns: u64,
+    stay_ns: u64,
 }
 
 impl Pace {
     /// Begins at `now_ns`.
     pub fn new(spin: AdaptiveSpin, now_ns: u64) -> Pace {
-        Pace { spin, now_ns, idle_since: None, polls: 0 }
+        let (idle_since, yielded, moved_ns) = (None, false, now_ns);
+        Pace { spin, now_ns, idle_since, polls: 0, yielded, moved_ns, stay_ns: STAY_NS }
     }
 
     /// The time to poll with, a few polls old.
@@ -46,6 +74,7 @@ impl Pace {
     pub fn disturbed(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.idle_since = None;
+        self.yielded = false;
     }
 
     /// What follows a poll that found `work`.
@@ -59,6 +88,7 @@ impl Pace {
                 self.polls = self.polls.wrapping_add(1);
                 if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
                     self.now_ns = clock();
+                    self.yielded = false;
                 }
                 Next::Poll
             }
@@ -67,15 +97,87 @@ impl Pace {
                 if !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
                     return Next::Poll;
                 }
-                self.now_ns = clock();
-                let since = *self.idle_since.get_or_insert(self.now_ns);
-                if self.now_ns.saturating_sub(since) < self.spin.budget_ns() {
-                    return Next::Poll;
-                }
-                self.spin.in_vain();
-                Next::Sleep(None)
+                self.look(clock())
             }
             Work::Asleep(deadline) => Next::Sleep(deadline),
         }
+    }
+
+    /// Looks at the clock in the middle of a spin.
+    fn look(&mut self, now_ns: u64) -> Next {
+        let since_last = now_ns.saturating_sub(self.now_ns);
+        self.now_ns = now_ns;
+        let shared = std::mem::take(&mut self.yielded) && since_last > SHARED_NS;
+        if shared && now_ns.saturating_sub(self.moved_ns) >= self.stay_ns {
+            // Soon after the last move: that did not help.
+            let soon = now_ns.saturating_sub(self.moved_ns) < LASTING * self.stay_ns;
+            self.stay_ns = if soon { (2 * self.stay_ns).min(STAY_LIMIT_NS) } else { STAY_NS };
+            self.moved_ns = now_ns;
+            // The time that somebody else had was no spin.
+            self.idle_since = Some(now_ns);
+            return Next::Move;
+        }
+        let spun = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
+        if spun >= self.spin.budget_ns() {
+            self.spin.in_vain();
+            return Next::Sleep(None);
+        }
+        if spun >= ALONE_NS {
+            self.yielded = true;
+            return Next::Yield;
+        }
+        Next::Poll
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Polls in vain until something else than a poll follows, a microsecond for each look.
+    fn spin(pace: &mut Pace, now: &mut u64, yield_ns: u64) -> Next {
+        for _ in 0..100_000 {
+            let next = pace.after(Work::Idle, || {
+                *now += 1000;
+                *now
+            });
+            match next {
+                Next::Poll => {}
+                Next::Yield => *now += yield_ns,
+                other => return other,
+            }
+        }
+        panic!("it spins for ever");
+    }
+
+    #[test]
+    fn a_spin_alone_ends_in_sleep() {
+        let mut now = 1;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        now += 10 * STAY_NS;
+        pace.disturbed(now);
+        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+    }
+
+    #[test]
+    fn an_engine_that_is_not_alone_moves_and_then_spins_anew() {
+        let mut now = 1;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        now += 10 * STAY_NS;
+        pace.disturbed(now);
+        assert_eq!(spin(&mut pace, &mut now, 3_000_000), Next::Move);
+        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+    }
+
+    #[test]
+    fn where_all_processors_are_busy_moves_become_rare() {
+        let mut now = 1;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        let mut moves = 0;
+        while now < 10_000_000_000 {
+            pace.disturbed(now);
+            moves += u32::from(spin(&mut pace, &mut now, 3_000_000) == Next::Move);
+        }
+        assert!((5..60).contains(&moves), "{moves} moves in ten seconds");
     }
 }

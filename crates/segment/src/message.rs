@@ -127,10 +127,21 @@ impl From<Share> for ShareAccess {
 pub enum Change {
     /// Its owner asks to disconnect.
     Disconnect,
+    /// Its owner has ended it in order: what is mapped keeps what it held last.
+    Removed,
+    /// The right to it was taken away: what is mapped leads nowhere.
+    Revoked,
     /// Its host's node is gone.
     NotOperational,
-    /// It is gone for good.
+    /// Its owner has died.
     Lost,
+}
+
+impl Change {
+    /// Whether the far end is gone for good.
+    pub fn is_final(self) -> bool {
+        matches!(self, Change::Removed | Change::Revoked | Change::Lost)
+    }
 }
 
 /// What a connection is to.
@@ -159,6 +170,12 @@ pub enum Refusal {
     /// The number is taken on this host.
     #[error("the number is in use on this host; remove its owner first or choose another")]
     InUse,
+    /// A group's members have one size.
+    #[error("the group's other members have {size} bytes; all members have the same size")]
+    OtherSize {
+        /// Theirs.
+        size: u64,
+    },
     /// The size is zero or too large.
     #[error("a size is at least one byte and at most 2^62")]
     Size,

@@ -18,8 +18,7 @@ use std::fmt::Write as _;
 
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
-    Ask, Change, Event, Notice, Reply, Request, SegmentKind, Share, Target, Tell, VERSION,
-    Withdrawal,
+    Ask, Event, Notice, Reply, Request, SegmentKind, Share, Target, Tell, VERSION, Withdrawal,
 };
 use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
 use support::{Random, for_seeds};
@@ -121,6 +120,9 @@ impl Objects for Store {
     fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
         Ok(self.make())
     }
+    fn rung(&self, _line: ObjectId) -> Result<u32, String> {
+        Ok(0)
+    }
 }
 
 struct World {
@@ -215,7 +217,9 @@ impl World {
                 self.replied((node, session), reply, &attached);
             }
             Output::Send(To::Event(session, event), attached) => {
-                if let Event::Remote { connection, change: Change::Lost } = event {
+                if let Event::Remote { connection, change } = event
+                    && change.is_final()
+                {
                     self.cut((node, session), connection);
                 }
                 if let Some(client) = self.clients.get_mut(&(node, session)) {
@@ -226,7 +230,9 @@ impl World {
                 self.carried.entry((node, to, true)).or_default().push_back(Carried::Ask(ask));
             }
             Output::Send(To::Tell(to, tell), attached) => {
-                if let Tell::Remote { connection, change: Change::Lost } = tell {
+                if let Tell::Remote { connection, change } = tell
+                    && change.is_final()
+                {
                     let who = self.clients.iter().find(|((on, _), client)| {
                         *on == to && client.views.contains_key(&connection)
                     });
@@ -314,7 +320,7 @@ impl World {
                 change(&keeper, &|view| view.frozen = false);
                 None
             }
-            Event::Remote { connection, change: Change::Lost } => {
+            Event::Remote { connection, change: how } if how.is_final() => {
                 change(&connection, &|view| (view.over, view.frozen) = (true, false));
                 None
             }

@@ -19,6 +19,9 @@ impl Objects for Nothing {
     fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
         Err("no line".into())
     }
+    fn rung(&self, _line: ObjectId) -> Result<u32, String> {
+        Err("no line".into())
+    }
 }
 
 const SESSION: SessionId = SessionId(1);
@@ -81,6 +84,9 @@ impl Objects for Memories {
         Err("no event".into())
     }
     fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
+        Err("no line".into())
+    }
+    fn rung(&self, _line: ObjectId) -> Result<u32, String> {
         Err("no line".into())
     }
 }

@@ -49,6 +49,9 @@ impl Objects for Store {
     fn line(&mut self, _part: LinePart) -> Result<ObjectId, String> {
         Ok(self.make())
     }
+    fn rung(&self, _line: ObjectId) -> Result<u32, String> {
+        Ok(0)
+    }
 }
 
 /// What is on its way between two nodes, each direction of each conversation in its order.
@@ -71,6 +74,8 @@ struct Client {
     memory: BTreeMap<Handle, ObjectId>,
     /// Memory that it was handed and that is not its any more.
     former: BTreeSet<ObjectId>,
+    /// Memory that it may still read, whose owner has gone.
+    left: BTreeSet<ObjectId>,
     waiting: usize,
     started: BTreeSet<Handle>,
 }
@@ -207,8 +212,12 @@ impl Rack {
                 }
                 Some(Notice::Adopted { ticket, keeper })
             }
-            Event::Remote { connection, change: Change::Lost } => {
+            Event::Remote { connection, change: Change::Revoked } => {
                 client.former.extend(client.memory.remove(&connection));
+                None
+            }
+            Event::Remote { connection, change } if change.is_final() => {
+                client.left.extend(client.memory.remove(&connection));
                 None
             }
             Event::Finished { ticket, .. } => {
@@ -319,9 +328,11 @@ impl Rack {
             // I4: of what was taken away, nothing is left where it was.
             for object in &client.former {
                 assert!(emptied.contains(object), "{who:?} still has {object:?}");
+            }
+            for object in client.former.union(&client.left) {
                 for (other, mine) in &self.clients {
                     let used = mine.memory.values().any(|memory| memory == object);
-                    assert!(!used, "{object:?}, taken from {who:?}, is in use by {other:?}");
+                    assert!(!used, "{object:?}, not {who:?}'s any more, is in use by {other:?}");
                 }
             }
             // Nobody was left behind in memory that was emptied.

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -16,9 +16,11 @@ use rackbus_memory::copy::copy_bytes;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::local::Argument;
 use crate::maps::Map;
+use crate::remote::{Left, Remote};
 
 /// How a sequence is (`sci_sequence_status_t`).
 type Status = u32;
@@ -29,6 +31,8 @@ const NOT_RETRIABLE: Status = 2;
 #[derive(Debug)]
 pub struct Sequence {
     map: Arc<Map>,
+    /// The segment was found gone by a start or a check.
+    seen_gone: AtomicBool,
 }
 kind!(Sequence, 5);
 
@@ -152,7 +156,13 @@ fn create_sequence(map: RawHandle, flags: u32) -> Outcome<RawHandle> {
     check_flags(flags, SCI_FLAG_FAST_BARRIER)?;
     let map = find::<Map>(map)?;
     map.sequences.fetch_add(1, Ordering::AcqRel);
-    Ok(Sequence::table().add(|_| Sequence { map }))
+    let seen_gone = AtomicBool::new(map.lost());
+    Ok(Sequence::table().add(|_| Sequence { map, seen_gone }))
+}
+
+/// Ends the sequences on a mapping that is unmapped.
+pub(crate) fn end_sequences(map: &Arc<Map>) {
+    drop(Sequence::table().take_all(|sequence| Arc::ptr_eq(&sequence.map, map)));
 }
 
 fn remove_sequence(sequence: RawHandle, flags: u32) -> Outcome<()> {
@@ -168,6 +178,11 @@ pub(crate) fn end_all() {
     }
 }
 
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Sequence::table().hold(), Block::table().hold()].into_iter().flatten().collect()
+}
+
 /// What a fork has of its parent's.
 pub(crate) fn forget_all() {
     std::mem::forget(Sequence::table().clear());
@@ -176,11 +191,24 @@ pub(crate) fn forget_all() {
 
 /// Stores that were made arrive in order, as the memory is coherent; whether there is somebody at
 /// the other end is what can be wrong with them.
+fn start(sequence: RawHandle) -> Outcome<()> {
+    fence(Ordering::SeqCst);
+    let sequence = find::<Sequence>(sequence)?;
+    let gone = sequence.map.lost();
+    sequence.seen_gone.store(gone, Ordering::Release);
+    if gone { fail(SCI_ERR_TRANSFER_FAILED) } else { Ok(()) }
+}
+
+/// The same for the stores since the last look. Those that were made before the owner left arrived,
+/// so the first look after it is good; not so where the memory was taken away, or the host is gone.
 fn check(sequence: RawHandle) -> Outcome<()> {
     fence(Ordering::SeqCst);
-    match find::<Sequence>(sequence)?.map.lost() {
-        true => fail(SCI_ERR_TRANSFER_FAILED),
-        false => Ok(()),
+    let sequence = find::<Sequence>(sequence)?;
+    let Some(left) = sequence.map.remote().and_then(Remote::left) else { return Ok(()) };
+    let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
+    match left {
+        Left::InPlace if !seen => Ok(()),
+        Left::InPlace | Left::Away => fail(SCI_ERR_TRANSFER_FAILED),
     }
 }
 
@@ -349,7 +377,7 @@ api! {
     /// Begins to look for errors.
     fn SCIStartSequence(sequence: RawHandle, flags: u32, error: *mut u32) -> Status {
         // SAFETY: as the caller says.
-        unsafe { status(error, check_flags(flags, 0).and_then(|()| check(sequence))) }
+        unsafe { status(error, check_flags(flags, 0).and_then(|()| start(sequence))) }
     }
 
     /// Whether all stores since the last look arrived.

@@ -15,13 +15,15 @@ use std::thread::JoinHandle;
 use rackbus_memory::Region;
 use rackbus_memory::copy::{Engine, EngineOptions, PieceError, Place, State, Ticket, Transaction};
 
+use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::layout::DmaVecElement;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::Child;
-use crate::local::{Argument, Local, duration};
+use crate::local::{Argument, Local, Using, duration};
 use crate::query::DMA_CHANNELS;
 use crate::remote::Remote;
 
@@ -48,6 +50,7 @@ pub type Function = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
 
 /// A program's function that is to be called.
 struct Callback {
+    calling: Arc<Calling>,
     function: Function,
     argument: Argument,
     own: usize,
@@ -65,11 +68,11 @@ fn callbacks() -> Outcome<mpsc::Sender<Callback>> {
     }
     let (sender, receiver) = mpsc::channel::<Callback>();
     let call = move || {
-        for Callback { function, argument, own, status } in receiver {
+        for Callback { calling, function, argument, own, status } in receiver {
             let own = std::ptr::without_provenance_mut(own);
-            // SAFETY: the program gave its function for this. A transfer ends once, so what it
-            // answers changes nothing.
-            unsafe { function(argument.get(), own, status) };
+            // A transfer ends once, so what is answered changes nothing.
+            // SAFETY: the program gave its function for this.
+            calling.during(|| unsafe { function(argument.get(), own, status) });
         }
     };
     let thread = std::thread::Builder::new().name("rackbus dma callbacks".into()).spawn(call);
@@ -100,6 +103,8 @@ pub struct DmaQueue {
     work: Mutex<Work>,
     channel: AtomicU32,
     assigned: Mutex<Option<Arc<DmaChannel>>>,
+    /// Where the program is called for its transfers.
+    calling: Arc<Calling>,
     _child: Child,
 }
 kind!(DmaQueue, 12);
@@ -108,35 +113,44 @@ kind!(DmaQueue, 12);
 #[derive(Debug, Default)]
 struct Work {
     gathered: Option<Gathered>,
-    running: Option<Running>,
+    /// A transfer that was started, ended or not.
+    running: Option<Arc<Ticket>>,
 }
 
 /// Pieces that wait to be posted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Gathered {
     transaction: Transaction,
     entries: u32,
-    remote: Arc<Remote>,
+    ends: Ends,
 }
 
-/// A transfer that was started, ended or not.
-#[derive(Debug, Clone)]
-struct Running {
-    ticket: Arc<Ticket>,
-    remote: Arc<Remote>,
+/// The segments that a transfer is between.
+#[derive(Debug, Default)]
+struct Ends {
+    locals: Vec<Using>,
+    remotes: Vec<Arc<Remote>>,
 }
 
-impl Running {
-    fn state(&self) -> QueueState {
-        queue_state(self.ticket.poll(), &self.remote)
+impl Ends {
+    /// Bytes from or for somebody who is gone did not arrive.
+    fn gone(&self) -> bool {
+        self.locals.iter().any(Using::gone) || self.remotes.iter().any(|remote| remote.lost())
+    }
+
+    fn add(&mut self, other: Ends) {
+        for remote in other.remotes {
+            if !self.remotes.iter().any(|known| Arc::ptr_eq(known, &remote)) {
+                self.remotes.push(remote);
+            }
+        }
+        self.locals.extend(other.locals);
     }
 }
 
-/// Bytes that were copied to somebody who is gone did not arrive.
-fn queue_state(state: State, remote: &Remote) -> QueueState {
+fn queue_state(state: State) -> QueueState {
     match state {
         State::Posted => POSTED,
-        State::Done if remote.lost() => ERROR,
         State::Done => DONE,
         State::Aborted => ABORTED,
         State::Failed(_) => ERROR,
@@ -160,7 +174,7 @@ impl DmaQueue {
         let work = self.lock();
         match (&work.gathered, &work.running) {
             (Some(_), _) => GATHER,
-            (None, Some(running)) => running.state(),
+            (None, Some(running)) => queue_state(running.poll()),
             (None, None) => IDLE,
         }
     }
@@ -169,30 +183,31 @@ impl DmaQueue {
     fn start(
         &self,
         own: RawHandle,
-        transaction: Transaction,
-        remote: Arc<Remote>,
+        (transaction, ends): (Transaction, Ends),
         call: Option<(Function, Argument)>,
     ) -> Outcome<Arc<Ticket>> {
+        // Decided when the bytes are copied: who leaves later has had them.
+        let transaction = transaction.unless(move || ends.gone());
         let transaction = match call {
             None => transaction,
             Some((function, argument)) => {
-                let (own, remote, callbacks) = (own.addr(), remote.clone(), callbacks()?);
+                let (own, callbacks, calling) = (own.addr(), callbacks()?, self.calling.clone());
                 transaction.then(move |state| {
-                    let status = ended(queue_state(state, &remote));
+                    let status = ended(queue_state(state));
                     // The thread lives as long as there is one of these.
-                    let _ = callbacks.send(Callback { function, argument, own, status });
+                    let _ = callbacks.send(Callback { calling, function, argument, own, status });
                 })
             }
         };
         let engine = engine()?;
         let mut work = self.lock();
-        if work.running.as_ref().is_some_and(|running| running.state() == POSTED) {
+        if work.running.as_ref().is_some_and(|running| !running.poll().ended()) {
             return fail(SCI_ERR_ILLEGAL_OPERATION);
         }
         let number = self.channel.load(Ordering::Acquire) as usize;
         let channel = engine.channels().get(number).unwrap_or_else(|| engine.least_busy());
         let ticket = Arc::new(channel.submit(transaction));
-        work.running = Some(Running { ticket: ticket.clone(), remote });
+        work.running = Some(ticket.clone());
         Ok(ticket)
     }
 }
@@ -234,19 +249,14 @@ impl Wanted {
         Ok((queue, remote, region))
     }
 
-    fn start(
-        &self,
-        queue: &DmaQueue,
-        remote: Arc<Remote>,
-        transaction: Transaction,
-    ) -> Outcome<()> {
+    fn start(&self, queue: &DmaQueue, transaction: Transaction, ends: Ends) -> Outcome<()> {
         let call = self.callback.filter(|_| self.flags & SCI_FLAG_USE_CALLBACK != 0);
         let call = call.map(|function| (function, self.argument));
-        let ticket = queue.start(self.queue, transaction, remote.clone(), call)?;
+        let ticket = queue.start(self.queue, (transaction, ends), call)?;
         if self.flags & SCI_FLAG_DMA_WAIT == 0 {
             return Ok(());
         }
-        match ended(queue_state(ticket.wait(None), &remote)) {
+        match ended(queue_state(ticket.wait(None))) {
             SCI_ERR_OK => Ok(()),
             code => fail(code),
         }
@@ -293,13 +303,14 @@ fn connected(remote: RawHandle, reads: bool) -> Outcome<(Arc<Remote>, Arc<Region
     Ok((remote, region))
 }
 
-/// A prepared segment's memory.
-fn prepared(local: RawHandle) -> Outcome<Arc<Region>> {
+/// A prepared segment, to be used by a transfer, and its memory.
+fn prepared(local: RawHandle) -> Outcome<(Using, Arc<Region>)> {
     let local = find::<Local>(local)?;
     if !local.is_prepared() {
         return fail(SCI_ERR_SEGMENT_NOT_PREPARED);
     }
-    local.whole()
+    let region = local.whole()?;
+    Ok((Using::of(local)?, region))
 }
 
 fn transfer(
@@ -308,11 +319,11 @@ fn transfer(
     (local_offset, size, remote_offset): (usize, usize, usize),
 ) -> Outcome<()> {
     let (queue, remote, there) = wanted.check()?;
-    let here = prepared(local)?;
+    let (using, here) = prepared(local)?;
     let mut transaction = Transaction::new();
     let places = (Place::shared(&here, local_offset), Place::shared(&there, remote_offset));
     wanted.piece(&mut transaction, places, size)?;
-    wanted.start(&queue, remote, transaction)
+    wanted.start(&queue, transaction, Ends { locals: vec![using], remotes: vec![remote] })
 }
 
 /// # Safety
@@ -330,7 +341,7 @@ unsafe fn transfer_memory(
     let here = unsafe { Place::own(start, size) };
     let mut transaction = Transaction::new();
     wanted.piece(&mut transaction, (here, Place::shared(&there, remote_offset)), size)?;
-    wanted.start(&queue, remote, transaction)
+    wanted.start(&queue, transaction, Ends { locals: Vec::new(), remotes: vec![remote] })
 }
 
 /// # Safety
@@ -342,7 +353,7 @@ unsafe fn transfer_vector(
     length: usize,
 ) -> Outcome<()> {
     let (queue, remote, there) = wanted.check()?;
-    let here = prepared(local)?;
+    let (using, here) = prepared(local)?;
     if length == 0 || vector.is_null() {
         return fail(SCI_ERR_ILLEGAL_PARAMETER);
     }
@@ -359,7 +370,7 @@ unsafe fn transfer_vector(
         );
         wanted.piece(&mut transaction, places, element.size as usize)?;
     }
-    wanted.start(&queue, remote, transaction)
+    wanted.start(&queue, transaction, Ends { locals: vec![using], remotes: vec![remote] })
 }
 
 fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> Outcome<RawHandle> {
@@ -374,6 +385,7 @@ fn create(sd: RawHandle, adapter: u32, max_entries: u32, flags: u32) -> Outcome<
         work: Mutex::default(),
         channel: AtomicU32::new(NO_CHANNEL),
         assigned: Mutex::default(),
+        calling: Arc::default(),
         _child: child,
     }))
 }
@@ -385,6 +397,7 @@ fn remove(queue: RawHandle, flags: u32) -> Outcome<()> {
     }
     let queue = DmaQueue::table().take(queue).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
     queue.unassign();
+    queue.calling.end();
     Ok(())
 }
 
@@ -407,8 +420,8 @@ fn abort(queue: RawHandle, flags: u32) -> Outcome<()> {
         work.running.clone()
     };
     if let Some(running) = running {
-        running.ticket.abort();
-        running.ticket.wait(None);
+        running.abort();
+        running.wait(None);
     }
     Ok(())
 }
@@ -417,7 +430,7 @@ fn wait(queue: RawHandle, timeout: u32, flags: u32) -> Outcome<QueueState> {
     check_flags(flags, 0)?;
     let running = find::<DmaQueue>(queue)?.lock().running.clone();
     let Some(running) = running else { return fail(SCI_ERR_ILLEGAL_OPERATION) };
-    match queue_state(running.ticket.wait(duration(timeout)), &running.remote) {
+    match queue_state(running.wait(duration(timeout))) {
         POSTED => fail(SCI_ERR_TIMEOUT),
         state => Ok(state),
     }
@@ -433,7 +446,7 @@ fn enqueue(
     let found = find::<DmaQueue>(queue)?;
     let reads = flags & SCI_FLAG_DMA_READ != 0;
     let (remote, there) = connected(remote, reads)?;
-    let here = prepared(local)?;
+    let (using, here) = prepared(local)?;
     let places = (
         Place::shared(&here, local_offset as usize),
         Place::shared(&there, remote_offset as usize),
@@ -443,16 +456,15 @@ fn enqueue(
         if work.running.is_some() {
             return fail(SCI_ERR_ILLEGAL_OPERATION);
         }
-        let gathered = work.gathered.get_or_insert_with(|| Gathered {
-            transaction: Transaction::new(),
-            entries: 0,
-            remote: remote.clone(),
-        });
+        let gathered = work.gathered.get_or_insert_default();
         if gathered.entries >= found.max_entries {
             return fail(SCI_ERR_MAX_ENTRIES);
         }
         let added = add(&mut gathered.transaction, places, size as usize, reads);
-        gathered.entries += u32::from(added.is_ok());
+        if added.is_ok() {
+            gathered.entries += 1;
+            gathered.ends.add(Ends { locals: vec![using], remotes: vec![remote] });
+        }
         if gathered.entries == 0 {
             work.gathered = None;
         }
@@ -474,7 +486,7 @@ fn post(queue: RawHandle, callback: DmaCallback, argument: Argument, flags: u32)
     };
     let gathered = found.lock().gathered.take();
     let Some(gathered) = gathered else { return fail(SCI_ERR_ILLEGAL_OPERATION) };
-    found.start(queue, gathered.transaction, gathered.remote, call).map(drop)
+    found.start(queue, (gathered.transaction, gathered.ends), call).map(drop)
 }
 
 fn reset(queue: RawHandle, flags: u32) -> Outcome<()> {
@@ -489,10 +501,11 @@ fn reset(queue: RawHandle, flags: u32) -> Outcome<()> {
 
 /// Ends every queue and channel of the process.
 pub(crate) fn end_all() {
-    for queue in DmaQueue::table().clear() {
+    let queues = DmaQueue::table().clear();
+    for queue in &queues {
         if let Some(running) = &queue.lock().running {
-            running.ticket.abort();
-            running.ticket.wait(None);
+            running.abort();
+            running.wait(None);
         }
         queue.unassign();
     }
@@ -506,6 +519,20 @@ pub(crate) fn end_all() {
             let _ = thread.join();
         }
     }
+    queues.iter().for_each(|queue| queue.calling.end());
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [
+        crate::forks::hold_mutex(&CALLBACKS),
+        crate::forks::hold_lock(&ENGINE),
+        DmaQueue::table().hold(),
+        DmaChannel::table().hold(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// What a fork has of its parent's.

@@ -38,7 +38,7 @@ impl From<Refusal> for Code {
             Refusal::NoSuchSegment => SCI_ERR_NO_SUCH_SEGMENT,
             Refusal::NoSuchInterrupt => SCI_ERR_NO_SUCH_INTNO,
             Refusal::InUse => SCI_ERR_SEGMENTID_USED,
-            Refusal::Size => SCI_ERR_SIZE_ALIGNMENT,
+            Refusal::Size | Refusal::OtherSize { .. } => SCI_ERR_SIZE_ALIGNMENT,
             Refusal::NoSpace { .. } | Refusal::TooMany(_) => SCI_ERR_NOSPC,
             Refusal::System(_) => SCI_ERR_SYSTEM,
             Refusal::Stale => SCI_ERR_ILLEGAL_PARAMETER,

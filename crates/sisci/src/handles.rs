@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::constants::errors::SCI_ERR_ILLEGAL_PARAMETER;
 use crate::error::{Outcome, fail};
+use crate::forks::Held;
 
 /// A handle as programs have it.
 pub type RawHandle = *mut c_void;
@@ -57,6 +58,11 @@ impl<T: Kind> Table<T> {
         self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Its lock, held while the process forks.
+    pub(crate) fn hold(&'static self) -> Option<Held> {
+        crate::forks::hold_lock(&self.slots)
+    }
+
     /// Takes an object in, which is made with the handle that it gets.
     pub fn add(&self, make: impl FnOnce(RawHandle) -> T) -> RawHandle {
         let mut slots = self.write();
@@ -96,13 +102,23 @@ impl<T: Kind> Table<T> {
         Some(value)
     }
 
+    /// Every object.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.read().slots.iter().filter_map(|slot| slot.value.clone()).collect()
+    }
+
     /// Takes every object out.
     pub fn clear(&self) -> Vec<Arc<T>> {
+        self.take_all(|_| true)
+    }
+
+    /// Takes those objects out that are `wanted`.
+    pub fn take_all(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut all = Vec::new();
         let mut slots = self.write();
         for index in 0..slots.slots.len() {
             let slot = &mut slots.slots[index];
-            if let Some(value) = slot.value.take() {
+            if let Some(value) = slot.value.take_if(|value| wanted(value)) {
                 slot.generation = slot.generation.wrapping_add(1).max(1);
                 all.push(value);
                 slots.free.push(u32::try_from(index).unwrap_or(u32::MAX));

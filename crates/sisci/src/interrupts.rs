@@ -1,22 +1,25 @@
 //! Interrupts and data interrupts, received and sent.
 //!
 //! One with a callback has a thread of its own, which waits and calls. Removing it waits until a
-//! call that is under way has returned, unless it is that call that removes it.
+//! call that is under way has returned and the thread is gone, unless it is that call that removes
+//! it.
 
 mod exports;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use rackbus_attach::{
     BROADCAST_NODE, DataInterrupt, Interrupt, InterruptError, MAX_DATA, RemoteDataInterrupt,
     RemoteInterrupt,
 };
 
+use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::{Child, node_id};
 use crate::local::{Argument, CANCEL, LateHandle, duration, late};
@@ -34,54 +37,40 @@ impl From<InterruptError> for Code {
         Code(match error {
             InterruptError::TimedOut => SCI_ERR_TIMEOUT,
             InterruptError::Gone => SCI_ERR_CANCELLED,
+            InterruptError::Unreachable => SCI_ERR_NOT_CONNECTED,
             InterruptError::Full | InterruptError::BufferTooShort(_) => SCI_ERR_NOSPC,
             InterruptError::TooLong => SCI_ERR_OUT_OF_RANGE,
         })
     }
 }
 
-/// Who is in a callback, and when it has returned.
-#[derive(Debug, Default)]
-struct Calling {
-    state: Mutex<CallingState>,
-    returned: std::sync::Condvar,
+/// The thread that calls the program for an interrupt.
+#[derive(Debug)]
+struct Caller {
+    calling: Arc<Calling>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-#[derive(Debug, Default)]
-struct CallingState {
-    by: Option<ThreadId>,
-    /// Nobody is called any more.
-    over: bool,
-}
-
-impl Calling {
-    fn lock(&self) -> MutexGuard<'_, CallingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Caller {
+    /// Starts it: `work` calls through what it is given, and returns when the interrupt is removed.
+    fn start(work: impl FnOnce(&Calling) + Send + 'static) -> Outcome<Caller> {
+        let calling = Arc::<Calling>::default();
+        let gate = calling.clone();
+        let thread =
+            std::thread::Builder::new().name("rackbus interrupt".into()).spawn(move || work(&gate));
+        let thread = Mutex::new(Some(thread.map_err(|_| Code(SCI_ERR_SYSTEM))?));
+        Ok(Caller { calling, thread })
     }
 
-    /// What a call answers; [`CANCEL`] where none is wanted any more.
-    fn during(&self, call: impl FnOnce() -> u32) -> u32 {
-        {
-            let mut state = self.lock();
-            if state.over {
-                return CANCEL;
-            }
-            state.by = Some(std::thread::current().id());
-        }
-        let answer = call();
-        self.lock().by = None;
-        self.returned.notify_all();
-        answer
-    }
-
-    /// Nobody is called any more when this returns, unless it is that call that ends it.
+    /// Ends it, once the interrupt is removed: when this returns, nobody is called and the thread
+    /// is gone, unless it is that thread that ends it.
     fn end(&self) {
-        let own = std::thread::current().id();
-        let mut state = self.lock();
-        state.over = true;
-        let by_others = |state: &mut CallingState| state.by.is_some_and(|by| by != own);
-        // The result is that nobody else is in it; there is nothing to look at.
-        drop(self.returned.wait_while(state, by_others));
+        self.calling.end();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+            // It does not panic; if it did, the panic hook has reported it.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -89,7 +78,7 @@ impl Calling {
 #[derive(Debug)]
 pub struct LocalInterrupt {
     interrupt: Arc<Interrupt>,
-    calling: Option<Arc<Calling>>,
+    caller: Option<Caller>,
     _child: Child,
 }
 kind!(LocalInterrupt, 7);
@@ -106,7 +95,7 @@ kind!(RemotePlain, 8);
 #[derive(Debug)]
 pub struct LocalData {
     interrupt: Arc<DataInterrupt>,
-    calling: Option<Arc<Calling>>,
+    caller: Option<Caller>,
     _child: Child,
 }
 kind!(LocalData, 9);
@@ -149,11 +138,6 @@ fn called<F>(callback: Option<F>, flags: u32) -> Outcome<Option<F>> {
     }
 }
 
-fn spawn(work: impl FnOnce() + Send + 'static) -> Outcome<()> {
-    let thread = std::thread::Builder::new().name("rackbus interrupt".into()).spawn(work);
-    thread.map(drop).map_err(|_| Code(SCI_ERR_SYSTEM))
-}
-
 fn create(
     sd: RawHandle,
     number: Option<u32>,
@@ -173,21 +157,22 @@ fn create(
     let interrupt =
         Arc::new(child.session().create_interrupt(number, shared, counting).map_err(int_error)?);
     let number = interrupt.number();
-    let (handle, calling) = (LateHandle::default(), call.map(|_| Arc::<Calling>::default()));
-    if let (Some(call), Some(calling)) = (call, calling.clone()) {
-        let (interrupt, known) = (interrupt.clone(), handle.clone());
-        spawn(move || {
-            while interrupt.wait(None).is_ok() {
+    let handle = LateHandle::default();
+    let (own_interrupt, known) = (interrupt.clone(), handle.clone());
+    let caller = call.map(|call| {
+        Caller::start(move |calling| {
+            while own_interrupt.wait(None).is_ok() {
                 let own = late(&known);
                 // SAFETY: the program gave its function for this.
                 let answer = calling.during(|| unsafe { call(argument.get(), own, SCI_ERR_OK) });
-                if answer == CANCEL {
+                if answer.is_none_or(|answer| answer == CANCEL) {
                     return;
                 }
             }
-        })?;
-    }
-    let raw = LocalInterrupt::table().add(|_| LocalInterrupt { interrupt, calling, _child: child });
+        })
+    });
+    let caller = caller.transpose()?;
+    let raw = LocalInterrupt::table().add(|_| LocalInterrupt { interrupt, caller, _child: child });
     // Set once, here.
     let _ = handle.set(raw.addr());
     Ok((raw, number))
@@ -205,8 +190,8 @@ fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
 impl LocalInterrupt {
     fn end(&self) {
         self.interrupt.remove();
-        if let Some(calling) = &self.calling {
-            calling.end();
+        if let Some(caller) = &self.caller {
+            caller.end();
         }
     }
 }
@@ -214,7 +199,7 @@ impl LocalInterrupt {
 fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
     let local = find::<LocalInterrupt>(handle)?;
-    if local.calling.is_some() {
+    if local.caller.is_some() {
         return fail(SCI_ERR_ILLEGAL_OPERATION);
     }
     let interrupt = local.interrupt.clone();
@@ -241,14 +226,15 @@ fn connect(
 
 fn trigger(handle: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
-    find::<RemotePlain>(handle)?.interrupt.trigger().map_err(gone)
+    posted(find::<RemotePlain>(handle)?.interrupt.trigger())
 }
 
-/// For who sends, an interrupt that is gone is a connection that is.
-fn gone(error: InterruptError) -> Code {
-    match error {
-        InterruptError::Gone => Code(SCI_ERR_NOT_CONNECTED),
-        other => other.into(),
+/// A trigger is a posted write: its sender does not learn whether anybody is there, only that the
+/// host is not.
+fn posted(sent: Result<(), InterruptError>) -> Outcome<()> {
+    match sent {
+        Ok(()) | Err(InterruptError::Gone) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -263,25 +249,26 @@ fn create_data(
     let child = Child::of(sd)?;
     let interrupt = Arc::new(child.session().create_data_interrupt(number).map_err(int_error)?);
     let number = interrupt.number();
-    let (handle, calling) = (LateHandle::default(), call.map(|_| Arc::<Calling>::default()));
-    if let (Some(call), Some(calling)) = (call, calling.clone()) {
-        let (interrupt, known) = (interrupt.clone(), handle.clone());
-        spawn(move || {
+    let handle = LateHandle::default();
+    let (own_interrupt, known) = (interrupt.clone(), handle.clone());
+    let caller = call.map(|call| {
+        Caller::start(move |calling| {
             let mut buffer = vec![0_u8; MAX_DATA as usize];
-            while let Ok(length) = interrupt.receive(&mut buffer, None) {
+            while let Ok(length) = own_interrupt.receive(&mut buffer, None) {
                 let (own, data) = (late(&known), buffer.as_mut_ptr().cast());
                 let length = u32::try_from(length).unwrap_or(MAX_DATA);
                 // SAFETY: the program gave its function for this; the data is there until it
                 // returns.
                 let answer = calling
                     .during(|| unsafe { call(argument.get(), own, data, length, SCI_ERR_OK) });
-                if answer == CANCEL {
+                if answer.is_none_or(|answer| answer == CANCEL) {
                     return;
                 }
             }
-        })?;
-    }
-    let raw = LocalData::table().add(|_| LocalData { interrupt, calling, _child: child });
+        })
+    });
+    let caller = caller.transpose()?;
+    let raw = LocalData::table().add(|_| LocalData { interrupt, caller, _child: child });
     // Set once, here.
     let _ = handle.set(raw.addr());
     Ok((raw, number))
@@ -290,8 +277,8 @@ fn create_data(
 impl LocalData {
     fn end(&self) {
         self.interrupt.remove();
-        if let Some(calling) = &self.calling {
-            calling.end();
+        if let Some(caller) = &self.caller {
+            caller.end();
         }
     }
 }
@@ -317,7 +304,7 @@ unsafe fn wait_data(
 ) -> Outcome<()> {
     check_flags(flags, 0)?;
     let local = find::<LocalData>(handle)?;
-    if local.calling.is_some() {
+    if local.caller.is_some() {
         return fail(SCI_ERR_ILLEGAL_OPERATION);
     }
     let interrupt = local.interrupt.clone();
@@ -375,7 +362,7 @@ unsafe fn trigger_data(handle: RawHandle, data: *const u8, length: u32, flags: u
     }
     // SAFETY: as the caller says.
     let message = unsafe { std::slice::from_raw_parts(data, length as usize) };
-    remote.interrupt.send(message).map_err(gone)
+    posted(remote.interrupt.send(message))
 }
 
 fn disconnect<T: Kind>(handle: RawHandle, flags: u32) -> Outcome<()> {
@@ -389,6 +376,19 @@ pub(crate) fn end_all() {
     drop(RemoteData::table().clear());
     LocalInterrupt::table().clear().iter().for_each(|local| local.end());
     LocalData::table().clear().iter().for_each(|local| local.end());
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [
+        LocalInterrupt::table().hold(),
+        RemotePlain::table().hold(),
+        LocalData::table().hold(),
+        RemoteData::table().hold(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// What a fork has of its parent's.

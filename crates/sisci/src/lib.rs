@@ -16,10 +16,12 @@
 #[macro_use]
 mod export;
 
+mod calling;
 pub mod constants;
 pub mod copy;
 pub mod dma;
 pub mod error;
+mod forks;
 pub mod handles;
 pub mod interrupts;
 pub mod library;

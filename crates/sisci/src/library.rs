@@ -9,6 +9,7 @@ use rackbus_attach::{Location, Session};
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 
 /// Room of a list of node ids, the zero at its end included.
@@ -43,6 +44,10 @@ impl Child {
 
     pub(crate) fn session(&self) -> &Session {
         &self.0.session
+    }
+
+    pub(crate) fn is_of(&self, descriptor: &Descriptor) -> bool {
+        std::ptr::eq(&*self.0, descriptor)
     }
 }
 
@@ -86,6 +91,7 @@ pub(crate) fn session() -> Outcome<Session> {
 
 fn initialize(flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
+    crate::forks::expect();
     session()?;
     INITIALIZED.store(true, Ordering::Release);
     Ok(())
@@ -103,10 +109,25 @@ fn open(flags: u32) -> Outcome<RawHandle> {
 
 fn close(sd: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
-    if find::<Descriptor>(sd)?.children.load(Ordering::Acquire) > 0 {
+    let descriptor = find::<Descriptor>(sd)?;
+    crate::remote::let_go_of_lost(&descriptor);
+    if descriptor.children.load(Ordering::Acquire) > 0 {
         return fail(SCI_ERR_BUSY);
     }
     Descriptor::table().take(sd).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [crate::forks::hold_mutex(&SESSION), Descriptor::table().hold()].into_iter().flatten().collect()
+}
+
+/// The process is a new fork: nothing that it finds is its own.
+pub(crate) fn begin_anew() {
+    INITIALIZED.store(false, Ordering::Release);
+    // Its sockets are the parent's, too: they stay open, and are never used here.
+    std::mem::forget(SESSION.lock().unwrap_or_else(PoisonError::into_inner).take());
+    forget_parents();
 }
 
 /// What a fork has of its parent's: handles that are not its, and threads that it does not have.

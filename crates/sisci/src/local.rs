@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_attach::{
-    Callback, Change, Happening, LocalSegment, Mapping, RemoteSegment, SegmentKind, SegmentOptions,
-    Watch, Withdrawal,
+    AttachError, Callback, Change, Happening, LocalSegment, Mapping, Refusal, RemoteSegment,
+    SegmentKind, SegmentOptions, Watch, Withdrawal,
 };
 
 use rackbus_memory::Region;
@@ -16,6 +16,7 @@ use rackbus_memory::Region;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::library::Child;
 
@@ -40,6 +41,8 @@ pub struct Local {
     prepared: AtomicBool,
     /// Mappings of it.
     pub(crate) mapped: AtomicUsize,
+    /// Transfers that use it, and [`REMOVED`].
+    transfers: AtomicUsize,
     /// All of it, for the copy engine.
     whole: OnceLock<Arc<Region>>,
     /// The program's own memory, where it is the segment's.
@@ -47,6 +50,35 @@ pub struct Local {
     child: Child,
 }
 kind!(Local, 2);
+
+/// The segment is removed: no other transfer uses it.
+const REMOVED: usize = 1 << (usize::BITS - 1);
+
+/// A transfer's use of a segment.
+#[derive(Debug)]
+pub(crate) struct Using(Arc<Local>);
+
+impl Using {
+    /// Of a segment that was not removed.
+    pub(crate) fn of(local: Arc<Local>) -> Outcome<Using> {
+        let one_more = |count: usize| (count & REMOVED == 0).then_some(count + 1);
+        let used = local.transfers.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
+        used.map_or_else(|_| fail(SCI_ERR_SEGMENT_NOT_PREPARED), |_| Ok(Using(local)))
+    }
+
+    /// Whether its memory is nobody's any more.
+    pub(crate) fn gone(&self) -> bool {
+        let attached =
+            matches!(&self.0.source, Source::Attached(segment) if segment.watch().lost());
+        attached || self.0.transfers.load(Ordering::Acquire) & REMOVED != 0
+    }
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        self.0.transfers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 #[derive(Debug)]
 enum Source {
@@ -149,7 +181,7 @@ fn reason(happening: Happening, own_node: u32) -> (Reason, u32) {
 /// What a change of a connection's far end is called.
 pub(crate) fn remote_reason(change: Change) -> Reason {
     match change {
-        Change::Disconnect => DISCONNECT,
+        Change::Disconnect | Change::Removed | Change::Revoked => DISCONNECT,
         Change::NotOperational => NOT_OPERATIONAL,
         Change::Lost => LOST,
     }
@@ -205,7 +237,13 @@ fn create(
     let (callback, handle) = calling(callback, argument, flags, own_node)?;
     let choose = has(SCI_FLAG_AUTO_ID);
     let options = SegmentOptions { id, choose, size: size as u64, kind };
-    let segment = child.session().create_segment_watched(&options, callback)?;
+    let segment = child.session().create_segment_watched(&options, callback);
+    let segment = segment.inspect_err(|error| {
+        if let AttachError::Refused(Refusal::OtherSize { .. }) = error {
+            // The API has numbers only; this says what to do.
+            eprintln!("libsisci: multicast segment {id:#x} of {size} bytes: {error}");
+        }
+    })?;
     Ok(add(Source::Own(segment), child, &handle))
 }
 
@@ -214,6 +252,7 @@ fn add(source: Source, child: Child, late: &LateHandle) -> RawHandle {
         source,
         prepared: AtomicBool::new(false),
         mapped: AtomicUsize::new(0),
+        transfers: AtomicUsize::new(0),
         whole: OnceLock::new(),
         registered: Mutex::new(None),
         child,
@@ -277,8 +316,17 @@ fn set_unavailable(handle: RawHandle, adapter: u32, flags: u32) -> Outcome<()> {
 fn remove(handle: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, SCI_FLAG_FORCE_REMOVE)?;
     let local = find::<Local>(handle)?;
-    if local.mapped.load(Ordering::Acquire) > 0 && flags & SCI_FLAG_FORCE_REMOVE == 0 {
+    let forced = flags & SCI_FLAG_FORCE_REMOVE != 0;
+    if local.mapped.load(Ordering::Acquire) > 0 && !forced {
         return fail(SCI_ERR_BUSY);
+    }
+    // A transfer that uses it would copy what is not there any more, and say that all is well.
+    let unused = local.transfers.compare_exchange(0, REMOVED, Ordering::AcqRel, Ordering::Acquire);
+    if unused.is_err() {
+        if !forced {
+            return fail(SCI_ERR_BUSY);
+        }
+        local.transfers.fetch_or(REMOVED, Ordering::AcqRel);
     }
     let Some(local) = Local::table().take(handle) else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
     end(&local)
@@ -300,6 +348,11 @@ pub(crate) fn end_all() {
         // The node ends what it is not told to end.
         let _ = end(&local);
     }
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Local::table().hold()].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.

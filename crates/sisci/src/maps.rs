@@ -10,6 +10,7 @@ use rackbus_memory::Access;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
 use crate::local::Local;
 use crate::remote::Remote;
@@ -53,12 +54,17 @@ impl Map {
         self.mapping.region().access().contains(Access::WRITE)
     }
 
+    /// The connection that it is of, where it is of a remote segment's.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        match &self.of {
+            Of::Local(_) => None,
+            Of::Remote(remote) => Some(remote),
+        }
+    }
+
     /// Whether its segment is gone for good.
     pub(crate) fn lost(&self) -> bool {
-        match &self.of {
-            Of::Local(_) => false,
-            Of::Remote(remote) => remote.lost(),
-        }
+        self.remote().is_some_and(Remote::lost)
     }
 
     /// Whether it is of a segment of this host's process.
@@ -177,11 +183,11 @@ fn add(mapping: Mapping, offset: u64, of: Of) -> (RawHandle, *mut c_void) {
 
 fn unmap(handle: RawHandle, flags: u32) -> Outcome<()> {
     check_flags(flags, 0)?;
-    if find::<Map>(handle)?.sequences.load(Ordering::Acquire) > 0 {
-        return fail(SCI_ERR_BUSY);
-    }
     let map = Map::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
     crate::copy::forget_last();
+    if map.sequences.load(Ordering::Acquire) > 0 {
+        crate::copy::end_sequences(&map);
+    }
     drop(map);
     Ok(())
 }
@@ -191,6 +197,11 @@ pub(crate) fn end_all() {
     let maps = Map::table().clear();
     crate::copy::forget_last();
     drop(maps);
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Map::table().hold()].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.

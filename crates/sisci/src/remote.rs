@@ -1,17 +1,20 @@
 //! Remote segments: connected to, watched, disconnected from.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rackbus_attach::{BROADCAST_NODE, Callback, Happening, RemoteSegment, Watch};
+use rackbus_attach::{BROADCAST_NODE, Callback, Change, Happening, RemoteSegment, Watch};
 use rackbus_memory::Region;
 
+use crate::calling::Calling;
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, Outcome, check_adapter, check_flags, fail, finish, put};
+use crate::forks::Held;
 use crate::handles::{Kind, RawHandle, find, kind};
-use crate::library::{Child, node_id};
+use crate::library::{Child, Descriptor, node_id};
 use crate::local::{Argument, CANCEL, CONNECT, LateHandle, Reason, late, remote_reason, wait_on};
 
 /// `sci_cb_remote_segment_t`.
@@ -28,9 +31,34 @@ pub struct Remote {
     pub(crate) mapped: AtomicUsize,
     /// All of it, for the copy engine.
     whole: OnceLock<Arc<Region>>,
-    _child: Arc<Child>,
+    /// Where the program is called for it.
+    calling: Arc<Calling>,
+    /// Until it is disconnected, or its descriptor is closed when it leads nowhere any more.
+    child: Mutex<Option<Child>>,
 }
 kind!(Remote, 3);
+
+/// How a connection's far end went.
+pub(crate) enum Left {
+    /// The memory is where it was.
+    InPlace,
+    /// The memory was taken away, or is out of reach.
+    Away,
+}
+
+/// What those were asked to be that were disconnected last: programs ask after it.
+static FORMER: Mutex<VecDeque<(usize, (u32, u32))>> = Mutex::new(VecDeque::new());
+/// How many are remembered.
+const MOST_FORMER: usize = 1024;
+
+/// The node and the number that a connection was asked for, also after it.
+fn asked(handle: RawHandle) -> Option<(u32, u32)> {
+    if let Ok(remote) = find::<Remote>(handle) {
+        return Some(remote.asked);
+    }
+    let former = FORMER.lock().unwrap_or_else(PoisonError::into_inner);
+    former.iter().rev().find(|(it, _)| *it == handle.addr()).map(|(_, asked)| *asked)
+}
 
 impl Remote {
     /// The connection.
@@ -52,20 +80,54 @@ impl Remote {
     pub(crate) fn lost(&self) -> bool {
         self.segment.get().is_some_and(|segment| segment.watch().lost())
     }
+
+    /// How the segment went, if it did.
+    pub(crate) fn left(&self) -> Option<Left> {
+        let watch = self.segment.get()?.watch();
+        Some(match watch.ending()? {
+            Change::Removed | Change::Lost if !watch.is_unreachable() => Left::InPlace,
+            _ => Left::Away,
+        })
+    }
+
+    /// Takes what keeps the descriptor open.
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody is called for it any more.
+    fn end(&self) {
+        // First, so that a call that waits for another one to return does not keep the watch.
+        self.calling.end();
+        if let Some(segment) = self.segment.get() {
+            segment.end_watch();
+        }
+        drop(self.child().take());
+    }
+}
+
+/// Connections to what is gone do not keep their descriptor open.
+pub(crate) fn let_go_of_lost(descriptor: &Descriptor) {
+    for remote in Remote::table().all().iter().filter(|remote| remote.lost()) {
+        drop(remote.child().take_if(|child| child.is_of(descriptor)));
+    }
 }
 
 /// The program's function, to be called with what happened and how that went.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Call {
     function: unsafe extern "C" fn(*mut c_void, RawHandle, Reason, u32) -> u32,
     argument: Argument,
+    calling: Arc<Calling>,
 }
 
 impl Call {
     /// Whether the program wants to be called again.
     fn call(&self, handle: RawHandle, reason: Reason, status: u32) -> bool {
+        let (function, argument) = (self.function, self.argument.get());
         // SAFETY: the program gave its function for this.
-        unsafe { (self.function)(self.argument.get(), handle, reason, status) != CANCEL }
+        let answer = self.calling.during(|| unsafe { function(argument, handle, reason, status) });
+        answer.is_some_and(|answer| answer != CANCEL)
     }
 }
 
@@ -92,20 +154,21 @@ fn connect(
         _ => BROADCAST_NODE,
     };
     let wanted = Wanted { node, ..wanted };
+    let calling = Arc::<Calling>::default();
     let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
         (0, _) => None,
-        (_, Some(function)) => Some(Call { function, argument }),
+        (_, Some(function)) => Some(Call { function, argument, calling: calling.clone() }),
         (_, None) => return fail(SCI_ERR_ILLEGAL_PARAMETER),
     };
     let known = LateHandle::default();
     let later = known.clone();
-    let watched: Option<Callback> = call.map(|call| {
+    let watched: Option<Callback> = call.clone().map(|call| {
         Box::new(move |happening| match happening {
             Happening::Remote(change) => call.call(late(&later), remote_reason(change), SCI_ERR_OK),
             Happening::Connected(_) | Happening::Disconnected(_) => true,
         }) as Callback
     });
-    let (segment, child) = (Arc::new(OnceLock::new()), Arc::new(child));
+    let segment = Arc::new(OnceLock::new());
     if flags & SCI_FLAG_ASYNCHRONOUS_CONNECT != 0 {
         let Some(call) = call else { return fail(SCI_ERR_ILLEGAL_PARAMETER) };
         return connect_behind(wanted, segment, child, (call, watched), known);
@@ -113,20 +176,22 @@ fn connect(
     let made = child.session().connect_watched(node, wanted.id, wanted.timeout, watched)?;
     // Set once, here.
     let _ = segment.set(made);
-    Ok(add(segment, &wanted, child, &known))
+    Ok(add(segment, &wanted, (child, calling), &known))
 }
 
 /// Connects on a thread of its own, which then calls the program.
 fn connect_behind(
     wanted: Wanted,
     segment: Arc<OnceLock<RemoteSegment>>,
-    child: Arc<Child>,
+    child: Child,
     (call, watched): (Call, Option<Callback>),
     known: LateHandle,
 ) -> Outcome<RawHandle> {
-    let handle = add(segment.clone(), &wanted, child.clone(), &known);
+    // Not the descriptor: it may be closed when the connection was ended before it was made.
+    let session = child.session().clone();
+    let handle = add(segment.clone(), &wanted, (child, call.calling.clone()), &known);
     let connect = move || {
-        let made = child.session().connect_watched(wanted.node, wanted.id, wanted.timeout, watched);
+        let made = session.connect_watched(wanted.node, wanted.id, wanted.timeout, watched);
         let status = match made {
             Ok(made) => {
                 let _ = segment.set(made);
@@ -149,14 +214,14 @@ fn connect_behind(
 fn add(
     segment: Arc<OnceLock<RemoteSegment>>,
     wanted: &Wanted,
-    child: Arc<Child>,
+    (child, calling): (Child, Arc<Calling>),
     late: &LateHandle,
 ) -> RawHandle {
     let asked = (wanted.node, wanted.id);
     let mapped = AtomicUsize::new(0);
     let handle = Remote::table().add(|_| {
-        let whole = OnceLock::new();
-        Remote { segment, asked, mapped, whole, _child: child }
+        let (whole, child) = (OnceLock::new(), Mutex::new(Some(child)));
+        Remote { segment, asked, mapped, whole, calling, child }
     });
     // Set once, here.
     let _ = late.set(handle.addr());
@@ -169,15 +234,25 @@ fn disconnect(handle: RawHandle, flags: u32) -> Outcome<()> {
     if remote.mapped.load(Ordering::Acquire) > 0 && !remote.lost() {
         return fail(SCI_ERR_BUSY);
     }
-    if let Some(segment) = remote.segment.get() {
-        segment.end_watch();
+    Remote::table().take(handle).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))?;
+    let mut former = FORMER.lock().unwrap_or_else(PoisonError::into_inner);
+    if former.len() >= MOST_FORMER {
+        former.pop_front();
     }
-    Remote::table().take(handle).map(drop).ok_or(Code(SCI_ERR_ILLEGAL_PARAMETER))
+    former.push_back((handle.addr(), remote.asked));
+    drop(former);
+    remote.end();
+    Ok(())
 }
 
 /// Disconnects every remote segment of the process.
 pub(crate) fn end_all() {
-    drop(Remote::table().clear());
+    Remote::table().clear().iter().for_each(|remote| remote.end());
+}
+
+/// The locks of it all, held while the process forks.
+pub(crate) fn hold() -> Vec<Held> {
+    [Remote::table().hold(), crate::forks::hold_mutex(&FORMER)].into_iter().flatten().collect()
 }
 
 /// What a fork has of its parent's.
@@ -232,12 +307,12 @@ api! {
 
     /// A segment's number on its host.
     fn SCIGetRemoteSegmentId(segment: RawHandle) -> u32 {
-        find::<Remote>(segment).map_or(0, |remote| remote.asked.1)
+        asked(segment).map_or(0, |asked| asked.1)
     }
 
     /// The host that a segment is on.
     fn SCIGetRemoteSegmentNodeId(segment: RawHandle) -> u32 {
-        find::<Remote>(segment).map_or(0, |remote| remote.asked.0)
+        asked(segment).map_or(0, |asked| asked.0)
     }
 
     /// Waits for something to happen to a segment.

@@ -6,7 +6,7 @@ mod support;
 use support::{Build, programs};
 
 stories!(Build::Plain);
-stories!(Build::Plain, alone: forks);
+stories!(Build::Plain, alone: forks, signals);
 
 /// A file without a test would never be told.
 #[test]

@@ -14,6 +14,26 @@ fn good(command: &mut Command) -> String {
     text(&output)
 }
 
+/// What a binary says of itself: its name, and those of what it needs.
+fn dynamic(binary: &Path) -> String {
+    good(Command::new("readelf").arg("-d").arg(binary))
+}
+
+#[test]
+fn programs_need_the_library_by_its_name_wherever_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap().join("libsisci.so");
+    let name = "[libsisci.so]";
+    assert!(dynamic(&library).lines().any(|it| it.contains("SONAME") && it.contains(name)));
+    // Linked by its path, not by -lsisci.
+    let (source, binary) = (folder.path().join("program.c"), folder.path().join("program"));
+    std::fs::write(&source, "void SCITerminate(void);\nint main(void) { SCITerminate(); }\n")
+        .unwrap();
+    good(Command::new("gcc").arg("-o").arg(&binary).arg(&source).arg(&library));
+    assert!(dynamic(&binary).lines().any(|it| it.contains("NEEDED") && it.contains(name)));
+}
+
 #[test]
 fn programs_are_built_with_what_is_installed() {
     let folder = tempfile::tempdir().unwrap();

@@ -117,16 +117,22 @@ impl End for Put<'_> {
 }
 
 /// A message that is copied to the other host's segment, with its number as its last four bytes,
-/// and copied out of this one's.
+/// and copied out of this one's, unless its data is left where it came.
 pub struct Message<'m> {
     to: DmaSlice<'m>,
     from: DmaSlice<'m>,
     data: Vec<u8>,
+    left: bool,
     sent: u32,
     received: u32,
 }
 
 impl<'m> Message<'m> {
+    /// The same, whose receiver does not touch the data.
+    pub fn leaving_data(self) -> Message<'m> {
+        Message { left: true, ..self }
+    }
+
     /// One side, for messages of `bytes`, a multiple of four, at `at` of both mappings.
     ///
     /// # Errors
@@ -140,7 +146,7 @@ impl<'m> Message<'m> {
         let part = |mapping: &'m Mapping| mapping.whole().part(at, bytes).ok_or_else(outside);
         let (to, from) = (part(to)?, part(from)?);
         to.fill(0);
-        Ok(Message { to, from, data: vec![0; bytes - 4], sent: 0, received: 0 })
+        Ok(Message { to, from, data: vec![0; bytes - 4], left: false, sent: 0, received: 0 })
     }
 }
 
@@ -155,7 +161,9 @@ impl End for Message<'_> {
         self.received += 1;
         let number = self.data.len();
         while self.from.load_u32(number, Ordering::Acquire) != Some(self.received) {}
-        self.from.copy_to(&mut self.data);
+        if !self.left {
+            self.from.copy_to(&mut self.data);
+        }
         Ok(())
     }
 }

@@ -81,20 +81,27 @@ impl Bench<'_> {
         )
     }
 
+    /// Messages there and back, compared like with like: both receivers touch all data, ours by
+    /// copying it out and libfabric's by checking it; or neither does.
     fn libfabric(&mut self) -> Result<(), BenchError> {
         let time = self.settings.time;
-        for bytes in MESSAGES {
-            let case = format!("ping-pong {}, one way", size(bytes));
+        let each = MESSAGES.into_iter().flat_map(|bytes| [(bytes, true), (bytes, false)]);
+        for (bytes, touched) in each {
+            let data = if touched { "data touched" } else { "data left" };
+            let case = format!("ping-pong {}, {data}, one way", size(bytes));
             if !self.wanted(&case) {
                 continue;
             }
             let (on_alpha, on_beta) = (self.hosts.on_alpha(bytes)?, self.hosts.on_beta(bytes)?);
             let mut near = Message::new(&on_alpha.remote, &on_beta.local, 0, bytes)?;
             let mut far = Message::new(&on_beta.remote, &on_alpha.local, 0, bytes)?;
+            if !touched {
+                (near, far) = (near.leaving_data(), far.leaving_data());
+            }
             self.pairs(
                 (&case, "libfabric shm", "us"),
                 || Ok(one_way(&mut near, &mut far, time)? / 1e3),
-                || libfabric(bytes, time),
+                || libfabric(bytes, time, touched),
             )?;
         }
         Ok(())
@@ -123,10 +130,11 @@ fn ucx(test: &str, bytes: usize, arguments: &[&str], time: Duration) -> Result<f
     figures.ok_or_else(|| BenchError::Peer(format!("ucx_perftest gave no figures: {text}")))
 }
 
-/// Microseconds of a message of libfabric's one way.
-fn libfabric(bytes: usize, time: Duration) -> Result<f64, BenchError> {
+/// Microseconds of a message of libfabric's one way; `touched`: its data is checked.
+fn libfabric(bytes: usize, time: Duration, touched: bool) -> Result<f64, BenchError> {
     let (port, bytes, count) = (free_port()?, bytes.to_string(), repetitions(bytes, time));
-    let common = ["-p", "shm", "-e", "rdm", "-I", &count, "-S", &bytes];
+    let check: &[&str] = if touched { &["-c"] } else { &[] };
+    let common = [&["-p", "shm", "-e", "rdm", "-I", &count, "-S", &bytes][..], check].concat();
     let server = [&common[..], &["-B", &port]].concat();
     let client = [&common[..], &["-P", &port, "127.0.0.1"]].concat();
     let text = sides("fi_pingpong", &server, &client)?;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use rackbus_attach::Mapping;
+use rackbus_attach::{Mapping, Signal};
 
 use super::plain::Plain;
 use super::{Bench, size, typical};
@@ -43,7 +43,33 @@ impl Bench<'_> {
                 || plain.reads(&mut place.borrow_mut(), time, batch),
             )?;
         }
+        self.puts()?;
         self.cold()
+    }
+
+    /// Writes to an area of another host's, by its handle (CMMC), against a bare copy.
+    fn puts(&mut self) -> Result<(), BenchError> {
+        let time = self.settings.time;
+        let case = format!("put {}", size(PAGE));
+        if !self.wanted(&case) {
+            return Ok(());
+        }
+        let area = self.hosts.alpha.export_area(PAGE as u64)?;
+        let handle = self.hosts.beta.register_area(area.key())?;
+        let plain = Plain::new(PAGE)?;
+        let mut data = vec![3; 2 * PAGE + PAGE / 2];
+        let skew = (PAGE + PAGE / 2 - data.as_ptr() as usize % PAGE) % PAGE;
+        let part = &mut data[skew..skew + PAGE];
+        let failed = |error: rackbus_attach::CopyError| BenchError::Peer(error.to_string());
+        self.moved(
+            (&case, PAGE),
+            || {
+                typical(time, batch(PAGE), || {
+                    handle.write(0, black_box(part), Signal::None).map_err(failed)
+                })
+            },
+            || plain.writes(part, time, batch(PAGE)),
+        )
     }
 
     /// A row of what moving `bytes` at a time costs, or how much it moves.

@@ -1,5 +1,6 @@
 //! `rackbus down`: stops the rack.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use crate::Common;
@@ -39,6 +40,23 @@ pub fn stop(run_dir: &Path, output: &Output) -> usize {
     // Unless somebody starts it anew by now.
     if process::living(run_dir).is_empty() {
         let _ = std::fs::remove_file(run_dir.join("rack.json"));
+        remove_sockets(run_dir);
     }
     living.len()
+}
+
+/// Removes the sockets that processes which have ended listened on, in `folder` and below it:
+/// whoever looks for a rack by them finds none. Virtual machines go on, and so do theirs.
+fn remove_sockets(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() && entry.file_name() != "vms" => {
+                remove_sockets(&entry.path())
+            }
+            // One that stays is no harm: nobody answers there.
+            Ok(kind) if kind.is_socket() => drop(std::fs::remove_file(entry.path())),
+            _ => {}
+        }
+    }
 }

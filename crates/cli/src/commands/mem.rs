@@ -130,6 +130,7 @@ impl SegmentsArgs {
                 "segment": it.id,
                 "size": it.size,
                 "available": it.available,
+                "group": it.group,
                 "address": it.address,
                 "connected": it.connections.iter().map(name).collect::<Vec<_>>(),
             })
@@ -137,9 +138,10 @@ impl SegmentsArgs {
         let list: Vec<_> = all.iter().map(told).collect();
         output.result(&list, |o| {
             let row = |(host, it): &(&str, SegmentEntry)| {
-                let (state, tone) = match it.available {
-                    true => ("available", Tone::Good),
-                    false => ("not available", Tone::Plain),
+                let (state, tone) = match (it.group, it.available) {
+                    (true, _) => ("multicast group", Tone::Good),
+                    (_, true) => ("available", Tone::Good),
+                    (_, false) => ("not available", Tone::Plain),
                 };
                 vec![
                     (*host).into(),

@@ -1,86 +1,211 @@
 //! Copying bytes: the one place that decides how.
 //!
 //! A plain copy reads the destination's lines before it overwrites them, and leaves them in the
-//! cache. *Streaming* stores do neither: from and to memory that is in no cache that is 1.4 times
-//! as fast, but between buffers that are in the cache only 0.65 times (EPYC of the fifth
-//! generation, whose third-level cache holds 16 MiB copies; on others 1.3 and 0.97). Where the
-//! bytes are, nobody tells; so a large copy tries both ways on a small part of itself, and goes
-//! on with the faster one.
+//! cache. *Streaming* stores do neither: to memory that is in no cache that is 1.3 to 1.4 times as
+//! fast, but to lines that are in one 0.7 times. So a large copy looks, part by part, whether its
+//! destination is in a cache ([`cache`](super::cache)), or was copied to so lately that it should be.
 
+use std::cell::RefCell;
 use std::ptr;
-use std::time::Instant;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Copies of fewer bytes are plain: there a wrong choice costs more than the right one gains.
-pub const LARGE: usize = 4 << 20;
-
-/// Bytes copied after one trial, and between two looks at whether to stop.
+/// Bytes copied between two looks at the cache, and at whether to stop.
 const ROUND: usize = 4 << 20;
 
-/// Bytes of each of the two trials in a round.
-const TRIAL: usize = 64 << 10;
+/// No copy of fewer bytes is large: it would pay for a look that gains little.
+const LEAST: usize = 1 << 20;
+
+/// From how many bytes on a copy is large; [`LEAST`] until the cache was asked for its size.
+static LARGE: AtomicUsize = AtomicUsize::new(LEAST);
+
+/// Whether a copy is large: both its ends together are more than the processor's own cache holds.
+#[inline]
+pub(super) fn is_large(length: usize) -> bool {
+    length >= LARGE.load(Ordering::Relaxed)
+}
+
+/// Asks the system for the size of the processor's own cache, the second level; and whether a copy
+/// is large by it.
+#[cold]
+fn is_large_here(length: usize) -> bool {
+    static ASKED: std::sync::Once = std::sync::Once::new();
+    ASKED.call_once(|| LARGE.store(own_cache().max(LEAST), Ordering::Relaxed));
+    is_large(length)
+}
+
+/// Bytes of the second-level cache, the processor's own; 0 where the system does not say.
+fn own_cache() -> usize {
+    caches().into_iter().find(|(level, _)| *level == 2).map_or(0, |(_, bytes)| bytes)
+}
+
+/// Bytes of the last cache before memory, which processors share; 0 where the system does not say.
+fn last_cache() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| caches().into_iter().max().map_or(0, |(_, bytes)| bytes))
+}
+
+/// The caches as the system describes the first processor's: level and bytes.
+fn caches() -> Vec<(u32, usize)> {
+    let folder = std::path::Path::new("/sys/devices/system/cpu/cpu0/cache");
+    let about = |index: usize, what: &str| {
+        std::fs::read_to_string(folder.join(format!("index{index}/{what}"))).ok()
+    };
+    let one = |index| {
+        Some((about(index, "level")?.trim().parse().ok()?, kibibytes(&about(index, "size")?)?))
+    };
+    (0..8).filter_map(one).collect()
+}
+
+/// The parts that this thread copied to last, and what it has copied since. A part that comes again
+/// soon pays for being brought into the cache, where streaming would keep it out for ever.
+struct Recent {
+    parts: [(usize, u64); 16],
+    next: usize,
+    copied: u64,
+}
+
+thread_local! {
+    static RECENT: RefCell<Recent> =
+        const { RefCell::new(Recent { parts: [(0, 0); 16], next: 0, copied: 0 }) };
+}
+
+impl Recent {
+    /// Notes a part; whether it was copied to before, with at most `cache` bytes since.
+    fn comes_again(&mut self, start: usize, length: usize, cache: usize) -> bool {
+        self.copied += length as u64;
+        match self.parts.iter_mut().find(|(known, _)| *known == start) {
+            Some((_, at)) => self.copied - std::mem::replace(at, self.copied) <= cache as u64,
+            None => {
+                self.parts[self.next] = (start, self.copied);
+                self.next = (self.next + 1) % self.parts.len();
+                false
+            }
+        }
+    }
+}
+
+/// A size as the system writes it: `2048K`.
+fn kibibytes(text: &str) -> Option<usize> {
+    text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
+}
+
+/// Copies of up to so many bytes store each byte once.
+const SMALL: usize = 64;
 
 /// Copies `length` bytes; the two ranges may overlap.
+///
+/// Up to 64 bytes are stored from the first to the last, each once: a receiver that clears a flag
+/// when it has seen it does not find it set again by the same copy. 1, 2, 4, 8 and 16 bytes are one
+/// load and one store.
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes. Others may change them
 /// meanwhile: what is copied then is any mixture.
 #[inline]
 pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
-    // The long ones first: they pay for a call already.
     // SAFETY: as promised.
     unsafe {
         match length {
-            65.. if length < LARGE => ptr::copy(source, destination, length),
-            65.. => copy_rounds(source, destination, length),
-            33.. => copy_quarters(source, destination, length),
-            16.. => copy_ends::<u128>(source, destination, length),
-            8.. => copy_ends::<u64>(source, destination, length),
-            4.. => copy_ends::<u32>(source, destination, length),
-            2.. => copy_ends::<u16>(source, destination, length),
-            1 => *destination = *source,
             0 => {}
+            1..=SMALL => copy_small(source, &mut To(destination), length),
+            _ if !is_large(length) => ptr::copy(source, destination, length),
+            _ => copy_rounds(source, destination, length),
         }
     }
 }
 
-/// Copies `length` bytes as the first and the last of them that make a `T`: a small copy without
-/// a call.
-///
-/// # Safety
-/// As [`copy`]; `length` is one to two times the size of `T`, which is plain bytes.
-#[inline(always)]
-unsafe fn copy_ends<T: Copy>(source: *const u8, destination: *mut u8, length: usize) {
-    let last = length - size_of::<T>();
-    // SAFETY: both ends are inside of the range. Both are read before one is written, so the
-    // ranges may overlap.
-    unsafe {
-        let (first_end, last_end) =
-            (source.cast::<T>().read_unaligned(), source.add(last).cast::<T>().read_unaligned());
-        destination.cast::<T>().write_unaligned(first_end);
-        destination.add(last).cast::<T>().write_unaligned(last_end);
+/// Where a small copy stores.
+trait Put {
+    /// Stores `value` in one piece, `at` bytes from the beginning.
+    ///
+    /// # Safety
+    /// It is inside of the destination.
+    unsafe fn put<T: Copy>(&mut self, at: usize, value: T);
+}
+
+/// Memory from this address on.
+struct To(*mut u8);
+
+impl Put for To {
+    #[inline(always)]
+    unsafe fn put<T: Copy>(&mut self, at: usize, value: T) {
+        // SAFETY: as promised.
+        unsafe { self.0.add(at).cast::<T>().write_unaligned(value) }
     }
 }
 
-/// Copies 33 to 64 bytes as the first and the last 32 of them.
+/// Copies 1 to [`SMALL`] bytes without a call.
 ///
 /// # Safety
-/// As [`copy`]; `length` is 32 to 64.
+/// As [`copy`].
 #[inline(always)]
-unsafe fn copy_quarters(source: *const u8, destination: *mut u8, length: usize) {
-    let last = length - 32;
-    // SAFETY: all are inside of the range, and read before one is written.
+unsafe fn copy_small(source: *const u8, to: &mut impl Put, length: usize) {
+    // SAFETY: both sizes fit the length.
     unsafe {
-        let load = |at: usize| source.add(at).cast::<u128>().read_unaligned();
-        let (a, b, c, d) = (load(0), load(16), load(last), load(last + 16));
-        let store = |at: usize, value| destination.add(at).cast::<u128>().write_unaligned(value);
-        store(0, a);
-        store(16, b);
-        store(last, c);
-        store(last + 16, d);
+        match length {
+            1 => copy_as::<u8, 1>(source, to),
+            2 => copy_as::<u16, 1>(source, to),
+            4 => copy_as::<u32, 1>(source, to),
+            8 => copy_as::<u64, 1>(source, to),
+            16 => copy_as::<u128, 1>(source, to),
+            32 => copy_as::<u128, 2>(source, to),
+            64 => copy_as::<u128, 4>(source, to),
+            _ => copy_parts(source, to, length),
+        }
     }
 }
 
-/// The same, asking `stop` between rounds of some megabytes; false when that ended it.
+/// Copies `COUNT` pieces, all read before one is written, so the ranges may overlap.
+///
+/// # Safety
+/// As [`copy`], for that many bytes; `T` is plain bytes.
+#[inline(always)]
+unsafe fn copy_as<T: Copy, const COUNT: usize>(source: *const u8, to: &mut impl Put) {
+    // SAFETY: the pieces are the range.
+    unsafe {
+        let pieces: [T; COUNT] = source.cast::<[T; COUNT]>().read_unaligned();
+        for (nth, piece) in pieces.into_iter().enumerate() {
+            to.put(nth * size_of::<T>(), piece);
+        }
+    }
+}
+
+/// Copies fewer than [`SMALL`] bytes, as pieces of 16, 8, 4, 2 and 1 bytes.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_parts(source: *const u8, to: &mut impl Put, length: usize) {
+    /// # Safety
+    /// The `T` at `at` is readable, where `there`.
+    #[inline(always)]
+    unsafe fn load<T: Copy>(source: *const u8, at: usize, there: bool) -> Option<T> {
+        // SAFETY: as promised.
+        there.then(|| unsafe { source.add(at).cast::<T>().read_unaligned() })
+    }
+    let wide = length & !15;
+    let [after8, after4, after2] = [length & !7, length & !3, length & !1];
+    // SAFETY: each piece begins where the ones before it end, inside of the range. All are read
+    // before one is written, so the ranges may overlap.
+    unsafe {
+        let wides = [0, 16, 32].map(|at| load::<u128>(source, at, at < wide));
+        let eight = load::<u64>(source, wide, length & 8 != 0);
+        let four = load::<u32>(source, after8, length & 4 != 0);
+        let two = load::<u16>(source, after4, length & 2 != 0);
+        let one = load::<u8>(source, after2, length & 1 != 0);
+        for (nth, value) in wides.into_iter().enumerate() {
+            value.into_iter().for_each(|value| to.put(nth * 16, value));
+        }
+        eight.into_iter().for_each(|value| to.put(wide, value));
+        four.into_iter().for_each(|value| to.put(after8, value));
+        two.into_iter().for_each(|value| to.put(after4, value));
+        one.into_iter().for_each(|value| to.put(after2, value));
+    }
+}
+
+/// The same for large copies, asking `stop` between rounds of some megabytes; false when that ended
+/// it.
 ///
 /// # Safety
 /// As [`copy`].
@@ -90,8 +215,33 @@ pub(crate) unsafe fn copy_large(
     length: usize,
     stop: impl Fn() -> bool,
 ) -> bool {
+    let cold = |start: *const u8, length: usize| {
+        // Half of the cache: the source needs a place, too.
+        // A handler of a signal may copy while this thread looks here.
+        let again = RECENT.with(|recent| {
+            let recent = recent.try_borrow_mut();
+            recent.is_ok_and(|mut it| it.comes_again(start.addr(), length, last_cache() / 2))
+        });
+        // SAFETY: it is asked about parts of the destination.
+        !again && unsafe { is_cold(start, length) }
+    };
+    // SAFETY: as promised.
+    unsafe { copy_by(source, destination, length, cold, stop) }
+}
+
+/// [`copy_large`] with somebody who says which parts of the destination are in no cache.
+///
+/// # Safety
+/// As [`copy`].
+unsafe fn copy_by(
+    source: *const u8,
+    destination: *mut u8,
+    length: usize,
+    is_cold: impl Fn(*const u8, usize) -> bool,
+    stop: impl Fn() -> bool,
+) -> bool {
     let apart = (source as usize).abs_diff(destination as usize) >= length;
-    let stream = if apart && length >= LARGE { streaming() } else { None };
+    let stream = if apart && is_large_here(length) { streaming() } else { None };
     let Some(stream) = stream else {
         // SAFETY: as promised.
         unsafe { ptr::copy(source, destination, length) };
@@ -103,9 +253,32 @@ pub(crate) unsafe fn copy_large(
         }
         let count = ROUND.min(length - at);
         // SAFETY: inside of both ranges, which do not overlap.
-        unsafe { round(source.add(at), destination.add(at), count, stream) };
+        unsafe {
+            let (source, destination) = (source.add(at), destination.add(at));
+            match is_cold(destination, count) {
+                true => stream(source, destination, count),
+                false => ptr::copy_nonoverlapping(source, destination, count),
+            }
+        }
     }
     true
+}
+
+/// Whether a range is in no cache.
+///
+/// # Safety
+/// It is readable.
+#[cfg(target_arch = "x86_64")]
+unsafe fn is_cold(start: *const u8, length: usize) -> bool {
+    // SAFETY: as promised.
+    unsafe { super::cache::is_cold(start, length) }
+}
+
+/// # Safety
+/// None: where nothing streams, nobody asks.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn is_cold(_start: *const u8, _length: usize) -> bool {
+    false
 }
 
 /// [`copy_large`] that nothing stops, kept out of the way of small copies.
@@ -121,32 +294,6 @@ unsafe fn copy_rounds(source: *const u8, destination: *mut u8, length: usize) {
 
 /// How a processor streams.
 type Stream = unsafe fn(*const u8, *mut u8, usize);
-
-/// # Safety
-/// As [`copy`]; the ranges do not overlap, and the processor can `stream`.
-unsafe fn round(source: *const u8, destination: *mut u8, length: usize, stream: Stream) {
-    if length < 4 * TRIAL {
-        // SAFETY: as promised.
-        unsafe { ptr::copy_nonoverlapping(source, destination, length) };
-        return;
-    }
-    // SAFETY: both trials and the rest are inside of the ranges.
-    unsafe {
-        let begun = Instant::now();
-        ptr::copy_nonoverlapping(source, destination, TRIAL);
-        let plain = begun.elapsed();
-        stream(source.add(TRIAL), destination.add(TRIAL), TRIAL);
-        let streamed = begun.elapsed() - plain;
-        let (source, destination) = (source.add(2 * TRIAL), destination.add(2 * TRIAL));
-        // A plain copy leaves lines to be written back by whoever needs their place, so it must
-        // be clearly faster.
-        if plain * 9 / 8 < streamed {
-            ptr::copy_nonoverlapping(source, destination, length - 2 * TRIAL);
-        } else {
-            stream(source, destination, length - 2 * TRIAL);
-        }
-    }
-}
 
 #[cfg(not(target_arch = "x86_64"))]
 fn streaming() -> Option<Stream> {
@@ -249,26 +396,82 @@ mod tests {
         }
     }
 
+    /// Notes what is stored.
+    struct Noted(Vec<(usize, usize)>);
+
+    impl Put for Noted {
+        unsafe fn put<T: Copy>(&mut self, at: usize, _value: T) {
+            self.0.push((at, size_of::<T>()));
+        }
+    }
+
+    #[test]
+    fn small_copies_store_each_byte_once_in_order() {
+        let source = pattern(SMALL);
+        for length in 1..=SMALL {
+            let mut noted = Noted(Vec::new());
+            // SAFETY: the source has as many bytes, and nothing is stored.
+            unsafe { copy_small(source.as_ptr(), &mut noted, length) };
+            let end = noted.0.iter().fold(0, |end, (at, bytes)| {
+                assert_eq!(*at, end, "{length} bytes: {:?}", noted.0);
+                end + bytes
+            });
+            assert_eq!(end, length, "{:?}", noted.0);
+            if length.is_power_of_two() && length <= 16 {
+                assert_eq!(noted.0.len(), 1, "{length} bytes are stored in one piece");
+            }
+        }
+    }
+
     #[test]
     fn large_copies_are_whole_whatever_their_ends() {
-        for (skip, length) in [(0, LARGE), (1, LARGE + 1), (63, 2 * ROUND + 5 * TRIAL + 7)] {
+        for (skip, length) in [(0, ROUND), (1, ROUND + 1), (63, 2 * ROUND + 12_345)] {
             let source = pattern(skip + length);
-            let mut destination = vec![0; length + 1];
-            // SAFETY: both vectors have the range.
+            for way in 0..4_usize {
+                let mut destination = vec![0; length + 1];
+                let (from, to) = (source[skip..].as_ptr(), destination.as_mut_ptr());
+                let parts = std::cell::Cell::new(0);
+                // All by one way, or by both in turns.
+                let cold = |_, _| way & 1 << (parts.replace(parts.get() + 1) % 2) != 0;
+                // SAFETY: both vectors have the range.
+                assert!(unsafe { copy_by(from, to, length, cold, || false) });
+                assert!(destination[..length] == source[skip..]);
+                assert_eq!(destination[length], 0);
+            }
+            let mut destination = vec![0; length];
+            // SAFETY: as above.
             unsafe { copy(source[skip..].as_ptr(), destination.as_mut_ptr(), length) };
-            assert!(destination[..length] == source[skip..]);
-            assert_eq!(destination[length], 0);
+            assert!(destination == source[skip..]);
         }
     }
 
     #[test]
     fn overlapping_ranges_are_moved() {
-        let mut bytes = pattern(LARGE + 100);
+        let mut bytes = pattern(ROUND + 100);
         let before = bytes.clone();
         let start = bytes.as_mut_ptr();
         // SAFETY: both ranges are inside of the vector.
-        unsafe { copy(start, start.add(100), LARGE) };
-        assert!(bytes[100..] == before[..LARGE]);
+        unsafe { copy(start, start.add(100), ROUND) };
+        assert!(bytes[100..] == before[..ROUND]);
+    }
+
+    #[test]
+    fn a_part_comes_again_while_the_cache_could_hold_what_was_copied_since() {
+        let mut recent = Recent { parts: [(0, 0); 16], next: 0, copied: 0 };
+        assert!(!recent.comes_again(0x1000, 10, 100));
+        assert!(recent.comes_again(0x1000, 10, 100));
+        assert!(!recent.comes_again(0x2000, 95, 100));
+        assert!(!recent.comes_again(0x1000, 10, 100), "105 bytes since");
+        // Only so many are remembered.
+        (0..16).for_each(|nth| assert!(!recent.comes_again(0x10_000 + nth, 1, 100)));
+        assert!(!recent.comes_again(0x1000, 1, 100));
+    }
+
+    #[test]
+    fn cache_sizes_are_read_as_the_system_writes_them() {
+        assert_eq!(kibibytes("2048K\n"), Some(2 << 20));
+        assert_eq!([kibibytes(""), kibibytes("2M"), kibibytes("K")], [None; 3]);
+        assert!(own_cache() < 1 << 30, "{}", own_cache());
     }
 
     #[test]
@@ -277,8 +480,9 @@ mod tests {
         let mut destination = vec![0; 3 * ROUND];
         let asked = std::cell::Cell::new(0);
         let stop = || asked.replace(asked.get() + 1) == 1;
+        let (from, to) = (source.as_ptr(), destination.as_mut_ptr());
         // SAFETY: both vectors have the range.
-        let all = unsafe { copy_large(source.as_ptr(), destination.as_mut_ptr(), 3 * ROUND, stop) };
+        let all = unsafe { copy_large(from, to, 3 * ROUND, stop) };
         assert!(!all);
         assert!(destination[..ROUND] == source[..ROUND]);
         assert!(destination[ROUND..].iter().all(|byte| *byte == 0));

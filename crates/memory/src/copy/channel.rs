@@ -7,7 +7,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::Instant;
 
 use super::queue::Queue;
-use super::ticket::{Held, State, Ticket, post};
+use super::ticket::{Failure, Held, State, Ticket, post};
 use super::transaction::{Transaction, copy_piece};
 use crate::guard;
 use crate::spin::{AdaptiveSpin, Spinning};
@@ -80,7 +80,7 @@ struct Entry {
     added: u32,
     /// Pieces after merging.
     pieces: u32,
-    /// Whether somebody is to be told of the end.
+    /// Whether somebody has a say in the end, or is to be told of it.
     tells: bool,
 }
 
@@ -239,8 +239,8 @@ impl Runner {
     fn work(&mut self, entry: Entry) {
         let mut since = Instant::now();
         let mut next = Some(entry);
-        while let Some(entry) = next {
-            let state = self.carry_out(&entry);
+        while let Some(mut entry) = next {
+            let state = self.carry_out(&mut entry);
             self.end(entry, state);
             if self.taken.is_multiple_of(BUSY_UPDATE) {
                 self.count_busy(&mut since);
@@ -260,7 +260,7 @@ impl Runner {
         *since = now;
     }
 
-    fn carry_out(&self, entry: &Entry) -> State {
+    fn carry_out(&self, entry: &mut Entry) -> State {
         let signals = &self.shared.signals;
         let held = &entry.held;
         // The next entry, if it is there, comes while this one is carried out.
@@ -288,6 +288,9 @@ impl Runner {
             && let Some(failure) = entry.held.transaction().loss()
         {
             return State::Failed(failure);
+        }
+        if entry.tells && entry.held.transaction_mut().gone() {
+            return State::Failed(Failure::Gone);
         }
         State::Done
     }

@@ -25,6 +25,10 @@ pub enum Failure {
     /// A region was severed from its memory.
     #[error("the memory was taken away")]
     Revoked,
+    /// Whom the bytes are from or for was gone when they were copied
+    /// ([`Transaction::unless`]).
+    #[error("whom the bytes are from or for is gone")]
+    Gone,
 }
 
 /// How far a transaction is.
@@ -53,6 +57,7 @@ impl State {
             State::Aborted => 2,
             State::Failed(Failure::Torn) => 3,
             State::Failed(Failure::Revoked) => 4,
+            State::Failed(Failure::Gone) => 5,
         }
     }
 
@@ -62,7 +67,8 @@ impl State {
             1 => State::Done,
             2 => State::Aborted,
             3 => State::Failed(Failure::Torn),
-            _ => State::Failed(Failure::Revoked),
+            4 => State::Failed(Failure::Revoked),
+            _ => State::Failed(Failure::Gone),
         }
     }
 }

@@ -68,6 +68,9 @@ pub enum PieceError {
     Lost(#[from] Failure),
 }
 
+/// What says that whom the bytes are from or for is gone.
+type Unless = Box<dyn FnOnce() -> bool + Send>;
+
 /// What runs when a transaction has ended.
 pub(super) type Then = Box<dyn FnOnce(State) + Send>;
 
@@ -110,6 +113,7 @@ pub struct Transaction {
     bytes: u64,
     /// The guard's count before any region was looked at.
     torn_before: Option<u64>,
+    unless: Option<Unless>,
     then: Option<Then>,
     ring: Option<Arc<Doorbell>>,
 }
@@ -188,6 +192,15 @@ impl Transaction {
         Ok(())
     }
 
+    /// Asks `gone` once, when all bytes are copied: whether they are from or for somebody who is
+    /// gone, and the transaction has failed ([`Failure::Gone`]). How it ended is decided by then,
+    /// whatever becomes of them later. What `gone` holds is let go of before the end is told.
+    #[must_use]
+    pub fn unless(mut self, gone: impl FnOnce() -> bool + Send + 'static) -> Transaction {
+        self.unless = Some(Box::new(gone));
+        self
+    }
+
     /// Runs `then` on the channel's thread when the transaction has ended, in whatever way. It
     /// should be short: the channel copies nothing meanwhile.
     #[must_use]
@@ -229,11 +242,17 @@ impl Transaction {
 
     /// Whether somebody is to be told of the end.
     pub(super) fn tells(&self) -> bool {
-        self.then.is_some() || self.ring.is_some()
+        self.then.is_some() || self.ring.is_some() || self.unless.is_some()
+    }
+
+    /// Whether whom the bytes are from or for is gone; asked once.
+    pub(super) fn gone(&mut self) -> bool {
+        self.unless.take().is_some_and(|gone| gone())
     }
 
     /// Who is to be told of the end; once.
     pub(super) fn told(&mut self) -> (Option<Then>, Option<Arc<Doorbell>>) {
+        self.unless = None;
         (self.then.take(), self.ring.take())
     }
 
@@ -262,7 +281,7 @@ pub(super) unsafe fn copy_piece(
     // SAFETY: the addresses were checked when the piece was added, and the transaction holds the
     // regions; own memory is valid by the promise of `Place::own`.
     unsafe {
-        if length < bytes::LARGE {
+        if !bytes::is_large(length) {
             bytes::copy(source, destination, length);
             return true;
         }

@@ -83,6 +83,16 @@ impl Line {
         Wake { sleepers, poller: armed && self.armed.swap(0, Ordering::AcqRel) != 0 }
     }
 
+    /// Whether somebody sleeps who is to be woken without a ring.
+    pub fn rouse(&self) -> bool {
+        // A change, not a load: it comes before or after each announcement.
+        let asleep = turn_of(self.state.fetch_add(0, Ordering::AcqRel)) & 1 == 1;
+        if asleep {
+            self.state.fetch_add(TURN, Ordering::AcqRel);
+        }
+        asleep
+    }
+
     /// Closes for ever and says whom to wake. Counts as a ring, so that nobody falls asleep who
     /// looked before.
     pub fn close(&self) -> Wake {

@@ -197,6 +197,19 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn a_peer_that_rings_at_each_look_delays_nobody_beyond_the_timeout() {
+    let memory = memory();
+    let bell = Doorbell::new(memory.region().clone(), 0, Event::new().unwrap()).unwrap();
+    let begun = Instant::now();
+    let outcome = until(&bell, Some(Duration::from_millis(5)), || -> Option<()> {
+        assert!(begun.elapsed() < Duration::from_secs(5), "it looks for ever");
+        bell.ring();
+        None
+    });
+    assert_eq!(outcome, Err(LockError::TimedOut));
+}
+
+#[test]
 fn a_scribbling_peer_delays_nobody_beyond_the_timeout() {
     let memory = memory();
     let parties = [owner(1, 0), owner(2, 0)];

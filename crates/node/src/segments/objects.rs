@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
-use rackbus_memory::doorbell::DOORBELL_BYTES;
+use rackbus_memory::doorbell::{DOORBELL_BYTES, count_in};
 use rackbus_memory::ring::RingLayout;
 use rackbus_memory::{Event, SharedMemory};
 use rackbus_segment::directory::{Attached, LinePart};
@@ -110,5 +110,10 @@ impl Objects for Store {
                 self.memory_named("rackbus messages", bytes as u64)
             }
         }
+    }
+
+    fn rung(&self, line: ObjectId) -> Result<u32, String> {
+        let object = self.get(line).ok_or("the line is gone")?;
+        count_in(&**object.fd(), 0).map_err(|error| error.to_string())
     }
 }

@@ -138,35 +138,43 @@ impl Directory {
                 }
             }
             Tell::Remote { connection, change } => {
-                let Some(session) = self.connected(from, connection) else { return };
+                let Some((session, known_as)) = self.known(from, connection) else { return };
                 let Some(it) = self.connections.get_mut(&connection) else { return };
-                it.alive &= change != Change::Lost;
-                let connection = it.known_as;
+                it.alive &= !change.is_final();
+                let connection = known_as;
                 self.send(To::Event(session, Event::Remote { connection, change }), Vec::new());
             }
             Tell::Freeze { ticket, connection, offset, length } => {
-                let Some(session) = self.connected(from, connection) else { return };
-                let event = Event::Freeze { ticket, keeper: connection, offset, length };
+                let Some((session, keeper)) = self.known(from, connection) else { return };
+                let event = Event::Freeze { ticket, keeper, offset, length };
                 self.send(To::Event(session, event), Vec::new());
             }
             Tell::Adopt { ticket, connection, offset, length } => {
-                let Some(session) = self.connected(from, connection) else { return };
-                let keeper = connection;
+                let Some((session, keeper)) = self.known(from, connection) else { return };
                 let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
                 self.send(To::Event(session, event), attached);
             }
             Tell::Thaw { ticket, connection, offset, length } => {
-                let Some(session) = self.connected(from, connection) else { return };
-                let event = Event::Thaw { ticket, keeper: connection, offset, length };
+                let Some((session, keeper)) = self.known(from, connection) else { return };
+                let event = Event::Thaw { ticket, keeper, offset, length };
                 self.send(To::Event(session, event), Vec::new());
             }
         }
     }
 
-    /// The session behind a live connection to that owner's node.
-    fn connected(&self, owner: NodeId, connection: Handle) -> Option<SessionId> {
+    /// The session behind a live connection to that owner's node, and what it calls it.
+    fn known(&self, owner: NodeId, connection: Handle) -> Option<(SessionId, Handle)> {
         let connection = self.connections.get(&connection)?;
-        (connection.owner == owner && connection.alive).then_some(connection.session)
+        let here = connection.owner == owner && connection.alive;
+        here.then_some((connection.session, connection.known_as))
+    }
+
+    /// The connection that a session means by a handle: a member of a group knows its segment only.
+    pub(super) fn connection_known_as(&self, handle: Handle) -> Option<Handle> {
+        if self.connections.contains_key(&handle) {
+            return Some(handle);
+        }
+        self.segments.get(&handle)?.group
     }
 
     /// A session that keeps memory through a connection has frozen it, or adopted the new one.
@@ -244,8 +252,7 @@ impl Directory {
             shared: false,
             group: Some(connection),
             guests: Default::default(),
-            former: Default::default(),
-            leaving: Default::default(),
+            lingering: Default::default(),
             moving: None,
         };
         // It counts twice: as a connection, and as a segment.

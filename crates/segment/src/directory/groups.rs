@@ -3,12 +3,17 @@
 //!
 //! A group's memory is kept by its *home*, the host of the rack with the lowest node id, for as
 //! long as it has members. Without multicast hardware this is what every member's copy being equal
-//! comes down to: that there is one.
+//! comes down to: that there is one. Who loses the right to it is left behind as with segments: the
+//! memory moves ([`moves`](super::moves)).
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
-use super::{Attached, Directory, Guest, Led, Objects, To, system};
-use crate::message::{Change, Grant, NodeId, ObjectId, Refusal, SegmentId, Share, Tell};
+use super::moves::{Keeper, Kept, Lingering, Revoked};
+use super::{Attached, Directory, Guest, Led, Objects, Output, To, system};
+use crate::message::{
+    Change, Grant, Handle, NodeId, ObjectId, Refusal, SegmentEntry, SegmentId, Share, Tell,
+};
 
 /// A group whose home this host is.
 #[derive(Debug)]
@@ -16,8 +21,28 @@ pub(super) struct Group {
     memory: ObjectId,
     size: u64,
     offset: u64,
-    members: BTreeSet<Guest>,
-    senders: BTreeSet<Guest>,
+    guests: BTreeMap<Guest, Joined>,
+    lingering: Lingering,
+    /// The move that is under way.
+    moving: Option<Handle>,
+}
+
+/// A member of a group, or a sender to it.
+#[derive(Debug)]
+struct Joined {
+    member: bool,
+    share: Share,
+}
+
+impl Group {
+    fn has_members(&self) -> bool {
+        self.guests.values().any(|joined| joined.member)
+    }
+
+    /// Whether one of those who joined may store.
+    pub(super) fn writes(&self, guest: Guest) -> bool {
+        self.guests.get(&guest).is_some_and(|joined| joined.share == Share::Write)
+    }
 }
 
 impl Directory {
@@ -38,48 +63,159 @@ impl Directory {
             return Err(Refusal::NoSuchSegment);
         }
         // The memory is this host's, so its rules are the group's.
-        let rule = self.rule(id, guest.0);
-        if rule == Share::None || (size.is_some() && rule < Share::Write) {
+        let share = self.rule(id, guest.0);
+        if share < self.needed(size.is_some()) {
             return Err(Refusal::Denied);
         }
-        let write = rule == Share::Write;
         if let (Some(size), false) = (size, self.groups.contains_key(&id)) {
             let offset = self.take_room(size)?;
             let memory = objects.memory(size).map_err(|cause| {
                 self.give_room(offset, size);
                 system(cause)
             })?;
-            let (members, senders) = Default::default();
-            self.groups.insert(id, Group { memory, size, offset, members, senders });
+            let (guests, lingering) = Default::default();
+            let group = Group { memory, size, offset, guests, lingering, moving: None };
+            self.groups.insert(id, group);
         }
         let group = self.groups.get_mut(&id).ok_or(Refusal::NoSuchSegment)?;
-        match size {
-            Some(size) if size != group.size => {
-                return Err(Refusal::Illegal("the group's other members have another size".into()));
-            }
-            Some(_) => group.members.insert(guest),
-            None => group.senders.insert(guest),
-        };
+        if size.is_some_and(|size| size != group.size) {
+            return Err(Refusal::OtherSize { size: group.size });
+        }
+        if group.moving.is_some() {
+            return Err(Refusal::Busy);
+        }
+        group.guests.insert(guest, Joined { member: size.is_some(), share });
         self.guests.insert(guest, Led::Group(id));
+        let write = share == Share::Write;
         let grant = Grant::Memory { size: group.size, write, address: None };
         Ok((grant, vec![Attached { object: group.memory, write }]))
+    }
+
+    /// The least that a member, or a sender, must be allowed to do.
+    fn needed(&self, member: bool) -> Share {
+        if member { Share::Write } else { Share::Read }
     }
 
     /// A member or sender has left. Without members there is no group.
     pub(super) fn leave_group(&mut self, guest: Guest, id: SegmentId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        group.members.remove(&guest);
-        group.senders.remove(&guest);
-        if !group.members.is_empty() {
-            return;
+        let Some(joined) = group.guests.remove(&guest) else { return };
+        group.lingering.was_let_go(guest.0, joined.share);
+        if !group.has_members() {
+            return self.end_group(id, None);
         }
+        if let Some(ticket) = group.moving {
+            self.keeper_gone(ticket, Keeper::Guest(guest));
+        }
+    }
+
+    /// Ends a group without members. Where it is taken away from somebody, `ticket` waits until
+    /// nothing of it can be read.
+    fn end_group(&mut self, id: SegmentId, ticket: Option<Handle>) {
         let Some(group) = self.groups.remove(&id) else { return };
-        for (node, connection) in group.senders {
+        for (node, connection) in group.guests.into_keys() {
             self.guests.remove(&(node, connection));
             let tell = Tell::Remote { connection, change: Change::Lost };
             self.send(To::Tell(node, tell), Vec::new());
         }
         self.give_room(group.offset, group.size);
-        self.discard(group.memory, group.size, Vec::new());
+        let mut waiting = self.waiting_for(group.moving);
+        waiting.extend(ticket);
+        match waiting.is_empty() {
+            true => self.out.push(Output::Forget(group.memory)),
+            false => self.discard(group.memory, group.size, waiting),
+        }
+        // Last: it tells those who wait that nothing is left to be read.
+        if let Some(ticket) = group.moving {
+            self.abandon_move(ticket);
+        }
+    }
+
+    /// Who is to lose groups of these numbers, as the rules are now.
+    pub(super) fn groups_to_revoke(&self, ids: RangeInclusive<SegmentId>) -> Vec<Revoked> {
+        let revoked = |(id, group): (&SegmentId, &Group)| {
+            let lost = |(guest, joined): (&Guest, &Joined)| {
+                let rule = self.rule(*id, guest.0);
+                (rule < joined.share || rule < self.needed(joined.member)).then_some(*guest)
+            };
+            let guests = group.guests.iter().filter_map(lost).collect();
+            let lingers = group.lingering.lingers(|node| self.rule(*id, node));
+            Revoked { kept: Kept::Group(*id), guests, lingers }
+        };
+        self.groups.range(ids).map(revoked).collect()
+    }
+
+    /// Takes a group away from one of its members or senders, but for the memory; whether it was
+    /// one.
+    pub(super) fn revoke_group(&mut self, id: SegmentId, guest: Guest) -> bool {
+        let Some(group) = self.groups.get_mut(&id) else { return false };
+        let Some(joined) = group.guests.remove(&guest) else { return false };
+        group.lingering.was_let_go(guest.0, joined.share);
+        let moving = group.moving;
+        self.guests.remove(&guest);
+        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
+        self.send(To::Tell(guest.0, tell), Vec::new());
+        if let Some(ticket) = moving {
+            self.keeper_gone(ticket, Keeper::Guest(guest));
+        }
+        true
+    }
+
+    /// Begins to move a group into new memory, for those who stay.
+    pub(super) fn move_group(&mut self, id: SegmentId, ticket: Handle, objects: &mut dyn Objects) {
+        let Some(group) = self.groups.get(&id) else { return };
+        if !group.has_members() {
+            return self.end_group(id, Some(ticket));
+        }
+        if let Some(moving) = group.moving {
+            // Where others have moved on already, it needs another move after this one.
+            return self.move_again(moving, ticket);
+        }
+        let new = match objects.memory(group.size) {
+            Ok(new) => new,
+            Err(cause) => return self.ticket_failed(ticket, system(cause)),
+        };
+        let (old, length) = (group.memory, group.size);
+        let keepers = group.guests.keys().map(|guest| Keeper::Guest(*guest)).collect();
+        let places = ((old, 0), (new, 0));
+        let begun = self.begin_move(ticket, Kept::Group(id), places, 0..length, keepers);
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.moving = Some(begun);
+            group.lingering.are_left_behind();
+        }
+    }
+
+    /// A group is in its new memory.
+    pub(super) fn group_moved(
+        &mut self,
+        id: SegmentId,
+        (old, new): (ObjectId, ObjectId),
+        again: Vec<Handle>,
+        objects: &mut dyn Objects,
+    ) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.memory = new;
+            group.moving = None;
+            group.lingering.moved(old == new);
+            if old != new {
+                self.out.push(Output::Forget(old));
+            }
+        }
+        for ticket in again {
+            self.move_group(id, ticket, objects);
+        }
+    }
+
+    /// The groups that are kept here, as entries of the list of segments.
+    pub(super) fn group_entries(&self) -> impl Iterator<Item = SegmentEntry> {
+        self.groups.iter().map(|(id, group)| SegmentEntry {
+            id: *id,
+            size: group.size,
+            available: true,
+            group: true,
+            session: None,
+            connections: group.guests.keys().map(|(node, _)| *node).collect(),
+            address: None,
+        })
     }
 }

@@ -47,6 +47,10 @@ impl Directory {
         if self.interrupts.get(&key).is_some_and(|it| !(it.shared && shared)) {
             return Err(Refusal::InUse);
         }
+        // Counted before the number is known: a ring that comes after the reply is never taken for
+        // one that came before it.
+        let joined = self.interrupts.get(&key).map(|it| objects.rung(it.line)).transpose();
+        let rung = joined.map_err(system)?.unwrap_or(0);
         self.count(session)?;
         if !self.interrupts.contains_key(&key) {
             let made = objects.line(LinePart::Doorbell).and_then(|line| match objects.event() {
@@ -68,7 +72,7 @@ impl Directory {
         let interrupt = self.interrupts.get_mut(&key).ok_or(Refusal::Stale)?;
         interrupt.owners.insert(handle, session);
         let attached = vec![Attached::whole(interrupt.line), Attached::whole(interrupt.event)];
-        Ok(Some((Reply::Interrupt { interrupt: handle, number }, attached)))
+        Ok(Some((Reply::Interrupt { interrupt: handle, number, rung }, attached)))
     }
 
     pub(super) fn remove_interrupt(&mut self, session: SessionId, handle: Handle) -> Answer {
@@ -77,7 +81,7 @@ impl Directory {
         if interrupt.owners.get(&handle) != Some(&session) {
             return Err(Refusal::Stale);
         }
-        self.end_interrupt(handle);
+        self.end_interrupt(handle, Change::Removed);
         done()
     }
 
@@ -90,11 +94,11 @@ impl Directory {
             .map(|(handle, _)| *handle)
             .collect();
         for handle in handles {
-            self.end_interrupt(handle);
+            self.end_interrupt(handle, Change::Lost);
         }
     }
 
-    fn end_interrupt(&mut self, handle: Handle) {
+    fn end_interrupt(&mut self, handle: Handle, change: Change) {
         let Some(key) = self.interrupt_handles.remove(&handle) else { return };
         let Some(interrupt) = self.interrupts.get_mut(&key) else { return };
         if let Some(session) = interrupt.owners.remove(&handle) {
@@ -107,7 +111,7 @@ impl Directory {
         let Some(interrupt) = self.interrupts.remove(&key) else { return };
         for ((node, connection), ring) in interrupt.guests {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change: Change::Lost };
+            let tell = Tell::Remote { connection, change };
             self.send(To::Tell(node, tell), Vec::new());
             self.out.extend(ring.map(|(_, object)| Output::Forget(object)));
         }

@@ -8,7 +8,8 @@
 //!
 //! Taking memory away from somebody who may keep the old mapping for ever means to move it
 //! (`moves`): those who keep the memory stop writing, it is copied elsewhere, they go on there,
-//! and what was left behind is emptied.
+//! and what was left behind is emptied. Memory whose owner has gone is nobody's: it is let go of
+//! as it is, and who still maps it may read what it held last.
 
 mod connections;
 mod groups;
@@ -55,6 +56,12 @@ pub trait Objects {
     /// # Errors
     /// What the system says.
     fn line(&mut self, part: LinePart) -> Result<ObjectId, String>;
+
+    /// How often a doorbell rang so far.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn rung(&self, line: ObjectId) -> Result<u32, String>;
 }
 
 /// What memory an interrupt needs.
@@ -274,16 +281,15 @@ impl Directory {
         let keeper = match notice {
             Notice::Frozen { keeper, .. } | Notice::Adopted { keeper, .. } => keeper,
         };
-        let connected = self.connections.contains_key(&keeper);
-        match notice {
-            Notice::Frozen { ticket, .. } if connected => {
-                self.pass_on(session, keeper, Ask::Frozen { ticket, connection: keeper });
+        match (notice, self.connection_known_as(keeper)) {
+            (Notice::Frozen { ticket, .. }, Some(connection)) => {
+                self.pass_on(session, connection, Ask::Frozen { ticket, connection });
             }
-            Notice::Adopted { ticket, .. } if connected => {
-                self.pass_on(session, keeper, Ask::Adopted { ticket, connection: keeper });
+            (Notice::Adopted { ticket, .. }, Some(connection)) => {
+                self.pass_on(session, connection, Ask::Adopted { ticket, connection });
             }
-            Notice::Frozen { ticket, .. } => self.session_frozen(session, ticket, keeper),
-            Notice::Adopted { ticket, .. } => self.session_adopted(session, ticket, keeper),
+            (Notice::Frozen { ticket, .. }, None) => self.session_frozen(session, ticket, keeper),
+            (Notice::Adopted { ticket, .. }, None) => self.session_adopted(session, ticket, keeper),
         }
         self.finish(objects)
     }

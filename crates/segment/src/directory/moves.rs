@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Answer, Attached, Directory, Guest, Objects, Output, To};
-use crate::message::{Change, Event, Handle, ObjectId, Refusal, Reply, SessionId, Tell};
+use crate::message::{
+    Change, Event, Handle, NodeId, ObjectId, Refusal, Reply, SegmentId, SessionId, Share, Tell,
+};
 
 /// Milliseconds that a keeper may take for each step.
 const PATIENCE: u64 = 2_000;
@@ -36,10 +38,56 @@ pub(super) enum Keeper {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
     Segment(Handle),
+    Group(SegmentId),
     /// Pages of an extent, to be opened.
     Opening(Handle),
     /// Pages of an extent, to be closed.
     Closing(Handle),
+}
+
+/// Somebody is to lose something.
+#[derive(Debug)]
+pub(super) struct Revoked {
+    pub kept: Kept,
+    /// Those who are connected.
+    pub guests: Vec<Guest>,
+    /// Whether there are others, who were before and may keep a mapping.
+    pub lingers: bool,
+}
+
+/// Hosts whose processes were connected to memory, have no right to it any more, and may keep a
+/// mapping of it; with the most that they could do.
+#[derive(Debug, Default)]
+pub(super) struct Lingering {
+    former: BTreeMap<NodeId, Share>,
+    /// Those of them that the move that is under way leaves behind.
+    leaving: BTreeMap<NodeId, Share>,
+}
+
+impl Lingering {
+    /// A host's process has no right to the memory any more.
+    pub(super) fn was_let_go(&mut self, node: NodeId, share: Share) {
+        let most = self.former.entry(node).or_insert(share);
+        *most = share.max(*most);
+    }
+
+    /// Whether one of them could do more than `allowed` says for its host.
+    pub(super) fn lingers(&self, allowed: impl Fn(NodeId) -> Share) -> bool {
+        self.former.iter().chain(&self.leaving).any(|(node, share)| allowed(*node) < *share)
+    }
+
+    /// A move has begun, which leaves all of them behind.
+    pub(super) fn are_left_behind(&mut self) {
+        self.leaving = std::mem::take(&mut self.former);
+    }
+
+    /// That move is over; `stayed` when the bytes could not be moved, and nobody was left behind.
+    pub(super) fn moved(&mut self, stayed: bool) {
+        let left = std::mem::take(&mut self.leaving);
+        if stayed {
+            left.into_iter().for_each(|(node, share)| self.was_let_go(node, share));
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -301,11 +349,18 @@ impl Directory {
         self.advance(handle);
     }
 
-    /// Whether a connector of a segment may store.
+    /// Whether a connector of a segment, or one who joined a group, may store.
     fn guest_writes(&self, guest: Guest) -> bool {
-        let Some(super::Led::Segment(handle)) = self.guests.get(&guest) else { return false };
-        let share = self.segments.get(handle).and_then(|segment| segment.guests.get(&guest));
-        share == Some(&crate::message::Share::Write)
+        match self.guests.get(&guest) {
+            Some(super::Led::Segment(handle)) => {
+                let segment = self.segments.get(handle);
+                segment.and_then(|it| it.guests.get(&guest)) == Some(&Share::Write)
+            }
+            Some(super::Led::Group(id)) => {
+                self.groups.get(id).is_some_and(|group| group.writes(guest))
+            }
+            _ => false,
+        }
     }
 
     /// Ends the moves that every keeper has followed.
@@ -336,6 +391,9 @@ impl Directory {
         match one.kept {
             Kept::Segment(segment) => {
                 self.segment_moved(segment, (one.from.0, one.to.0), one.again.clone(), objects);
+            }
+            Kept::Group(id) => {
+                self.group_moved(id, (one.from.0, one.to.0), one.again.clone(), objects);
             }
             Kept::Opening(extent) => self.pages_opened(extent, one.range, stayed),
             Kept::Closing(extent) => self.pages_closed(extent, one.range, stayed),
@@ -410,7 +468,7 @@ impl Directory {
     pub(super) fn abandon_move(&mut self, handle: Handle) {
         let waiting = self.waiting_for(Some(handle));
         let Some(one) = self.moves.remove(&handle) else { return };
-        if one.to != one.from && matches!(one.kept, Kept::Segment(_)) {
+        if one.to != one.from && matches!(one.kept, Kept::Segment(_) | Kept::Group(_)) {
             self.discard(one.to.0, one.range.end - one.range.start, waiting.clone());
         }
         for ticket in waiting {
@@ -440,7 +498,7 @@ impl Directory {
                     Keeper::Session(session, _) => self.out.push(Output::Cut(session)),
                     Keeper::Guest(guest) => {
                         self.drop_guest(guest);
-                        let tell = Tell::Remote { connection: guest.1, change: Change::Lost };
+                        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
                         self.send(To::Tell(guest.0, tell), Vec::new());
                     }
                 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::moves::{Keeper, Kept};
+use super::moves::{Keeper, Kept, Lingering, Revoked};
 use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, done, system};
 use crate::message::{
     Change, Event, FIRST_FREE_ID, Grant, Handle, NodeId, ObjectId, Question, Refusal, Reply,
@@ -15,6 +15,8 @@ const MAX_SIZE: u64 = 1 << 62;
 
 /// Segments in one reply to a list.
 const LISTED: usize = 128;
+/// Connections of each of them.
+const LISTED_CONNECTIONS: usize = 32;
 
 /// A segment of this host.
 #[derive(Debug)]
@@ -32,26 +34,10 @@ pub(super) struct Segment {
     /// A member's connection to its group.
     pub group: Option<Handle>,
     pub guests: BTreeMap<Guest, Share>,
-    /// Hosts whose processes were connected and may keep a mapping of this memory, with the most
-    /// that they could do.
-    pub former: BTreeMap<NodeId, Share>,
-    /// Those of them that the move that is under way leaves behind.
-    pub leaving: BTreeMap<NodeId, Share>,
+    /// Who may keep a mapping without a right to it.
+    pub lingering: Lingering,
     /// The move that is under way.
     pub moving: Option<Handle>,
-}
-
-impl Segment {
-    /// A host's process has no right to the memory any more, but may keep a mapping of it.
-    fn was_let_go(&mut self, node: NodeId, share: Share) {
-        let most = self.former.entry(node).or_insert(share);
-        *most = share.max(*most);
-    }
-
-    /// Whether such a process could do more than `allowed` says for its host.
-    fn lingers(&self, allowed: impl Fn(NodeId) -> Share) -> bool {
-        self.former.iter().chain(&self.leaving).any(|(node, share)| allowed(*node) < *share)
-    }
 }
 
 impl Directory {
@@ -91,8 +77,7 @@ impl Directory {
                 shared: false,
                 group: None,
                 guests: BTreeMap::new(),
-                former: BTreeMap::new(),
-                leaving: BTreeMap::new(),
+                lingering: Lingering::default(),
                 moving: None,
             },
         );
@@ -187,8 +172,9 @@ impl Directory {
                 done()
             }
             Withdrawal::Force => {
-                let lingers = segment.lingers(|_| Share::None);
-                self.revoke(session, vec![(handle, guests, lingers)], objects)
+                let lingers = segment.lingering.lingers(|_| Share::None);
+                let kept = Kept::Segment(handle);
+                self.revoke(session, vec![Revoked { kept, guests, lingers }], objects)
             }
         }
     }
@@ -204,9 +190,8 @@ impl Directory {
 
     pub(super) fn remove_segment(&mut self, session: SessionId, handle: Handle) -> Answer {
         self.own_segment(session, handle)?;
-        let ticket = self.new_ticket(session);
-        self.end_segment(handle, Some(ticket));
-        self.answer_ticket(ticket)
+        self.end_segment(handle, Change::Removed);
+        done()
     }
 
     /// Ends every segment of a session.
@@ -216,12 +201,11 @@ impl Directory {
         };
         let handles: Vec<Handle> = self.segments.iter().filter_map(of).collect();
         for handle in handles {
-            self.end_segment(handle, None);
+            self.end_segment(handle, Change::Lost);
         }
     }
 
-    /// Ends a segment; `ticket` waits until nothing of it can be read any more.
-    fn end_segment(&mut self, handle: Handle, ticket: Option<Handle>) {
+    fn end_segment(&mut self, handle: Handle, change: Change) {
         let Some(segment) = self.segments.remove(&handle) else { return };
         self.discount(segment.session);
         if self.by_id.get(&segment.id) == Some(&handle) {
@@ -229,17 +213,18 @@ impl Directory {
         }
         for (node, connection) in segment.guests.into_keys() {
             self.guests.remove(&(node, connection));
-            let tell = Tell::Remote { connection, change: Change::Lost };
+            let tell = Tell::Remote { connection, change };
             self.send(To::Tell(node, tell), Vec::new());
         }
         if let Some(connection) = segment.group {
             self.leave(connection);
         }
         if let Some(object) = segment.memory {
-            // A process that keeps the mapping reads zeroes, and holds no memory.
-            let mut waiting = self.waiting_for(segment.moving);
-            waiting.extend(ticket);
-            self.discard(object, segment.size, waiting);
+            // Who still maps it may read what it held last, unless it is being taken away.
+            match segment.moving {
+                Some(_) => self.discard(object, segment.size, self.waiting_for(segment.moving)),
+                None => self.out.push(Output::Forget(object)),
+            }
         }
         if let Some(offset) = segment.offset {
             self.give_room(offset, segment.size);
@@ -288,7 +273,7 @@ impl Directory {
     pub(super) fn guest_left_segment(&mut self, guest: Guest, handle: Handle) {
         let Some(segment) = self.segments.get_mut(&handle) else { return };
         let Some(share) = segment.guests.remove(&guest) else { return };
-        segment.was_let_go(guest.0, share);
+        segment.lingering.was_let_go(guest.0, share);
         let (owner, moving) = (segment.session, segment.moving);
         let event = Event::Disconnected { segment: handle, node: guest.0 };
         self.send(To::Event(owner, event), Vec::new());
@@ -297,45 +282,58 @@ impl Directory {
         }
     }
 
-    /// Takes segments away from some of those that are connected to them, and where it is said so
-    /// from those that were before and may keep a mapping. Answers when nothing of what their
+    /// Takes segments and groups away from some of those that are connected to them, and where it is
+    /// said so from those that were before and may keep a mapping. Answers when nothing of what their
     /// owners write from then on can be read by them (invariant I4).
     fn revoke(
         &mut self,
         session: SessionId,
-        revoked: Vec<(Handle, Vec<Guest>, bool)>,
+        revoked: Vec<Revoked>,
         objects: &mut dyn Objects,
     ) -> Answer {
         let mut begun = Vec::new();
-        for (handle, guests, lingers) in revoked {
+        for Revoked { kept, guests, lingers } in revoked {
             let mut needed = lingers;
             for guest in guests {
-                let Some(segment) = self.segments.get_mut(&handle) else { continue };
-                let Some(share) = segment.guests.remove(&guest) else { continue };
-                segment.was_let_go(guest.0, share);
-                let (owner, moving) = (segment.session, segment.moving);
-                self.guests.remove(&guest);
-                let tell = Tell::Remote { connection: guest.1, change: Change::Lost };
-                self.send(To::Tell(guest.0, tell), Vec::new());
-                let event = Event::Disconnected { segment: handle, node: guest.0 };
-                self.send(To::Event(owner, event), Vec::new());
-                if let Some(ticket) = moving {
-                    self.keeper_gone(ticket, Keeper::Guest(guest));
-                }
-                needed = true;
+                needed |= match kept {
+                    Kept::Segment(handle) => self.revoke_segment(handle, guest),
+                    Kept::Group(id) => self.revoke_group(id, guest),
+                    Kept::Opening(_) | Kept::Closing(_) => false,
+                };
             }
             if needed {
-                begun.push(handle);
+                begun.push(kept);
             }
         }
         if begun.is_empty() {
             return done();
         }
         let ticket = self.new_ticket(session);
-        for handle in begun {
-            self.move_segment(handle, ticket, objects);
+        for kept in begun {
+            match kept {
+                Kept::Segment(handle) => self.move_segment(handle, ticket, objects),
+                Kept::Group(id) => self.move_group(id, ticket, objects),
+                Kept::Opening(_) | Kept::Closing(_) => {}
+            }
         }
         self.answer_ticket(ticket)
+    }
+
+    /// Takes a segment away from somebody who is connected, but for the memory; whether it was.
+    fn revoke_segment(&mut self, handle: Handle, guest: Guest) -> bool {
+        let Some(segment) = self.segments.get_mut(&handle) else { return false };
+        let Some(share) = segment.guests.remove(&guest) else { return false };
+        segment.lingering.was_let_go(guest.0, share);
+        let (owner, moving) = (segment.session, segment.moving);
+        self.guests.remove(&guest);
+        let tell = Tell::Remote { connection: guest.1, change: Change::Revoked };
+        self.send(To::Tell(guest.0, tell), Vec::new());
+        let event = Event::Disconnected { segment: handle, node: guest.0 };
+        self.send(To::Event(owner, event), Vec::new());
+        if let Some(ticket) = moving {
+            self.keeper_gone(ticket, Keeper::Guest(guest));
+        }
+        true
     }
 
     /// Begins to move a segment into new memory.
@@ -358,7 +356,7 @@ impl Directory {
         let begun = self.begin_move(ticket, kept, ((old, 0), (new, 0)), 0..length, keepers);
         if let Some(segment) = self.segments.get_mut(&handle) {
             segment.moving = Some(begun);
-            segment.leaving = std::mem::take(&mut segment.former);
+            segment.lingering.are_left_behind();
         }
     }
 
@@ -373,11 +371,8 @@ impl Directory {
         if let Some(segment) = self.segments.get_mut(&handle) {
             segment.memory = Some(new);
             segment.moving = None;
-            let left = std::mem::take(&mut segment.leaving);
-            if old == new {
-                // The bytes could not be moved: nobody was left behind.
-                left.into_iter().for_each(|(node, share)| segment.was_let_go(node, share));
-            } else {
+            segment.lingering.moved(old == new);
+            if old != new {
                 self.out.push(Output::Forget(old));
             }
         }
@@ -411,35 +406,36 @@ impl Directory {
             self.settings.rules.set(&owner, ids.clone(), host, share.into());
         }
         let mut revoked = Vec::new();
-        for (id, handle) in self.by_id.range(ids) {
+        for (id, handle) in self.by_id.range(ids.clone()) {
             let Some(segment) = self.segments.get(handle) else { continue };
             let lost = |(guest, share): (&Guest, &Share)| {
                 (self.rule(*id, guest.0) < *share).then_some(*guest)
             };
             let guests: Vec<Guest> = segment.guests.iter().filter_map(lost).collect();
-            let lingers = segment.lingers(|node| self.rule(*id, node));
-            revoked.push((*handle, guests, lingers));
+            let lingers = segment.lingering.lingers(|node| self.rule(*id, node));
+            revoked.push(Revoked { kept: Kept::Segment(*handle), guests, lingers });
         }
+        revoked.extend(self.groups_to_revoke(ids));
         self.revoke(session, revoked, objects)
     }
 
     pub(super) fn list_segments(&self, skip: u32) -> Reply {
         let skip = usize::try_from(skip).unwrap_or(usize::MAX);
-        let mut entries = self.by_id.iter().skip(skip).filter_map(|(id, handle)| {
+        let segments = self.by_id.iter().filter_map(|(id, handle)| {
             let segment = self.segments.get(handle)?;
-            let mut connections: Vec<NodeId> =
-                segment.guests.keys().map(|(node, _)| *node).collect();
-            connections.truncate(32);
             Some(SegmentEntry {
                 id: *id,
                 size: segment.size,
                 available: segment.available,
-                session: segment.session,
-                connections,
+                group: false,
+                session: Some(segment.session),
+                connections: segment.guests.keys().map(|(node, _)| *node).collect(),
                 address: segment.offset.map(|offset| self.settings.range.base + offset),
             })
         });
-        let list = entries.by_ref().take(LISTED).collect();
+        let mut entries = segments.chain(self.group_entries()).skip(skip);
+        let mut list: Vec<SegmentEntry> = entries.by_ref().take(LISTED).collect();
+        list.iter_mut().for_each(|entry| entry.connections.truncate(LISTED_CONNECTIONS));
         Reply::Segments { list, more: entries.next().is_some() }
     }
 

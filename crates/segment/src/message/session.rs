@@ -207,6 +207,8 @@ pub enum Reply {
         interrupt: Handle,
         /// Its number.
         number: u32,
+        /// How often it rang before anybody could know that this session hears it.
+        rung: u32,
     },
     /// Whether the session lives.
     Alive(bool),
@@ -275,8 +277,10 @@ pub struct SegmentEntry {
     pub size: u64,
     /// Whether others may connect.
     pub available: bool,
-    /// The process that made it.
-    pub session: SessionId,
+    /// Whether it is a multicast group, whose members and senders the connections are.
+    pub group: bool,
+    /// The process that made it; a group has none of its own.
+    pub session: Option<SessionId>,
     /// Connections by host.
     pub connections: Vec<NodeId>,
     /// Its place in the rack's address space, where it has one.

@@ -89,7 +89,6 @@ static void sequences(void)
                                   &error));
     CHECK(status == SCI_SEQ_OK);
     TRY(SCICreateMapSequence(copy.far_map, &fast, SCI_FLAG_FAST_BARRIER, &error));
-    REFUSED(SCI_ERR_BUSY, SCIUnmapSegment(copy.far_map, 0, &error));
     SCIFlush(NULL, 0);
     SCIFlush(NULL, SCI_FLAG_FLUSH_CPU_BUFFERS_ONLY);
     SCIFlush(fast, 0);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAR = 0xd3a0, NEAR = 0xd3a1, SIZE = 1 << 20 };
+enum { FAR = 0xd3a0, NEAR = 0xd3a1, OTHER = 0xd3b0, SIZE = 1 << 20 };
 
 /* What the peer works with. */
 static struct {
@@ -232,8 +232,42 @@ static void gathered(void)
     TRY(SCIRemoveDMAQueue(queue, 0, &error));
 }
 
+/* A segment that a transfer is about to use, or uses, is not removed. */
+static void used_meanwhile(void)
+{
+    sci_dma_queue_t queue;
+    sci_local_segment_t source;
+    sci_error_t removed;
+    unsigned int i;
+    TRY(SCICreateDMAQueue(dma.sd, &queue, 0, 1, 0, &error));
+    TRY(SCICreateSegment(dma.sd, &source, NEAR + 2, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(source, 0, 0, &error));
+    TRY(SCIEnqueueDMATransfer(queue, source, dma.remote, 0, 0, 64, 0, &error));
+    REFUSED(SCI_ERR_BUSY, SCIRemoveSegment(source, 0, &error));
+    TRY(SCIResetDMAQueue(queue, 0, &error));
+    for (i = 0; i < 50; i++) {
+        TRY(SCIStartDmaTransfer(queue, source, dma.remote, 0, SIZE, 0, NULL, NULL, 0, &error));
+        SCIRemoveSegment(source, 0, &removed);
+        CHECK(removed == SCI_ERR_BUSY || SCIDMAQueueState(queue) == SCI_DMAQUEUE_DONE);
+        CHECK(wait_for(queue) == SCI_DMAQUEUE_DONE);
+        if (removed != SCI_ERR_BUSY) {
+            CHECK(removed == SCI_ERR_OK);
+            TRY(SCICreateSegment(dma.sd, &source, NEAR + 2, SIZE, NULL, NULL, 0, &error));
+            TRY(SCIPrepareSegment(source, 0, 0, &error));
+        }
+    }
+    TRY(SCIRemoveSegment(source, 0, &error));
+    REFUSED_SOMEHOW(SCIStartDmaTransfer(queue, source, dma.remote, 0, 64, 0, NULL, NULL, 0,
+                                        &error));
+    TRY(SCIRemoveDMAQueue(queue, 0, &error));
+}
+
 static void peer(struct story *story)
 {
+    sci_remote_segment_t other;
+    sci_dma_queue_t several;
+    sci_segment_cb_reason_t reason;
+    sci_error_t status;
     dma.sd = story->sd;
     TRY(SCICreateSegment(story->sd, &dma.local, NEAR, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(dma.local, 0, 0, &error));
@@ -257,11 +291,25 @@ static void peer(struct story *story)
     refusals();
     channels();
     gathered();
+    used_meanwhile();
     fill(dma.near_bytes, 42);
-    TRY(SCIStartDmaTransfer(dma.queue, dma.local, dma.remote, 0, SIZE, 0, NULL, NULL,
-                            SCI_FLAG_DMA_WAIT, &error));
+    TRY(SCIStartDmaTransfer(dma.queue, dma.local, dma.remote, 0, SIZE, 0, NULL, NULL, 0, &error));
+    CHECK(wait_for(dma.queue) == SCI_DMAQUEUE_DONE);
+    TRY(SCIConnectSegment(story->sd, &other, story->peer, OTHER, 0, NULL, NULL, SOON, 0, &error));
+    TRY(SCICreateDMAQueue(dma.sd, &several, 0, 2, 0, &error));
+    TRY(SCIEnqueueDMATransfer(several, dma.local, other, 0, 0, 64, 0, &error));
+    TRY(SCIEnqueueDMATransfer(several, dma.local, dma.remote, 0, 0, 64, 0, &error));
     story_meet(story); /* the owner looks, and removes its segment */
     story_meet(story);
+    TRY(reason = SCIWaitForRemoteSegmentEvent(dma.remote, &status, SOON, 0, &error));
+    CHECK(reason == SCI_CB_DISCONNECT);
+    /* What was done before stays done, and what reaches only one of two has failed. */
+    CHECK(SCIDMAQueueState(dma.queue) == SCI_DMAQUEUE_DONE);
+    CHECK(wait_for(dma.queue) == SCI_DMAQUEUE_DONE);
+    TRY(SCIPostDMAQueue(several, NULL, NULL, 0, &error));
+    CHECK(wait_for(several) == SCI_DMAQUEUE_ERROR);
+    TRY(SCIRemoveDMAQueue(several, 0, &error));
+    TRY(SCIDisconnectSegment(other, 0, &error));
     do { /* the news of it come by another way */
         SCIStartDmaTransfer(dma.queue, dma.local, dma.remote, 0, 64, 0, NULL, NULL,
                             SCI_FLAG_DMA_WAIT, &error);
@@ -276,10 +324,13 @@ static void peer(struct story *story)
 
 static void owner(struct story *story)
 {
-    sci_local_segment_t segment;
+    sci_local_segment_t segment, other;
     sci_map_t map;
     volatile unsigned char *bytes;
     size_t i;
+    TRY(SCICreateSegment(story->sd, &other, OTHER, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(other, 0, 0, &error));
+    TRY(SCISetSegmentAvailable(other, 0, 0, &error));
     TRY(SCICreateSegment(story->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
@@ -291,6 +342,7 @@ static void owner(struct story *story)
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIRemoveSegment(segment, 0, &error));
     story_meet(story);
+    TRY(SCIRemoveSegment(other, 0, &error));
 }
 
 int main(int argc, char **argv)

@@ -5,6 +5,7 @@
 
 #include "story.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,6 +56,50 @@ static int removes(const struct story *story, sci_local_segment_t parents,
     return 0;
 }
 
+static int busy = 1;
+
+/* What other threads are at when the process forks. */
+static void *call_all_the_time(void *arg)
+{
+    const struct story *story = (const struct story *)arg;
+    while (__atomic_load_n(&busy, __ATOMIC_SEQ_CST)) {
+        sci_desc_t sd;
+        sci_local_segment_t segment;
+        sci_error_t ignored;
+        unsigned int node;
+        SCIGetLocalNodeId(0, &node, 0, &ignored);
+        SCIOpen(&sd, 0, &ignored);
+        SCICreateSegment(sd, &segment, 0, 64, NULL, NULL, SCI_FLAG_AUTO_ID, &ignored);
+        SCIRemoveSegment(segment, 0, &ignored);
+        SCIClose(sd, 0, &ignored);
+        (void)SCIGetLocalSegmentId(story->board);
+    }
+    return NULL;
+}
+
+static void ended_well(pid_t child);
+
+/* A fork in the middle of other threads' calls has nothing of them, nor of what they hold. */
+static void forks_among_calls(struct story *story, sci_local_segment_t segment)
+{
+    enum { THREADS = 2, ROUNDS = 40 };
+    pthread_t threads[THREADS];
+    unsigned int i;
+    for (i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, call_all_the_time, story) == 0);
+    for (i = 0; i < ROUNDS; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(10);
+            _exit(i % 2 == 0 ? begins_anew(story, segment) : ends());
+        }
+        ended_well(child);
+    }
+    __atomic_store_n(&busy, 0, __ATOMIC_SEQ_CST);
+    for (i = 0; i < THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
 static void ended_well(pid_t child)
 {
     int status = -1;
@@ -102,6 +147,8 @@ int main(int argc, char **argv)
     if (child == 0)
         _exit(removes(&story, segment, interrupt));
     ended_well(child);
+
+    forks_among_calls(&story, segment);
 
     /* Everything of the parent's is there. */
     TRY(SCIConnectInterrupt(story.sd, &trigger, story.local, 0, NUMBER, SOON, 0, &error));

@@ -61,6 +61,13 @@ static void as_local_segment(void *handle)
     REFUSED_SOMEHOW(SCIQuery(SCI_Q_LOCAL_SEGMENT, &query, 0, &error));
 }
 
+static sci_remote_segment_t disconnected[2];
+
+static int was_connected(sci_remote_segment_t segment)
+{
+    return segment != NULL && (segment == disconnected[0] || segment == disconnected[1]);
+}
+
 static void as_remote_segment(void *handle)
 {
     sci_remote_segment_t segment = (sci_remote_segment_t)handle;
@@ -72,8 +79,10 @@ static void as_remote_segment(void *handle)
     CHECK(SCIMapRemoteSegment(segment, &map, 0, 1, NULL, 0, &error) == NULL);
     CHECK(error != SCI_ERR_OK && error != NOT_SET);
     REFUSED_SOMEHOW(SCIWaitForRemoteSegmentEvent(segment, &status, 0, 0, &error));
-    CHECK(SCIGetRemoteSegmentSize(segment) == 0 && SCIGetRemoteSegmentId(segment) == 0);
-    CHECK(SCIGetRemoteSegmentNodeId(segment) == 0);
+    CHECK(SCIGetRemoteSegmentSize(segment) == 0);
+    /* What a connection was to is known after its end: programs ask. */
+    CHECK(SCIGetRemoteSegmentId(segment) == (was_connected(segment) ? 0x4a4a : 0));
+    CHECK((SCIGetRemoteSegmentNodeId(segment) != 0) == was_connected(segment));
     query.segment = segment;
     query.subcommand = SCI_Q_REMOTE_SEGMENT_IOADDR;
     REFUSED_SOMEHOW(SCIQuery(SCI_Q_REMOTE_SEGMENT, &query, 0, &error));
@@ -263,6 +272,7 @@ static void take_down(struct things *all)
     TRY(SCIRemoveSequence(all->sequence, 0, &error));
     TRY(SCIUnmapSegment(all->map, 0, &error));
     TRY(SCIDisconnectSegment(all->remote, 0, &error));
+    disconnected[disconnected[0] != NULL] = all->remote;
     TRY(SCIRemoveSegment(all->local, 0, &error));
     TRY(SCIClose(all->sd, 0, &error));
 }

@@ -141,6 +141,29 @@ static void after_stores(struct story *story)
     }
 }
 
+/* A peer that waits for a number to exist, connects and triggers at once: no trigger is lost. */
+static void triggered_as_soon_as_it_exists(struct story *story)
+{
+    enum { ROUNDS = 400, FIRST = 4242 };
+    unsigned int i;
+    for (i = 0; i < ROUNDS; i++) {
+        if (story->owner) {
+            sci_local_interrupt_t interrupt = create(story, FIRST + i, 0);
+            TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
+            TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+        } else {
+            sci_remote_interrupt_t interrupt;
+            do {
+                SCIConnectInterrupt(story->sd, &interrupt, story->peer, 0, FIRST + i, 0, 0, &error);
+            } while (error == SCI_ERR_NO_SUCH_INTNO);
+            CHECK(error == SCI_ERR_OK);
+            trigger(interrupt, 1);
+            TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+        }
+    }
+    story_meet(story);
+}
+
 static unsigned int called;
 static sci_callback_action_t answer = SCI_CALLBACK_CONTINUE;
 
@@ -224,13 +247,35 @@ static void shared(struct story *story)
         interrupt = connect_to(story, 25);
         trigger(interrupt, 1);
         story_meet(story);
-        story_meet(story); /* both are removed: whatever this says, it does no harm */
-        error = NOT_SET;
-        SCITriggerInterrupt(interrupt, 0, &error);
-        CHECK(error != NOT_SET);
+        story_meet(story); /* both are removed: a trigger is a posted write, and reaches nobody */
+        TRY(SCITriggerInterrupt(interrupt, 0, &error));
         TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
     }
     story_meet(story);
+}
+
+/* Triggers go on while their owner removes the interrupt: none of them fails. */
+static void triggered_while_it_is_removed(struct story *story)
+{
+    enum { ROUNDS = 20, FIRST = 5000 };
+    unsigned int i, j;
+    for (i = 0; i < ROUNDS; i++) {
+        if (story->owner) {
+            sci_local_interrupt_t interrupt = create(story, FIRST + i, 0);
+            TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
+            TRY(SCIRemoveInterrupt(interrupt, 0, &error));
+            story_meet(story);
+        } else {
+            sci_remote_interrupt_t interrupt;
+            POLL(SCI_ERR_NO_SUCH_INTNO, SCIConnectInterrupt(story->sd, &interrupt, story->peer, 0,
+                                                            FIRST + i, 0, 0, &error));
+            for (j = 0; j < 2000; j++)
+                trigger(interrupt, 1);
+            story_meet(story);
+            trigger(interrupt, 1);
+            TRY(SCIDisconnectInterrupt(interrupt, 0, &error));
+        }
+    }
 }
 
 static int waiting;
@@ -264,8 +309,10 @@ int main(int argc, char **argv)
     remembered(&story);
     counted(&story);
     after_stores(&story);
+    triggered_as_soon_as_it_exists(&story);
     called_back(&story);
     shared(&story);
+    triggered_while_it_is_removed(&story);
     if (story.owner)
         removed_while_waited_for(&story);
     story_end(&story);

@@ -24,12 +24,13 @@ pub fn together(build: Build, story: &str) {
 }
 
 /// One test for each story, told by the programs of a build; but for `forks`: the sanitizers' own
-/// locks may be held in a fork for ever by threads that it has not got.
+/// locks may be held in a fork for ever by threads that it has not got; and `signals`: handlers of
+/// faults and of signals at any time are the sanitizers' as well.
 macro_rules! stories {
     ($build:expr) => {
         stories!($build, alone: headers, binary, library, handles, query, sharing);
         stories!($build, together: segments, maps, segment_events, interrupts, data_interrupts);
-        stories!($build, together: dma, copy, reflective);
+        stories!($build, together: dma, copy, reflective, removals);
     };
     ($build:expr, $how:ident: $($story:ident),*) => {$(
         #[test]

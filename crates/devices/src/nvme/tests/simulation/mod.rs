@@ -204,13 +204,17 @@ impl World {
         let work = self.host.endpoint.poll(self.pace.now_ns());
         self.polls += 1;
         let clock = self.disk.clone();
-        // A spin takes as long as it takes.
+        // A spin takes as long as it takes, and a yield as long as others like.
         clock.state().now_ns += 200;
-        if let Next::Sleep(until) = self.pace.after(work, || clock.state().now_ns)
-            && self.host.endpoint.park()
-        {
-            self.log(format_args!("the engine sleeps until {until:?}"));
-            self.engine = Engine::Asleep(until);
+        match self.pace.after(work, || clock.state().now_ns) {
+            Next::Poll | Next::Move => {}
+            Next::Yield => self.disk.state().now_ns += self.random.below(50_000) as u64,
+            Next::Sleep(until) => {
+                if self.host.endpoint.park() {
+                    self.log(format_args!("the engine sleeps until {until:?}"));
+                    self.engine = Engine::Asleep(until);
+                }
+            }
         }
         self.harvest(failed_before)
     }

@@ -1,0 +1,255 @@
+/*
+ * What is left when something ends: connections to what is gone, sequences, threads and
+ * descriptors of interrupts; and callbacks, of which none comes after the call that ends them.
+ */
+#define _DEFAULT_SOURCE
+
+#include "story.h"
+
+#include <dirent.h>
+#include <string.h>
+
+enum { ID = 0x4e40, ASYNC = 0x4e50, NUMBER = 640, SIZE = 4096 };
+
+static sci_local_segment_t offer(struct story *story, unsigned int id)
+{
+    sci_local_segment_t segment;
+    TRY(SCICreateSegment(story->sd, &segment, id, SIZE, NULL, NULL, 0, &error));
+    TRY(SCIPrepareSegment(segment, 0, 0, &error));
+    TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
+    return segment;
+}
+
+/* The owner leaves: its peer reads what was there last, is not kept open by what is gone, and may
+ * still ask what it was. */
+static void owner_leaves(struct story *story)
+{
+    sci_map_t map;
+    volatile uint32_t *word;
+    if (story->owner) {
+        sci_local_segment_t segment = offer(story, ID);
+        TRY(word = (volatile uint32_t *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
+                                                           &error));
+        story_meet(story);
+        *word = 0xc0de;
+        TRY(SCIUnmapSegment(map, 0, &error));
+        TRY(SCIRemoveSegment(segment, 0, &error));
+        story_meet(story);
+    } else {
+        sci_desc_t sd;
+        sci_remote_segment_t remote;
+        sci_segment_cb_reason_t reason;
+        sci_error_t status;
+        TRY(SCIOpen(&sd, 0, &error));
+        POLL(SCI_ERR_NO_SUCH_SEGMENT,
+             SCIConnectSegment(sd, &remote, story->peer, ID, 0, NULL, NULL, 0, 0, &error));
+        TRY(word = (volatile uint32_t *)SCIMapRemoteSegment(remote, &map, 0, SIZE, NULL, 0,
+                                                            &error));
+        story_meet(story);
+        TRY(reason = SCIWaitForRemoteSegmentEvent(remote, &status, SOON, 0, &error));
+        CHECK(reason == SCI_CB_DISCONNECT && *word == 0xc0de);
+        TRY(SCIClose(sd, 0, &error));
+        CHECK(*word == 0xc0de);
+        TRY(SCIDisconnectSegment(remote, 0, &error));
+        CHECK(SCIGetRemoteSegmentId(remote) == ID);
+        CHECK(SCIGetRemoteSegmentNodeId(remote) == story->peer);
+        CHECK(*word == 0xc0de);
+        TRY(SCIUnmapSegment(map, 0, &error));
+        CHECK(SCIGetRemoteSegmentId(remote) == ID);
+        story_meet(story);
+    }
+}
+
+/* Stores that were made before the owner left have arrived; those after that have not. */
+static void checked_after_the_owner_left(struct story *story)
+{
+    if (story->owner) {
+        sci_local_segment_t segment = offer(story, ID);
+        story_meet(story);
+        TRY(SCIRemoveSegment(segment, 0, &error));
+        story_meet(story);
+    } else {
+        sci_remote_segment_t remote;
+        sci_sequence_t sequence;
+        sci_sequence_status_t state;
+        sci_segment_cb_reason_t reason;
+        sci_error_t status;
+        sci_map_t map;
+        POLL(SCI_ERR_NO_SUCH_SEGMENT,
+             SCIConnectSegment(story->sd, &remote, story->peer, ID, 0, NULL, NULL, 0, 0, &error));
+        TRY(SCIMapRemoteSegment(remote, &map, 0, SIZE, NULL, 0, &error));
+        TRY(SCICreateMapSequence(map, &sequence, 0, &error));
+        TRY(state = SCIStartSequence(sequence, 0, &error));
+        CHECK(state == SCI_SEQ_OK);
+        story_meet(story);
+        TRY(reason = SCIWaitForRemoteSegmentEvent(remote, &status, SOON, 0, &error));
+        CHECK(reason == SCI_CB_DISCONNECT);
+        TRY(state = SCICheckSequence(sequence, 0, &error));
+        CHECK(state == SCI_SEQ_OK);
+        REFUSED(SCI_ERR_TRANSFER_FAILED, state = SCICheckSequence(sequence, 0, &error));
+        REFUSED(SCI_ERR_TRANSFER_FAILED, state = SCIStartSequence(sequence, 0, &error));
+        CHECK(state == SCI_SEQ_NOT_RETRIABLE);
+        /* Unmapping ends the sequence. */
+        TRY(SCIUnmapSegment(map, 0, &error));
+        REFUSED_SOMEHOW(SCICheckSequence(sequence, 0, &error));
+        REFUSED_SOMEHOW(SCIRemoveSequence(sequence, 0, &error));
+        TRY(SCIDisconnectSegment(remote, 0, &error));
+        story_meet(story);
+    }
+}
+
+static unsigned int entries(const char *folder)
+{
+    unsigned int count = 0;
+    DIR *open = opendir(folder);
+    CHECK(open != NULL);
+    while (readdir(open) != NULL)
+        count++;
+    closedir(open);
+    return count;
+}
+
+static sci_callback_action_t on_data(void *arg, sci_local_data_interrupt_t interrupt, void *data,
+                                     unsigned int length, sci_error_t status)
+{
+    (void)arg, (void)interrupt, (void)data, (void)length, (void)status;
+    return SCI_CALLBACK_CONTINUE;
+}
+
+static sci_callback_action_t on_plain(void *arg, sci_local_interrupt_t interrupt,
+                                      sci_error_t status)
+{
+    (void)arg, (void)interrupt, (void)status;
+    return SCI_CALLBACK_CONTINUE;
+}
+
+/* When the removal returns, an interrupt's thread and descriptor are gone. */
+static void interrupts_leave_nothing(struct story *story)
+{
+    unsigned int round, threads = entries("/proc/self/task"), open = entries("/proc/self/fd");
+    for (round = 0; round < 50; round++) {
+        sci_local_data_interrupt_t data;
+        sci_local_interrupt_t plain, shared;
+        unsigned int number = NUMBER;
+        TRY(SCICreateDataInterrupt(story->sd, &data, 0, &number, on_data, NULL,
+                                   SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO, &error));
+        TRY(SCICreateInterrupt(story->sd, &plain, 0, &number, on_plain, NULL,
+                               SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO, &error));
+        number++;
+        TRY(SCICreateInterrupt(story->sd, &shared, 0, &number, on_plain, NULL,
+                               SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO | SCI_FLAG_SHARED_INT,
+                               &error));
+        TRY(SCIRemoveDataInterrupt(data, 0, &error));
+        TRY(SCIRemoveInterrupt(plain, 0, &error));
+        TRY(SCIRemoveInterrupt(shared, 0, &error));
+        CHECK(entries("/proc/self/task") == threads);
+        CHECK(entries("/proc/self/fd") == open);
+    }
+}
+
+/* What a callback was given, which the program takes back when it has ended what calls. */
+struct given {
+    int ended;
+    unsigned int calls;
+};
+
+static void called(struct given *given)
+{
+    CALLED();
+    if (__atomic_load_n(&given->ended, __ATOMIC_SEQ_CST))
+        story_fail(__FILE__, __LINE__, "called after the end");
+    __atomic_add_fetch(&given->calls, 1, __ATOMIC_SEQ_CST);
+    story_pause();
+    if (__atomic_load_n(&given->ended, __ATOMIC_SEQ_CST))
+        story_fail(__FILE__, __LINE__, "ended while it was called");
+}
+
+static sci_callback_action_t on_remote(void *arg, sci_remote_segment_t segment,
+                                       sci_segment_cb_reason_t reason, sci_error_t status)
+{
+    (void)segment, (void)reason, (void)status;
+    called((struct given *)arg);
+    return SCI_CALLBACK_CONTINUE;
+}
+
+/* A connection in the background is ended before, while and after it is made. */
+static void ended_while_it_connects(struct story *story)
+{
+    enum { ROUNDS = 300 };
+    static struct given given[ROUNDS];
+    unsigned int flags = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT, i, j;
+    if (story->owner) {
+        sci_local_segment_t segment = offer(story, ASYNC);
+        story_meet(story);
+        story_meet(story);
+        TRY(SCIRemoveSegment(segment, 0, &error));
+        return;
+    }
+    story_meet(story);
+    for (i = 0; i < ROUNDS; i++) {
+        sci_desc_t sd;
+        sci_remote_segment_t remote;
+        TRY(SCIOpen(&sd, 0, &error));
+        /* Every other one is to something that is not there. */
+        TRY(SCIConnectSegment(sd, &remote, story->peer, ASYNC + i % 2, 0, on_remote, &given[i],
+                              SOON, flags, &error));
+        for (j = 0; j < i % 5 * 2000; j++)
+            SCIFlush(NULL, 0);
+        TRY(SCIDisconnectSegment(remote, 0, &error));
+        __atomic_store_n(&given[i].ended, 1, __ATOMIC_SEQ_CST);
+        TRY(SCIClose(sd, 0, &error));
+    }
+    for (i = 0; i < 100; i++)
+        story_pause();
+    story_meet(story);
+}
+
+static sci_callback_action_t on_dma(void *arg, sci_dma_queue_t queue, sci_error_t status)
+{
+    (void)queue;
+    CHECK(status == SCI_ERR_OK);
+    called((struct given *)arg);
+    return SCI_CALLBACK_CONTINUE;
+}
+
+/* A queue is removed when its transfer is done, before or while its callback is called. */
+static void queue_removed_before_it_calls(struct story *story)
+{
+    enum { ROUNDS = 300 };
+    static struct given given[ROUNDS];
+    sci_local_segment_t local = offer(story, ID + 2 + (story->owner ? 1U : 0U));
+    sci_remote_segment_t remote;
+    unsigned int i, j;
+    TRY(SCIConnectSegment(story->sd, &remote, story->local, ID + 2 + (story->owner ? 1U : 0U), 0,
+                          NULL, NULL, SOON, 0, &error));
+    for (i = 0; i < ROUNDS; i++) {
+        sci_dma_queue_t queue;
+        TRY(SCICreateDMAQueue(story->sd, &queue, 0, 1, 0, &error));
+        TRY(SCIStartDmaTransfer(queue, local, remote, 0, 64, 128, on_dma, &given[i],
+                                SCI_FLAG_USE_CALLBACK, &error));
+        CHECK(SCIWaitForDMAQueue(queue, SOON, 0, &error) == SCI_DMAQUEUE_DONE);
+        for (j = 0; j < i % 5 * 200; j++)
+            SCIFlush(NULL, 0);
+        TRY(SCIRemoveDMAQueue(queue, 0, &error));
+        __atomic_store_n(&given[i].ended, 1, __ATOMIC_SEQ_CST);
+    }
+    for (i = 0; i < 100; i++)
+        story_pause();
+    TRY(SCIDisconnectSegment(remote, 0, &error));
+    TRY(SCIRemoveSegment(local, 0, &error));
+}
+
+int main(int argc, char **argv)
+{
+    struct story story;
+    story_begin(&story, argc, argv);
+    owner_leaves(&story);
+    checked_after_the_owner_left(&story);
+    if (story.owner) /* both may be on one host */
+        interrupts_leave_nothing(&story);
+    story_meet(&story);
+    ended_while_it_connects(&story);
+    queue_removed_before_it_calls(&story);
+    story_end(&story);
+    return 0;
+}
