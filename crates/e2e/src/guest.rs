@@ -36,9 +36,25 @@ impl Guest {
         release: &str,
         functions: &[&str],
     ) -> Result<Guest> {
+        Guest::start_with(rack, name, host, release, functions, &[])
+    }
+
+    /// As [`start`](Guest::start), with more options of `rackbus vm run`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start_with(
+        rack: &Rack,
+        name: &str,
+        host: &str,
+        release: &str,
+        functions: &[&str],
+        more: &[&str],
+    ) -> Result<Guest> {
         let mut arguments =
             vec!["vm", "run", "--host", host, "--name", name, "--guest", release, "--detach"];
         arguments.extend(["--cpus", CPUS]);
+        arguments.extend(more);
         for function in functions {
             arguments.extend(["--borrow", function]);
         }

@@ -132,7 +132,7 @@ pub fn queues(world: &mut World) -> Result<()> {
             guest.run("cat /proc/interrupts")?
         );
         remove(rack, guest, name, "alpha/nvme0")?;
-        for _ in 0..3 {
+        for _ in 0..2 {
             add(rack, guest, name, "alpha/nvme0")?;
             let running =
                 guest.begin(&format!("{LOAD}60 >fio.out 2>&1"), Duration::from_secs(90))?;
