@@ -383,7 +383,7 @@ impl Bench<'_> {
 impl Bench<'_> {
     /// The same through the control plane and two nodes, with the command that users have.
     fn whole_rack(&mut self) -> Result<(), BenchError> {
-        let Settings { dir, again, time, .. } = self.settings.clone();
+        let Settings { dir, .. } = self.settings.clone();
         // What is started is not to inherit where this thread was put.
         unpin();
         let Some(rack) = Rack::start(&dir, &rack::lending())? else {
@@ -412,10 +412,17 @@ impl Bench<'_> {
         };
         let case = "rack: return to offered again";
         self.pairs(case, "limit", "ms", offered_again, limit, |a, b| a / b)?;
+        self.reads_through(&rack)?;
+        self.unpinned_starts(&rack)
+    }
+
+    /// Lone reads through the rack, the driver pinned and the engine where it likes.
+    fn reads_through(&mut self, rack: &Rack) -> Result<(), BenchError> {
         let case = "rack: 4k read qd1 memory";
         if !self.wanted(case) {
             return Ok(());
         }
+        let Settings { dir, again, time, .. } = self.settings.clone();
         let lease = rack.borrow_drive()?;
         let mut through = lent::open(&lease.socket, DATA)?;
         let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
@@ -431,8 +438,7 @@ impl Bench<'_> {
             |rack, lender| rack / lender,
         )?;
         drop(through);
-        rack.give_back(&lease)?;
-        self.unpinned_starts(&rack)
+        rack.give_back(&lease)
     }
 
     /// Lone reads through the rack by programs that are started anew, with nothing pinned: the
@@ -444,7 +450,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let Settings { dir, again, time, .. } = self.settings.clone();
-        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "starts")?;
         let mut straight = lender.borrow_drive(DATA)?;
         fill(&mut straight, time)?;
         let (mut starts, mut pinned) = (Vec::new(), Vec::new());

@@ -455,6 +455,8 @@ impl Function for Nvme {
         if let Some(background) = self.backing.background()
             && background.rearm()
         {
+            // A flush that was given up ends when nobody waits for it any more.
+            self.reap(bus, false);
             return false;
         }
         if !self.is_running() || !bus.dma.master() {

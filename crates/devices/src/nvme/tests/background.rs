@@ -298,3 +298,62 @@ fn a_shutdown_waits_for_its_flush() {
     host.poll();
     assert_eq!(host.csts().shst(), 2, "complete");
 }
+
+#[test]
+fn a_drive_enabled_before_it_may_master_the_bus_works_once_it_may() {
+    let (mut host, _control) = slow();
+    host.write4(reg::CC, 0);
+    host.command_register(0b010);
+    host.restart(RAM);
+    for _ in 0..3 {
+        host.now += 1_000_000_000;
+        host.poll();
+    }
+    assert!(!host.csts().cfs(), "nobody asked for anything yet");
+    host.command_register(0b110);
+    host.create_pair(1, ENTRIES);
+}
+
+#[test]
+fn a_controller_reset_clears_the_interrupt_mask() {
+    let (mut host, _control) = slow();
+    host.write4(reg::INTMS, 0b101);
+    assert_eq!(host.read4(reg::INTMC), 0b101);
+    host.write4(reg::CC, 0);
+    assert_eq!(host.read4(reg::INTMS), 0);
+}
+
+#[test]
+fn a_shutdown_that_cannot_flush_is_fatal_and_never_complete() {
+    let (mut host, control) = slow();
+    control.lock().unwrap().fail_with = Some(MediaError::NotDurable);
+    let cc = Cc::from(host.read4(reg::CC));
+    host.write4(reg::CC, cc.with_shn(1).into());
+    control.lock().unwrap().finish_one();
+    host.poll();
+    assert!(host.csts().cfs());
+    assert_eq!(host.csts().shst(), 1, "occurring for ever");
+}
+
+#[test]
+fn a_reset_drops_the_rest_of_a_long_command() {
+    let (mut host, control) = slow();
+    let ranges = host.scratch();
+    for at in 0..4u64 {
+        let range = [0u32.to_le_bytes(), 8u32.to_le_bytes()].concat();
+        host.poke(ranges + at * 16, &[&range[..], &(at * 8).to_le_bytes()].concat());
+    }
+    let mut deallocate = transfer(IoOpcode::DatasetManagement, 0, 512, ranges);
+    (deallocate.cdw10, deallocate.cdw11) = (3, 1 << 2);
+    host.submit(1, deallocate);
+    host.poll();
+    control.lock().unwrap().finish_one();
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 1, "the second range of four");
+    // Unmapping waits for nothing: zeroing uses no memory of the host.
+    host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
+    assert_eq!(control.lock().unwrap().held.len(), 1);
+    host.endpoint.reset();
+    let control = control.lock().unwrap();
+    assert!(control.held.is_empty() && control.data[16 * 512..].iter().all(|byte| *byte == 0x11));
+}

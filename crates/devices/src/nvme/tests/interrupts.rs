@@ -106,6 +106,9 @@ fn the_pin_is_high_while_completions_wait() {
     assert!(!pin(&mut host));
     host.write4(reg::INTMC, 1 << 1);
     assert!(pin(&mut host));
+    // Software that fires the interrupt does not change what the pin is.
+    host.endpoint.set_irqs(IrqChange::FireIntx).unwrap();
+    assert!(pin(&mut host));
     // Reading the completion moves the head doorbell.
     assert!(host.completion(1).is_some());
     assert!(!pin(&mut host));

@@ -439,12 +439,26 @@ impl World {
             self.run_engine()?;
         }
         self.guest.check_none_waits()?;
+        self.fall_asleep()?;
         for block in 0..BLOCKS {
             let at = self.tick();
             let version = guest::version_of(self.disk.state().content(block))?;
             self.promises.read(block, version, at, at + 1)?;
         }
         self.die_and_look()
+    }
+
+    /// With nothing to do the engine sleeps, and nothing wakes it.
+    fn fall_asleep(&mut self) -> Result<(), String> {
+        for _ in 0..PATIENCE_POLLS[1] {
+            if self.engine == Engine::Asleep(None) && !self.disk.state().has_completions() {
+                return Ok(());
+            }
+            self.disk.state().now_ns += 50_000;
+            self.disk.state().advance();
+            self.run_engine()?;
+        }
+        Err(format!("the engine is {:?} and there is nothing to do", self.engine))
     }
 
     /// A loss of power at the end: whatever was acknowledged is there.
