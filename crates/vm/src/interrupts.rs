@@ -17,7 +17,7 @@ use crate::error::io;
 use crate::{Assets, Qmp, Result, VmError};
 
 /// How long a QEMU that only unplugs a function may take.
-const PROBE: Duration = Duration::from_secs(20);
+const PROBE: Duration = Duration::from_secs(10);
 
 /// The interrupts that a function is shown with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,11 +71,11 @@ fn note(socket: &Path) -> PathBuf {
 }
 
 /// Whether this user's QEMU bears that a function with MSI-X is unplugged: found out once for each
-/// QEMU, and kept in the cache. `serve` serves such a function at a socket until what it gives is
-/// dropped.
+/// QEMU, and kept in the cache. A QEMU that cannot be asked counts as one that does not, this time.
+/// `serve` serves such a function at a socket until what it gives is dropped.
 ///
 /// # Errors
-/// When set-up has not been run, or QEMU does not start.
+/// When set-up has not been run, or the cache cannot be written.
 pub fn unplugs_msix<S>(
     assets: &Assets,
     serve: impl FnOnce(&Path) -> std::io::Result<S>,
@@ -96,7 +96,13 @@ pub fn unplugs_msix<S>(
     let served = serve(&socket).map_err(io("serve", &socket));
     let outcome = served.and_then(|_served| probe(&qemu, &dir, &socket));
     let _ = fs::remove_dir_all(&dir);
-    let unplugs = outcome?;
+    let unplugs = match outcome {
+        Ok(unplugs) => unplugs,
+        Err(error) => {
+            tracing::warn!(%error, "whether this QEMU unplugs functions with MSI-X is not known");
+            return Ok(false);
+        }
+    };
     fs::write(&answer, if unplugs { "yes" } else { "no" }).map_err(io("write", &answer))?;
     Ok(unplugs)
 }
@@ -123,7 +129,7 @@ fn probe(qemu: &Path, dir: &Path, socket: &Path) -> Result<bool> {
     let mut qmp = loop {
         match Qmp::connect(&path) {
             Ok(qmp) => break qmp,
-            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(error) if Instant::now() >= deadline || child.has_ended() => return Err(error),
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     };
@@ -141,7 +147,7 @@ fn probe(qemu: &Path, dir: &Path, socket: &Path) -> Result<bool> {
         // The connection broke: it ended, or is about to.
         Err(error) => {
             while Instant::now() < deadline {
-                if matches!(child.0.try_wait(), Ok(Some(_))) {
+                if child.has_ended() {
                     return Ok(false);
                 }
                 std::thread::sleep(Duration::from_millis(10));
@@ -153,6 +159,12 @@ fn probe(qemu: &Path, dir: &Path, socket: &Path) -> Result<bool> {
 
 /// A process that does not outlive its use.
 struct Ending(Child);
+
+impl Ending {
+    fn has_ended(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(Some(_)))
+    }
+}
 
 impl Drop for Ending {
     fn drop(&mut self) {
