@@ -13,6 +13,9 @@ const BOOT: Duration = Duration::from_secs(120);
 /// How long a command may take unless told otherwise.
 const COMMAND: Duration = Duration::from_secs(60);
 
+/// Virtual processors of a guest.
+pub const CPUS: &str = "2";
+
 /// A running guest.
 #[derive(Debug)]
 pub struct Guest {
@@ -21,7 +24,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts a VM with `rackbus vm run --detach` and these functions; it boots meanwhile.
+    /// Starts a VM with `rackbus vm run --detach` and these functions; it boots meanwhile. It has
+    /// two processors, as the least that tells one queue from one for each.
     ///
     /// # Errors
     /// When it does not start.
@@ -32,8 +36,25 @@ impl Guest {
         release: &str,
         functions: &[&str],
     ) -> Result<Guest> {
+        Guest::start_with(rack, name, host, release, functions, &[])
+    }
+
+    /// As [`start`](Guest::start), with more options of `rackbus vm run`.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start_with(
+        rack: &Rack,
+        name: &str,
+        host: &str,
+        release: &str,
+        functions: &[&str],
+        more: &[&str],
+    ) -> Result<Guest> {
         let mut arguments =
             vec!["vm", "run", "--host", host, "--name", name, "--guest", release, "--detach"];
+        arguments.extend(["--cpus", CPUS]);
+        arguments.extend(more);
         for function in functions {
             arguments.extend(["--borrow", function]);
         }

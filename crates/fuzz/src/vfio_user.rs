@@ -11,7 +11,7 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_memory::{Access, Event, SharedMemory, Stream, StreamError};
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::{IrqChange, Region};
-use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, MsiView, serve};
+use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Shown, ShownWith, serve};
 use rackbus_spec::vfio_user::{
     DmaMap, DmaUnmap, Flags, Header, IrqSet, IrqSetFlags, RegionAccess, RegionInfo, TYPE_MASK,
     Version, command, irq, region,
@@ -160,7 +160,11 @@ impl Direct {
     fn new() -> Direct {
         let nvme = Nvme::new(&NvmeConfig::memory(64 << 10, "FUZZ")).expect("there is memory");
         let endpoint = Endpoint::new(Box::new(nvme));
-        let shape = DeviceShape::new(endpoint.bars(), endpoint.info().msix_vectors);
+        let shape = DeviceShape::new(
+            endpoint.bars(),
+            endpoint.info().msix_vectors,
+            endpoint.info().msi_vectors,
+        );
         Direct { endpoint: Mutex::new(endpoint), shape: shape.expect("there is room for it") }
     }
 
@@ -244,7 +248,7 @@ pub fn run(data: &[u8]) {
     };
     let direct = Direct::new();
     let ended = if msi {
-        let view = MsiView::new(&direct).expect("configuration space can be read");
+        let view = ShownWith::new(&direct, Shown::Msi).expect("configuration space can be read");
         serve(&client, &view)
     } else {
         serve(&client, &&direct)

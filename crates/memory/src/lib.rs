@@ -48,7 +48,7 @@ pub use refusals::Refusals;
 pub use region::{Region, RegionError, SharedMemory};
 pub use revoker::Revoker;
 pub use ring::{Consumer, Producer, PushError, RingLayout};
-pub use slice::{DmaSlice, PinnedSlice};
+pub use slice::{DmaSlice, PinnedPieces, PinnedSlice};
 pub use space::{DmaFault, DmaSpace, MapError, UnmapError};
 pub use spin::AdaptiveSpin;
 pub use stream::{Stream, StreamError};

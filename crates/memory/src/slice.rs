@@ -201,3 +201,50 @@ impl PinnedSlice {
         unsafe { DmaSlice::new(whole.start.add(self.offset), self.length) }
     }
 }
+
+/// A range that is contiguous for its function, in as many pieces as there are mappings behind it:
+/// usually one, where a guest translates DMA itself up to one for each page.
+#[derive(Debug, Clone)]
+pub struct PinnedPieces {
+    first: PinnedSlice,
+    /// The others, in order, and where in the range each begins.
+    rest: Vec<(usize, PinnedSlice)>,
+}
+
+impl PinnedPieces {
+    pub(crate) fn new(first: PinnedSlice) -> Self {
+        PinnedPieces { first, rest: Vec::new() }
+    }
+
+    /// Adds the piece that begins `start` bytes into the range, behind those there are.
+    pub(crate) fn push(&mut self, start: usize, piece: PinnedSlice) {
+        self.rest.push((start, piece));
+    }
+
+    /// `length` bytes from `offset` of the range; `None` when they are not inside, or not in one
+    /// piece.
+    #[inline]
+    pub fn at(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
+        match self.first.get().part(offset, length) {
+            None if !self.rest.is_empty() => self.beyond_first(offset, length),
+            found => found,
+        }
+    }
+
+    #[cold]
+    fn beyond_first(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
+        let index = self.rest.partition_point(|(start, _)| *start <= offset).checked_sub(1)?;
+        let (start, piece) = &self.rest[index];
+        piece.get().part(offset - start, length)
+    }
+
+    /// The pieces themselves, in order.
+    pub fn into_pieces(self) -> impl Iterator<Item = PinnedSlice> {
+        std::iter::once(self.first).chain(self.rest.into_iter().map(|(_, piece)| piece))
+    }
+
+    /// Whether pieces meet at multiples of `size` bytes only.
+    pub fn meet_at(&self, size: usize) -> bool {
+        self.rest.iter().all(|(start, _)| start.is_multiple_of(size))
+    }
+}

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::refusals::Refusals;
 use crate::region::{Region, RegionError};
 use crate::revoker::{Revoker, sever};
-use crate::slice::{DmaSlice, PinnedSlice};
+use crate::slice::{DmaSlice, PinnedPieces, PinnedSlice};
 
 /// A DMA that was refused, as a completer abort would be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -322,6 +322,46 @@ impl DmaSpace {
         let (region, offset) = self.piece(iova, length as u64, length as u64, access)?;
         PinnedSlice::new(region.clone(), offset, length)
             .ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
+    }
+
+    /// As [`pin`](DmaSpace::pin), of memory in which windows may meet: a piece in each.
+    ///
+    /// # Errors
+    /// [`DmaFault`] when any byte is not mapped with `access`.
+    pub fn pin_pieces(
+        &self,
+        iova: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<PinnedPieces, DmaFault> {
+        let mut pieces: Option<PinnedPieces> = None;
+        let mut done = 0;
+        loop {
+            let Some(at) = iova.checked_add(done as u64) else {
+                return Err(self.refuse(domain_fault(iova, length as u64, FaultCause::Wraps)));
+            };
+            let left = length - done;
+            let (region, offset) = self.piece(at, left as u64, left.min(1) as u64, access)?;
+            let count = (region.len() - offset).min(left);
+            let piece = PinnedSlice::new(region.clone(), offset, count);
+            let piece = piece.ok_or_else(|| self.refuse(no_memory(at, count as u64)))?;
+            done = match &mut pieces {
+                None if count == left => return Ok(PinnedPieces::new(piece)),
+                None => {
+                    pieces = Some(PinnedPieces::new(piece));
+                    count
+                }
+                Some(pieces) => {
+                    pieces.push(done, piece);
+                    done + count
+                }
+            };
+            if done == length
+                && let Some(pieces) = pieces
+            {
+                return Ok(pieces);
+            }
+        }
     }
 
     /// Visits the memory at `[iova, iova + length)` in order, window by window. Nothing is visited

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_link::{Hello, Link, Service, VERSION};
-use rackbus_pci::vfio_user::{Device, DeviceError, MsiView, Opener, Server};
+use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
+use rackbus_vm::{Interrupts, interrupts};
 use rustix::io::Errno;
 
 use crate::remote::{Conversation, RemoteDevice};
@@ -44,11 +45,18 @@ pub struct Grant {
     pub address: String,
 }
 
-/// Told when a lender was lost while its function was in use.
-pub trait LossListener: Send + Sync {
+/// Told when somebody uses a function, and when its lender was lost meanwhile.
+pub trait UseListener: Send + Sync {
     /// The lender of `grant` is gone, for `reason`.
     fn lender_lost(&self, grant: &Grant, reason: &str);
+
+    /// A process opened the socket of `grant`'s lease. `over` says later whether the lease is over,
+    /// or somebody else's.
+    fn opened(&self, grant: &Grant, socket: &Path, process: u32, over: Over);
 }
+
+/// Whether a lease has ended, or has another user.
+pub type Over = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Where a host of a rack has the sockets of what it borrowed.
 pub fn functions_folder(run_dir: &Path, host: &str) -> PathBuf {
@@ -67,7 +75,7 @@ pub struct Borrower {
     host: String,
     folder: PathBuf,
     link: Arc<dyn Link>,
-    losses: Arc<dyn LossListener>,
+    listener: Arc<dyn UseListener>,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
 }
 
@@ -91,6 +99,11 @@ impl Open {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The process that uses it now.
+    fn process(&self) -> Option<u32> {
+        self.server().as_ref().and_then(Server::client_pid)
+    }
+
     fn conversation(&self) -> MutexGuard<'_, Option<Conversation>> {
         self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,10 +116,10 @@ impl Borrower {
         host: &str,
         folder: &Path,
         link: Arc<dyn Link>,
-        losses: Arc<dyn LossListener>,
+        listener: Arc<dyn UseListener>,
     ) -> Self {
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        Borrower { rack, host, folder, link, losses, open: Mutex::default() }
+        Borrower { rack, host, folder, link, listener, open: Mutex::default() }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes
@@ -139,7 +152,7 @@ impl Borrower {
                 },
             },
             link: self.link.clone(),
-            losses: self.losses.clone(),
+            listener: self.listener.clone(),
             open: Arc::downgrade(&open),
         };
         let server = Server::bind(&path, opener)
@@ -160,13 +173,13 @@ impl Borrower {
         if let Some(server) = server {
             server.retire();
         }
+        interrupts::forget(&open.path);
     }
 
     /// The socket of a lease, and the process that uses it now.
     pub fn user(&self, lease: u64) -> Option<(PathBuf, Option<u32>)> {
         let open = self.all().get(&lease)?.clone();
-        let pid = open.server().as_ref().and_then(Server::client_pid);
-        Some((open.path.clone(), pid))
+        Some((open.path.clone(), open.process()))
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Open>>> {
@@ -178,7 +191,7 @@ impl Borrower {
 struct AttachOpener {
     hello: Hello,
     link: Arc<dyn Link>,
-    losses: Arc<dyn LossListener>,
+    listener: Arc<dyn UseListener>,
     open: std::sync::Weak<Open>,
 }
 
@@ -190,19 +203,28 @@ impl Opener for AttachOpener {
             .link
             .connect(&open.grant.address, &self.hello)
             .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
-        let (losses, lost) = (self.losses.clone(), self.open.clone());
+        let (listener, lost) = (self.listener.clone(), self.open.clone());
         let device = RemoteDevice::attach(
             stream,
             Box::new(move |reason| {
                 if let Some(open) = lost.upgrade() {
-                    losses.lender_lost(&open.grant, &reason);
+                    listener.lender_lost(&open.grant, &reason);
                 }
             }),
         );
         let device = device.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
-        // Without MSI-X a function can be taken out of a running QEMU, which the loss of its
-        // lender needs.
         *open.conversation() = Some(device.conversation());
-        Ok(Box::new(MsiView::new(device)?))
+        if let Some(process) = open.process() {
+            let lease = self.open.clone();
+            // Nobody is there any more, or still that one.
+            let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
+            let over = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
+            self.listener.opened(&open.grant, &open.path, process, over);
+        }
+        // Without MSI-X a function can be taken out of every running QEMU, which the loss of its
+        // lender needs.
+        let msix = Interrupts::noted(&open.path) != Interrupts::Msi;
+        let shown = Shown::choose(device.shape(), msix);
+        Ok(Box::new(ShownWith::new(device, shown)?))
     }
 }

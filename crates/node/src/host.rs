@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rackbus_control::Client;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
 use rackbus_link::Service;
@@ -13,11 +14,12 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{Borrower, Grant, LossListener, functions_folder};
+use crate::borrower::{Borrower, Grant, Over, UseListener, functions_folder};
 use crate::lender::{LendError, Lender};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
+use crate::users::Users;
 
 /// What a device is.
 #[derive(Debug, Clone)]
@@ -100,13 +102,17 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
 
     let (heard, inbox) = mpsc::unbounded_channel();
     let unplugger = Unplugger::new(&options.run_dir, &options.host);
-    let losses = Arc::new(Losses(heard.clone()));
+    let control = control_socket(&options.run_dir);
+    let users = Users::new(&options.run_dir, &options.host, Client::new(&control));
+    let listener = Arc::new(Listener { heard: heard.clone(), users });
+    // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
+    unplugger.unplug_orphans();
     let borrower =
-        Borrower::new(&options.rack, &options.host, &functions, Arc::new(ShmLink), losses);
+        Borrower::new(&options.rack, &options.host, &functions, Arc::new(ShmLink), listener);
     let identity = Identity {
         host: options.host.clone(),
         address: link.display().to_string(),
-        control: control_socket(&options.run_dir),
+        control,
         log_lines_left_out: options.log_lines_left_out,
     };
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
@@ -166,13 +172,20 @@ fn factory(kind: DeviceKind) -> crate::lender::Factory {
     })
 }
 
-/// Hands losses to the agent.
+/// Hands losses to the agent, and users to who watches them.
 #[derive(Debug)]
-struct Losses(mpsc::UnboundedSender<Heard>);
+struct Listener {
+    heard: mpsc::UnboundedSender<Heard>,
+    users: Users,
+}
 
-impl LossListener for Losses {
+impl UseListener for Listener {
     fn lender_lost(&self, grant: &Grant, reason: &str) {
         tracing::warn!(lease = grant.lease, lender = grant.lender, reason, "the lender is lost");
-        let _ = self.0.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+        let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+    }
+
+    fn opened(&self, grant: &Grant, socket: &Path, process: u32, over: Over) {
+        self.users.watch(grant.lease, socket, process, over);
     }
 }

@@ -7,6 +7,7 @@
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`reach`]: what lent functions reach, kept in a fabric.
 //! * [`unplug`]: takes a function out of the VM that uses it.
+//! * [`users`]: ends leases with the VM that used them.
 //! * [`presence`]: which process is whose node.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
 //! * [`agent`]: the node's side of the lending protocol.
@@ -21,6 +22,7 @@ pub mod reach;
 pub mod remote;
 pub mod segments;
 pub mod unplug;
+pub mod users;
 
 pub use borrower::{BorrowError, Borrower};
 pub use host::{DeviceKind, NodeError, NodeOptions, control_socket, run};

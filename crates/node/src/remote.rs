@@ -151,9 +151,9 @@ impl Device for RemoteDevice {
             client.set_irqs(index, 0, count, F::DATA_NONE | action, &[], &[])
         };
         let outcome = match change {
-            IrqChange::WireMsix(start, fds) => client.wire_irqs(irq::MSIX, start, &fds),
-            IrqChange::UnwireMsix => none(irq::MSIX, 0, F::ACTION_TRIGGER),
-            IrqChange::FireMsix(vectors) => vectors.iter().try_for_each(|vector| {
+            IrqChange::WireVectors(start, fds) => client.wire_irqs(irq::MSIX, start, &fds),
+            IrqChange::UnwireVectors => none(irq::MSIX, 0, F::ACTION_TRIGGER),
+            IrqChange::FireVectors(vectors) => vectors.iter().try_for_each(|vector| {
                 let flags = F::DATA_NONE | F::ACTION_TRIGGER;
                 client.set_irqs(irq::MSIX, (*vector).into(), 1, flags, &[], &[])
             }),

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rackbus_vm::{Vm, registry};
+use rackbus_vm::{Interrupts, Vm, registry};
 
 /// Finds a host's VMs by the vfio-user sockets they use.
 #[derive(Debug, Clone)]
@@ -18,10 +18,29 @@ impl Unplugger {
         Unplugger { run_dir: run_dir.to_owned(), host: host.to_owned() }
     }
 
+    /// Takes out of the host's VMs what an earlier life of this node served, beside: nobody answers
+    /// for it any more, and QEMU ends at the next change of its memory mappings, a reset of the VM,
+    /// while such a function is plugged in.
+    pub fn unplug_orphans(&self) {
+        let sockets = registry::noted_sockets(&self.run_dir, &self.host);
+        if sockets.is_empty() {
+            return;
+        }
+        let unplugger = self.clone();
+        let work = move || sockets.iter().for_each(|socket| unplugger.unplug(socket));
+        if let Err(error) = std::thread::Builder::new().name("unplug".into()).spawn(work) {
+            tracing::error!(%error, "no thread to unplug what nobody serves any more");
+        }
+    }
+
     /// Hot-removes the function behind `socket` from its VM and waits until the guest has let go.
     /// A user that is no VM of ours (another program, a QEMU started by hand) is left to see the
     /// connection close.
     pub fn unplug(&self, socket: &Path) {
+        if Interrupts::noted(socket) == Interrupts::MsixKept {
+            tracing::info!(socket = %socket.display(), "shown with MSI-X: it stays until its VM ends");
+            return;
+        }
         let found = match registry::find_by_socket(&self.run_dir, &self.host, socket) {
             Ok(Some(found)) => found,
             Ok(None) => {

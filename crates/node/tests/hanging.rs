@@ -15,7 +15,9 @@ use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
-use rackbus_node::borrower::{Borrower as NodeBorrower, Grant, LossListener, functions_folder};
+use rackbus_node::borrower::{
+    Borrower as NodeBorrower, Grant, Over, UseListener, functions_folder,
+};
 use rackbus_node::unplug::Unplugger;
 use rackbus_node::{Armed, LendError, Lender, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
@@ -86,6 +88,7 @@ impl Hanging {
             class: [0xff, 0, 0],
             bars: vec![bar],
             msix_vectors: 1,
+            msi_vectors: 0,
             serial: 1,
         };
         Hanging { info, place, gate, memory: None }
@@ -297,8 +300,9 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
 /// Nobody is told of losses here.
 struct Unheard;
 
-impl LossListener for Unheard {
+impl UseListener for Unheard {
     fn lender_lost(&self, _: &Grant, _: &str) {}
+    fn opened(&self, _: &Grant, _: &Path, _: u32, _: Over) {}
 }
 
 /// A control plane with hosts alpha, whose device hangs, and beta, in this process.

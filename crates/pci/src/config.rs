@@ -8,10 +8,11 @@
 //! Source: PCI Express Base Specification 6.0, chapter 7.
 
 use rackbus_spec::pcie::{
-    CONFIG_SPACE_SIZE, Command, Status, bar, capability, express, header, msix, pm,
+    CONFIG_SPACE_SIZE, Command, Status, bar, capability, express, header, msi, msix, pm,
 };
 
 use crate::function::{Bar, FunctionInfo};
+use crate::interrupts::Mode;
 
 /// The BAR that holds MSI-X table and pending bits.
 pub const MSIX_BAR: u8 = 4;
@@ -19,6 +20,7 @@ const PAGE: u64 = 4096;
 const PM_AT: u16 = 0x40;
 const EXPRESS_AT: u16 = 0x50;
 const MSIX_AT: u16 = 0x90;
+const MSI_AT: u16 = 0xa0;
 const SERIAL_AT: u16 = 0x100;
 
 /// One field of configuration space: up to four bytes, little endian.
@@ -44,8 +46,8 @@ const fn rw(offset: u16, bytes: u8, reset: u32, writable: u32) -> Field {
 pub struct Effects {
     /// The command register changed, or the power state that overrides it.
     pub command: bool,
-    /// MSI-X message control changed.
-    pub msix: bool,
+    /// How interrupts go changed: message control of MSI or MSI-X.
+    pub interrupts: bool,
     /// A function-level reset was asked for, in the capability or by leaving D3hot.
     pub reset: bool,
 }
@@ -54,6 +56,7 @@ pub struct Effects {
 #[derive(Debug, Clone)]
 pub struct ConfigSpace {
     fields: Vec<Field>,
+    msi_vectors: u16,
     bytes: Box<[u8; CONFIG_SPACE_SIZE]>,
     writable: Box<[u8; CONFIG_SPACE_SIZE]>,
 }
@@ -66,7 +69,8 @@ impl ConfigSpace {
         for field in &fields {
             put(&mut writable[..], field, field.writable);
         }
-        let mut space = ConfigSpace { fields, bytes: Box::new([0; CONFIG_SPACE_SIZE]), writable };
+        let bytes = Box::new([0; CONFIG_SPACE_SIZE]);
+        let mut space = ConfigSpace { fields, msi_vectors: info.msi_vectors, bytes, writable };
         space.reset();
         space
     }
@@ -96,7 +100,7 @@ impl ConfigSpace {
 
     /// Writes `data` at `offset`, as far as the fields there allow.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
-        let before = (self.command(), self.power_state(), self.msix_control());
+        let before = (self.command(), self.power_state(), self.mode());
         let mut flr = false;
         let flr_byte = u64::from(EXPRESS_AT + express::DEVICE_CONTROL + 1);
         for (at, value) in (offset..).zip(data) {
@@ -111,7 +115,7 @@ impl ConfigSpace {
         let left_d3 = before.1 == pm::PMCSR_STATE && self.power_state() == 0;
         Effects {
             command: before.0 != self.command() || before.1 != self.power_state(),
-            msix: before.2 != self.msix_control(),
+            interrupts: before.2 != self.mode(),
             reset: flr || left_d3,
         }
     }
@@ -131,17 +135,23 @@ impl ConfigSpace {
         self.power_state() == 0 && self.command().contains(Command::BUS_MASTER)
     }
 
-    /// Whether the driver enabled MSI-X.
-    pub fn msix_enabled(&self) -> bool {
-        self.msix_control() & msix::CONTROL_ENABLE != 0
+    /// The kind of interrupts that the driver enabled. Both kinds of message at once are not
+    /// allowed (section 7.7); MSI-X counts then.
+    pub fn mode(&self) -> Mode {
+        let msi_control = self.u16(MSI_AT + msi::CONTROL);
+        if self.u16(MSIX_AT + msix::CONTROL) & msix::CONTROL_ENABLE != 0 {
+            Mode::Msix
+        } else if msi_control & msi::CONTROL_ENABLE != 0 {
+            let enabled = (msi_control & msi::CONTROL_ENABLED_MASK) >> msi::ENABLED_SHIFT;
+            // More than the function has is reserved.
+            Mode::Msi { vectors: (1 << enabled).min(self.msi_vectors) }
+        } else {
+            Mode::Pin
+        }
     }
 
     fn power_state(&self) -> u16 {
         self.u16(PM_AT + pm::PMCSR) & pm::PMCSR_STATE
-    }
-
-    fn msix_control(&self) -> u16 {
-        self.u16(MSIX_AT + msix::CONTROL)
     }
 
     fn u16(&self, offset: u16) -> u16 {
@@ -163,7 +173,7 @@ fn put(bytes: &mut [u8], field: &Field, value: u32) {
     bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
 }
 
-/// The table: header, power management, PCI Express, MSI-X, serial number.
+/// The table: header, power management, PCI Express, MSI-X, MSI, serial number.
 fn fields(info: &FunctionInfo) -> Vec<Field> {
     let [base, sub, interface] = info.class;
     let command = Command::MEMORY_SPACE
@@ -187,7 +197,11 @@ fn fields(info: &FunctionInfo) -> Vec<Field> {
         ro(header::INTERRUPT_PIN, 1, 1),
     ];
     info.bars.iter().for_each(|bar| bar_fields(&mut table, bar));
-    capabilities(&mut table, info.msix_vectors);
+    let msi_at = if info.msi_vectors == 0 { 0 } else { MSI_AT };
+    capabilities(&mut table, info.msix_vectors, msi_at);
+    if let Some(capable) = info.msi_vectors.checked_ilog2() {
+        msi_capability(&mut table, capable);
+    }
     serial_number(&mut table, info.serial);
     table
 }
@@ -208,7 +222,8 @@ fn bar_fields(table: &mut Vec<Field>, bar: &Bar) {
     }
 }
 
-fn capabilities(table: &mut Vec<Field>, vectors: u16) {
+/// Those of every function; `next` is where the one after them is, or 0.
+fn capabilities(table: &mut Vec<Field>, vectors: u16, next: u16) {
     // A link of our own invention: 8 GT/s, four lanes; software only displays it.
     const SPEED: u32 = 3;
     const WIDTH: u32 = 4 << express::LINK_WIDTH_SHIFT;
@@ -239,10 +254,24 @@ fn capabilities(table: &mut Vec<Field>, vectors: u16) {
         ro(EXPRESS_AT + express::LINK_CAPABILITIES_2, 4, 0b1110),
         ro(EXPRESS_AT + express::LINK_CONTROL_2, 2, SPEED),
         ro(MSIX_AT, 1, capability::MSIX.into()),
-        ro(MSIX_AT + 1, 1, 0),
+        ro(MSIX_AT + 1, 1, next.into()),
         rw(MSIX_AT + msix::CONTROL, 2, u32::from(vectors) - 1, msix_writable.into()),
         ro(MSIX_AT + msix::TABLE, 4, bir),
         ro(MSIX_AT + msix::PBA, 4, halves(pba)[0] | bir),
+    ]);
+}
+
+/// MSI with two to the power of `capable` vectors.
+fn msi_capability(table: &mut Vec<Field>, capable: u32) {
+    let control = u32::from(msi::CONTROL_64BIT) | capable << msi::CAPABLE_SHIFT;
+    let writable = msi::CONTROL_ENABLE | msi::CONTROL_ENABLED_MASK;
+    table.extend([
+        ro(MSI_AT, 1, capability::MSI.into()),
+        ro(MSI_AT + 1, 1, 0),
+        rw(MSI_AT + msi::CONTROL, 2, control, writable.into()),
+        rw(MSI_AT + msi::ADDRESS, 4, 0, !0b11),
+        rw(MSI_AT + msi::ADDRESS + 4, 4, 0, !0),
+        rw(MSI_AT + msi::DATA, 2, 0, 0xffff),
     ]);
 }
 
@@ -279,6 +308,7 @@ mod tests {
             class: [1, 8, 2],
             bars: vec![bar(0, 0x4000), bar(MSIX_BAR, msix_layout(33).0)],
             msix_vectors: 33,
+            msi_vectors: 8,
             serial: 0x1122_3344_5566_7788,
         }
     }
@@ -301,7 +331,7 @@ mod tests {
             ids.push(word as u8);
             at = (word >> 8) as u8;
         }
-        assert_eq!(ids, [1, 0x10, 0x11]);
+        assert_eq!(ids, [1, 0x10, 0x11, 5]);
         assert_eq!(read32(&space, SERIAL_AT + 4), 0x5566_7788);
     }
 
@@ -322,8 +352,14 @@ mod tests {
         assert_eq!(space.write(4, &[6, 0]), Effects { command: true, ..Effects::default() });
         assert!(space.masters_bus() && space.answers_memory());
         assert_eq!(space.write(4, &[6, 0]), Effects::default());
-        assert!(space.write(u64::from(MSIX_AT) + 2, &[0, 0x80]).msix);
-        assert!(space.msix_enabled());
+        let (msi, msix) = (u64::from(MSI_AT + msi::CONTROL), u64::from(MSIX_AT + msix::CONTROL));
+        assert_eq!(read32(&space, MSI_AT) >> 16, 0x86, "8 vectors, 64-bit address");
+        assert!(space.write(msi, &[0x21, 0]).interrupts);
+        assert_eq!(space.mode(), Mode::Msi { vectors: 4 });
+        assert!(space.write(msi, &[0x71, 0]).interrupts);
+        assert_eq!(space.mode(), Mode::Msi { vectors: 8 }, "no more than there are");
+        assert!(space.write(msix, &[0, 0x80]).interrupts);
+        assert_eq!(space.mode(), Mode::Msix);
         let control = u64::from(EXPRESS_AT + express::DEVICE_CONTROL);
         assert!(space.write(control, &[0, 0x80]).reset);
         assert_eq!(read32(&space, EXPRESS_AT + express::DEVICE_CONTROL) & 0x8000, 0);

@@ -42,12 +42,12 @@ pub enum Region {
 /// A change of the interrupt wiring, as vfio-user's `SET_IRQS` expresses it.
 #[derive(Debug)]
 pub enum IrqChange {
-    /// Wires MSI-X vectors from the given one on.
-    WireMsix(u32, Vec<Option<OwnedFd>>),
-    /// Takes all MSI-X wires away.
-    UnwireMsix,
-    /// Fires MSI-X vectors by software, for tests of the path.
-    FireMsix(Vec<u16>),
+    /// Wires vectors of MSI-X or MSI from the given one on.
+    WireVectors(u32, Vec<Option<OwnedFd>>),
+    /// Takes all wires of vectors away.
+    UnwireVectors,
+    /// Fires vectors by software, for tests of the path.
+    FireVectors(Vec<u16>),
     /// Wires INTx, or takes its wire away.
     WireIntx(Option<OwnedFd>),
     /// Masks or unmasks INTx.
@@ -226,9 +226,9 @@ impl Endpoint {
     /// When a vector does not exist or a descriptor is not fit; nothing changes then.
     pub fn set_irqs(&mut self, change: IrqChange) -> Result<(), InterruptError> {
         match change {
-            IrqChange::WireMsix(start, fds) => return self.irq.wire_msix(start, fds),
-            IrqChange::UnwireMsix => self.irq.unwire_msix(),
-            IrqChange::FireMsix(vectors) => vectors.iter().for_each(|v| self.irq.trigger(*v)),
+            IrqChange::WireVectors(start, fds) => return self.irq.wire_vectors(start, fds),
+            IrqChange::UnwireVectors => self.irq.unwire_vectors(),
+            IrqChange::FireVectors(vectors) => vectors.iter().for_each(|v| self.irq.trigger(*v)),
             IrqChange::WireIntx(fd) => return self.irq.wire_intx(fd),
             IrqChange::MaskIntx(masked) => self.irq.mask_intx(masked),
             IrqChange::FireIntx => self.irq.fire_intx(),
@@ -334,7 +334,7 @@ impl Endpoint {
             self.reset();
             return;
         }
-        if effects.command || effects.msix {
+        if effects.command || effects.interrupts {
             if self.dma.master() && !self.config.masters_bus() {
                 self.quiesce();
             }
@@ -346,7 +346,7 @@ impl Endpoint {
     fn apply_config(&mut self) {
         use rackbus_spec::pcie::Command;
         self.dma.set_master(self.config.masters_bus());
-        self.irq.set_msix_enabled(self.config.msix_enabled());
+        self.irq.set_mode(self.config.mode());
         self.irq.set_intx_disabled(self.config.command().contains(Command::INTERRUPT_DISABLE));
     }
 

@@ -91,6 +91,9 @@ pub struct FunctionInfo {
     pub bars: Vec<Bar>,
     /// MSI-X vectors, 1 to 2048.
     pub msix_vectors: u16,
+    /// MSI vectors: a power of two up to 32, or 0 for a class whose drivers know MSI-X and the pin
+    /// only.
+    pub msi_vectors: u16,
     /// Device serial number (PCIe base 6.0, section 7.9.3).
     pub serial: u64,
 }

@@ -1,5 +1,5 @@
-//! The interrupts of a function, as its user sees them: an eventfd for each MSI-X vector, and one
-//! for INTx.
+//! The interrupts of a function, as its user sees them: an eventfd for each vector of MSI-X or MSI,
+//! and one for INTx.
 //!
 //! The engine that runs the function signals the descriptors itself; when the user is a VM on
 //! another host of the rack, they are the VM's own. A vector without a descriptor is one its
@@ -33,13 +33,28 @@ pub enum InterruptError {
     },
 }
 
+/// The kind of interrupts that a function's driver enabled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// None of the messages: the INTx pin.
+    #[default]
+    Pin,
+    /// MSI, with as many vectors as the driver enabled.
+    Msi {
+        /// How many: those from here on send nothing.
+        vectors: u16,
+    },
+    /// MSI-X.
+    Msix,
+}
+
 /// All interrupts of one function. Owned by its engine's thread.
 #[derive(Debug)]
 pub struct Interrupts {
-    msix: Vec<Option<PeerEvent>>,
+    vectors: Vec<Option<PeerEvent>>,
     /// Signalled while masked or unwired; delivered when that ends (PCIe base 6.0, section 6.1.4.5).
     pending: Vec<Cell<bool>>,
-    msix_enabled: bool,
+    mode: Mode,
     intx: Option<PeerEvent>,
     intx_level: Cell<bool>,
     intx_masked: Cell<bool>,
@@ -49,7 +64,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// `vectors` MSI-X vectors and one INTx pin, nothing wired.
+    /// `vectors` vectors, of MSI-X or MSI, and one INTx pin, nothing wired.
     pub fn new(vectors: u16) -> Self {
         Interrupts::under(vectors, Revoker::default())
     }
@@ -58,9 +73,9 @@ impl Interrupts {
     pub(crate) fn under(vectors: u16, revoker: Revoker) -> Self {
         let count = usize::from(vectors);
         Interrupts {
-            msix: (0..count).map(|_| None).collect(),
+            vectors: (0..count).map(|_| None).collect(),
             pending: vec![Cell::new(false); count],
-            msix_enabled: false,
+            mode: Mode::Pin,
             intx: None,
             intx_level: Cell::new(false),
             intx_masked: Cell::new(false),
@@ -69,9 +84,12 @@ impl Interrupts {
         }
     }
 
-    /// Raises MSI-X vector `vector`; nothing happens for one that does not exist.
+    /// Raises vector `vector`; nothing happens for one that does not exist or is not enabled.
     pub fn trigger(&self, vector: u16) {
-        match self.msix.get(usize::from(vector)) {
+        if matches!(self.mode, Mode::Msi { vectors } if vector >= vectors) {
+            return;
+        }
+        match self.vectors.get(usize::from(vector)) {
             Some(Some(event)) if !self.revoker.is_revoked() => event.ring(),
             Some(Some(_)) => {}
             Some(None) => self.pending[usize::from(vector)].set(true),
@@ -93,9 +111,10 @@ impl Interrupts {
         self.signal_intx();
     }
 
-    /// Whether the driver enabled MSI-X (configuration space, MSI-X message control).
-    pub fn msix_enabled(&self) -> bool {
-        self.msix_enabled
+    /// The kind of interrupts that the driver enabled in configuration space.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// The level of the INTx pin, as the status register shows it.
@@ -103,9 +122,9 @@ impl Interrupts {
         self.intx_level.get()
     }
 
-    /// How many MSI-X vectors there are.
+    /// How many vectors there are.
     pub fn vectors(&self) -> usize {
-        self.msix.len()
+        self.vectors.len()
     }
 
     /// Whether vector `vector` was raised and not delivered: its bit in the PBA.
@@ -113,8 +132,8 @@ impl Interrupts {
         self.pending.get(vector).is_some_and(Cell::get)
     }
 
-    pub(crate) fn set_msix_enabled(&mut self, on: bool) {
-        self.msix_enabled = on;
+    pub(crate) fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
     }
 
     /// The command register's interrupt-disable bit.
@@ -129,12 +148,12 @@ impl Interrupts {
     ///
     /// # Errors
     /// When a vector does not exist or a descriptor is no eventfd.
-    pub(crate) fn wire_msix(
+    pub(crate) fn wire_vectors(
         &mut self,
         start: u32,
         fds: Vec<Option<OwnedFd>>,
     ) -> Result<(), InterruptError> {
-        let (available, count) = (self.msix.len(), fds.len());
+        let (available, count) = (self.vectors.len(), fds.len());
         let first = start as usize;
         if first.checked_add(count).is_none_or(|end| end > available) {
             return Err(InterruptError::OutOfRange {
@@ -154,14 +173,14 @@ impl Interrupts {
             {
                 event.ring();
             }
-            self.msix[index] = event;
+            self.vectors[index] = event;
         }
         Ok(())
     }
 
-    /// Takes every MSI-X wire away.
-    pub(crate) fn unwire_msix(&mut self) {
-        self.msix.iter_mut().for_each(|slot| *slot = None);
+    /// Takes the wire of every vector away.
+    pub(crate) fn unwire_vectors(&mut self) {
+        self.vectors.iter_mut().for_each(|slot| *slot = None);
         self.pending.iter().for_each(|bit| bit.set(false));
     }
 
@@ -190,7 +209,7 @@ impl Interrupts {
     /// Signals once and masks the pin until the user has handled it (VFIO calls this
     /// *automasked*): the user unmasks at the end of its interrupt.
     fn signal_intx(&self) {
-        let silent = self.intx_disabled || self.msix_enabled || self.revoker.is_revoked();
+        let silent = self.intx_disabled || self.mode != Mode::Pin || self.revoker.is_revoked();
         if silent || self.intx_masked.get() {
             return;
         }
@@ -202,7 +221,7 @@ impl Interrupts {
 
     /// As after power-on, nothing wired.
     pub(crate) fn clear(&mut self) {
-        let vectors = u16::try_from(self.msix.len()).unwrap_or(0);
+        let vectors = u16::try_from(self.vectors.len()).unwrap_or(0);
         *self = Interrupts::under(vectors, self.revoker.clone());
     }
 
@@ -213,6 +232,6 @@ impl Interrupts {
         self.intx_level.set(false);
         self.intx_masked.set(false);
         self.intx_disabled = false;
-        self.msix_enabled = false;
+        self.mode = Mode::Pin;
     }
 }

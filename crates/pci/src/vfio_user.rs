@@ -4,18 +4,20 @@
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
 //! * [`device`]: [`Device`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
 //! * [`server`]: one connection's conversation, and a listener that gives each its own thread.
-//! * [`msi`]: a function shown with MSI instead of MSI-X.
+//! * [`shown`]: the kind of interrupts that a function is shown with.
 //! * [`client`]: the other side, used by borrowers, drivers and tests.
 
 pub mod client;
 pub mod device;
 pub mod local;
-pub mod msi;
+
 pub mod server;
+pub mod shown;
 pub mod wire;
 
 pub use client::{Client, ClientError};
 pub use device::{Device, DeviceError, DeviceShape, EngineDevice, RegionShape, SharedPart};
 pub use local::{LocalFunction, serve_function};
-pub use msi::MsiView;
+
 pub use server::{Opener, Server, serve};
+pub use shown::{Shown, ShownWith};

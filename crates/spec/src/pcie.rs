@@ -165,6 +165,14 @@ pub mod msi {
     pub const SIZE: u16 = 0xe;
     /// Message control: the function may use MSI.
     pub const CONTROL_ENABLE: u16 = 1 << 0;
+    /// Message control: where the logarithm of the vectors that the function can use begins.
+    pub const CAPABLE_SHIFT: u32 = 1;
+    /// Message control: where the logarithm of the vectors that the function may use begins.
+    pub const ENABLED_SHIFT: u32 = 4;
+    /// Message control: the logarithm of the vectors that the function may use.
+    pub const CONTROL_ENABLED_MASK: u16 = 7 << ENABLED_SHIFT;
+    /// The most vectors a function can have.
+    pub const MAX_VECTORS: u16 = 32;
     /// Message control: the address has 64 bits.
     pub const CONTROL_64BIT: u16 = 1 << 7;
 }

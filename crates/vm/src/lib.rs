@@ -9,6 +9,7 @@
 
 pub mod agent;
 pub mod assets;
+pub mod interrupts;
 pub mod machine;
 pub mod qmp;
 pub mod registry;
@@ -19,6 +20,7 @@ mod error;
 pub use agent::{Agent, Output};
 pub use assets::{Accel, Assets, Guest};
 pub use error::VmError;
+pub use interrupts::Interrupts;
 pub use machine::Vm;
 pub use qmp::Qmp;
 pub use registry::{Plugged, Record};

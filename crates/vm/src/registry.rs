@@ -78,19 +78,7 @@ impl Record {
     /// # Errors
     /// When the folder cannot be read.
     pub fn noted(&self) -> Result<Vec<Plugged>> {
-        let folder = self.dir.join("functions");
-        let entries = match fs::read_dir(&folder) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(io("read", &folder))?,
-        };
-        let ids = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
-        Ok(ids.filter_map(|id| self.read_note(id)).collect())
-    }
-
-    fn read_note(&self, id: String) -> Option<Plugged> {
-        let note = fs::read_to_string(self.note(&id)).ok()?;
-        let (function, socket) = note.split_once('\n')?;
-        Some(Plugged { function: function.to_owned(), socket: socket.into(), id })
+        noted(&self.dir)
     }
 
     /// Where name and socket of the function with this id are noted.
@@ -204,6 +192,44 @@ pub fn find_by_socket(
     Ok(None)
 }
 
+/// The name of the VM of a host that the function behind `socket` was meant for, running or not.
+#[must_use]
+pub fn noted_with(run_dir: &Path, host: &str, socket: &Path) -> Option<String> {
+    let mut vms = folders(&vms_dir(run_dir, host));
+    let uses = |dir: &PathBuf| noted(dir).is_ok_and(|all| all.iter().any(|p| p.socket == socket));
+    vms.find(uses)?.file_name().map(|name| name.to_string_lossy().into_owned())
+}
+
+/// The sockets of all functions that were meant for a host's VMs, running or not.
+#[must_use]
+pub fn noted_sockets(run_dir: &Path, host: &str) -> Vec<PathBuf> {
+    let vms = folders(&vms_dir(run_dir, host));
+    let all = vms.filter_map(|dir| noted(&dir).ok()).flatten();
+    all.map(|plugged| plugged.socket).collect()
+}
+
+fn folders(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir())
+}
+
+/// What was plugged in at some time into the VM with this folder.
+fn noted(dir: &Path) -> Result<Vec<Plugged>> {
+    let folder = dir.join("functions");
+    let entries = match fs::read_dir(&folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(io("read", &folder))?,
+    };
+    let ids = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+    Ok(ids.filter_map(|id| read_note(dir, id)).collect())
+}
+
+fn read_note(dir: &Path, id: String) -> Option<Plugged> {
+    let note = fs::read_to_string(dir.join("functions").join(&id)).ok()?;
+    let (function, socket) = note.split_once('\n')?;
+    Some(Plugged { function: function.to_owned(), socket: socket.into(), id })
+}
+
 /// The functions of a VM: those that rackbus plugged in and its QEMU still has.
 ///
 /// # Errors
@@ -217,7 +243,7 @@ pub fn plugged(record: &Record, qmp: &mut Qmp) -> Result<Vec<Plugged>> {
         }
         // QEMU does not tell the socket of a function, so it is noted when it is plugged in.
         let Some(id) = device["name"].as_str() else { continue };
-        found.extend(record.read_note(id.to_owned()));
+        found.extend(read_note(&record.dir, id.to_owned()));
     }
     Ok(found)
 }

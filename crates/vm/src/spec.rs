@@ -18,6 +18,11 @@ pub const DEFAULT_MEMORY_MIB: u32 = 512;
 /// Free hot-plug ports that a VM gets unless told otherwise.
 pub const DEFAULT_SPARE_PORTS: u8 = 4;
 
+/// Remaps interrupts, so that a guest takes more than one of a function's MSI vectors, and has more
+/// than one queue. It translates no DMA: lenders reach guest memory as it lies. With translation and
+/// without `caching-mode` guests turn it on at boot, and QEMU ends.
+const REMAPPER: &str = "intel-iommu,intremap=on,dma-translation=off";
+
 /// What the VM starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
@@ -113,7 +118,11 @@ impl VmSpec {
         args.put("-accel", accel.name());
         args.put("-cpu", "max");
         args.put("-smp", &self.cpus.to_string());
-        args.put("-machine", "q35,memory-backend=ram");
+        args.put("-machine", "q35,memory-backend=ram,kernel-irqchip=split");
+        // A machine has one IOMMU: the user's own, if there is one.
+        if !self.extra.iter().any(|argument| is_iommu(argument)) {
+            args.put("-device", REMAPPER);
+        }
         args.put("-m", &format!("{}M", self.memory_mib));
         let size = u64::from(self.memory_mib) << 20;
         args.json(
@@ -135,6 +144,11 @@ impl VmSpec {
         }
         if self.memory_mib < 128 || self.memory_mib > 1 << 20 {
             return invalid(format!("memory of {} MiB: give 128M to 1T", self.memory_mib));
+        }
+        if let Some(device) = self.extra.iter().find(|argument| ends_at_boot(argument)) {
+            return invalid(format!(
+                "{device}: with intremap=on, give dma-translation=off too, or QEMU ends when the guest boots"
+            ));
         }
         if self.cpus == 0 || self.cpus > 255 {
             return invalid(format!("{} processors: give 1 to 255", self.cpus));
@@ -239,6 +253,27 @@ impl VmSpec {
     }
 }
 
+fn is_iommu(argument: &str) -> bool {
+    ["intel-iommu", "amd-iommu", "virtio-iommu"].iter().any(|name| argument.contains(name))
+}
+
+/// Whether this is an IOMMU with which QEMU ends when its guest boots (11.1: `requires caching
+/// mode`, then `DMA mapping failed`).
+fn ends_at_boot(argument: &str) -> bool {
+    // As options or as JSON.
+    let words: String = argument.chars().filter(|c| !matches!(c, '"' | ' ')).collect();
+    let has = |key: &str, values: &[&str]| {
+        let set = |value: &&str| {
+            words.contains(&format!("{key}={value}")) || words.contains(&format!("{key}:{value}"))
+        };
+        values.iter().any(set)
+    };
+    words.contains("intel-iommu")
+        && has("intremap", &["on", "true"])
+        && !has("dma-translation", &["off", "false"])
+        && !has("caching-mode", &["on", "true"])
+}
+
 /// What a VM that people start themselves needs of arguments, so that it can use these functions:
 /// shared memory, and a port for each.
 #[must_use]
@@ -246,7 +281,8 @@ pub fn own_vm_args(memory_mib: u32, functions: &[FunctionSpec]) -> Vec<String> {
     let size = u64::from(memory_mib) << 20;
     let mut args = Args(Vec::new());
     args.put("-m", &format!("{memory_mib}M"));
-    args.put("-machine", "q35,memory-backend=rackbus-ram");
+    args.put("-machine", "q35,memory-backend=rackbus-ram,kernel-irqchip=split");
+    args.put("-device", REMAPPER);
     args.put("-object", &format!("memory-backend-memfd,id=rackbus-ram,size={size},share=on"));
     for (index, function) in functions.iter().enumerate() {
         let port = format!("rackbus-port{index}");
@@ -341,6 +377,22 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_has_one_iommu_and_it_translates_no_dma() {
+        let iommus = |extra: &[&str]| {
+            let mut spec = spec();
+            spec.extra = extra.iter().map(|a| (*a).to_owned()).collect();
+            let args = spec.args(&Assets::of_user()).expect("args");
+            let all: Vec<String> = args.into_iter().filter(|a| a.contains("-iommu")).collect();
+            all
+        };
+        assert_eq!(iommus(&[]), [REMAPPER]);
+        for own in ["intel-iommu,intremap=on,caching-mode=on", "virtio-iommu-pci", REMAPPER] {
+            assert_eq!(iommus(&["-device", own]), [own]);
+        }
+        assert!(own_vm_args(256, &[]).contains(&REMAPPER.to_owned()));
+    }
+
+    #[test]
     fn what_qemu_cannot_take_is_refused_with_a_reason() {
         let refused = |change: fn(&mut VmSpec)| {
             let mut spec = spec();
@@ -349,6 +401,14 @@ mod tests {
         };
         assert!(refused(|s| s.name = "a/b".into()).contains("VM name"));
         assert!(refused(|s| s.memory_mib = 1).contains("128M"));
+        assert!(
+            refused(|s| s.extra = vec!["-device".into(), "intel-iommu,intremap=on".into()])
+                .contains("dma-translation")
+        );
+        assert!(
+            refused(|s| s.extra = vec![r#"{"driver": "intel-iommu", "intremap": true}"#.into()])
+                .contains("dma-translation")
+        );
         assert!(refused(|s| s.cpus = 0).contains("processors"));
         assert!(refused(|s| s.spare_ports = 60).contains("at most 28"));
         assert!(

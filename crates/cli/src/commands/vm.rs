@@ -1,7 +1,9 @@
 //! `rackbus vm`: virtual machines with borrowed functions.
 
+mod leases;
+
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -9,7 +11,7 @@ use rackbus_control::Client;
 use rackbus_control::api::Lease;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, DEFAULT_SPARE_PORTS, own_vm_args};
 use rackbus_vm::{
-    Assets, Boot, Console, FunctionSpec, Guest, Plugged, Record, Vm, VmError, VmSpec, registry,
+    Assets, Boot, Console, FunctionSpec, Guest, Interrupts, Record, Vm, VmError, VmSpec, registry,
 };
 use serde_json::{Value, json};
 
@@ -20,6 +22,7 @@ use crate::commands::{named_host, read_rack};
 use crate::output::{Cell, Failure, Output};
 use crate::paths::{find_run_dir, running};
 use crate::process::{self, EndRequests};
+use leases::{borrow_all, function, give_back, give_back_all, leases_at, leases_of, show};
 
 /// Run virtual machines with borrowed devices.
 #[derive(Debug, clap::Args)]
@@ -88,6 +91,10 @@ struct RunArgs {
     /// A disk image of your own to boot from (raw, or qcow2 when it is named so)
     #[arg(long)]
     disk: Option<PathBuf>,
+    /// Show functions with MSI-X although this QEMU cannot unplug such ones: they stay until the VM
+    /// ends, whatever becomes of their lender
+    #[arg(long)]
+    msix: bool,
     /// Leave the VM running and come back
     #[arg(long)]
     detach: bool,
@@ -108,6 +115,10 @@ struct OwnArgs {
     /// Guest memory, which must be shared with the lender: 512M, 2G
     #[arg(long, value_name = "SIZE", value_parser = memory, default_value_t = DEFAULT_MEMORY_MIB)]
     memory: u32,
+    /// Show functions with MSI-X: a QEMU that cannot unplug such ones (up to 11.1) keeps them until
+    /// it ends, whatever becomes of their lender
+    #[arg(long)]
+    msix: bool,
 }
 
 /// `rackbus vm stop`.
@@ -197,7 +208,11 @@ async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
     let leases = borrow_all(context, &args.host, &args.borrow).await?;
-    let vm = match launch(args, &leases, context).await {
+    let launched = match show(&leases, args.msix).await {
+        Ok(()) => launch(args, &leases, context).await,
+        Err(failure) => Err(failure),
+    };
+    let vm = match launched {
         Ok(vm) => vm,
         Err(failure) => {
             give_back_all(context, &leases).await;
@@ -290,6 +305,10 @@ async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> 
     check_host(context, &args.host)?;
     let leases = borrow_all(context, &args.host, &args.borrow).await?;
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
+    if args.msix {
+        // Nothing is known of that QEMU.
+        functions.iter().try_for_each(|f| Interrupts::MsixKept.note(&f.socket))?;
+    }
     let arguments = own_vm_args(args.memory, &functions);
     let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
     for number in numbers {
@@ -344,7 +363,7 @@ async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), Failure> {
     }
     let mut returned = Vec::new();
     for lease in &used {
-        returned.push(context.client.give_back(lease.lease).await?);
+        returned.push(give_back(context, lease.lease).await?);
     }
     let functions: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();
     let value = json!({"vm": args.name, "returned": returned});
@@ -380,6 +399,10 @@ async fn add(args: &PlugArgs, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
     let leases = borrow_all(context, &record.host, std::slice::from_ref(&args.function)).await?;
     let mut vm = Vm::attach(record);
+    if let Err(failure) = show(&leases, false).await {
+        give_back_all(context, &leases).await;
+        return Err(failure);
+    }
     for function in leases.iter().filter_map(function) {
         if let Err(error) = vm.hot_add(&function.name, &function.socket) {
             give_back_all(context, &leases).await;
@@ -401,61 +424,35 @@ async fn remove(args: &PlugArgs, context: &Context<'_>) -> Result<(), Failure> {
         let error = format!("VM {} has no {}", args.name, args.function);
         return Err(Failure::new(error, format!("it has {have}")));
     };
+    let name = &args.name;
+    let socket = PathBuf::from(lease.socket.clone().unwrap_or_default());
+    if Interrupts::noted(&socket) == Interrupts::MsixKept {
+        let error = format!(
+            "{} has MSI-X, and the QEMU of VM {name} ends when it is unplugged",
+            lease.function
+        );
+        return Err(Failure::new(error, format!("stop the VM: rackbus vm stop {name}")));
+    }
     // Returning a lease takes the function out of its VM first.
-    let returned = context.client.give_back(lease.lease).await?;
+    let returned = give_back(context, lease.lease).await?;
+    if !record.alive() {
+        let error = format!("VM {name} ended; {} is returned", args.function);
+        return Err(Failure::new(error, "its guest or its QEMU ended it; start it again"));
+    }
+    if Vm::attach(record.clone()).functions()?.iter().any(|plugged| plugged.socket == socket) {
+        let error = format!(
+            "the guest of VM {name} did not let go of {}: it is returned, and what the guest has is an absent device",
+            args.function
+        );
+        return Err(Failure::new(
+            error,
+            "the guest lets go when it has booted, or has ended what uses the device",
+        ));
+    }
     context.output.result(&json!({"vm": args.name, "returned": returned}), |o| {
         o.line(&format!("{} is unplugged from VM {} and returned", args.function, args.name));
     });
     Ok(())
-}
-
-/// Borrows all of them, or none.
-async fn borrow_all(
-    context: &Context<'_>,
-    host: &str,
-    functions: &[String],
-) -> Result<Vec<Lease>, Failure> {
-    let mut leases = Vec::new();
-    for name in functions {
-        match context.client.borrow(name, host).await {
-            Ok(lease) => leases.push(lease),
-            Err(error) => {
-                give_back_all(context, &leases).await;
-                return Err(error.into());
-            }
-        }
-    }
-    Ok(leases)
-}
-
-async fn give_back_all(context: &Context<'_>, leases: &[Lease]) {
-    for lease in leases {
-        if let Err(error) = context.client.give_back(lease.lease).await {
-            let (number, function) = (lease.lease, &lease.function);
-            let text = format!("lease {number} of {function} is not returned: {error}");
-            context.output.progress(&text);
-        }
-    }
-}
-
-fn function(lease: &Lease) -> Option<FunctionSpec> {
-    let socket = lease.socket.as_ref()?.into();
-    Some(FunctionSpec { name: lease.function.clone(), socket })
-}
-
-/// The leases whose sockets a VM uses.
-async fn leases_of(context: &Context<'_>, record: &Record) -> Result<Vec<Lease>, Failure> {
-    leases_at(context, &Vm::attach(record.clone()).functions()?).await
-}
-
-/// The leases whose sockets were plugged in.
-async fn leases_at(context: &Context<'_>, plugged: &[Plugged]) -> Result<Vec<Lease>, Failure> {
-    let leases = context.client.leases(false).await?;
-    let used = |lease: &Lease| {
-        let socket = lease.socket.as_deref().map(Path::new);
-        plugged.iter().any(|p| Some(p.socket.as_path()) == socket)
-    };
-    Ok(leases.into_iter().filter(used).collect())
 }
 
 /// The VMs of all hosts.

@@ -8,7 +8,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Health, ResetKind, Work};
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Health, Mode, ResetKind, Work};
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{
     DOORBELLS, SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_OCCURRING,
@@ -103,6 +103,7 @@ impl Nvme {
             class: [(CLASS_CODE >> 16) as u8, (CLASS_CODE >> 8) as u8, CLASS_CODE as u8],
             bars: vec![bar],
             msix_vectors: VECTORS,
+            msi_vectors: VECTORS,
             serial: identity.pci_serial(),
         };
         Ok(Nvme {
@@ -267,9 +268,14 @@ impl Nvme {
         coalescing: fid::InterruptCoalescing,
         exempt: u32,
     ) -> Option<u64> {
-        let msix = bus.irq.msix_enabled();
+        // A message that the mask holds back is sent when it is taken away, if it matters then.
+        let sent = match bus.irq.mode() {
+            Mode::Pin => 0,
+            Mode::Msi { .. } => !self.state.registers.interrupt_mask,
+            Mode::Msix => !0,
+        };
         let next = self.state.vectors.deliver(bus.now_ns, coalescing, exempt, |vector| {
-            if msix {
+            if sent & 1 << vector != 0 {
                 bus.irq.trigger(vector);
             }
         });
@@ -277,14 +283,48 @@ impl Nvme {
         next
     }
 
+    /// The vectors of queues that interrupt and hold completions, a bit each (section 7.5.1.1: the
+    /// interrupt status before it is masked).
+    fn holding(&self) -> u32 {
+        let queues = self.state.cqs.iter().flatten();
+        let holding = queues.filter(|queue| queue.interrupts && queue.holds_completions());
+        holding.fold(0, |vectors, queue| vectors | 1 << queue.vector)
+    }
+
+    /// The interrupt mask was written. A vector that is masked no more and has completions waiting
+    /// sends its message now (section 7.5.1.1): MSI tells of a change, and that was held back.
+    fn mask_changed(&mut self, bus: &Bus<'_>, old: u32) {
+        let unmasked = old & !self.state.registers.interrupt_mask;
+        if unmasked != 0 && matches!(bus.irq.mode(), Mode::Msi { .. }) {
+            self.send_held(bus, unmasked);
+        }
+        self.update_pin(bus);
+    }
+
+    /// The driver enabled another kind of interrupts: what was told by the old one alone is told by
+    /// the new one as well.
+    fn mode_changed(&mut self, bus: &Bus<'_>) {
+        self.state.mode = bus.irq.mode();
+        match self.state.mode {
+            Mode::Pin => {}
+            Mode::Msi { .. } => self.send_held(bus, !self.state.registers.interrupt_mask),
+            Mode::Msix => self.send_held(bus, !0),
+        }
+        self.update_pin(bus);
+    }
+
+    /// Sends the messages of those of `vectors` that have completions waiting.
+    fn send_held(&mut self, bus: &Bus<'_>, vectors: u32) {
+        self.refresh_heads();
+        let due = self.holding() & vectors;
+        (0..VECTORS).filter(|vector| due & 1 << vector != 0).for_each(|v| bus.irq.trigger(v));
+    }
+
     /// Brings the interrupt pin in line (section 7.5.1.1): high while a queue that interrupts
     /// holds completions and its vector is not masked.
     pub(super) fn update_pin(&mut self, bus: &Bus<'_>) {
-        let mask = self.state.registers.interrupt_mask;
-        let level = !bus.irq.msix_enabled()
-            && self.state.cqs.iter().flatten().any(|queue| {
-                queue.interrupts && queue.holds_completions() && mask & 1 << queue.vector == 0
-            });
+        let level = bus.irq.mode() == Mode::Pin
+            && self.holding() & !self.state.registers.interrupt_mask != 0;
         if level != self.state.pin {
             self.state.pin = level;
             bus.irq.intx(level);
@@ -293,10 +333,14 @@ impl Nvme {
 
     /// With a pin interrupt pending, the host's progress matters even when there is room.
     fn refresh_pin(&mut self, bus: &Bus<'_>) {
+        self.refresh_heads();
+        self.update_pin(bus);
+    }
+
+    fn refresh_heads(&mut self) {
         for qid in 1..self.state.cqs.len() {
             self.refresh_head(qid as u16);
         }
-        self.update_pin(bus);
     }
 
     /// A queue with commands or completions is out of reach: fatal after a while. Returns when.
@@ -340,7 +384,7 @@ impl Function for Nvme {
         for change in changes {
             match change {
                 Change::Configuration(old) => self.configure(bus, old.en(), old.shn()),
-                Change::InterruptMask => self.update_pin(bus),
+                Change::InterruptMask(old) => self.mask_changed(bus, old),
                 Change::None => {}
             }
         }
@@ -371,6 +415,9 @@ impl Function for Nvme {
         let mut done = 0;
         if !self.state.jobs.is_empty() {
             done += self.reap(bus, false);
+        }
+        if self.state.mode != bus.irq.mode() {
+            self.mode_changed(bus);
         }
         if !self.is_running() || !bus.dma.master() {
             self.advance_shutdown();

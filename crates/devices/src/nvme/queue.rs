@@ -1,12 +1,13 @@
 //! Submission and completion queues (NVM Express base 1.4, section 4.1): rings in the host's
 //! memory, with an index that each side owns.
 //!
-//! The ring's memory is resolved once and kept ([`PinnedSlice`]); when the function's mappings
-//! change it is resolved again. Entries are read and written at most once each.
+//! The ring's memory is resolved once and kept ([`PinnedPieces`]: a guest that translates DMA itself
+//! maps it page by page); when the function's mappings change it is resolved again. Entries are
+//! read and written at most once each.
 
 use std::sync::atomic::Ordering;
 
-use rackbus_memory::{Access, DmaSpace, PinnedSlice};
+use rackbus_memory::{Access, DmaSlice, DmaSpace, PinnedPieces};
 use rackbus_spec::nvme::Sqe;
 use rackbus_spec::nvme::command::SQE_SIZE;
 use rackbus_spec::nvme::completion::{CQE_SIZE, Cqe};
@@ -19,19 +20,30 @@ use super::shadow::Doorbell;
 struct Ring {
     base: u64,
     length: usize,
+    /// Bytes of an entry.
+    entry: usize,
     access: Access,
-    memory: Option<PinnedSlice>,
+    memory: Option<PinnedPieces>,
 }
 
 impl Ring {
-    fn new(dma: &DmaSpace, base: u64, length: usize, access: Access) -> Ring {
-        let mut ring = Ring { base, length, access, memory: None };
+    fn new(dma: &DmaSpace, base: u64, entries: u16, entry: usize, access: Access) -> Ring {
+        let length = usize::from(entries) * entry;
+        let mut ring = Ring { base, length, entry, access, memory: None };
         ring.resolve(dma);
         ring
     }
 
     fn resolve(&mut self, dma: &DmaSpace) {
-        self.memory = dma.pin(self.base, self.length, self.access).ok();
+        let pieces = dma.pin_pieces(self.base, self.length, self.access).ok();
+        // Mappings are of pages. One that ends inside an entry is as good as none.
+        self.memory = pieces.filter(|pieces| pieces.meet_at(self.entry));
+    }
+
+    /// The entry at `index`; `None` when the ring's memory cannot be reached.
+    #[inline]
+    fn entry(&self, index: u16) -> Option<DmaSlice<'_>> {
+        self.memory.as_ref()?.at(usize::from(index) * self.entry, self.entry)
     }
 }
 
@@ -70,7 +82,7 @@ pub struct SubmissionQueue {
 impl SubmissionQueue {
     /// A queue of `size` entries (at least 2) at `base`.
     pub fn new(dma: &DmaSpace, id: u16, cqid: u16, base: u64, size: u16) -> Self {
-        let ring = Ring::new(dma, base, usize::from(size) * SQE_SIZE, Access::READ);
+        let ring = Ring::new(dma, base, size, SQE_SIZE, Access::READ);
         let doorbell = Doorbell::new(size);
         let (unreachable_since, deletion) = (None, None);
         SubmissionQueue { id, cqid, size, head: 0, doorbell, unreachable_since, deletion, ring }
@@ -98,7 +110,7 @@ impl SubmissionQueue {
         self.head
     }
 
-    /// Asks for the next `count` entries to come near.
+    /// Asks for the next `count` entries to come near, where they are in one piece.
     #[inline]
     pub fn prefetch(&self, count: u16) {
         let Some(memory) = &self.ring.memory else {
@@ -106,7 +118,7 @@ impl SubmissionQueue {
         };
         let until_end = count.min(self.size - self.head);
         let part = |first: u16, entries: u16| {
-            memory.get().part(usize::from(first) * SQE_SIZE, usize::from(entries) * SQE_SIZE)
+            memory.at(usize::from(first) * SQE_SIZE, usize::from(entries) * SQE_SIZE)
         };
         if let Some(lines) = part(self.head, until_end) {
             lines.prefetch();
@@ -121,7 +133,7 @@ impl SubmissionQueue {
     #[inline]
     pub fn peek(&self, ahead: u16) -> Option<Sqe> {
         let index = advance(self.head, ahead, self.size);
-        self.ring.memory.as_ref()?.get().read_obj(usize::from(index) * SQE_SIZE)
+        self.ring.entry(index)?.read_obj(0)
     }
 
     /// Fetches the next entry. `None` when the ring's memory cannot be reached.
@@ -168,7 +180,7 @@ impl CompletionQueue {
             phase: true,
             reserved: 0,
             doorbell: Doorbell::new(size),
-            ring: Ring::new(dma, base, usize::from(size) * CQE_SIZE, access),
+            ring: Ring::new(dma, base, size, CQE_SIZE, access),
         }
     }
 
@@ -221,7 +233,7 @@ impl CompletionQueue {
     /// Posts `cqe` with the right phase tag. False when the ring's memory cannot be reached.
     #[inline]
     pub fn post(&mut self, mut cqe: Cqe) -> bool {
-        let Some(memory) = &self.ring.memory else {
+        let Some(entry) = self.ring.entry(self.tail) else {
             return false;
         };
         cqe.status_phase = cqe.status_phase & !1 | u16::from(self.phase);
@@ -229,13 +241,11 @@ impl CompletionQueue {
         let half = |at: usize| {
             u64::from_le_bytes(*bytes[at..].first_chunk().expect("an entry is 16 bytes"))
         };
-        let at = usize::from(self.tail) * CQE_SIZE;
         // The half with the phase tag goes last, and after everything the command wrote: a host
         // that sees the tag sees the data.
-        let ring = memory.get();
-        let stored = ring
-            .store_u64(at, half(0), Ordering::Relaxed)
-            .and_then(|()| ring.store_u64(at + 8, half(8), Ordering::Release));
+        let stored = entry
+            .store_u64(0, half(0), Ordering::Relaxed)
+            .and_then(|()| entry.store_u64(8, half(8), Ordering::Release));
         if stored.is_none() {
             return false;
         }

@@ -23,8 +23,8 @@ pub enum Change {
     None,
     /// CC was written; this is its old value.
     Configuration(Cc),
-    /// The interrupt mask changed.
-    InterruptMask,
+    /// The interrupt mask was written; this is its old value.
+    InterruptMask(u32),
 }
 
 #[derive(Clone, Copy)]
@@ -69,7 +69,7 @@ pub struct Registers {
     pub cc: Cc,
     /// Controller Status.
     pub csts: Csts,
-    /// Interrupt mask, a bit for each vector; pin interrupts only.
+    /// Interrupt mask, a bit for each vector; it has no effect with MSI-X.
     pub interrupt_mask: u32,
     /// Admin Queue Attributes.
     pub aqa: Aqa,
@@ -152,12 +152,12 @@ impl Registers {
         match dword {
             Dword::CapLow | Dword::CapHigh | Dword::Version | Dword::Status => {}
             Dword::MaskSet => {
-                self.interrupt_mask |= value;
-                return Change::InterruptMask;
+                let new = self.interrupt_mask | value;
+                return Change::InterruptMask(std::mem::replace(&mut self.interrupt_mask, new));
             }
             Dword::MaskClear => {
-                self.interrupt_mask &= !value;
-                return Change::InterruptMask;
+                let new = self.interrupt_mask & !value;
+                return Change::InterruptMask(std::mem::replace(&mut self.interrupt_mask, new));
             }
             Dword::Configuration => {
                 let old = std::mem::replace(&mut self.cc, Cc::from(value));
@@ -229,7 +229,7 @@ mod tests {
         let mut seen = Vec::new();
         let both = [0xf0u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
         registers.write(offset::INTMC, &both, |_, change| seen.push(change));
-        assert_eq!(seen, [Change::InterruptMask, Change::Configuration(Cc::new())]);
+        assert_eq!(seen, [Change::InterruptMask(0), Change::Configuration(Cc::new())]);
     }
 
     #[test]

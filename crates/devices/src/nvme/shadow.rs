@@ -18,7 +18,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rackbus_memory::{Access, DmaSpace, PinnedSlice};
+use rackbus_memory::{Access, DmaSpace, PinnedPieces};
 
 /// Rings of up to this many entries are filled to the brim as a matter of course.
 const SMALL_RING: u16 = 64;
@@ -29,9 +29,9 @@ pub struct ShadowPages {
     addresses: [u64; 2],
     length: usize,
     /// The host's doorbell values.
-    pub values: Option<PinnedSlice>,
+    pub values: Option<PinnedPieces>,
     /// The event indices that the controller publishes.
-    pub events: Option<PinnedSlice>,
+    pub events: Option<PinnedPieces>,
 }
 
 impl ShadowPages {
@@ -45,12 +45,28 @@ impl ShadowPages {
 
     /// Looks up the pages' memory again. They are used only when both can be reached.
     pub fn resolve(&mut self, dma: &DmaSpace) {
-        let pin = |address| dma.pin(address, self.length, Access::READ | Access::WRITE).ok();
+        let access = Access::READ | Access::WRITE;
+        let pin = |address| {
+            let pieces = dma.pin_pieces(address, self.length, access).ok();
+            pieces.filter(|pieces| pieces.meet_at(size_of::<u32>()))
+        };
         let [values, events] = self.addresses.map(pin);
         (self.values, self.events) = match (values, events) {
             (Some(values), Some(events)) => (Some(values), Some(events)),
             _ => (None, None),
         };
+    }
+}
+
+#[inline]
+fn load(page: &PinnedPieces, slot: usize) -> Option<u32> {
+    page.at(slot, size_of::<u32>())?.load_u32(0, Ordering::Acquire)
+}
+
+#[inline]
+fn store(page: &PinnedPieces, slot: usize, value: u32) {
+    if let Some(word) = page.at(slot, size_of::<u32>()) {
+        word.store_u32(0, value, Ordering::Release);
     }
 }
 
@@ -133,18 +149,18 @@ impl Doorbell {
         self.event_index = None;
         self.raw = u32::from(self.value);
         if let Some(values) = &pages.values {
-            values.get().store_u32(slot, self.raw, Ordering::Release);
+            store(values, slot, self.raw);
         }
         self.arm(pages.events.as_ref());
     }
 
     /// Looks at the shadow page. A value is reported once.
     #[inline]
-    pub fn look(&mut self, values: Option<&PinnedSlice>) -> Seen {
+    pub fn look(&mut self, values: Option<&PinnedPieces>) -> Seen {
         let (Some(slot), Some(values)) = (self.slot, values) else {
             return Seen::Same;
         };
-        let Some(raw) = values.get().load_u32(slot, Ordering::Acquire) else {
+        let Some(raw) = load(values, slot) else {
             return Seen::Same;
         };
         if raw == self.raw {
@@ -159,16 +175,16 @@ impl Doorbell {
 
     /// Whether the shadow page has a value that [`look`](Doorbell::look) has not seen.
     #[inline]
-    pub fn has_news(&self, values: Option<&PinnedSlice>) -> bool {
+    pub fn has_news(&self, values: Option<&PinnedPieces>) -> bool {
         let (Some(slot), Some(values)) = (self.slot, values) else {
             return false;
         };
-        values.get().load_u32(slot, Ordering::Acquire).is_some_and(|raw| raw != self.raw)
+        load(values, slot).is_some_and(|raw| raw != self.raw)
     }
 
     /// Publishes the event index so that the next store rings. The caller then issues a full
     /// barrier and asks [`has_news`](Doorbell::has_news), or a store in between is lost.
-    pub fn arm(&mut self, events: Option<&PinnedSlice>) {
+    pub fn arm(&mut self, events: Option<&PinnedPieces>) {
         self.armed = true;
         self.publish(self.raw as u16, events);
     }
@@ -180,7 +196,7 @@ impl Doorbell {
     /// It has to be done before the host hears that entries up to this value are consumed: from
     /// then on it may go as far as the index was before.
     #[inline]
-    pub fn keep_away(&mut self, events: Option<&PinnedSlice>) {
+    pub fn keep_away(&mut self, events: Option<&PinnedPieces>) {
         if self.slot.is_some() && (self.armed || self.is_stale(self.value)) {
             self.armed = false;
             self.away_from = self.value;
@@ -208,11 +224,11 @@ impl Doorbell {
         self.event_index = None;
     }
 
-    fn publish(&mut self, event_index: u16, events: Option<&PinnedSlice>) {
+    fn publish(&mut self, event_index: u16, events: Option<&PinnedPieces>) {
         if let (Some(slot), Some(events)) = (self.slot, events)
             && self.event_index != Some(event_index)
         {
-            events.get().store_u32(slot, u32::from(event_index), Ordering::Release);
+            store(events, slot, u32::from(event_index));
             self.event_index = Some(event_index);
         }
     }

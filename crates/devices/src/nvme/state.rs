@@ -2,6 +2,7 @@
 //! drive goes to somebody else, so nothing can be forgotten.
 
 use rackbus_memory::DmaSpace;
+use rackbus_pci::Mode;
 use rackbus_spec::nvme::Status;
 
 use super::events::Events;
@@ -58,6 +59,8 @@ pub struct State {
     pub held: Vec<Held>,
     /// The level of the interrupt pin.
     pub pin: bool,
+    /// The kind of interrupts that the driver had enabled at the last look.
+    pub mode: Mode,
     /// The engine waits without a timer: interrupts may not be put off over a park.
     pub untimed: bool,
 }
@@ -79,6 +82,7 @@ impl State {
             generation: 0,
             held: Vec::new(),
             pin: false,
+            mode: Mode::Pin,
             untimed: false,
         }
     }

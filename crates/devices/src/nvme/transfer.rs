@@ -181,16 +181,8 @@ impl Transfer {
         for run in &self.runs {
             match run.place {
                 Place::Host(address) => {
-                    let mut at = address;
-                    let mut lengths = Vec::new();
-                    dma.walk(address, run.length, access, |slice| lengths.push(slice.len()))
-                        .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
-                    for length in lengths {
-                        let slice =
-                            dma.pin(at, length, access).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
-                        pinned.push(slice);
-                        at += length as u64;
-                    }
+                    let pieces = dma.pin_pieces(address, run.length, access);
+                    pinned.extend(pieces.map_err(|_| Status::DATA_TRANSFER_ERROR)?.into_pieces());
                 }
                 Place::Bucket => {
                     let slice = self.discard(run.length as u64);

@@ -95,11 +95,11 @@ pub struct DeviceShape {
 }
 
 impl DeviceShape {
-    /// Of a function with these BARs and MSI-X vectors.
+    /// Of a function with these BARs, and so many vectors of MSI-X and of MSI.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn new(bars: Vec<Bar>, vectors: u16) -> Result<Self, DeviceError> {
+    pub fn new(bars: Vec<Bar>, msix: u16, msi: u16) -> Result<Self, DeviceError> {
         let mut regions = vec![RegionShape::default(); region::COUNT as usize];
         for bar in bars {
             let share = |part: Mappable| -> std::io::Result<SharedPart> {
@@ -113,7 +113,8 @@ impl DeviceShape {
         regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
         let mut irqs = vec![0; irq::COUNT as usize];
         irqs[irq::INTX as usize] = 1;
-        irqs[irq::MSIX as usize] = vectors.into();
+        irqs[irq::MSIX as usize] = msix.into();
+        irqs[irq::MSI as usize] = msi.into();
         // The lender asks for the function back through this one.
         irqs[irq::REQ as usize] = 1;
         Ok(DeviceShape { regions, irqs })
@@ -207,9 +208,11 @@ impl EngineDevice {
     /// # Errors
     /// When the engine has stopped, or the process has no descriptors left.
     pub fn new(engine: EngineHandle) -> Result<Self, DeviceError> {
-        let (bars, vectors) =
-            engine.call(|endpoint| (endpoint.bars(), endpoint.info().msix_vectors))?;
-        let shape = Arc::new(DeviceShape::new(bars, vectors)?);
+        let (bars, msix, msi) = engine.call(|endpoint| {
+            let info = endpoint.info();
+            (endpoint.bars(), info.msix_vectors, info.msi_vectors)
+        })?;
+        let shape = Arc::new(DeviceShape::new(bars, msix, msi)?);
         Ok(EngineDevice { engine, shape, _scrub: None })
     }
 

@@ -332,7 +332,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
             let wires: Vec<_> = (0..set.count).map(|_| given.next()).collect();
             match set.index {
                 // A device has one of the two kinds of message.
-                irq::MSI | irq::MSIX => Some(IrqChange::WireMsix(set.start, wires)),
+                irq::MSI | irq::MSIX => Some(IrqChange::WireVectors(set.start, wires)),
                 irq::INTX if set.count == 1 => {
                     Some(IrqChange::WireIntx(wires.into_iter().next().flatten()))
                 }
@@ -341,7 +341,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
         }
         (IrqSetFlags::DATA_NONE, IrqSetFlags::ACTION_TRIGGER) if set.count == 0 => {
             match set.index {
-                irq::MSI | irq::MSIX => Some(IrqChange::UnwireMsix),
+                irq::MSI | irq::MSIX => Some(IrqChange::UnwireVectors),
                 irq::INTX => Some(IrqChange::WireIntx(None)),
                 _ => None,
             }
@@ -349,7 +349,7 @@ fn irq_change(set: &IrqSet, message: Message) -> Result<Option<IrqChange>, Devic
         (IrqSetFlags::DATA_NONE | IrqSetFlags::DATA_BOOL, IrqSetFlags::ACTION_TRIGGER) if wired => {
             let vectors = selected.iter().filter_map(|i| u16::try_from(set.start + i).ok());
             match (set.index, selected.is_empty()) {
-                (irq::MSI | irq::MSIX, _) => Some(IrqChange::FireMsix(vectors.collect())),
+                (irq::MSI | irq::MSIX, _) => Some(IrqChange::FireVectors(vectors.collect())),
                 (_, false) => Some(IrqChange::FireIntx),
                 (_, true) => None,
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
-use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Mappable, ResetKind, Work};
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Mappable, Mode, ResetKind, Work};
 
 /// Register offsets in BAR 0: source, destination, length; writing `GO` starts, `STATUS` tells.
 pub const SOURCE: u64 = 0x00;
@@ -41,6 +41,7 @@ impl Copier {
             class: [0xff, 0, 0],
             bars: vec![bar],
             msix_vectors: 20,
+            msi_vectors: 0,
             serial: 1,
         };
         Box::new(Copier { info, registers: [0; 0x28], pending: false })
@@ -85,9 +86,9 @@ impl Function for Copier {
         let copied = bus.dma.read(self.register(SOURCE), &mut data);
         let copied = copied.and_then(|()| bus.dma.write(self.register(DESTINATION), &data));
         self.registers[STATUS as usize] = if copied.is_ok() { 1 } else { 2 };
-        match bus.irq.msix_enabled() {
-            true => bus.irq.trigger(0),
-            false => bus.irq.intx(true),
+        match bus.irq.mode() {
+            Mode::Pin => bus.irq.intx(true),
+            _ => bus.irq.trigger(0),
         }
         Work::Done
     }

@@ -266,3 +266,27 @@ proptest! {
         run(&config, operations);
     }
 }
+
+/// A guest that translates DMA itself maps its memory page by page, wherever the pages are.
+#[test]
+fn queues_and_buffers_may_lie_in_several_mappings() {
+    let mut host = Host::plain(&NvmeConfig::memory(1 << 20, "PAGES"));
+    host.unmap_ram();
+    host.cuts = (1..RAM_SIZE / 4096).map(|page| page * 4096).collect();
+    host.cuts.truncate(64);
+    host.map_ram();
+    host.enable();
+    // Four pages of submissions, a page of completions.
+    host.create_pair(1, 256);
+    let buffer = host.pages(2);
+    for round in 0..300u64 {
+        let data = [round as u8; 8192];
+        host.poke(buffer, &data);
+        let write = transfer(IoOpcode::Write, round % 100, 8192, buffer);
+        assert_eq!(host.status(1, write), Status::SUCCESS, "round {round}");
+        host.poke(buffer, &[0xff; 8192]);
+        let read = transfer(IoOpcode::Read, round % 100, 8192, buffer);
+        assert_eq!(host.status(1, read), Status::SUCCESS, "round {round}");
+        assert_eq!(host.peek(buffer, 8192), data, "round {round}");
+    }
+}

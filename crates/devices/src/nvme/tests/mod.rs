@@ -52,6 +52,8 @@ pub struct Host {
     pub endpoint: Endpoint,
     pub ram: SharedMemory,
     ram_size: u64,
+    /// Where in its memory mappings meet, in order.
+    pub cuts: Vec<u64>,
     /// The pages of shadow doorbells: values and event indices.
     shadow: Option<[u64; 2]>,
     next_page: u64,
@@ -89,6 +91,7 @@ impl Host {
             endpoint,
             ram,
             ram_size,
+            cuts: Vec::new(),
             shadow: None,
             next_page: RAM,
             pairs: HashMap::new(),
@@ -101,10 +104,25 @@ impl Host {
         host
     }
 
-    /// Maps the host's memory for the function.
+    /// Maps the host's memory for the function, in pieces that meet at `cuts`.
     pub fn map_ram(&mut self) {
         let both = Access::READ | Access::WRITE;
-        self.endpoint.map(RAM, self.ram_size, both, Some((self.ram.as_fd(), 0))).unwrap();
+        for (from, to) in self.mappings() {
+            let memory = Some((self.ram.as_fd(), from));
+            self.endpoint.map(RAM + from, to - from, both, memory).unwrap();
+        }
+    }
+
+    /// Takes the host's memory away again.
+    pub fn unmap_ram(&mut self) {
+        for (from, to) in self.mappings() {
+            self.endpoint.unmap(RAM + from, to - from).unwrap();
+        }
+    }
+
+    fn mappings(&self) -> Vec<(u64, u64)> {
+        let ends = self.cuts.iter().copied().chain([self.ram_size]);
+        [0].into_iter().chain(self.cuts.iter().copied()).zip(ends).collect()
     }
 
     /// Has doorbells stored in shadow pages from now on.

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rackbus_e2e::guest::{field, succeeded};
+use rackbus_e2e::guest::{CPUS, field, succeeded};
 use rackbus_e2e::{Guest, Rack, Result, ensure};
 use rackbus_vm::{Assets, Guest as Release};
 use serde_json::Value;
@@ -104,6 +104,55 @@ pub fn verified_io(world: &mut World) -> Result<()> {
     }
     remove(rack, old, "old", "alpha/nvme0")?;
     remove(rack, new, "new", "alpha/nvme1")
+}
+
+/// Each processor of a guest has a queue and an interrupt of its own. The drive is unplugged in the
+/// middle of its work and plugged in again, several times.
+pub fn queues(world: &mut World) -> Result<()> {
+    // As many processes as processors, each bound to one.
+    const LOAD: &str = "cd /tmp && fio --name=load --filename=$(ls -d /dev/nvme?n1) --rw=randrw \
+        --bs=4k --direct=1 --ioengine=libaio --iodepth=8 --size=8M --offset_increment=8M \
+        --numjobs=$(nproc) --cpus_allowed=0-$(($(nproc) - 1)) --cpus_allowed_policy=split \
+        --time_based --verify=crc32c --verify_fatal=1 --runtime=";
+    let World { rack, old, new } = world;
+    for (guest, name) in [(old, "old"), (new, "new")] {
+        guest.run("dmesg -C")?;
+        add(rack, guest, name, "alpha/nvme0")?;
+        let said = guest.run("dmesg | grep 'default/read/poll queues'")?;
+        ensure!(said.contains(&format!(" {CPUS}/0/0 ")), "not a queue a processor: {said}");
+        guest.run(&format!("{LOAD}2 >fio.out 2>&1 || {{ cat fio.out; exit 1; }}"))?;
+        // Per line of the drive's: its count on each processor. Queue 0 is the admin queue.
+        let used = guest.run(&format!(
+            "awk '/nvme[0-9]+q[1-9]/ {{ n = 0; for (i = 2; i <= {CPUS} + 1; i++) n += $i; \
+             if (n > 0) used++ }} END {{ print used + 0 }}' /proc/interrupts"
+        ))?;
+        ensure!(
+            used == CPUS,
+            "{used} of {CPUS} queues interrupted: {}",
+            guest.run("cat /proc/interrupts")?
+        );
+        remove(rack, guest, name, "alpha/nvme0")?;
+        for _ in 0..2 {
+            add(rack, guest, name, "alpha/nvme0")?;
+            let running =
+                guest.begin(&format!("{LOAD}60 >fio.out 2>&1"), Duration::from_secs(90))?;
+            busy(guest)?;
+            remove(rack, guest, name, "alpha/nvme0")?;
+            ensure!(!running.wait()?.ok(), "fio did not notice that its drive went");
+        }
+        add(rack, guest, name, "alpha/nvme0")?;
+        guest.run(&format!("{LOAD}1 >fio.out 2>&1 || {{ cat fio.out; exit 1; }}"))?;
+        remove(rack, guest, name, "alpha/nvme0")?;
+    }
+    Ok(())
+}
+
+/// Waits until the guest's drive has done some hundred operations.
+pub fn busy(guest: &mut Guest) -> Result<()> {
+    let script = "d=$(basename $(ls -d /dev/nvme?n1)); for i in $(seq 400); do \
+        [ $(awk '{print $1 + $5}' /sys/block/$d/stat) -gt 500 ] && exit 0; sleep 0.05; done; \
+        cat /sys/block/$d/stat; exit 1";
+    guest.run(script).map(drop)
 }
 
 /// blkdiscard and write-zeroes: what was there reads as zeroes, and nothing else changed.

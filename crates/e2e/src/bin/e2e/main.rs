@@ -32,10 +32,11 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 13] = [
+const SCENARIOS: [Scenario; 16] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
+    ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
     ("a QEMU started by hand finds its drive", guests::own_qemu),
@@ -43,8 +44,10 @@ const SCENARIOS: [Scenario; 13] = [
     ("100 times borrowed and returned, data checked", cycles::hundred),
     ("the control plane is killed under load", crashes::control_plane),
     ("a borrower's VM is killed under load", crashes::borrowing_vm),
+    ("what has MSI-X stays until its VM ends, and goes back then", crashes::kept_functions),
     ("what was acknowledged survives the lender's kill", crashes::durability),
     ("a borrowing node is killed under load", crashes::borrower),
+    ("a borrowing node is killed and its VM goes on", crashes::orphaned_function),
     ("a lender is killed under load", crashes::lender),
 ];
 

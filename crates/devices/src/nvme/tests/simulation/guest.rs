@@ -9,8 +9,10 @@ use super::model::{Promises, Version};
 
 /// Bytes of the guest's memory.
 pub const RAM_BYTES: u64 = 432 << 10;
-/// Where buffers begin: queues are below.
-const BUFFERS: u64 = RAM + (64 << 10);
+/// Bytes of it that queues are in.
+pub const QUEUE_BYTES: u64 = 64 << 10;
+/// Where buffers begin.
+const BUFFERS: u64 = RAM + QUEUE_BYTES;
 const BUFFER: u64 = 8192;
 const MOST_BLOCKS: usize = BUFFER as usize / BLOCK;
 /// Most I/O queues.

@@ -7,7 +7,8 @@
 //! * what was flushed, or written with FUA, survives a loss of power (I5); after a failure no
 //!   flush succeeds until the file was loaded anew (I7);
 //! * after a reset, an unmap or the end of a lease nothing of the old is read or written (I4);
-//! * every command completes, in all queues, however deep the others are.
+//! * every command completes, in all queues, however deep the others are, and however many
+//!   mappings their memory lies in.
 //!
 //! A failing seed prints the command that replays it with its whole trace. `RACKBUS_SEEDS` sets
 //! how many seeds are tried, `RACKBUS_SEED` replays one.
@@ -17,6 +18,7 @@ mod guest;
 mod model;
 mod old;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use rackbus_memory::AdaptiveSpin;
@@ -42,6 +44,9 @@ const PATIENCE_POLLS: [u64; 2] = [150, 6000];
 const SHARES: Shares = Shares { quantum: 8 << 10, poll: 16 << 10, least: 512, most: 32 << 10 };
 /// How long memory may be unmapped before the controller gives up (its `UNREACHABLE_NS`).
 const UNREACHABLE_NS: u64 = 100_000_000;
+
+/// What mappings of the guest's memory are multiples of: entries of queues are not divided.
+const CUT: u64 = 64;
 
 /// A policy of before, to prove that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +164,9 @@ impl World {
     fn set_up(&mut self) -> Result<(), String> {
         self.guest.restart();
         self.host.now = self.now_ns();
+        self.host.endpoint.unmap_all();
+        self.cut();
+        self.host.map_ram();
         self.host.command_register(0b110);
         self.host.restart(RAM);
         self.engine = Engine::Awake;
@@ -274,7 +282,7 @@ impl World {
     /// Takes the guest's memory away; what is in it must not be touched until it is back.
     fn unmap(&mut self) -> Result<(), String> {
         let failed_before = self.disk.state().sync_failed;
-        self.host.endpoint.unmap(RAM, guest::RAM_BYTES).map_err(|e| e.to_string())?;
+        self.host.unmap_ram();
         self.harvest(failed_before)?;
         self.saved.resize(guest::RAM_BYTES as usize, 0);
         self.host.ram.whole().copy_to(&mut self.saved);
@@ -283,6 +291,20 @@ impl World {
         self.log(format_args!("memory is unmapped"));
         self.now_polled();
         Ok(())
+    }
+
+    /// Another way for the guest's memory to be mapped in: in one piece, or in several, as that of
+    /// a guest which translates DMA itself. They meet in queues and in buffers.
+    fn cut(&mut self) {
+        let mut cuts = BTreeSet::new();
+        if self.random.chance(20) {
+            for _ in 0..=self.random.below(5) {
+                let within =
+                    if self.random.chance(50) { guest::QUEUE_BYTES } else { guest::RAM_BYTES };
+                cuts.insert(CUT * (1 + self.random.below((within / CUT) as usize - 1) as u64));
+            }
+        }
+        self.host.cuts = cuts.into_iter().collect();
     }
 
     fn map(&mut self) -> Result<(), String> {
@@ -295,8 +317,9 @@ impl World {
             }
         }
         self.host.poke(RAM, &self.saved);
+        self.cut();
         self.host.map_ram();
-        self.log(format_args!("memory is mapped"));
+        self.log(format_args!("memory is mapped in {} pieces", self.host.cuts.len() + 1));
         self.guest.mapped(self.polls);
         self.now_polled();
         Ok(())
@@ -322,7 +345,6 @@ impl World {
             _ => {
                 self.log(format_args!("the lease ends, another begins"));
                 self.host.endpoint.scrub();
-                self.host.map_ram();
             }
         }
         self.take_reverted()?;

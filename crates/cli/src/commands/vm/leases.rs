@@ -1,0 +1,96 @@
+//! What VMs borrow: taken for them, shown to them, found by the sockets they use, and returned.
+
+use std::path::Path;
+
+use rackbus_control::ClientError;
+use rackbus_control::api::Lease;
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_pci::vfio_user::serve_function;
+use rackbus_vm::{Assets, FunctionSpec, Interrupts, Plugged, Record, Vm, interrupts};
+
+use super::{Context, joined};
+use crate::output::Failure;
+
+/// Borrows all of them, or none.
+pub async fn borrow_all(
+    context: &Context<'_>,
+    host: &str,
+    functions: &[String],
+) -> Result<Vec<Lease>, Failure> {
+    let mut leases = Vec::new();
+    for name in functions {
+        match context.client.borrow(name, host).await {
+            Ok(lease) => leases.push(lease),
+            Err(error) => {
+                give_back_all(context, &leases).await;
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(leases)
+}
+
+/// Returns a lease. One that has ended with its VM is returned already.
+pub async fn give_back(context: &Context<'_>, lease: u64) -> Result<Lease, Failure> {
+    match context.client.give_back(lease).await {
+        Err(ClientError::Refused(refused)) if refused.code == "over" => {
+            Ok(context.client.lease(lease).await?)
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
+/// Returns all of them; what cannot be returned is said.
+pub async fn give_back_all(context: &Context<'_>, leases: &[Lease]) {
+    for lease in leases {
+        if let Err(failure) = give_back(context, lease.lease).await {
+            let (number, function) = (lease.lease, &lease.function);
+            let text = format!("lease {number} of {function} is not returned: {}", failure.error);
+            context.output.progress(&text);
+        }
+    }
+}
+
+/// A function as a VM takes it.
+pub fn function(lease: &Lease) -> Option<FunctionSpec> {
+    let socket = lease.socket.as_ref()?.into();
+    Some(FunctionSpec { name: lease.function.clone(), socket })
+}
+
+/// The leases whose sockets a VM uses.
+pub async fn leases_of(context: &Context<'_>, record: &Record) -> Result<Vec<Lease>, Failure> {
+    leases_at(context, &Vm::attach(record.clone()).functions()?).await
+}
+
+/// The leases whose sockets were plugged in.
+pub async fn leases_at(context: &Context<'_>, plugged: &[Plugged]) -> Result<Vec<Lease>, Failure> {
+    let leases = context.client.leases(false).await?;
+    let used = |lease: &Lease| {
+        let socket = lease.socket.as_deref().map(Path::new);
+        plugged.iter().any(|p| Some(p.socket.as_path()) == socket)
+    };
+    Ok(leases.into_iter().filter(used).collect())
+}
+
+/// Settles the interrupts that these functions are shown with to this user's QEMU: MSI-X where it
+/// can unplug such a function, or its user asks.
+pub async fn show(leases: &[Lease], msix: bool) -> Result<(), Failure> {
+    let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
+    if functions.is_empty() {
+        return Ok(());
+    }
+    let settle = move || {
+        let bears = interrupts::unplugs_msix(&Assets::of_user(), |socket| {
+            let any = Nvme::new(&NvmeConfig::memory(1 << 20, "PROBE"));
+            let any = Box::new(any.map_err(std::io::Error::other)?);
+            serve_function(any, socket, Default::default())
+        })?;
+        let shown = match (bears, msix) {
+            (true, _) => Interrupts::Msix,
+            (false, true) => Interrupts::MsixKept,
+            (false, false) => Interrupts::Msi,
+        };
+        functions.iter().try_for_each(|function| shown.note(&function.socket))
+    };
+    Ok(joined(tokio::task::spawn_blocking(settle).await)??)
+}

@@ -1,0 +1,196 @@
+//! Which interrupts a borrowed function is shown with in its VM, as agreed between who starts the
+//! VM and the node that serves the function: a note beside the function's socket.
+//!
+//! QEMU up to 11.1 ends with a failed assertion when a function with MSI-X is unplugged, so MSI is
+//! what a function has unless the VM's QEMU was seen to bear it ([`unplugs_msix`]), or its user
+//! asked for MSI-X all the same. Then the function is never unplugged while the VM runs.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::error::io;
+use crate::{Assets, Qmp, Result, VmError};
+
+/// How long a QEMU that only unplugs a function may take.
+const PROBE: Duration = Duration::from_secs(10);
+
+/// The interrupts that a function is shown with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interrupts {
+    /// MSI, or the pin: the function can be unplugged at any time.
+    #[default]
+    Msi,
+    /// MSI-X, in a QEMU that unplugs such a function.
+    Msix,
+    /// MSI-X, in a QEMU that would end: the function stays plugged in until the VM ends.
+    MsixKept,
+}
+
+impl Interrupts {
+    /// Notes for the node that serves `socket` how the function is shown to who opens it next.
+    ///
+    /// # Errors
+    /// When the note cannot be written.
+    pub fn note(self, socket: &Path) -> Result<()> {
+        let path = note(socket);
+        let text = match self {
+            Interrupts::Msi => {
+                forget(socket);
+                return Ok(());
+            }
+            Interrupts::Msix => "msix",
+            Interrupts::MsixKept => "msix kept",
+        };
+        fs::write(&path, text).map_err(io("write", &path))
+    }
+
+    /// What was noted for `socket`.
+    #[must_use]
+    pub fn noted(socket: &Path) -> Interrupts {
+        match fs::read_to_string(note(socket)).as_deref() {
+            Ok("msix") => Interrupts::Msix,
+            Ok("msix kept") => Interrupts::MsixKept,
+            _ => Interrupts::Msi,
+        }
+    }
+}
+
+/// Forgets what was noted for a socket that is no more.
+pub fn forget(socket: &Path) {
+    // Mostly there is none.
+    let _ = fs::remove_file(note(socket));
+}
+
+fn note(socket: &Path) -> PathBuf {
+    socket.with_extension("interrupts")
+}
+
+/// Whether this user's QEMU bears that a function with MSI-X is unplugged: found out once for each
+/// QEMU, and kept in the cache. A QEMU that cannot be asked counts as one that does not, this time.
+/// `serve` serves such a function at a socket until what it gives is dropped.
+///
+/// # Errors
+/// When set-up has not been run, or the cache cannot be written.
+pub fn unplugs_msix<S>(
+    assets: &Assets,
+    serve: impl FnOnce(&Path) -> std::io::Result<S>,
+) -> Result<bool> {
+    let qemu = assets.qemu()?;
+    let meta = fs::metadata(&qemu).map_err(io("look at", &qemu))?;
+    let name = format!("msix-unplug-{}-{}-{}", meta.ino(), meta.size(), meta.mtime());
+    let answer = assets.cache().join(name);
+    match fs::read_to_string(&answer).as_deref() {
+        Ok("yes") => return Ok(true),
+        Ok("no") => return Ok(false),
+        _ => {}
+    }
+    tracing::info!("finding out whether this QEMU unplugs functions with MSI-X (once)");
+    let dir = std::env::temp_dir().join(format!("rackbus-msix-probe-{}", std::process::id()));
+    fs::create_dir_all(&dir).map_err(io("make", &dir))?;
+    let socket = dir.join("function.sock");
+    let served = serve(&socket).map_err(io("serve", &socket));
+    let outcome = served.and_then(|_served| probe(&qemu, &dir, &socket));
+    let _ = fs::remove_dir_all(&dir);
+    let unplugs = match outcome {
+        Ok(unplugs) => unplugs,
+        Err(error) => {
+            tracing::warn!(%error, "whether this QEMU unplugs functions with MSI-X is not known");
+            return Ok(false);
+        }
+    };
+    fs::write(&answer, if unplugs { "yes" } else { "no" }).map_err(io("write", &answer))?;
+    Ok(unplugs)
+}
+
+/// Plugs the function into a QEMU whose machine does not run, and unplugs it.
+fn probe(qemu: &Path, dir: &Path, socket: &Path) -> Result<bool> {
+    let path = dir.join("qmp.sock");
+    let qmp = format!("unix:{},server=on,wait=off", path.display());
+    let log = fs::File::create(dir.join("qemu.log")).map_err(io("write", dir))?;
+    let child = Command::new(qemu)
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-accel", "tcg", "-S"])
+        .args(["-machine", "q35,memory-backend=ram", "-m", "64M", "-qmp", &qmp])
+        .args(["-object", "memory-backend-memfd,id=ram,size=64M,share=on"])
+        // Nobody in there would answer ACPI's request.
+        .args(["-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"])
+        .args(["-device", "pcie-root-port,id=port0,chassis=1,slot=1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(io("start", qemu))?;
+    let mut child = Ending(child);
+    let deadline = Instant::now() + PROBE;
+    let mut qmp = loop {
+        match Qmp::connect(&path) {
+            Ok(qmp) => break qmp,
+            Err(error) if Instant::now() >= deadline || child.has_ended() => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    qmp.command("device_add", &crate::spec::device("probe", socket, "port0"))?;
+    let id = crate::spec::device_id("probe");
+    let gone = |name: &str, data: &Value| name == "DEVICE_DELETED" && data["device"] == *id;
+    let removed = qmp
+        .command("device_del", &json!({"id": id}))
+        .and_then(|_| qmp.event("the removal of a function", PROBE, gone))
+        // What is left of it is freed after that.
+        .and_then(|_| qmp.command("query-status", &json!({})));
+    match removed {
+        Ok(_) => Ok(true),
+        Err(VmError::TimedOut { what, limit }) => Err(VmError::TimedOut { what, limit }),
+        // The connection broke: it ended, or is about to.
+        Err(error) => {
+            while Instant::now() < deadline {
+                if child.has_ended() {
+                    return Ok(false);
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A process that does not outlive its use.
+struct Ending(Child);
+
+impl Ending {
+    fn has_ended(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(Some(_)))
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // An error means that it has ended, which is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_beside_a_socket_is_read_there() {
+        let dir = std::env::temp_dir().join(format!("rackbus-interrupts-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("folder");
+        let socket = dir.join("nvme0.7.sock");
+        for noted in [Interrupts::Msix, Interrupts::MsixKept, Interrupts::Msi] {
+            noted.note(&socket).expect("note");
+            assert_eq!(Interrupts::noted(&socket), noted);
+            assert_eq!(Interrupts::noted(&dir.join("nvme0.8.sock")), Interrupts::Msi);
+        }
+        Interrupts::Msix.note(&socket).expect("note");
+        forget(&socket);
+        assert_eq!(Interrupts::noted(&socket), Interrupts::Msi);
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+}
