@@ -31,7 +31,10 @@ fn write_seeds(target: &Target, folder: &Path) -> std::io::Result<()> {
         std::fs::write(seeds.join(format!("seed-{nth}")), seed)?;
     }
     let quoted = |word: &&str| format!("\"{}\"\n", word.escape_default());
-    std::fs::write(folder.join("words"), target.words.iter().map(quoted).collect::<String>())
+    // libFuzzer takes no empty file.
+    let words =
+        "# words of inputs\n".to_owned() + &target.words.iter().map(quoted).collect::<String>();
+    std::fs::write(folder.join("words"), words)
 }
 
 fn run(command: Command) -> Result<(), String> {

@@ -82,6 +82,8 @@ struct Host {
     store: Store,
     now: u64,
     open: VecDeque<Open>,
+    /// The processes' sessions: their numbers, of which none is used twice.
+    sessions: [SessionId; 4],
     /// Replies that each session waits for: those to [`Request`]s, of which every one has one.
     waiting: BTreeMap<SessionId, u64>,
 }
@@ -101,6 +103,7 @@ impl Host {
             store: Store::default(),
             now: 0,
             open: VecDeque::new(),
+            sessions: [1, 2, 3, 4].map(SessionId),
             waiting: BTreeMap::new(),
         }
     }
@@ -131,6 +134,10 @@ impl Host {
         match to {
             To::Reply(session, reply) => {
                 assert_eq!(decode::<Reply>(&encode(&reply)).as_ref(), Some(&reply));
+                if !self.sessions.contains(&session) {
+                    // The shell has nobody to give it to.
+                    return;
+                }
                 let waiting = self.waiting.get_mut(&session).filter(|count| **count > 0);
                 *waiting.unwrap_or_else(|| panic!("nobody asked for {reply:?}")) -= 1;
                 let given = match reply {
@@ -170,6 +177,10 @@ impl Host {
 
     fn close(&mut self, session: SessionId) {
         self.waiting.remove(&session);
+        if let Some(own) = self.sessions.iter_mut().find(|own| **own == session) {
+            // Its process may attach again.
+            own.0 += 4;
+        }
         self.with(|directory, now, store| directory.closed(now, session, store));
     }
 
@@ -278,7 +289,7 @@ where
 
 fn step(host: &mut Host, input: &mut Input<'_>) {
     let choice = input.u8();
-    let session = SessionId(1 + u64::from(choice >> 4 & 3));
+    let session = host.sessions[usize::from(choice >> 4 & 3)];
     let node = NODES[1 + usize::from(choice >> 4 & 1)];
     match choice & 15 {
         0..=6 => {
