@@ -61,8 +61,6 @@ static void *write_words(void *arg)
     uint32_t round = 0;
     sigset_t all;
     sigfillset(&all);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGBUS);
     CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
     while (!__atomic_load_n(&stop, __ATOMIC_SEQ_CST)) {
         round++;
