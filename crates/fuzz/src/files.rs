@@ -103,7 +103,7 @@ pub fn rack(data: &[u8]) {
     }
 }
 
-/// Reads a workload, and the timing of a rack behind [`BORDER`], and simulates the first steps.
+/// Reads a workload, and the timing of a rack behind `BORDER`, and simulates the first steps.
 pub fn model(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (text, times) = text.split_once(BORDER).unwrap_or((text, ""));
