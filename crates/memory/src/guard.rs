@@ -2,7 +2,7 @@
 //!
 //! Touching a page beyond the end of a mapped file raises SIGBUS, which by default kills the
 //! process: a borrower could take its lender down, and every other borrower with it. The guard
-//! catches the signal ([`signals`]), and if the address lies in a registered
+//! catches the signal (`guard::signals`), and if the address lies in a registered
 //! [`Region`](crate::Region), puts an anonymous page of zeroes in its place and marks the region as
 //! *torn*. The access then completes against that page; whoever owns the region sees
 //! [`torn_count`] move, and drops the peer. A SIGBUS anywhere else goes to the handler that was
@@ -10,7 +10,7 @@
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
 //! means that it can be read but not written. A thread that writes to it all the same waits until
-//! the region is thawed, and goes on: in the kernel, where it can do that ([`uffd`]), else in a
+//! the region is thawed, and goes on: in the kernel, where it can do that (`guard::uffd`), else in a
 //! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
 //! process, and a system call that writes to frozen memory fails with `EFAULT`.
 
