@@ -192,3 +192,36 @@ async fn while_a_decision_is_being_stored_everybody_else_is_answered() {
     assert_eq!(leases, [], "nothing was changed");
     assert_eq!(control.client.status().await.unwrap().store_failures, 1);
 }
+
+/// Two may return a lease at once: who runs the VM, and the node that saw it end.
+#[tokio::test]
+async fn whoever_returns_a_lease_is_answered_when_its_function_is_back() {
+    let control = Control::start().await;
+    let client = control.client.clone();
+    let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
+    let lease = control.wait_stage(LeaseStage::Arming).await;
+    let (number, epoch) = (lease.lease, lease.epoch);
+    let device = || "nvme0".to_owned();
+    let armed = Message::Armed { incarnation: 1, device: device(), epoch };
+    control.say("alpha", vec![armed]).await.unwrap();
+    control.wait_stage(LeaseStage::Opening).await;
+    let opened = Message::Opened { lease: number, outcome: Ok("socket".to_owned()) };
+    control.say("beta", vec![opened]).await.unwrap();
+    borrow.await.unwrap().unwrap();
+
+    let client = control.client.clone();
+    let first = tokio::spawn(async move { client.give_back(number).await });
+    control.wait_stage(LeaseStage::Closing).await;
+    control.say("beta", vec![Message::Closed { lease: number }]).await.unwrap();
+    control.wait_stage(LeaseStage::Ended).await;
+    let client = control.client.clone();
+    let mut second = tokio::spawn(async move { client.give_back(number).await });
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut second).await;
+    assert!(early.is_err(), "told that it is back, and it is not: {early:?}");
+    let revoked = Message::Revoked { incarnation: 1, device: device(), epoch };
+    control.say("alpha", vec![revoked]).await.unwrap();
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    let over = control.client.give_back(number).await.unwrap_err().to_string();
+    assert!(over.contains("over") || over.contains("returned"), "{over}");
+}

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, FunctionId, FunctionRecord, HostRecord, LeaseId, LeaseRecord, Message, Outcome,
-    Record,
+    Authority, FunctionId, FunctionRecord, FunctionState, HostRecord, LeaseId, LeaseRecord,
+    Message, Outcome, Record,
 };
 use tokio::sync::mpsc;
 
@@ -49,6 +49,18 @@ impl Known {
         known.functions = functions.collect();
         known.leases = authority.leases().map(|l| (l.lease, l.clone())).collect();
         known
+    }
+
+    /// Whether the function of a lease, which may have ended, is not back from it.
+    pub fn is_held(&self, lease: LeaseId) -> bool {
+        let record = self.leases.get(&lease);
+        let function = record.and_then(|record| self.functions.get(&record.function));
+        function.is_some_and(|function| match function.state {
+            FunctionState::Lent { lease: by } | FunctionState::Revoking { lease: by } => {
+                by == lease
+            }
+            _ => false,
+        })
     }
 
     /// Notes what was stored, and sends what is to be said then.

@@ -220,23 +220,25 @@ impl Service {
     /// [`ApiError`].
     pub async fn give_back(&self, lease: u64) -> Result<Lease, ApiError> {
         let outcome = self.writing.ask(|answer| Request::GiveBack { lease, answer }).await?;
-        outcome.map_err(|refused| match &refused {
-            ReturnRefused::Unknown(_) => {
-                problem("unknown_lease", refused.to_string(), "`rackbus leases` lists them")
+        match outcome {
+            Ok(()) => {}
+            Err(refused @ ReturnRefused::Unknown(_)) => {
+                let help = "`rackbus leases` lists them";
+                return Err(problem("unknown_lease", refused.to_string(), help));
             }
-            ReturnRefused::Over { .. } => {
-                problem("over", refused.to_string(), "there is nothing left to return")
+            // Somebody else has returned it, and its function is still on the way back.
+            Err(ReturnRefused::Over { .. }) if self.shared.known().is_held(lease) => {}
+            Err(refused @ ReturnRefused::Over { .. }) => {
+                let help = "there is nothing left to return";
+                return Err(problem("over", refused.to_string(), help));
             }
-        })?;
+        }
         let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let back = self
             .shared
             .wait(deadline, |known| {
                 let record = known.leases.get(&lease)?;
-                let function = known.functions.get(&record.function)?;
-                let held = matches!(function.state,
-                    FunctionState::Lent { lease: l } | FunctionState::Revoking { lease: l } if l == lease);
-                (!record.is_live() && !held).then(|| present(record))
+                (!record.is_live() && !known.is_held(lease)).then(|| present(record))
             })
             .await;
         back.ok_or_else(|| {
