@@ -14,8 +14,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_fabric::Topology;
 use rackbus_lease::{
-    Authority, BorrowRefused, Config, FunctionId, FunctionState, LeaseRecord, LeaseState, Message,
-    Outcome, Record, ReturnRefused,
+    Authority, BorrowRefused, Config, FunctionId, LeaseRecord, LeaseState, Message, Outcome,
+    Record, ReturnRefused,
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
