@@ -134,7 +134,7 @@ impl Memory {
     }
 
     /// The range is in `file` from now on, beginning at `from`; `whole` when that is all of it.
-    /// Writers wait on.
+    /// Writers wait until it is thawed.
     pub(crate) fn adopt(
         &self,
         (offset, length): (u64, u64),

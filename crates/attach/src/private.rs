@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", dir.display())]
 pub struct NotPrivate {
-    /// Which.
+    /// The folder.
     pub dir: PathBuf,
-    /// Why not.
+    /// Whose it is, or who else may change it.
     pub reason: String,
 }
 

@@ -60,7 +60,7 @@ pub enum NodeError {
     /// A folder or socket cannot be made.
     #[error("{path}: {cause}")]
     Path {
-        /// Which.
+        /// The folder or socket.
         path: PathBuf,
         /// Why.
         cause: std::io::Error,

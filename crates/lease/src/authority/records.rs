@@ -100,7 +100,7 @@ pub enum FunctionState {
     Offered,
     /// Taken by a lease.
     Lent {
-        /// Which.
+        /// The lease that has it.
         lease: LeaseId,
     },
     /// The lender is being told to take it back, reset and scrub it.
@@ -146,12 +146,12 @@ pub enum Record {
     Lease(LeaseRecord),
     /// The number of the next lease.
     NextLease {
-        /// Which.
+        /// The number, above those of all leases there were.
         lease: LeaseId,
     },
     /// A lease that is over for long: to be removed.
     Forgotten {
-        /// Which.
+        /// The lease to remove from the store.
         lease: LeaseId,
     },
 }
@@ -225,7 +225,7 @@ pub enum ReturnRefused {
     /// It is over already.
     #[error("lease {lease} is over already: {reason}")]
     Over {
-        /// Which.
+        /// The lease that was to be returned.
         lease: LeaseId,
         /// Why it ended.
         reason: EndReason,
