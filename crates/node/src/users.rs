@@ -83,7 +83,7 @@ async fn give_back(client: &Client, lease: u64, over: impl Fn() -> bool) {
     while !over() {
         match client.give_back(lease).await {
             Ok(_) => return,
-            Err(ClientError::Refused(refused)) => {
+            Err(ClientError::Refused(refused)) if refused.code != "not_stored" => {
                 // It has ended otherwise meanwhile, or is ending.
                 tracing::debug!(lease, error = refused.error, "not returned");
                 return;
