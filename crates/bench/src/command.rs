@@ -9,7 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, datapath, memory, model, nvme};
+use crate::{BenchError, Report, against, datapath, memory, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -43,6 +43,21 @@ pub enum Command {
         /// How to measure.
         #[command(flatten)]
         common: Common,
+    },
+    /// Pairs this build with an earlier one, and fails when a case became slower: more than what
+    /// runs differ by, at 95 % confidence.
+    Against {
+        /// The `rackbus-bench` of the earlier build.
+        before: PathBuf,
+        /// How many pairs of runs.
+        #[arg(long, default_value_t = 15)]
+        pairs: usize,
+        /// Where rows and files of the runs go.
+        #[arg(long, default_value = "target/bench/against")]
+        dir: PathBuf,
+        /// An area and its options, for both: `-- nvme --only qd1 --time 200`.
+        #[arg(last = true, required = true)]
+        arguments: Vec<String>,
     },
     /// Serves a drive until standard input ends (used by the measurements).
     #[command(hide = true)]
@@ -161,6 +176,10 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = datapath::Settings { runs, time, only, patience, again };
             datapath::run(&settings, &regime, &mut report)
+        }
+        Command::Against { before, pairs, dir, arguments } => {
+            let slower = against::run(&against::Settings { before, arguments, pairs, dir })?;
+            if slower.is_empty() { Ok(()) } else { Err(BenchError::Slower(slower.join(", "))) }
         }
         Command::Lender { socket, backing, file } => {
             let backing = match (file, backing) {

@@ -4,6 +4,7 @@
 //! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
 //! the machine's mood than about the program. Each case is a row of [`Row`]s.
 
+mod against;
 #[cfg(feature = "peers")]
 mod blkio_peer;
 mod command;
@@ -45,6 +46,9 @@ pub enum BenchError {
         /// The system's reason.
         cause: std::io::Error,
     },
+    /// Cases that an earlier build does better.
+    #[error("slower than before: {0}")]
+    Slower(String),
     /// Another system did not work as expected.
     #[error("{0}")]
     Peer(String),

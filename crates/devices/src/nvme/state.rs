@@ -57,6 +57,8 @@ pub struct State {
     pub generation: u64,
     /// Completions whose queue could not be reached.
     pub held: Vec<Held>,
+    /// The least `unreachable_since` of all queues: asked for in every poll that finds nothing.
+    unreachable_since: Option<u64>,
     /// The level of the interrupt pin.
     pub pin: bool,
     /// The kind of interrupts that the driver had enabled at the last look.
@@ -81,6 +83,7 @@ impl State {
             jobs: Jobs::default(),
             generation: 0,
             held: Vec::new(),
+            unreachable_since: None,
             pin: false,
             mode: Mode::Pin,
             untimed: false,
@@ -98,6 +101,7 @@ impl State {
         self.active.clear();
         self.shadow = None;
         self.held.clear();
+        self.unreachable_since = None;
         self.registers.interrupt_mask = 0;
     }
 
@@ -148,6 +152,7 @@ impl State {
         if let Some(cq) = removed.and_then(|queue| self.cq_mut(queue.cqid)) {
             cq.users = cq.users.saturating_sub(1);
         }
+        self.find_unreachable();
     }
 
     /// Queue `qid` has commands or completions and cannot be reached.
@@ -155,6 +160,12 @@ impl State {
         if let Some(queue) = self.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) {
             queue.unreachable_since.get_or_insert(now_ns);
         }
+        self.find_unreachable();
+    }
+
+    fn find_unreachable(&mut self) {
+        let queues = self.sqs.iter().flatten();
+        self.unreachable_since = queues.filter_map(|queue| queue.unreachable_since).min();
     }
 
     /// Whether the rings of `queue` and of its completion queue can be reached.
@@ -164,9 +175,9 @@ impl State {
     }
 
     /// Since when the queue that could not be reached for longest cannot be.
+    #[inline]
     pub fn unreachable_since(&self) -> Option<u64> {
-        let queues = self.sqs.iter().flatten();
-        queues.filter_map(|queue| queue.unreachable_since).min()
+        self.unreachable_since
     }
 
     /// Whether any I/O queue exists.
@@ -201,6 +212,7 @@ impl State {
                 queue.unreachable_since = None;
             }
         }
+        self.find_unreachable();
     }
 
     /// Forgets the memory of queues and shadow pages until they are looked up again.
