@@ -402,11 +402,28 @@ impl Sender {
         Ok((Sender { session: session.clone(), handle, bell, watch }, ring))
     }
 
-    fn check(&self) -> Result<(), InterruptError> {
-        match self.watch.lost() || self.bell.is_closed() {
-            true if self.watch.is_unreachable() => Err(InterruptError::Unreachable),
-            true => Err(InterruptError::Gone),
-            false => Ok(()),
+    /// Rings after `store`, and says whether anybody can have heard it.
+    #[inline]
+    fn ring_after(
+        &self,
+        store: impl FnOnce() -> Result<(), InterruptError>,
+    ) -> Result<(), InterruptError> {
+        self.heard(!self.bell.is_known_closed())?;
+        if let Err(error) = store() {
+            // Nobody makes room in what nobody reads.
+            return self.heard(!self.bell.is_closed()).and(Err(error));
+        }
+        self.bell.ring();
+        // The line is near now. Before, asking for it would have doubled what a ring costs.
+        self.heard(!self.bell.is_closed())
+    }
+
+    #[inline]
+    fn heard(&self, open: bool) -> Result<(), InterruptError> {
+        match open && !self.watch.lost() {
+            true => Ok(()),
+            false if self.watch.is_unreachable() => Err(InterruptError::Unreachable),
+            false => Err(InterruptError::Gone),
         }
     }
 }
@@ -415,8 +432,7 @@ impl Drop for Sender {
     fn drop(&mut self) {
         self.watch.end();
         self.session.registry().forget(self.handle);
-        // A node that is gone has ended it already.
-        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+        self.session.disconnect(self.handle);
     }
 }
 
@@ -431,9 +447,7 @@ impl RemoteInterrupt {
     /// [`InterruptError::Gone`], [`InterruptError::Unreachable`].
     #[inline]
     pub fn trigger(&self) -> Result<(), InterruptError> {
-        self.0.check()?;
-        self.0.bell.ring();
-        Ok(())
+        self.0.ring_after(|| Ok(()))
     }
 }
 
@@ -450,14 +464,13 @@ impl RemoteDataInterrupt {
     /// one that is gone only when nothing else was wrong.
     pub fn send(&self, message: &[u8]) -> Result<(), InterruptError> {
         let one = |(sender, producer): &(Sender, Mutex<Producer>)| {
-            sender.check()?;
-            let mut producer = producer.lock().unwrap_or_else(PoisonError::into_inner);
-            producer.push(message).map_err(|error| match error {
-                PushError::Full => InterruptError::Full,
-                PushError::TooLong { .. } => InterruptError::TooLong,
-            })?;
-            sender.bell.ring();
-            Ok(())
+            sender.ring_after(|| {
+                let mut producer = producer.lock().unwrap_or_else(PoisonError::into_inner);
+                producer.push(message).map_err(|error| match error {
+                    PushError::Full => InterruptError::Full,
+                    PushError::TooLong { .. } => InterruptError::TooLong,
+                })
+            })
         };
         let errors: Vec<InterruptError> = self.0.iter().filter_map(|it| one(it).err()).collect();
         let worse = errors.iter().find(|error| **error != InterruptError::Gone);

@@ -1,4 +1,5 @@
-//! The socket of a process' requests to its node: each is answered before the next one is sent.
+//! The socket of a process' requests to its node, which answers them in their order. A request
+//! whose answer tells nothing is not waited for: its answer is taken in before a later one's.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -13,17 +14,36 @@ use crate::session::AttachError;
 /// How long the node may take for an answer: longer than it gives other nodes.
 const ANSWER: Duration = Duration::from_secs(15);
 
+/// Answers that may be owed. What was posted fits the socket, and a program that only posts waits
+/// for its node at last.
+const MOST_OWED: usize = 16;
+
 /// The socket of requests.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub packets: Packets,
     buffer: Vec<u8>,
     spin: AdaptiveSpin,
+    /// Answers to what was posted that have not been taken in.
+    owed: usize,
 }
 
 impl Line {
     pub(crate) fn new(packets: Packets) -> Line {
-        Line { packets, buffer: vec![0; MAX_PACKET], spin: AdaptiveSpin::new(1_000, 50_000) }
+        let (buffer, spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
+        Line { packets, buffer, spin, owed: 0 }
+    }
+
+    /// Sends a request whose answer the caller does not need: that the node has done it, or that it
+    /// had ended already. It comes before whatever is asked later.
+    pub(crate) fn post(&mut self, request: &Request) -> Result<(), AttachError> {
+        if self.owed == MOST_OWED {
+            self.answer()?;
+            self.owed -= 1;
+        }
+        self.packets.send(&encode(request), &[]).map_err(AttachError::Gone)?;
+        self.owed += 1;
+        Ok(())
     }
 
     /// Asks the node; what it answers, with the descriptors beside it.
@@ -49,6 +69,15 @@ impl Line {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
         self.packets.send(&encode(request), fds).map_err(AttachError::Gone)?;
+        while self.owed > 0 {
+            self.answer()?;
+            self.owed -= 1;
+        }
+        self.answer()
+    }
+
+    /// Takes in the next answer; with its descriptors, and whether some were lost.
+    fn answer(&mut self) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
         let deadline = Instant::now().checked_add(ANSWER);
         let packet = match self.packets.receive(&mut self.buffer, &mut self.spin, deadline) {
             Ok(packet) => packet,

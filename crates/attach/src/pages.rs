@@ -141,8 +141,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.session.registry().forget(self.handle);
-        // A node that is gone has ended it already.
-        let _ = self.session.done(&Request::Disconnect { connection: self.handle });
+        self.session.disconnect(self.handle);
     }
 }
 

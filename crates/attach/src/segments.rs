@@ -364,8 +364,10 @@ impl RemoteSegment {
 impl Drop for RemoteSegment {
     fn drop(&mut self) {
         self.watch.end();
-        let request = Request::Disconnect { connection: self.handle };
-        // A node that is gone has ended it already.
-        let _ = self.session.give_back(self.handle, &self.memory, &request);
+        // First, so that the node goes on with a move that waits for this process; then those who
+        // wait for the move are let go.
+        self.session.disconnect(self.handle);
+        self.memory.end();
+        self.session.registry().forget(self.handle);
     }
 }

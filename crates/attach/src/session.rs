@@ -314,6 +314,14 @@ impl Session {
         }
     }
 
+    /// Ends a connection. Nobody waits for that: what is asked next comes after it.
+    pub(crate) fn disconnect(&self, connection: Handle) {
+        if self.is_own() {
+            // A node that is gone has ended it already.
+            let _ = lock(&self.0.calls).post(&Request::Disconnect { connection });
+        }
+    }
+
     /// Gives back what the node knows by `handle`: asks first, so that a move that is under way
     /// goes on to its end or is abandoned, then lets go those who wait for it, and only then hears
     /// no more of it.

@@ -26,7 +26,7 @@ use rustix::thread::futex;
 
 use crate::peer_event::PeerEvent;
 use crate::region::Region;
-use crate::spin::{AdaptiveSpin, Spinning};
+use crate::spin::{AdaptiveSpin, Spinning, nanoseconds};
 
 pub(crate) use line::{Line, Look};
 
@@ -133,6 +133,14 @@ impl Doorbell {
         }
     }
 
+    /// Whether this end knows that it was closed, or its memory was taken away, without a look at
+    /// the line: for who is about to ring. A look would fetch the line from who polls it, and the
+    /// ring would fetch it once more.
+    #[inline]
+    pub fn is_known_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) || self.region.torn()
+    }
+
     /// Whether it was closed, or its memory was taken away.
     pub fn is_closed(&self) -> bool {
         if self.closed.load(Ordering::Acquire) {
@@ -201,7 +209,7 @@ pub(crate) fn shared<T>(region: &Region, offset: usize) -> Option<NonNull<T>> {
 pub(crate) fn wait_on(
     line: &Line,
     seen: u32,
-    gone: impl Fn() -> bool,
+    gone: impl Fn() -> bool + Copy,
     sharing: futex::Flags,
     spin: &mut AdaptiveSpin,
     timeout: Option<Duration>,
@@ -223,7 +231,22 @@ pub(crate) fn wait_on(
             return Some(look);
         }
     }
-    spin.in_vain();
+    // The spin began this long ago; its beginning was no time to look at the clock.
+    let (spun, slept) = (spin.budget_ns(), Instant::now());
+    let outcome = sleep_on(line, seen, found, gone, sharing, deadline);
+    spin.waited(spun.saturating_add(nanoseconds(slept.elapsed())));
+    outcome
+}
+
+/// Sleeps until `found` finds something.
+fn sleep_on(
+    line: &Line,
+    seen: u32,
+    found: impl Fn() -> Option<Look>,
+    gone: impl Fn() -> bool,
+    sharing: futex::Flags,
+    deadline: Option<Instant>,
+) -> Option<Look> {
     if let Some(found) = found() {
         return Some(found);
     }

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use rustix::process::Uid;
 
-use crate::spin::AdaptiveSpin;
+use crate::spin::{AdaptiveSpin, nanoseconds};
 use crate::stream::StreamError;
 
 /// Bytes of the longest message.
@@ -184,17 +184,18 @@ impl Packets {
             // Whoever is to answer may need this processor.
             std::thread::yield_now();
         }
-        spin.in_vain();
-        loop {
+        let outcome = loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if !self.wait_readable(left) {
-                return Err(StreamError::TimedOut);
+                break Err(StreamError::TimedOut);
             }
             match self.try_receive(buffer) {
                 Err(StreamError::TimedOut) => {}
-                other => return other,
+                other => break other,
             }
-        }
+        };
+        spin.waited(nanoseconds(begun.elapsed()));
+        outcome
     }
 
     /// Sleeps until there is something to receive, or the peer is gone; false after `left`.

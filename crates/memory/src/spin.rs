@@ -2,8 +2,11 @@
 //! short enough that an idle one costs nothing.
 //!
 //! A wake-up across cores costs tens of microseconds, a polled cache line a fraction of one. The
-//! rule is the one of adaptive spin locks: a spin that found work doubles the next one, a spin in
-//! vain halves it, within fixed bounds.
+//! rule is that of halt polling in KVM: what counts is how long the wait was, not whether this spin
+//! was long enough for it. A wait that a spin within the bounds would have caught doubles the next
+//! one, a longer wait halves it. Were a spin in vain to halve the next one by itself, two sides that
+//! answer each other and both slept once would sleep for ever: each waits for as long as the other
+//! takes to wake up, which is more than a short spin.
 
 use std::time::{Duration, Instant};
 
@@ -40,13 +43,25 @@ impl AdaptiveSpin {
 
     /// Work came while spinning.
     pub fn found(&mut self) {
-        self.current_ns = (self.current_ns.saturating_mul(2)).min(self.max_ns);
+        self.current_ns = self.current_ns.saturating_mul(2).max(STEP_NS).min(self.max_ns);
     }
 
-    /// The spin ended without work.
-    pub fn in_vain(&mut self) {
-        self.current_ns = (self.current_ns / 2).max(self.min_ns);
+    /// Work came after `waited_ns` in all, the spin in vain before it included.
+    pub fn waited(&mut self, waited_ns: u64) {
+        if waited_ns <= self.max_ns {
+            self.found();
+        } else {
+            self.current_ns = (self.current_ns / 2).max(self.min_ns);
+        }
     }
+}
+
+/// The shortest spin but none.
+const STEP_NS: u64 = 1_000;
+
+/// As a number that spins are given in.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Looks between two looks at the clock, which costs as much as many of them.
@@ -119,25 +134,60 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stays_within_its_bounds(min in 0u64..1000, span in 0u64..100_000, found in prop::collection::vec(any::<bool>(), 0..64)) {
+        fn stays_within_its_bounds(
+            min in 0u64..1000, span in 0u64..100_000,
+            waits in prop::collection::vec(prop::option::of(0u64..300_000), 0..64),
+        ) {
             let mut spin = AdaptiveSpin::new(min, min + span);
-            for hit in found {
-                if hit { spin.found() } else { spin.in_vain() }
+            for wait in waits {
+                match wait {
+                    None => spin.found(),
+                    Some(ns) => spin.waited(ns),
+                }
                 prop_assert!((min..=min + span).contains(&spin.budget_ns()));
             }
+        }
+
+        /// Two sides answer each other and both slept: they find out of it when a wake-up there
+        /// and one back take no longer than the longest spin.
+        #[test]
+        fn two_sides_that_answer_each_other_stop_sleeping(
+            wake_up in 1_000u64..45_000, work in 50u64..4_000,
+            first in 0u64..100_000, second in 0u64..100_000,
+        ) {
+            let mut sides = [AdaptiveSpin::resumed(first), AdaptiveSpin::resumed(second)];
+            // Since when the one waits that is answered next.
+            let (mut now, mut since, mut slept) = (0, 0, 0);
+            for turn in 0..40 {
+                let spin = &mut sides[turn % 2];
+                let asleep = now - since > spin.budget_ns();
+                if asleep {
+                    now += wake_up;
+                    slept = turn;
+                    spin.waited(now - since);
+                } else {
+                    spin.found();
+                }
+                // It works, answers and waits; the other one has waited since its own answer.
+                since = now;
+                now += work;
+            }
+            prop_assert!(slept < 20, "still asleep in turn {slept}");
         }
     }
 
     #[test]
     fn adapts_both_ways() {
-        let mut spin = AdaptiveSpin::new(1, 1000);
+        let mut spin = AdaptiveSpin::new(1, 100_000);
         for _ in 0..12 {
             spin.found();
         }
-        assert_eq!(spin.budget_ns(), 1000);
-        for _ in 0..12 {
-            spin.in_vain();
+        assert_eq!(spin.budget_ns(), 100_000);
+        for _ in 0..20 {
+            spin.waited(100_001);
         }
         assert_eq!(spin.budget_ns(), 1);
+        spin.waited(100_000);
+        assert_eq!(spin.budget_ns(), STEP_NS);
     }
 }

@@ -58,6 +58,8 @@ pub struct Pace {
     now_ns: u64,
     /// When the current spin began; `None` while there is work.
     idle_since: Option<u64>,
+    /// When the spin began after which it sleeps.
+    asleep_since: Option<u64>,
     polls: u32,
     /// The engine yielded after the last look at the clock.
     yielded: bool,
@@ -71,9 +73,11 @@ pub struct Pace {
 impl Pace {
     /// Begins at `now_ns`.
     pub fn new(spin: AdaptiveSpin, now_ns: u64) -> Pace {
-        let (idle_since, moved_ns, stay_ns) = (None, now_ns, STAY_NS);
+        let (idle_since, asleep_since) = (None, None);
+        let (moved_ns, stay_ns) = (now_ns, STAY_NS);
         let (yielded, shared) = (false, false);
-        Pace { spin, now_ns, idle_since, polls: 0, yielded, shared, moved_ns, stay_ns }
+        let polls = 0;
+        Pace { spin, now_ns, idle_since, asleep_since, polls, yielded, shared, moved_ns, stay_ns }
     }
 
     /// The time to poll with, a few polls old.
@@ -86,6 +90,9 @@ impl Pace {
     /// has passed that the user has to be checked.
     pub fn disturbed(&mut self, now_ns: u64) -> bool {
         let gap = now_ns.saturating_sub(self.now_ns) > GAP_NS;
+        if let Some(since) = self.asleep_since.take() {
+            self.spin.waited(now_ns.saturating_sub(since));
+        }
         self.now_ns = now_ns;
         self.idle_since = None;
         (self.yielded, self.shared) = (false, false);
@@ -139,7 +146,7 @@ impl Pace {
         }
         let spun = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
         if spun >= self.spin.budget_ns() {
-            self.spin.in_vain();
+            self.asleep_since = self.idle_since;
             return Next::Sleep(None);
         }
         if spun >= ALONE_NS {

@@ -83,6 +83,7 @@ fn outside() -> BenchError {
 }
 
 /// A number that is stored to the other host's segment, and awaited in this one's.
+#[repr(align(128))]
 pub struct Put<'m> {
     to: DmaSlice<'m>,
     from: DmaSlice<'m>,

@@ -114,7 +114,9 @@ impl Plain {
 }
 
 /// One side of two lines, one in each direction: a number is stored to one, awaited in the other.
+/// In cache lines of its own, as the sides of two processes are.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Lines {
     plain: Plain,
     /// Where this side stores, and where it looks.

@@ -16,17 +16,25 @@ impl Bench<'_> {
     pub(super) fn signals(&mut self) -> Result<(), BenchError> {
         let time = self.settings.time;
         let (alpha, beta) = (self.hosts.alpha.clone(), self.hosts.beta.clone());
-        let (mut near, mut far) = Signal::pair(&beta, &alpha)?;
         let mut page = 0;
+        // Where the lines are decides how far away they are: every run takes others, on both sides.
+        // Those of earlier runs stay, so that their memory is not given out again.
+        let mut kept = Vec::new();
         self.pairs(
             ("interrupt, polled, one way", "two bare cache lines", "ns"),
-            || one_way(&mut near, &mut far, time),
+            || {
+                let (mut near, mut far) = Signal::pair(&beta, &alpha)?;
+                let took = one_way(&mut near, &mut far, time);
+                kept.push((near, far));
+                took
+            },
             || {
                 page += 1;
                 let (mut near, mut far) = Lines::pair(page)?;
                 one_way(&mut near, &mut far, time)
             },
         )?;
+        let (mut near, mut far) = Signal::pair(&beta, &alpha)?;
         let (mut bare_near, mut bare_far) = EventFd::pair()?;
         self.pairs(
             ("interrupt, wake-up", "eventfd", "us"),
@@ -52,7 +60,8 @@ impl Bench<'_> {
 /// Milliseconds for connecting.
 const SOON: u32 = 1_000;
 
-/// Interrupts in both directions.
+/// Interrupts in both directions. The two sides are in cache lines of their own, as in two processes.
+#[repr(align(128))]
 struct Signal {
     to: RemoteInterrupt,
     from: Interrupt,

@@ -10,7 +10,7 @@ use super::queue::Queue;
 use super::ticket::{Failure, Held, State, Ticket, post};
 use super::transaction::{Transaction, copy_piece};
 use crate::guard;
-use crate::spin::{AdaptiveSpin, Spinning};
+use crate::spin::{AdaptiveSpin, Spinning, nanoseconds};
 
 /// Transactions between two updates of the busy time.
 const BUSY_UPDATE: u64 = 64;
@@ -311,7 +311,7 @@ impl Runner {
 
     /// Looks for work for as long as that pays, then sleeps.
     fn idle(&mut self) {
-        let signals = &self.shared.signals;
+        let (signals, begun) = (&self.shared.signals, Instant::now());
         let mut spinning = Spinning::new(self.spin.budget());
         while spinning.goes_on() {
             if self.shared.queue.has(self.taken) {
@@ -322,13 +322,13 @@ impl Runner {
                 return;
             }
         }
-        self.spin.in_vain();
         signals.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.shared.queue.has(self.taken) && !signals.stopping.load(Ordering::Relaxed) {
             std::thread::park();
         }
         signals.asleep.store(false, Ordering::Relaxed);
+        self.spin.waited(nanoseconds(begun.elapsed()));
     }
 }
 
