@@ -18,8 +18,8 @@ use rackbus_lease::{BorrowerAction, Epoch, LeaseId, LenderAction, Message, Milli
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::borrower::{Borrower, Grant};
-use crate::lender::{Armed, LendError, Lender};
+use crate::borrower::{BorrowedFunctions, Grant};
+use crate::lender::{Armed, LendError, LentFunctions};
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -69,8 +69,8 @@ pub struct Identity {
 /// The agent of one node.
 pub struct Agent {
     identity: Identity,
-    lender: Arc<Lender>,
-    borrower: Arc<Borrower>,
+    lender: Arc<LentFunctions>,
+    borrower: Arc<BorrowedFunctions>,
     unplugger: Unplugger,
     lending: rackbus_lease::Lender,
     borrowing: rackbus_lease::Borrower,
@@ -94,8 +94,8 @@ impl Agent {
     /// An agent that hears what is sent to `heard`.
     pub fn new(
         identity: Identity,
-        lender: Arc<Lender>,
-        borrower: Arc<Borrower>,
+        lender: Arc<LentFunctions>,
+        borrower: Arc<BorrowedFunctions>,
         unplugger: Unplugger,
         heard: mpsc::UnboundedSender<Heard>,
     ) -> Self {
@@ -301,7 +301,7 @@ impl Agent {
 }
 
 /// Takes a lease's function out of the VM that uses it, if one does.
-fn unplug(borrower: &Borrower, unplugger: &Unplugger, lease: LeaseId) {
+fn unplug(borrower: &BorrowedFunctions, unplugger: &Unplugger, lease: LeaseId) {
     if let Some((socket, Some(_user))) = borrower.user(lease) {
         unplugger.unplug(&socket);
     }

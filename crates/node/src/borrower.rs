@@ -70,7 +70,7 @@ pub fn socket_path(folder: &Path, device: &str, lease: u64) -> PathBuf {
 }
 
 /// All functions this host has borrowed.
-pub struct Borrower {
+pub struct BorrowedFunctions {
     rack: String,
     host: String,
     folder: PathBuf,
@@ -79,9 +79,9 @@ pub struct Borrower {
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
 }
 
-impl std::fmt::Debug for Borrower {
+impl std::fmt::Debug for BorrowedFunctions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Borrower").field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("BorrowedFunctions").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -109,7 +109,7 @@ impl Open {
     }
 }
 
-impl Borrower {
+impl BorrowedFunctions {
     /// A borrower on `host` that makes its sockets in `folder`, which exists.
     pub fn new(
         rack: &str,
@@ -119,7 +119,7 @@ impl Borrower {
         listener: Arc<dyn UseListener>,
     ) -> Self {
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        Borrower { rack, host, folder, link, listener, open: Mutex::default() }
+        BorrowedFunctions { rack, host, folder, link, listener, open: Mutex::default() }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes

@@ -14,8 +14,8 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{Borrower, Grant, Over, UseListener, functions_folder};
-use crate::lender::{LendError, Lender};
+use crate::borrower::{BorrowedFunctions, Grant, Over, UseListener, functions_folder};
+use crate::lender::{LendError, LentFunctions};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
@@ -86,7 +86,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
 
-    let mut lender = Lender::new(&options.host, options.topology.clone());
+    let mut lender = LentFunctions::new(&options.host, options.topology.clone());
     for (name, kind) in &options.devices {
         lender.add(name, factory(kind.clone()), options.engine.clone())?;
     }
@@ -107,8 +107,13 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let listener = Arc::new(Listener { heard: heard.clone(), users });
     // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
     unplugger.unplug_orphans();
-    let borrower =
-        Borrower::new(&options.rack, &options.host, &functions, Arc::new(ShmLink), listener);
+    let borrower = BorrowedFunctions::new(
+        &options.rack,
+        &options.host,
+        &functions,
+        Arc::new(ShmLink),
+        listener,
+    );
     let identity = Identity {
         host: options.host.clone(),
         address: link.display().to_string(),
@@ -124,7 +129,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
 fn attend(
     listener: ShmListener,
     options: &NodeOptions,
-    lender: Arc<Lender>,
+    lender: Arc<LentFunctions>,
     segments: Arc<Segments>,
 ) -> std::io::Result<()> {
     let (rack, host) = (options.rack.clone(), options.host.clone());

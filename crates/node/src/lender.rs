@@ -97,7 +97,7 @@ pub struct Armed {
 
 /// All functions that this host lends.
 #[derive(Debug)]
-pub struct Lender {
+pub struct LentFunctions {
     host: String,
     lent: BTreeMap<String, Arc<Lent>>,
     reach: Arc<Reach>,
@@ -137,17 +137,17 @@ struct State {
     running: Option<(Engine, EngineDevice)>,
 }
 
-impl Lender {
+impl LentFunctions {
     /// A lender without devices, in a rack of that topology.
     pub fn new(host: &str, topology: Topology) -> Self {
         let (host, reach) = (host.to_owned(), Reach::new(topology));
-        Lender { host, lent: BTreeMap::new(), reach, patience: PATIENCE }
+        LentFunctions { host, lent: BTreeMap::new(), reach, patience: PATIENCE }
     }
 
     /// The same, whose devices added from now on may take so long to answer.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
-        Lender { patience, ..self }
+        LentFunctions { patience, ..self }
     }
 
     /// Adds a device and starts its engine.
@@ -214,7 +214,7 @@ impl Lender {
     ///
     /// # Errors
     /// [`LendError`] when there is no such device, or it cannot be run any more;
-    /// [`LendError::Hangs`] when it is not reset and scrubbed yet: [`finish`](Lender::finish) waits
+    /// [`LendError::Hangs`] when it is not reset and scrubbed yet: [`finish`](LentFunctions::finish) waits
     /// for that.
     pub fn revoke(&self, device: &str, epoch: u64) -> Result<(), LendError> {
         let lent = self.find(device)?;

@@ -24,7 +24,7 @@ pub mod segments;
 pub mod unplug;
 pub mod users;
 
-pub use borrower::{BorrowError, Borrower};
+pub use borrower::{BorrowError, BorrowedFunctions};
 pub use host::{DeviceKind, NodeError, NodeOptions, control_socket, run};
-pub use lender::{Armed, LendError, Lender};
+pub use lender::{Armed, LendError, LentFunctions};
 pub use remote::RemoteDevice;

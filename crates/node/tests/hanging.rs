@@ -15,11 +15,9 @@ use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
-use rackbus_node::borrower::{
-    Borrower as NodeBorrower, Grant, Over, UseListener, functions_folder,
-};
+use rackbus_node::borrower::{BorrowedFunctions, Grant, Over, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
-use rackbus_node::{Armed, LendError, Lender, RemoteDevice, control_socket};
+use rackbus_node::{Armed, LendError, LentFunctions, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, ClientError, Device};
@@ -149,8 +147,8 @@ fn topology() -> rackbus_fabric::Topology {
     rackbus_fabric::derive::here(&rack).unwrap()
 }
 
-fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
-    let mut lender = Lender::new("alpha", topology()).with_patience(PATIENCE);
+fn lender(place: Where, gate: &Arc<Gate>) -> Arc<LentFunctions> {
+    let mut lender = LentFunctions::new("alpha", topology()).with_patience(PATIENCE);
     let gate = gate.clone();
     let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
     lender.add("nvme0", Box::new(make), EngineOptions::default()).unwrap();
@@ -158,7 +156,7 @@ fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
 }
 
 /// The borrower of an epoch, with memory and an interrupt wired.
-struct Borrower {
+struct User {
     client: Client,
     memory: SharedMemory,
     event: Event,
@@ -179,7 +177,7 @@ fn hear_welcome(stream: &UnixStream) {
     stream.receive(&mut welcome, &mut Vec::new()).unwrap();
 }
 
-fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
+fn borrow(lender: &Arc<LentFunctions>, epoch: u64) -> User {
     lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
@@ -193,10 +191,10 @@ fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
     let wire = event.as_fd().try_clone_to_owned().unwrap();
     client.wire_irqs(irq::MSIX, 0, &[Some(wire)]).unwrap();
     memory.whole().fill(0xaa);
-    Borrower { client, memory, event }
+    User { client, memory, event }
 }
 
-impl Borrower {
+impl User {
     fn untouched(&self) -> bool {
         let mut bytes = [0; 0x1000];
         self.memory.whole().copy_to(&mut bytes);
@@ -330,9 +328,10 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     let service = rackbus_control::Service::open(options).unwrap();
     let socket = control.clone();
     tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
-    for (host, lender) in
-        [("alpha", lender(Where::Poll, gate)), ("beta", Arc::new(Lender::new("beta", topology())))]
-    {
+    for (host, lender) in [
+        ("alpha", lender(Where::Poll, gate)),
+        ("beta", Arc::new(LentFunctions::new("beta", topology()))),
+    ] {
         let folder = functions_folder(run_dir, host);
         std::fs::create_dir_all(&folder).unwrap();
         let link = run_dir.join(host).join("link.sock");
@@ -347,7 +346,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         let address = link.display().to_string();
         let (host, control) = (host.to_owned(), control.clone());
         let borrower =
-            NodeBorrower::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
+            BorrowedFunctions::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
         let unplugger = Unplugger::new(run_dir, &host);
         let identity = Identity { host, address, control, log_lines_left_out: || 0 };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
