@@ -18,7 +18,7 @@ use rackbus_lease::{BorrowerAction, Epoch, LeaseId, LenderAction, Message, Milli
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::borrower::{BorrowedFunctions, Grant};
+use crate::borrower::BorrowedFunctions;
 use crate::lender::{Armed, LendError, LentFunctions};
 use crate::unplug::Unplugger;
 
@@ -273,14 +273,8 @@ impl Agent {
                 BorrowerAction::Open(grant) => {
                     let lease = grant.lease;
                     self.by_lease.run(lease, move || {
-                        let outcome = borrower.open(Grant {
-                            lease,
-                            epoch: grant.epoch,
-                            lender: grant.function.host,
-                            device: grant.function.device,
-                            address: grant.address,
-                        });
-                        let outcome = outcome
+                        let outcome = borrower
+                            .open(grant)
                             .map(|path| path.display().to_string())
                             .map_err(|error| error.to_string());
                         let _ = heard.send(Heard::OpenDone(lease, outcome));

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rackbus_lease::Grant;
 use rackbus_link::{Hello, Link, Service, VERSION};
 use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
 use rackbus_vm::{Interrupts, interrupts};
@@ -28,21 +29,6 @@ pub enum BorrowError {
         /// Why not.
         cause: std::io::Error,
     },
-}
-
-/// What was borrowed, and from whom.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grant {
-    /// The lease's number.
-    pub lease: u64,
-    /// Its fencing epoch.
-    pub epoch: u64,
-    /// The lending host.
-    pub lender: String,
-    /// The device's name there.
-    pub device: String,
-    /// Where the lender's link listens.
-    pub address: String,
 }
 
 /// Told when somebody uses a function, and when its lender was lost meanwhile.
@@ -129,10 +115,10 @@ impl BorrowedFunctions {
     /// [`BorrowError`].
     pub fn open(&self, grant: Grant) -> Result<PathBuf, BorrowError> {
         let mut all = self.all();
-        if let Some(open) = all.get(&grant.lease).filter(|open| open.grant == grant) {
+        if let Some(open) = all.get(&grant.lease).filter(|open| open.grant.same_lease(&grant)) {
             return Ok(open.path.clone());
         }
-        let path = socket_path(&self.folder, &grant.device, grant.lease);
+        let path = socket_path(&self.folder, &grant.function.device, grant.lease);
         let open = Arc::new(Open {
             grant,
             path: path.clone(),
@@ -144,9 +130,9 @@ impl BorrowedFunctions {
                 version: VERSION,
                 rack: self.rack.clone(),
                 from: self.host.clone(),
-                to: open.grant.lender.clone(),
+                to: open.grant.function.host.clone(),
                 service: Service::Function {
-                    device: open.grant.device.clone(),
+                    device: open.grant.function.device.clone(),
                     lease: open.grant.lease,
                     epoch: open.grant.epoch,
                 },

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rackbus_control::Client;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
+use rackbus_lease::Grant;
 use rackbus_link::Service;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_pci::Function;
@@ -14,7 +15,7 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{BorrowedFunctions, Grant, Over, UseListener, functions_folder};
+use crate::borrower::{BorrowedFunctions, Over, UseListener, functions_folder};
 use crate::lender::{LendError, LentFunctions};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
@@ -186,7 +187,12 @@ struct Listener {
 
 impl UseListener for Listener {
     fn lender_lost(&self, grant: &Grant, reason: &str) {
-        tracing::warn!(lease = grant.lease, lender = grant.lender, reason, "the lender is lost");
+        tracing::warn!(
+            lease = grant.lease,
+            lender = grant.function.host,
+            reason,
+            "the lender is lost"
+        );
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
     }
 

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use super::moves::{Keeper, Kept, Lingering, Revoked};
 use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, done, system};
 use crate::message::{
-    Change, Event, FIRST_FREE_ID, Grant, Handle, NodeId, ObjectId, Question, Refusal, Reply,
+    Change, Event, FIRST_FREE_ID, Handle, NodeId, ObjectId, PeerReply, Question, Refusal, Reply,
     SegmentEntry, SegmentId, SegmentKind, SessionId, Share, Target, Tell, Withdrawal,
 };
 
@@ -241,7 +241,7 @@ impl Directory {
         guest: Guest,
         id: SegmentId,
         what: Target,
-    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
         let rule = self.rule(id, guest.0);
         let handle = *self.by_id.get(&id).ok_or(Refusal::NoSuchSegment)?;
         let segment = self.segments.get_mut(&handle).ok_or(Refusal::NoSuchSegment)?;
@@ -261,7 +261,7 @@ impl Directory {
         segment.guests.insert(guest, rule);
         let write = rule == Share::Write;
         let address = segment.offset.map(|offset| self.settings.range.base + offset);
-        let grant = Grant::Memory { size: segment.size, write, address };
+        let grant = PeerReply::Memory { size: segment.size, write, address };
         let event = Event::Connected { segment: handle, node: guest.0 };
         let owner = segment.session;
         self.guests.insert(guest, Led::Segment(handle));
