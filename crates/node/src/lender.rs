@@ -284,7 +284,7 @@ impl LentFunctions {
         };
         let over = SessionOver(&lent);
         let function = format!("{}/{device}", self.host);
-        match self.reach.watch(session, &function, &from) {
+        match self.reach.track(session, &function, &from) {
             Ok(session) => {
                 tracing::info!(device, from, lease, epoch, "function attached");
                 if incoming.accept().is_ok()
