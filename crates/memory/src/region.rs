@@ -228,8 +228,8 @@ impl Region {
     }
 
     /// Whether the owner truncated the file and a page of this region was replaced by zeroes.
-    pub fn torn(&self) -> bool {
-        self.registration.torn()
+    pub fn truncated(&self) -> bool {
+        self.registration.truncated()
     }
 
     /// The whole region.

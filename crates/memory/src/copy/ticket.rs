@@ -21,7 +21,7 @@ use crate::spin::Spinning;
 pub enum Failure {
     /// The owner of a region truncated its file.
     #[error("the owner of the memory truncated it")]
-    Torn,
+    Truncated,
     /// A region was severed from its memory.
     #[error("the memory was taken away")]
     Revoked,
@@ -55,7 +55,7 @@ impl State {
             State::Posted => 0,
             State::Done => 1,
             State::Aborted => 2,
-            State::Failed(Failure::Torn) => 3,
+            State::Failed(Failure::Truncated) => 3,
             State::Failed(Failure::Revoked) => 4,
             State::Failed(Failure::Gone) => 5,
         }
@@ -66,7 +66,7 @@ impl State {
             0 => State::Posted,
             1 => State::Done,
             2 => State::Aborted,
-            3 => State::Failed(Failure::Torn),
+            3 => State::Failed(Failure::Truncated),
             4 => State::Failed(Failure::Revoked),
             _ => State::Failed(Failure::Gone),
         }

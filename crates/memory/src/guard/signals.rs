@@ -11,7 +11,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use super::slot::Slot;
-use super::{find, note_torn};
+use super::{find, note_truncated};
 
 /// Writes that may be tried again before a fault is somebody's mistake: those that were under way
 /// when a range was thawed, at most one of each thread.
@@ -225,7 +225,7 @@ fn replace_in(slot: &Slot, (start, end): (usize, usize), address: usize) -> bool
         };
         if at != libc::MAP_FAILED {
             slot.tear();
-            note_torn();
+            note_truncated();
             return true;
         }
     }

@@ -180,7 +180,7 @@ fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
     assert_eq!(region.whole().read_obj::<u64>(4096), Some(7));
     rustix::fs::ftruncate(&file, 0).unwrap();
     assert_eq!(region.whole().read_obj::<u64>(4096), Some(0));
-    assert!(region.torn());
+    assert!(region.truncated());
     region.sever().unwrap();
     drop(region);
     assert!(!there(), "it is still mapped");
