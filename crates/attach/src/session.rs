@@ -501,9 +501,9 @@ impl Registry {
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }
-            Event::Thaw { keeper, .. } => {
+            Event::Unfreeze { keeper, .. } => {
                 if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
-                    memory.thaw();
+                    memory.unfreeze();
                 }
             }
             Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
@@ -517,9 +517,9 @@ fn about(event: &Event) -> Option<Handle> {
         Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
         Event::Remote { connection, .. } => Some(*connection),
         Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
-        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } | Event::Thaw { keeper, .. } => {
-            Some(*keeper)
-        }
+        Event::Freeze { keeper, .. }
+        | Event::Adopt { keeper, .. }
+        | Event::Unfreeze { keeper, .. } => Some(*keeper),
         Event::Finished { .. } => None,
     }
 }

@@ -121,7 +121,7 @@ impl Drop for LenderProcess {
 pub fn local_drive(backing: BackingConfig, data: usize) -> Result<Drive, BenchError> {
     let nvme = Nvme::new(&config(backing))?;
     let device = Box::new(Local::new(Box::new(nvme)));
-    Ok(Drive::over(device, Options { depth: DEPTH, data })?)
+    Ok(Drive::with_device(device, Options { depth: DEPTH, data })?)
 }
 
 /// Runs `load` on `drive` for about `time`; returns operations per second.

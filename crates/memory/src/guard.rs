@@ -10,7 +10,7 @@
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
 //! means that it can be read but not written. A thread that writes to it all the same waits until
-//! the region is thawed, and goes on: in the kernel, where it can do that (`guard::uffd`), else in a
+//! the region is unfrozen, and goes on: in the kernel, where it can do that (`guard::uffd`), else in a
 //! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
 //! process, and a system call that writes to frozen memory fails with `EFAULT`.
 
@@ -71,7 +71,7 @@ pub fn hold_registrations() -> impl Sized {
     registry()
 }
 
-/// Counts a replacement that is not the guard's: a region is being severed.
+/// Counts a replacement that is not the guard's: a region is being revoked.
 pub(crate) fn note_replaced() {
     REPLACED_COUNT.fetch_add(1, Ordering::SeqCst);
 }
@@ -127,7 +127,7 @@ impl Registration {
     }
 
     /// Lets writers to whole pages of the range wait from now on, until
-    /// [`thaw`](Registration::thaw). They can still be read.
+    /// [`unfreeze`](Registration::unfreeze). They can still be read.
     ///
     /// # Errors
     /// When the system refuses; nobody waits then.
@@ -163,7 +163,7 @@ impl Registration {
     ///
     /// # Errors
     /// When the system refuses; those that wait in the handler do so until the range is retired.
-    pub(crate) fn thaw(&self) -> rustix::io::Result<()> {
+    pub(crate) fn unfreeze(&self) -> rustix::io::Result<()> {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: our own mapping, which could be written to before it was frozen.
         let outcome =
@@ -179,7 +179,7 @@ impl Registration {
     /// Nobody waits any more; what protects the pages is gone already.
     fn let_go(&self) {
         signals::allow_retries();
-        self.slot.thaw();
+        self.slot.unfreeze();
         self.release_in_kernel();
         futex(self.slot, libc::FUTEX_WAKE, u32::MAX >> 1);
     }

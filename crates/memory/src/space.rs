@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::refusals::Refusals;
 use crate::region::{Region, RegionError};
-use crate::revoker::{Revoker, sever};
+use crate::revoker::{Revoker, revoke_region};
 use crate::slice::{DmaSlice, PinnedPieces, PinnedSlice};
 
 /// A DMA that was refused, as a completer abort would be.
@@ -524,6 +524,6 @@ fn release(window: Window) {
     if let Some(Mapped { region, .. }) = window.region
         && Arc::strong_count(&region) > 1
     {
-        sever(&region);
+        revoke_region(&region);
     }
 }

@@ -183,7 +183,7 @@ fn borrow(lender: &Arc<LentFunctions>, epoch: u64) -> User {
     let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
     std::thread::spawn(move || lender.attend(incoming));
     hear_welcome(&ours);
-    let client = Client::over(Arc::new(ours)).unwrap();
+    let client = Client::with_stream(Arc::new(ours)).unwrap();
     let memory = SharedMemory::create("guest", 0x1000).unwrap();
     client.write(7, 4, &6u16.to_le_bytes()).unwrap();
     client.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();

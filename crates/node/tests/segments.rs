@@ -682,7 +682,7 @@ fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
         until(|| mapped(&mine).1 != before);
         assert!(mapped(&mine).0);
         slow.notice(Notice::Adopted { ticket, keeper });
-        assert!(matches!(slow.event(), Event::Thaw { .. }));
+        assert!(matches!(slow.event(), Event::Unfreeze { .. }));
         until(|| !mapped(&mine).0);
         taken.join().unwrap().unwrap();
     });

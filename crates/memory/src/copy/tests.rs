@@ -161,7 +161,7 @@ fn a_large_copy_is_aborted_on_its_way() {
 fn memory_that_is_lost_fails_the_transaction() {
     let good = memory(4 << 12);
     let fd = SharedMemory::reserve("copy", 4096).unwrap();
-    let severed = Arc::new(
+    let revoked = Arc::new(
         Region::map(std::os::fd::AsFd::as_fd(&fd), 0, 4096, Access::READ | Access::WRITE).unwrap(),
     );
     // A file that its owner can truncate.
@@ -178,8 +178,8 @@ fn memory_that_is_lost_fails_the_transaction() {
         Transaction::of(Place::shared(region, 0), Place::shared(good.region(), 0), 4096).unwrap()
     };
     let tickets =
-        channel.submit_all([to_good(&severed), to_good(&truncated), to_good(good.region())]);
-    severed.sever().unwrap();
+        channel.submit_all([to_good(&revoked), to_good(&truncated), to_good(good.region())]);
+    revoked.revoke().unwrap();
     rustix::fs::ftruncate(&fd, 0).unwrap();
     drop(release);
     let states: Vec<State> = tickets.iter().map(|ticket| ticket.wait(LONG)).collect();

@@ -22,7 +22,7 @@ pub enum Failure {
     /// The owner of a region truncated its file.
     #[error("the owner of the memory truncated it")]
     Truncated,
-    /// A region was severed from its memory.
+    /// A region was revoked: its memory was taken away.
     #[error("the memory was taken away")]
     Revoked,
     /// Whom the bytes are from or for was gone when they were copied

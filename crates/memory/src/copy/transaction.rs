@@ -290,7 +290,7 @@ pub(super) unsafe fn copy_piece(
 }
 
 fn loss(region: &Region) -> Option<Failure> {
-    if region.severed() {
+    if region.revoked() {
         Some(Failure::Revoked)
     } else {
         region.truncated().then_some(Failure::Truncated)
@@ -417,7 +417,7 @@ mod tests {
         let refused = transaction.add(place(0), Place::shared(&readable, 0), 1);
         assert_eq!(refused, Err(PieceError::Denied { direction: "to" }));
         assert_eq!(transaction.add(Place::shared(&readable, 0), place(0), 1), Ok(()));
-        readable.sever().unwrap();
+        readable.revoke().unwrap();
         let refused = transaction.add(Place::shared(&readable, 0), place(0), 1);
         assert_eq!(refused, Err(PieceError::Lost(Failure::Revoked)));
         assert_eq!((transaction.pieces(), transaction.bytes()), (1, 1));

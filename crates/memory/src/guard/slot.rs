@@ -71,7 +71,7 @@ impl Slot {
     }
 
     /// From now on they do not; those that wait are to be woken.
-    pub(crate) fn thaw(&self) {
+    pub(crate) fn unfreeze(&self) {
         self.frozen.store(0, Ordering::Release);
     }
 

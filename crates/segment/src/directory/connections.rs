@@ -154,9 +154,9 @@ impl Directory {
                 let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
                 self.send(To::Event(session, event), attached);
             }
-            Tell::Thaw { ticket, connection, offset, length } => {
+            Tell::Unfreeze { ticket, connection, offset, length } => {
                 let Some((session, keeper)) = self.known(from, connection) else { return };
-                let event = Event::Thaw { ticket, keeper, offset, length };
+                let event = Event::Unfreeze { ticket, keeper, offset, length };
                 self.send(To::Event(session, event), Vec::new());
             }
         }

@@ -115,7 +115,7 @@ pub enum Tell {
         length: u64,
     },
     /// Write again: the move is over, and everybody who keeps the memory has it where it is now.
-    Thaw {
+    Unfreeze {
         /// Which move.
         ticket: Handle,
         /// Which connection.
