@@ -61,7 +61,7 @@ struct State {
     regions: Vec<Weak<Region>>,
     frozen: bool,
     /// Nothing is moved any more: it was given back, or taken away.
-    over: bool,
+    ended: bool,
 }
 
 impl Memory {
@@ -71,7 +71,7 @@ impl Memory {
             false => Access::READ,
         };
         let state =
-            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, over: false };
+            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, ended: false };
         Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access })
     }
 
@@ -123,7 +123,7 @@ impl Memory {
     /// The node moves a range elsewhere: writers wait from now on.
     pub(crate) fn freeze(&self, offset: u64, length: u64) -> Result<(), RegionError> {
         let mut state = self.lock();
-        if state.over {
+        if state.ended {
             return Ok(());
         }
         state.frozen = true;
@@ -143,7 +143,7 @@ impl Memory {
         whole: bool,
     ) -> Result<(), RegionError> {
         let mut state = self.lock();
-        if state.over {
+        if state.ended {
             return Ok(());
         }
         let regions: Vec<Arc<Region>> = state.regions.iter().filter_map(Weak::upgrade).collect();
@@ -165,7 +165,7 @@ impl Memory {
     /// waits for one again, whatever the node said before it knew.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
-        state.over = true;
+        state.ended = true;
         self.unfreeze_in(&mut state);
     }
 

@@ -111,7 +111,7 @@ pub enum Message {
         incarnation: Incarnation,
     },
     /// Authority: a later life of this host was seen already (a clock went back); start from it.
-    Outlived {
+    StaleIncarnation {
         /// The life that registered.
         incarnation: Incarnation,
         /// The latest life seen.

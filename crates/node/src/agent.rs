@@ -216,7 +216,9 @@ impl Agent {
             Message::Registered { incarnation } => {
                 self.registered |= incarnation == self.incarnation;
             }
-            Message::Outlived { incarnation, latest } if incarnation == self.incarnation => {
+            Message::StaleIncarnation { incarnation, latest }
+                if incarnation == self.incarnation =>
+            {
                 self.incarnation = latest.saturating_add(1);
                 self.lending.set_incarnation(self.incarnation);
                 self.borrowing.set_incarnation(self.incarnation);

@@ -36,13 +36,13 @@ pub trait UseListener: Send + Sync {
     /// The lender of `grant` is gone, for `reason`.
     fn lender_lost(&self, grant: &Grant, reason: &str);
 
-    /// A process opened the socket of `grant`'s lease. `over` says later whether the lease is over,
+    /// A process opened the socket of `grant`'s lease. `ended` says later whether the lease has ended,
     /// or somebody else's.
-    fn opened(&self, grant: &Grant, socket: &Path, process: u32, over: Over);
+    fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded);
 }
 
 /// Whether a lease has ended, or has another user.
-pub type Over = Box<dyn Fn() -> bool + Send + Sync>;
+pub type LeaseEnded = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Where a host of a rack has the sockets of what it borrowed.
 pub fn functions_folder(run_dir: &Path, host: &str) -> PathBuf {
@@ -204,8 +204,8 @@ impl Opener for AttachOpener {
             let lease = self.open.clone();
             // Nobody is there any more, or still that one.
             let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
-            let over = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
-            self.listener.opened(&open.grant, &open.path, process, over);
+            let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
+            self.listener.opened(&open.grant, &open.path, process, ended);
         }
         // Without MSI-X a function can be taken out of every running QEMU, which the loss of its
         // lender needs.

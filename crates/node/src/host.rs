@@ -15,7 +15,7 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{BorrowedFunctions, Over, UseListener, functions_folder};
+use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::lender::{LendError, LentFunctions};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
@@ -44,7 +44,7 @@ pub struct NodeOptions {
     pub engine: EngineOptions,
     /// The rack's hosts and functions, and what joins them here.
     pub topology: Topology,
-    /// What the segment service goes by.
+    /// Whom the segment service serves, its addresses and its sharing rules.
     pub segments: Settings,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
@@ -196,7 +196,7 @@ impl UseListener for Listener {
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
     }
 
-    fn opened(&self, grant: &Grant, socket: &Path, process: u32, over: Over) {
-        self.users.watch(grant.lease, socket, process, over);
+    fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded) {
+        self.users.watch(grant.lease, socket, process, ended);
     }
 }

@@ -282,7 +282,7 @@ impl LentFunctions {
                 return incoming.refuse(&error.to_string());
             }
         };
-        let over = SessionOver(&lent);
+        let end = SessionEnd(&lent);
         let function = format!("{}/{device}", self.host);
         match self.reach.track(session, &function, &from) {
             Ok(session) => {
@@ -300,7 +300,7 @@ impl LentFunctions {
                 incoming.refuse(&error.to_string());
             }
         }
-        drop(over);
+        drop(end);
         tracing::info!(device, from, lease, epoch, "function released");
     }
 
@@ -316,11 +316,11 @@ impl LentFunctions {
     }
 }
 
-/// Says that a conversation is over, however it ended: a revocation waits for it. Dropped after the
+/// Says that a conversation has ended, however it did: a revocation waits for it. Dropped after the
 /// session, and so after the function was scrubbed.
-struct SessionOver<'a>(&'a Lent);
+struct SessionEnd<'a>(&'a Lent);
 
-impl Drop for SessionOver<'_> {
+impl Drop for SessionEnd<'_> {
     fn drop(&mut self) {
         self.0.lock().session = None;
         self.0.idle.notify_all();

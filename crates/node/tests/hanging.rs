@@ -15,7 +15,7 @@ use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
-use rackbus_node::borrower::{BorrowedFunctions, Over, UseListener, functions_folder};
+use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
 use rackbus_node::{Armed, LendError, LentFunctions, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
@@ -300,7 +300,7 @@ struct Unheard;
 
 impl UseListener for Unheard {
     fn lender_lost(&self, _: &Grant, _: &str) {}
-    fn opened(&self, _: &Grant, _: &Path, _: u32, _: Over) {}
+    fn opened(&self, _: &Grant, _: &Path, _: u32, _: LeaseEnded) {}
 }
 
 /// A control plane with hosts alpha, whose device hangs, and beta, in this process.

@@ -176,7 +176,9 @@ impl World {
             Message::Registered { incarnation } => {
                 node.registered |= incarnation == node.incarnation;
             }
-            Message::Outlived { incarnation, latest } if incarnation == node.incarnation => {
+            Message::StaleIncarnation { incarnation, latest }
+                if incarnation == node.incarnation =>
+            {
                 node.incarnation = latest + 1;
                 node.lender.set_incarnation(node.incarnation);
                 node.borrower.set_incarnation(node.incarnation);

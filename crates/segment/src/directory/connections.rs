@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Answer, Attached, Directory, Guest, Led, Loss, Objects, To, done};
+use super::{Answer, Attached, ConnectionTarget, Directory, Guest, Loss, Objects, To, done};
 use crate::message::{
     Ask, BROADCAST_NODE, Change, Connected, Event, Handle, Holder, InterruptKind, NodeId,
     PeerReply, Question, Refusal, Reply, SegmentId, SegmentKind, SessionId, Target, Tell,
@@ -391,10 +391,12 @@ impl Directory {
     /// A connection of others to something of this host's is over.
     pub(super) fn drop_guest(&mut self, guest: Guest) {
         match self.guests.remove(&guest) {
-            Some(Led::Segment(handle)) => self.guest_left_segment(guest, handle),
-            Some(Led::Group(id)) => self.leave_group(guest, id),
-            Some(Led::Interrupt(kind, number)) => self.sender_left(guest, (kind, number)),
-            Some(Led::Pages(extent)) => self.guest_left_pages(guest, extent),
+            Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),
+            Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id),
+            Some(ConnectionTarget::Interrupt(kind, number)) => {
+                self.sender_left(guest, (kind, number))
+            }
+            Some(ConnectionTarget::Pages(extent)) => self.guest_left_pages(guest, extent),
             None => {}
         }
     }

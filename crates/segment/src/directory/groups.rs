@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::moves::{Keeper, Kept, Lingering, Revoked};
-use super::{Attached, Directory, Guest, Led, Objects, Output, To, system};
+use super::{Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, system};
 use crate::message::{
     Change, Handle, NodeId, ObjectId, PeerReply, Refusal, SegmentEntry, SegmentId, Share, Tell,
 };
@@ -85,7 +85,7 @@ impl Directory {
             return Err(Refusal::Busy);
         }
         group.guests.insert(guest, Joined { member: size.is_some(), share });
-        self.guests.insert(guest, Led::Group(id));
+        self.guests.insert(guest, ConnectionTarget::Group(id));
         let write = share == Share::Write;
         let grant = PeerReply::Memory { size: group.size, write, address: None };
         Ok((grant, vec![Attached { object: group.memory, write }]))

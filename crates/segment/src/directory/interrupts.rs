@@ -6,7 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Answer, Attached, Directory, Guest, Led, LinePart, Objects, Output, To, done, system};
+use super::{
+    Answer, Attached, ConnectionTarget, Directory, Guest, LinePart, Objects, Output, To, done,
+    system,
+};
 use crate::message::{
     Change, Event, FIRST_FREE_ID, Handle, InterruptKind, ObjectId, PeerReply, Refusal, Reply,
     SessionId, Tell,
@@ -151,7 +154,7 @@ impl Directory {
             }
             attached.push(Attached::whole(object));
         }
-        self.guests.insert(guest, Led::Interrupt(key.0, key.1));
+        self.guests.insert(guest, ConnectionTarget::Interrupt(key.0, key.1));
         Ok((PeerReply::Memory { size: 0, write: true, address: None }, attached))
     }
 

@@ -359,11 +359,11 @@ impl Directory {
     /// Whether a connector of a segment, or one who joined a group, may store.
     fn guest_writes(&self, guest: Guest) -> bool {
         match self.guests.get(&guest) {
-            Some(super::Led::Segment(handle)) => {
+            Some(super::ConnectionTarget::Segment(handle)) => {
                 let segment = self.segments.get(handle);
                 segment.and_then(|it| it.guests.get(&guest)) == Some(&Share::Write)
             }
-            Some(super::Led::Group(id)) => {
+            Some(super::ConnectionTarget::Group(id)) => {
                 self.groups.get(id).is_some_and(|group| group.writes(guest))
             }
             _ => false,

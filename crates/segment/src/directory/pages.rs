@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::moves::{Keeper, Kept};
-use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, system};
+use super::{Answer, Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, system};
 use crate::message::{
     Change, Handle, NodeId, ObjectId, PeerReply, Refusal, Reply, SessionId, Tell,
 };
@@ -250,7 +250,7 @@ impl Directory {
             attached.push(Attached { object: opened.memory, write: opened.write });
             lengths.push(opened.length);
         }
-        self.guests.insert(guest, Led::Pages(handle));
+        self.guests.insert(guest, ConnectionTarget::Pages(handle));
         Ok((PeerReply::Pages { lengths, write }, attached))
     }
 

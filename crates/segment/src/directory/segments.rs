@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::moves::{Keeper, Kept, Lingering, Revoked};
-use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, done, system};
+use super::{
+    Answer, Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, done, system,
+};
 use crate::message::{
     Change, Event, FIRST_FREE_ID, Handle, NodeId, ObjectId, PeerReply, Question, Refusal, Reply,
     SegmentEntry, SegmentId, SegmentKind, SessionId, Share, Target, Tell, Withdrawal,
@@ -264,7 +266,7 @@ impl Directory {
         let grant = PeerReply::Memory { size: segment.size, write, address };
         let event = Event::Connected { segment: handle, node: guest.0 };
         let owner = segment.session;
-        self.guests.insert(guest, Led::Segment(handle));
+        self.guests.insert(guest, ConnectionTarget::Segment(handle));
         self.send(To::Event(owner, event), Vec::new());
         Ok((grant, vec![Attached { object: memory, write }]))
     }
