@@ -10,14 +10,14 @@ use std::time::Duration;
 use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client as ControlClient, Options};
-use rackbus_lease::{Config, Grant};
+use rackbus_lease::{Config, Grant, LenderAction, Message};
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
-use rackbus_node::{Armed, LendError, LentFunctions, RemoteDevice, control_socket};
+use rackbus_node::{LendError, LentFunctions, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, ClientError, Device};
@@ -177,8 +177,25 @@ fn hear_welcome(stream: &UnixStream) {
     stream.receive(&mut welcome, &mut Vec::new()).unwrap();
 }
 
+/// The control plane has the lender let beta in.
+fn arm(lender: &LentFunctions, epoch: u64) {
+    let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
+    let message = Message::Arm { incarnation: 0, device, lease: epoch, epoch, borrower };
+    let decided = lender.receive(message);
+    let [LenderAction::Arm { device, epoch, .. }] = &decided[..] else { panic!("{decided:?}") };
+    let said = lender.arm(device, *epoch);
+    assert!(matches!(said[..], [LenderAction::Send(Message::Armed { .. })]), "{said:?}");
+}
+
+/// The control plane has the lender take its function back.
+fn decide_revocation(lender: &LentFunctions, epoch: u64) {
+    let revoke = Message::Revoke { incarnation: 0, device: "nvme0".to_owned(), epoch };
+    let decided = lender.receive(revoke);
+    assert!(matches!(decided[..], [LenderAction::Revoke { .. }]), "{decided:?}");
+}
+
 fn borrow(lender: &Arc<LentFunctions>, epoch: u64) -> User {
-    lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
+    arm(lender, epoch);
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
     std::thread::spawn(move || lender.attend(incoming));
@@ -205,25 +222,31 @@ impl User {
 fn revocation_of_what_hangs(place: Where) {
     let gate = Arc::new(Gate::default());
     let lender = lender(place, &gate);
-    let borrower = borrow(&lender, 1);
-    borrower.client.write(0, 0, &[1]).unwrap();
+    let user = borrow(&lender, 1);
+    user.client.write(0, 0, &[1]).unwrap();
     if place == Where::Poll {
         gate.wait(|gate| gate.reached);
     }
+    decide_revocation(&lender, 1);
     let error = lender.revoke("nvme0", 1).unwrap_err();
     assert!(matches!(error, LendError::Hangs { .. }), "{error}");
     let trouble = || lender.report()["nvme0"].trouble.clone();
     assert!(trouble().unwrap().contains("does not answer"));
-    let next = Armed { lease: 2, epoch: 2, borrower: "beta".into() };
-    assert!(matches!(lender.arm("nvme0", next), Err(LendError::InUse { .. })));
+    let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
+    let next = Message::Arm { incarnation: 0, device, lease: 2, epoch: 2, borrower };
+    assert_eq!(lender.receive(next), [], "it is lent while its old borrower's memory is reachable");
     // It comes back with addresses of the borrower's in its hands.
     gate.change(|gate| gate.open = true);
     gate.wait(|gate| gate.passed);
-    assert!(borrower.untouched(), "the engine reaches the borrower's memory");
-    lender.finish("nvme0").unwrap();
-    assert!(borrower.untouched());
+    assert!(user.untouched(), "the engine reaches the borrower's memory");
+    let said = lender.finish("nvme0", 1);
+    assert!(
+        matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 1, .. })]),
+        "{said:?}"
+    );
+    assert!(user.untouched());
     assert_eq!(trouble(), None);
-    assert!(matches!(borrower.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
+    assert!(matches!(user.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
     // The next borrower has a function that works.
     let next = borrow(&lender, 2);
     next.client.write(0, 0, &[1]).unwrap();
@@ -253,7 +276,7 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
         let gate = Arc::new(Gate::default());
         gate.change(|gate| gate.open = true);
         let lender = lender(Where::Poll, &gate);
-        lender.arm("nvme0", Armed { lease: 1, epoch: 1, borrower: "beta".into() }).unwrap();
+        arm(&lender, 1);
         lender.attend(incoming(UnixStream::connect(path).unwrap(), 1));
         return;
     }
