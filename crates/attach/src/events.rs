@@ -12,7 +12,7 @@ use rackbus_segment::message::Change;
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happening {
+pub enum SegmentEvent {
     /// A host's process connected to the segment.
     Connected(NodeId),
     /// A host's process disconnected from the segment, or is gone.
@@ -21,10 +21,10 @@ pub enum Happening {
     Remote(Change),
 }
 
-/// Called for each happening, on the session's thread for that; false ends it.
-pub type Callback = Box<dyn FnMut(Happening) -> bool + Send>;
+/// Called for each event, on the session's thread for that; false ends it.
+pub type Callback = Box<dyn FnMut(SegmentEvent) -> bool + Send>;
 
-/// Happenings that nobody has taken yet, at most; the oldest give way.
+/// Events that nobody has taken yet, at most; the oldest give way.
 const MOST: usize = 4096;
 
 /// What happens to one segment or connection.
@@ -41,11 +41,11 @@ pub struct Watch {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Happening>,
+    queue: VecDeque<SegmentEvent>,
     /// Whether there is somebody to call.
     called: bool,
-    /// This end is over: who waits is to stop.
-    over: bool,
+    /// This end has ended: who waits is to stop.
+    ended: bool,
     /// The thread that is in the callback.
     calling: Option<ThreadId>,
 }
@@ -87,16 +87,16 @@ impl Watch {
         self.unreachable.load(Ordering::Acquire)
     }
 
-    /// Waits for the next happening. `None` after `timeout` (`None` waits for ever), or when this
-    /// end is over meanwhile ([`is_over`](Watch::is_over)).
-    pub fn wait(&self, timeout: Option<Duration>) -> Option<Happening> {
+    /// Waits for the next event. `None` after `timeout` (`None` waits for ever), or when this
+    /// end has ended meanwhile ([`has_ended`](Watch::has_ended)).
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<SegmentEvent> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.lock();
         loop {
-            if let Some(happening) = state.queue.pop_front() {
-                return Some(happening);
+            if let Some(event) = state.queue.pop_front() {
+                return Some(event);
             }
-            if state.over {
+            if state.ended {
                 return None;
             }
             state = match deadline {
@@ -112,9 +112,9 @@ impl Watch {
         }
     }
 
-    /// Whether this end is over: removed, disconnected, or its session has ended.
-    pub fn is_over(&self) -> bool {
-        self.lock().over
+    /// Whether this end has ended: removed, disconnected, or its session has ended.
+    pub fn has_ended(&self) -> bool {
+        self.lock().ended
     }
 
     /// Ends the waiting and the calling: nobody is called any more when this returns, unless it is
@@ -122,7 +122,7 @@ impl Watch {
     pub(crate) fn end(&self) {
         let own = std::thread::current().id();
         let mut state = self.lock();
-        state.over = true;
+        state.ended = true;
         self.arrived.notify_all();
         let by_others = |state: &mut State| state.calling.is_some_and(|by| by != own);
         // The result is that nobody else is in it; there is nothing to look at.
@@ -130,8 +130,8 @@ impl Watch {
     }
 
     /// Something happened: who waits is woken, who wants to be called will be.
-    pub(crate) fn happened(self: &Arc<Self>, happening: Happening, calls: &Calls) {
-        if let Happening::Remote(change) = happening {
+    pub(crate) fn deliver(self: &Arc<Self>, event: SegmentEvent, calls: &Calls) {
+        if let SegmentEvent::Remote(change) = event {
             if change == Change::NotOperational {
                 self.unreachable.store(true, Ordering::Release);
             }
@@ -143,26 +143,26 @@ impl Watch {
         let mut state = self.lock();
         if state.called {
             // The thread lives as long as the session.
-            let _ = calls.0.send((self.clone(), happening));
+            let _ = calls.0.send((self.clone(), event));
             return;
         }
         if state.queue.len() >= MOST {
             state.queue.pop_front();
         }
-        state.queue.push_back(happening);
+        state.queue.push_back(event);
         self.arrived.notify_all();
     }
 
-    fn call(&self, happening: Happening) {
+    fn call(&self, event: SegmentEvent) {
         {
             let mut state = self.lock();
-            if state.over {
+            if state.ended {
                 return;
             }
             state.calling = Some(std::thread::current().id());
         }
         let mut callback = self.callback.lock().unwrap_or_else(PoisonError::into_inner);
-        if !callback.as_mut().is_none_or(|call| call(happening)) {
+        if !callback.as_mut().is_none_or(|call| call(event)) {
             *callback = None;
         }
         drop(callback);
@@ -173,16 +173,16 @@ impl Watch {
 
 /// Where callbacks are asked for.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls(mpsc::Sender<(Arc<Watch>, Happening)>);
+pub(crate) struct Calls(mpsc::Sender<(Arc<Watch>, SegmentEvent)>);
 
 impl Calls {
     /// With a thread that calls, one after the other in the order in which things happened, until
     /// the last sender is gone.
     pub(crate) fn start() -> std::io::Result<Calls> {
-        let (sender, receiver) = mpsc::channel::<(Arc<Watch>, Happening)>();
+        let (sender, receiver) = mpsc::channel::<(Arc<Watch>, SegmentEvent)>();
         let call = move || {
-            for (watch, happening) in receiver {
-                watch.call(happening);
+            for (watch, event) in receiver {
+                watch.call(event);
             }
         };
         std::thread::Builder::new().name("rackbus callbacks".into()).spawn(call)?;
@@ -207,15 +207,15 @@ mod tests {
             says.store(true, Ordering::Release);
             true
         })));
-        watch.happened(Happening::Connected(4), &calls);
-        watch.happened(Happening::Connected(8), &calls);
+        watch.deliver(SegmentEvent::Connected(4), &calls);
+        watch.deliver(SegmentEvent::Connected(8), &calls);
         is_in.recv().unwrap();
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| {
                 watch.end();
                 returned.load(Ordering::Acquire)
             });
-            while !watch.is_over() {
+            while !watch.has_ended() {
                 std::thread::yield_now();
             }
             go_on.send(()).unwrap();
@@ -224,7 +224,7 @@ mod tests {
         // The second is for nobody any more.
         let (called, was_called) = mpsc::channel();
         let last = Watch::new(Some(Box::new(move |_| called.send(()).is_ok())));
-        last.happened(Happening::Connected(4), &calls);
+        last.deliver(SegmentEvent::Connected(4), &calls);
         was_called.recv().unwrap();
         assert!(is_in.try_recv().is_err());
     }
@@ -240,7 +240,7 @@ mod tests {
             done.send(()).is_ok()
         })));
         *own.lock().unwrap() = Some(watch.clone());
-        watch.happened(Happening::Connected(4), &calls);
+        watch.deliver(SegmentEvent::Connected(4), &calls);
         ended.recv().unwrap();
     }
 }

@@ -73,7 +73,7 @@ struct Line {
     rung: u32,
     bell: Arc<Doorbell>,
     shared: bool,
-    over: AtomicBool,
+    ended: AtomicBool,
     /// What the last wait left of an [`AdaptiveSpin`].
     spin: AtomicU64,
 }
@@ -91,8 +91,8 @@ impl Line {
             return Err(AttachError::Protocol);
         };
         let bell = Arc::new(bell(&mut fds.into_iter())?);
-        let (session, over) = (session.clone(), AtomicBool::new(false));
-        Ok(Line { session, handle, number, rung, bell, shared, over, spin: AtomicU64::new(0) })
+        let (session, ended) = (session.clone(), AtomicBool::new(false));
+        Ok(Line { session, handle, number, rung, bell, shared, ended, spin: AtomicU64::new(0) })
     }
 
     /// Waits for the doorbell to move away from `seen`.
@@ -105,7 +105,7 @@ impl Line {
     }
 
     fn remove(&self) {
-        if self.over.swap(true, Ordering::AcqRel) {
+        if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
         self.session.registry().forget(self.handle);

@@ -22,7 +22,7 @@
 //!
 //! What is mapped is memory: loads, stores and copies touch it with no software in between. The
 //! node is asked only to make, connect and end things. When a host, a node or a process dies,
-//! mappings stay where they are, with what they hold; who was connected is told ([`Happening`]).
+//! mappings stay where they are, with what they hold; who was connected is told ([`SegmentEvent`]).
 
 mod cmmc;
 mod events;
@@ -37,7 +37,7 @@ mod segments;
 mod session;
 
 pub use cmmc::{Area, AreaKey, Copier, CopyError, RemoteArea, Signal, Writing, Written};
-pub use events::{Callback, Happening, Watch};
+pub use events::{Callback, SegmentEvent, Watch};
 pub use interrupts::{
     DataInterrupt, Interrupt, InterruptError, RemoteDataInterrupt, RemoteInterrupt,
 };

@@ -61,7 +61,7 @@ struct State {
     regions: Vec<Weak<Region>>,
     frozen: bool,
     /// Nothing is moved any more: it was given back, or taken away.
-    over: bool,
+    ended: bool,
 }
 
 impl Memory {
@@ -71,7 +71,7 @@ impl Memory {
             false => Access::READ,
         };
         let state =
-            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, over: false };
+            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, ended: false };
         Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access })
     }
 
@@ -123,7 +123,7 @@ impl Memory {
     /// The node moves a range elsewhere: writers wait from now on.
     pub(crate) fn freeze(&self, offset: u64, length: u64) -> Result<(), RegionError> {
         let mut state = self.lock();
-        if state.over {
+        if state.ended {
             return Ok(());
         }
         state.frozen = true;
@@ -134,7 +134,7 @@ impl Memory {
     }
 
     /// The range is in `file` from now on, beginning at `from`; `whole` when that is all of it.
-    /// Writers wait until it is thawed.
+    /// Writers wait until it is unfrozen.
     pub(crate) fn adopt(
         &self,
         (offset, length): (u64, u64),
@@ -143,7 +143,7 @@ impl Memory {
         whole: bool,
     ) -> Result<(), RegionError> {
         let mut state = self.lock();
-        if state.over {
+        if state.ended {
             return Ok(());
         }
         let regions: Vec<Arc<Region>> = state.regions.iter().filter_map(Weak::upgrade).collect();
@@ -157,24 +157,24 @@ impl Memory {
     }
 
     /// The move is over: writers go on where the memory is now.
-    pub(crate) fn thaw(&self) {
-        self.thaw_in(&mut self.lock());
+    pub(crate) fn unfreeze(&self) {
+        self.unfreeze_in(&mut self.lock());
     }
 
     /// The node moves this memory no more: who waits for a move goes on where it is, and nobody
     /// waits for one again, whatever the node said before it knew.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
-        state.over = true;
-        self.thaw_in(&mut state);
+        state.ended = true;
+        self.unfreeze_in(&mut state);
     }
 
-    fn thaw_in(&self, state: &mut State) {
+    fn unfreeze_in(&self, state: &mut State) {
         if !std::mem::take(&mut state.frozen) {
             return;
         }
         for region in state.regions.iter().filter_map(Weak::upgrade) {
-            if let Err(error) = region.thaw() {
+            if let Err(error) = region.unfreeze() {
                 tracing::error!(%error, "memory that was frozen cannot be written to");
             }
         }
@@ -244,7 +244,7 @@ mod tests {
                     copy_sparse((&*old, 0), (&new, 0), SIZE).unwrap();
                     memory.adopt((0, SIZE), new, 0, true).unwrap();
                 }
-                memory.thaw();
+                memory.unfreeze();
                 (0..next(&mut seed) % 4).for_each(|_| std::thread::yield_now());
             }
             if next(&mut seed).is_multiple_of(2) {
@@ -302,18 +302,18 @@ mod tests {
         let (one, other) = (memory.map((0, 8192), None, false), memory.map((0, 8192), None, false));
         let (one, other) = (one.unwrap(), other.unwrap());
         memory.freeze(0, 8192).unwrap();
-        let thawed = AtomicBool::new(false);
+        let unfrozen = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 one.whole().write_obj(0, &7_u64).unwrap();
                 // The store is a signal to whoever polls: all must read it from now on.
-                (thawed.load(Ordering::SeqCst), other.whole().read_obj::<u64>(0))
+                (unfrozen.load(Ordering::SeqCst), other.whole().read_obj::<u64>(0))
             });
             memory.adopt((0, 8192), new.unwrap(), 0, true).unwrap();
             // Long enough for a writer that is not kept waiting.
             std::thread::sleep(Duration::from_millis(20));
-            thawed.store(true, Ordering::SeqCst);
-            memory.thaw();
+            unfrozen.store(true, Ordering::SeqCst);
+            memory.unfreeze();
             assert_eq!(writer.join().unwrap(), (true, Some(7)));
         });
     }

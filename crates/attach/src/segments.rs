@@ -251,7 +251,7 @@ impl LocalSegment {
     pub unsafe fn register(&self, address: usize) -> Result<Mapping, AttachError> {
         let file = self.ask_memory()?;
         // SAFETY: as the caller says.
-        let region = unsafe { Region::over(address, file.as_fd(), self.size) }?;
+        let region = unsafe { Region::map_over(address, file.as_fd(), self.size) }?;
         let region = Arc::new(region);
         self.memory.keep(&region);
         self.memory.set_file(file);

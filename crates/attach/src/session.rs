@@ -20,7 +20,7 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, SessionId};
 
-use crate::events::{Calls, Happening, Watch};
+use crate::events::{Calls, SegmentEvent, Watch};
 use crate::interrupts::Rings;
 use crate::line::Line;
 use crate::location::Location;
@@ -135,7 +135,7 @@ struct Finished {
 struct Outcomes {
     by_ticket: HashMap<Handle, Result<(), Refusal>>,
     /// Nothing will be told any more.
-    over: bool,
+    ended: bool,
 }
 
 impl Finished {
@@ -146,17 +146,18 @@ impl Finished {
 
     fn end(&self) {
         // Under the lock: whoever looked before sleeps by now, and is woken.
-        lock(&self.state).over = true;
+        lock(&self.state).ended = true;
         self.changed.notify_all();
     }
 
     fn wait(&self, ticket: Handle, limit: Duration) -> Result<(), AttachError> {
-        let going_on = |state: &mut Outcomes| !state.by_ticket.contains_key(&ticket) && !state.over;
+        let going_on =
+            |state: &mut Outcomes| !state.by_ticket.contains_key(&ticket) && !state.ended;
         let waited = self.changed.wait_timeout_while(lock(&self.state), limit, going_on);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         match state.by_ticket.remove(&ticket) {
             Some(outcome) => Ok(outcome?),
-            None if state.over => Err(AttachError::Gone(StreamError::Closed)),
+            None if state.ended => Err(AttachError::Gone(StreamError::Closed)),
             None => Err(AttachError::Gone(StreamError::TimedOut)),
         }
     }
@@ -436,15 +437,15 @@ impl Registry {
         all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.end());
         for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
             if !watch.lost() {
-                watch.happened(Happening::Remote(Change::NotOperational), &self.calls);
-                watch.happened(Happening::Remote(Change::Lost), &self.calls);
+                watch.deliver(SegmentEvent::Remote(Change::NotOperational), &self.calls);
+                watch.deliver(SegmentEvent::Remote(Change::Lost), &self.calls);
             }
         }
     }
 
-    fn happened(&self, handle: Handle, happening: Happening) {
+    fn deliver(&self, handle: Handle, event: SegmentEvent) {
         if let Some(watch) = self.get(handle).and_then(|watched| watched.watch.upgrade()) {
-            watch.happened(happening, &self.calls);
+            watch.deliver(event, &self.calls);
         }
     }
 
@@ -461,17 +462,17 @@ impl Registry {
         }
         match event {
             Event::Connected { segment, node } => {
-                self.happened(segment, Happening::Connected(node));
+                self.deliver(segment, SegmentEvent::Connected(node));
             }
             Event::Disconnected { segment, node } => {
-                self.happened(segment, Happening::Disconnected(node));
+                self.deliver(segment, SegmentEvent::Disconnected(node));
             }
             Event::Remote { connection, change } => {
                 let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
                 if let Some(memory) = memory.filter(|_| change.is_final()) {
                     memory.end();
                 }
-                self.happened(connection, Happening::Remote(change));
+                self.deliver(connection, SegmentEvent::Remote(change));
             }
             Event::Sender { interrupt, ring } => {
                 let rings = self.get(interrupt).and_then(|watched| watched.rings.upgrade());
@@ -509,9 +510,9 @@ impl Registry {
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }
-            Event::Thaw { keeper, .. } => {
+            Event::Unfreeze { keeper, .. } => {
                 if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
-                    memory.thaw();
+                    memory.unfreeze();
                 }
             }
             Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
@@ -525,9 +526,9 @@ fn about(event: &Event) -> Option<Handle> {
         Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
         Event::Remote { connection, .. } => Some(*connection),
         Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
-        Event::Freeze { keeper, .. } | Event::Adopt { keeper, .. } | Event::Thaw { keeper, .. } => {
-            Some(*keeper)
-        }
+        Event::Freeze { keeper, .. }
+        | Event::Adopt { keeper, .. }
+        | Event::Unfreeze { keeper, .. } => Some(*keeper),
         Event::Finished { .. } => None,
     }
 }
@@ -573,9 +574,9 @@ mod tests {
                 }
                 registry.came(event(1), Vec::new(), &events);
             });
-            (0..64).for_each(|_| assert_eq!(watch.wait(NOW), Some(Happening::Connected(4))));
+            (0..64).for_each(|_| assert_eq!(watch.wait(NOW), Some(SegmentEvent::Connected(4))));
             let heard = [watch.wait(NOW), watch.wait(NOW)].map(Option::unwrap);
-            assert_eq!(heard, [Happening::Connected(4), Happening::Disconnected(4)]);
+            assert_eq!(heard, [SegmentEvent::Connected(4), SegmentEvent::Disconnected(4)]);
         }
     }
 

@@ -41,12 +41,12 @@ pub fn lend(backing: BackingConfig, socket: &Path) -> Result<(), BenchError> {
 
 /// A lender's process, ended when dropped.
 #[derive(Debug)]
-pub struct Lender {
+pub struct LenderProcess {
     process: Child,
     socket: PathBuf,
 }
 
-impl Lender {
+impl LenderProcess {
     /// Starts one with the drive `name`, with its socket in `dir`.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Lender {
         backing: &BackingConfig,
         dir: &Path,
         name: &str,
-    ) -> Result<Lender, BenchError> {
+    ) -> Result<LenderProcess, BenchError> {
         let socket = dir.join(format!("{name}.sock"));
         let mut command = again.command("lender")?;
         command.arg("--socket").arg(&socket);
@@ -74,7 +74,7 @@ impl Lender {
         if line.trim() != "ready" {
             return Err(BenchError::Peer("the lender did not come up".to_owned()));
         }
-        Ok(Lender { process, socket })
+        Ok(LenderProcess { process, socket })
     }
 
     /// Its process id.
@@ -107,7 +107,7 @@ pub fn open(socket: &Path, data: usize) -> Result<Drive, BenchError> {
     }
 }
 
-impl Drop for Lender {
+impl Drop for LenderProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -121,7 +121,7 @@ impl Drop for Lender {
 pub fn local_drive(backing: BackingConfig, data: usize) -> Result<Drive, BenchError> {
     let nvme = Nvme::new(&config(backing))?;
     let device = Box::new(Local::new(Box::new(nvme)));
-    Ok(Drive::over(device, Options { depth: DEPTH, data })?)
+    Ok(Drive::with_device(device, Options { depth: DEPTH, data })?)
 }
 
 /// Runs `load` on `drive` for about `time`; returns operations per second.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::BackingConfig;
 
-use crate::lent::{self, Lender};
+use crate::lent::{self, LenderProcess};
 use crate::machine::{Again, Regime, processor_time, unpin, wait_quiet};
 use crate::peers::{self, PeerServer};
 use crate::rack::{self, Rack};
@@ -154,8 +154,8 @@ impl Bench<'_> {
 
     fn against_the_bound(&mut self) -> Result<(), BenchError> {
         let Settings { time, dir, again, .. } = self.settings.clone();
-        let memory = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
-        let null = Lender::start(&again, &BackingConfig::Null, &dir, "null")?;
+        let memory = LenderProcess::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let null = LenderProcess::start(&again, &BackingConfig::Null, &dir, "null")?;
         let cases = [
             ("4k read qd1 memory", &memory, READ_1, As::Latency, false),
             ("4k read qd32 memory", &memory, READ_32, As::Rate, false),
@@ -195,7 +195,7 @@ impl Bench<'_> {
             if !self.wanted(case) {
                 continue;
             }
-            let lender = Lender::start(&again, &backing, &dir, "local")?;
+            let lender = LenderProcess::start(&again, &backing, &dir, "local")?;
             let mut lent = lender.borrow_drive(DATA)?;
             let mut local = lent::local_drive(backing, DATA)?;
             fill(&mut lent, time)?;
@@ -221,7 +221,8 @@ impl Bench<'_> {
         let Settings { time, dir, again, .. } = self.settings.clone();
         let image = dir.join("image");
         make_image(&image)?;
-        let lender = Lender::start(&again, &BackingConfig::File(image.clone()), &dir, "file")?;
+        let lender =
+            LenderProcess::start(&again, &BackingConfig::File(image.clone()), &dir, "file")?;
         let mut drive = lender.borrow_drive(DATA)?;
         let target = format!("--filename={}", image.display());
         let fio = |load: &Load, engine| peers::fio(load, engine, &target, STORE as u64, time);
@@ -258,7 +259,7 @@ impl Bench<'_> {
             let _ = std::fs::remove_file(&socket);
             let _server = PeerServer::nbdkit(&socket, STORE as u64)?;
             let target = format!("--uri=nbd+unix:///?socket={}", socket.display());
-            let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+            let lender = LenderProcess::start(&again, &BackingConfig::Memory, &dir, "memory")?;
             let mut drive = lender.borrow_drive(DATA)?;
             let time = self.settings.time;
             fill(&mut drive, time)?;
@@ -311,7 +312,7 @@ impl Bench<'_> {
             let socket = dir.join("qemu.sock");
             let _ = std::fs::remove_file(&socket);
             let _server = PeerServer::qemu_storage_daemon(&socket, &node)?;
-            let lender = Lender::start(&self.settings.again, &backing, dir, "qemu-other")?;
+            let lender = LenderProcess::start(&self.settings.again, &backing, dir, "qemu-other")?;
             let mut drive = lender.borrow_drive(DATA)?;
             let time = self.settings.time;
             for (case, peer, load, sleep) in cases {
@@ -332,7 +333,7 @@ impl Bench<'_> {
     /// The processor time of a lender whose drive is open: idle, and under load.
     fn idle_and_busy(&mut self) -> Result<(), BenchError> {
         let Settings { dir, again, .. } = self.settings.clone();
-        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let lender = LenderProcess::start(&again, &BackingConfig::Memory, &dir, "memory")?;
         let mut drive = lender.borrow_drive(DATA)?;
         let share = |work: &mut dyn FnMut() -> Result<(), BenchError>| {
             let (before, start) = (processor_time(lender.pid()), Instant::now());
@@ -360,7 +361,7 @@ impl Bench<'_> {
     /// has it, both straight at the lender.
     fn borrowing(&mut self) -> Result<(), BenchError> {
         let Settings { dir, again, .. } = self.settings.clone();
-        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let lender = LenderProcess::start(&again, &BackingConfig::Memory, &dir, "memory")?;
         let mut block = vec![0; 4096];
         let mut first_read = || {
             let start = Instant::now();
@@ -425,7 +426,7 @@ impl Bench<'_> {
         let Settings { dir, again, time, .. } = self.settings.clone();
         let lease = rack.borrow_drive()?;
         let mut through = lent::open(&lease.socket, DATA)?;
-        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "memory")?;
+        let lender = LenderProcess::start(&again, &BackingConfig::Memory, &dir, "memory")?;
         let mut straight = lender.borrow_drive(DATA)?;
         fill(&mut through, time)?;
         fill(&mut straight, time)?;
@@ -450,7 +451,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let Settings { dir, again, time, .. } = self.settings.clone();
-        let lender = Lender::start(&again, &BackingConfig::Memory, &dir, "starts")?;
+        let lender = LenderProcess::start(&again, &BackingConfig::Memory, &dir, "starts")?;
         let mut straight = lender.borrow_drive(DATA)?;
         fill(&mut straight, time)?;
         let (mut starts, mut pinned) = (Vec::new(), Vec::new());

@@ -93,14 +93,14 @@ impl Drive {
     /// # Errors
     /// [`DriveError`] when it cannot be reached, started or used.
     pub fn open(path: &Path, options: Options) -> Result<Drive, DriveError> {
-        Drive::over(Box::new(connect(path, TIME_LIMIT)?), options)
+        Drive::with_device(Box::new(connect(path, TIME_LIMIT)?), options)
     }
 
     /// Starts the drive behind `device`.
     ///
     /// # Errors
     /// As [`open`](Drive::open).
-    pub fn over(mut device: Box<dyn Device>, options: Options) -> Result<Drive, DriveError> {
+    pub fn with_device(mut device: Box<dyn Device>, options: Options) -> Result<Drive, DriveError> {
         if !(1..=512).contains(&options.depth) {
             return Err(DriveError::Request("1 to 512 commands may be in flight"));
         }

@@ -108,7 +108,7 @@ fn a_local_drive_does_the_same() {
         let dir = TempDir::new().unwrap();
         let nvme = Nvme::new(&config(&dir, kind)).unwrap();
         let device = Box::new(Local::new(Box::new(nvme)));
-        exercise(&mut Drive::over(device, Options::default()).unwrap());
+        exercise(&mut Drive::with_device(device, Options::default()).unwrap());
     }
 }
 

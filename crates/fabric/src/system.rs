@@ -148,7 +148,7 @@ pub struct Fabric {
 }
 
 /// Where a walk has come to.
-struct Stage {
+struct WalkPosition {
     host: HostId,
     /// `None` for a processor.
     requester: Option<ComponentId>,
@@ -315,43 +315,48 @@ impl Fabric {
         access: Access,
         mut passes: impl FnMut(ComponentId),
     ) -> Result<Resolved, AccessError> {
-        let mut stage = self.begin(requester, address, length)?;
+        let mut position = self.begin(requester, address, length)?;
         loop {
-            let entry = stage.requester.unwrap_or(self.topology.host(stage.host).root);
+            let entry = position.requester.unwrap_or(self.topology.host(position.host).root);
             let mut stops = vec![entry];
-            self.topology.checkpoint(stage.host, entry, &mut stops);
+            self.topology.checkpoint(position.host, entry, &mut stops);
             stops.into_iter().for_each(&mut passes);
-            let (target, offset, covered) = self.look_up(&stage, access)?;
+            let (target, offset, covered) = self.look_up(&position, access)?;
             match *target {
                 Target::Memory { offset: base } => {
-                    passes(self.topology.host(stage.host).memory);
-                    let place = Place::Memory { host: stage.host, offset: base + offset };
-                    return Ok(Resolved { place, length: covered, windows: stage.windows });
+                    passes(self.topology.host(position.host).memory);
+                    let place = Place::Memory { host: position.host, offset: base + offset };
+                    return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
                 Target::Bar { device, bar, offset: base } => {
                     passes(device);
                     let place = Place::Bar { device, bar, offset: base + offset };
-                    return Ok(Resolved { place, length: covered, windows: stage.windows });
+                    return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
                 Target::Window { ntb, peer, address } => {
                     passes(ntb);
-                    if stage.windows == MOST_WINDOWS {
+                    if position.windows == MOST_WINDOWS {
                         return Err(AccessError::Circle);
                     }
                     let host = self.topology.component(peer).host.ok_or(AccessError::Requester)?;
-                    stage = Stage {
+                    position = WalkPosition {
                         host,
                         requester: Some(peer),
                         address: address + offset,
                         length: covered,
-                        windows: stage.windows + 1,
+                        windows: position.windows + 1,
                     };
                 }
             }
         }
     }
 
-    fn begin(&self, requester: Requester, address: u64, length: u64) -> Result<Stage, AccessError> {
+    fn begin(
+        &self,
+        requester: Requester,
+        address: u64,
+        length: u64,
+    ) -> Result<WalkPosition, AccessError> {
         let (host, requester) = match requester {
             Requester::Cpu(host) => (host, None),
             Requester::Device(id) => {
@@ -360,26 +365,32 @@ impl Fabric {
                 (component.host.filter(|_| device).ok_or(AccessError::Requester)?, Some(id))
             }
         };
-        Ok(Stage { host, requester, address, length, windows: 0 })
+        Ok(WalkPosition { host, requester, address, length, windows: 0 })
     }
 
-    /// What a stage's address leads to: the target, the offset into its mapping, and how many
+    /// What the position's address leads to: the target, the offset into its mapping, and how many
     /// bytes lie there. A mapping's offsets stay below 2^64: checked when it was made.
-    fn look_up(&self, stage: &Stage, access: Access) -> Result<(&Target, u64, u64), AccessError> {
+    fn look_up(
+        &self,
+        position: &WalkPosition,
+        access: Access,
+    ) -> Result<(&Target, u64, u64), AccessError> {
         let refused = |fault| AccessError::Fault {
-            host: stage.host,
-            requester: stage.requester,
+            host: position.host,
+            requester: position.requester,
             fault,
-            windows: stage.windows,
+            windows: position.windows,
         };
-        let (mut address, mut length) = (stage.address, stage.length);
-        if let Some(requester) = stage.requester.filter(|_| self.topology.host(stage.host).iommu) {
+        let (mut address, mut length) = (position.address, position.length);
+        if let Some(requester) =
+            position.requester.filter(|_| self.topology.host(position.host).iommu)
+        {
             let empty = Domain::new();
             let domain = self.domains.get(&requester).unwrap_or(&empty);
             let hit = domain.resolve(address, length, access).map_err(refused)?;
             (address, length) = (hit.target + hit.offset, hit.length);
         }
-        match self.spaces.get(&stage.host) {
+        match self.spaces.get(&position.host) {
             Some(space) => {
                 let hit = space.resolve(address, length, access).map_err(refused)?;
                 Ok((hit.target, hit.offset, hit.length))

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use rackbus_link::shm::{ShmLink, hear};
-use rackbus_link::{Hello, Link, LinkError, Service, VERSION, Welcome};
+use rackbus_link::{Hello, HelloReply, Link, LinkError, Service, VERSION};
 use rackbus_memory::{Event, Stream};
 
 use crate::input::Input;
@@ -81,7 +81,7 @@ fn say_hello(said: &[u8], passes: bool) {
     if !answer.is_empty() {
         let (length, text) = frame(&answer);
         assert_eq!(length, text.len(), "an answer is one frame");
-        serde_json::from_slice::<Welcome>(text).expect("an answer is a welcome");
+        serde_json::from_slice::<HelloReply>(text).expect("an answer is a welcome");
     }
 }
 
@@ -113,12 +113,12 @@ fn answer(said: &[u8]) {
         ShmLink.connect(&path.display().to_string(), &hello)
     });
     let _ = std::fs::remove_file(&path);
-    let welcome = said.get(4..).and_then(|text| serde_json::from_slice::<Welcome>(text).ok());
+    let welcome = said.get(4..).and_then(|text| serde_json::from_slice::<HelloReply>(text).ok());
     match outcome {
         Ok(_) => {}
         Err(LinkError::Refused { reason, .. }) => {
             if let Some(welcome) = welcome {
-                assert_eq!(welcome, Welcome::Refused(reason));
+                assert_eq!(welcome, HelloReply::Refused(reason));
             }
         }
         Err(LinkError::Protocol { .. } | LinkError::Broken { .. }) => {}

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
-    Ask, Event, Grant, InterruptKind, Notice, Question, Refusal, Reply, Request, SegmentKind,
+    Ask, Event, InterruptKind, Notice, PeerReply, Question, Refusal, Reply, Request, SegmentKind,
     Share, Target, Tell, VERSION, Withdrawal, decode, encode,
 };
 use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, SessionId, To};
@@ -254,19 +254,19 @@ impl Host {
 }
 
 /// What an owner's node answers, and how much memory is beside it.
-fn grant(what: &Question, how: u8) -> (Result<Grant, Refusal>, u8) {
+fn grant(what: &Question, how: u8) -> (Result<PeerReply, Refusal>, u8) {
     if how & 7 == 7 {
         return (Err(Refusal::NoSuchSegment), 0);
     }
-    let memory = Grant::Memory { size: 8192, write: how & 8 == 0, address: None };
+    let memory = PeerReply::Memory { size: 8192, write: how & 8 == 0, address: None };
     match what {
         Question::Segment { .. } | Question::Group { .. } => (Ok(memory), 1),
         Question::Interrupt { .. } => (Ok(memory), 2 + (how >> 4 & 1)),
         Question::Pages { length, .. } => {
-            (Ok(Grant::Pages { lengths: vec![*length], write: true }), 1)
+            (Ok(PeerReply::Pages { lengths: vec![*length], write: true }), 1)
         }
-        Question::Probe => (Ok(Grant::Here), 0),
-        Question::Alive(_) => (Ok(Grant::Alive(how & 8 == 0)), 0),
+        Question::Probe => (Ok(PeerReply::Here), 0),
+        Question::Alive(_) => (Ok(PeerReply::Alive(how & 8 == 0)), 0),
     }
 }
 

@@ -77,7 +77,7 @@ impl Borrower {
     pub fn receive(&mut self, now: Millis, message: Message) -> Vec<BorrowerAction> {
         match message {
             Message::Granted(grant) => self.granted(now, grant),
-            Message::Ended { lease, reason } => self.over(lease, reason),
+            Message::Ended { lease, reason } => self.ended(lease, reason),
             _ => Vec::new(),
         }
     }
@@ -179,7 +179,7 @@ impl Borrower {
         }
     }
 
-    fn over(&mut self, lease: LeaseId, reason: String) -> Vec<BorrowerAction> {
+    fn ended(&mut self, lease: LeaseId, reason: String) -> Vec<BorrowerAction> {
         self.newest = self.newest.max(lease);
         match self.leases.get_mut(&lease) {
             None => {

@@ -1,4 +1,6 @@
-//! The lender's side: which epoch of each function may attach. This is where a lease is enforced.
+//! The lender's side: which epoch of each function may attach, and which one is attached. This is
+//! where a lease is enforced: the node that runs the functions asks here before it lets anybody in,
+//! and keeps no record of its own of who may.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +20,9 @@ pub enum LenderAction {
         /// The borrowing host.
         borrower: String,
     },
-    /// Let nobody of this epoch or an older one attach any more, take away what they have mapped,
-    /// reset and scrub the function; then call [`Lender::revoke_done`].
+    /// Nobody of this epoch or an older one may attach any more. End the conversation of who
+    /// [is attached](Lender::attached_up_to), take away what it has mapped, reset and scrub the
+    /// function; then call [`Lender::revoke_done`].
     Revoke {
         /// The device.
         device: String,
@@ -53,9 +56,59 @@ enum State {
     Revoking(Epoch),
 }
 
+/// Why a borrower is not let in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotAdmitted {
+    /// This lender has no such device.
+    #[error("there is no device {0}")]
+    NoDevice(String),
+    /// Another lease has the function.
+    #[error(
+        "epoch {epoch} of {device} is not valid here (lease {} of {} has it under epoch {})",
+        .holder.lease, .holder.borrower, .holder.epoch
+    )]
+    Held {
+        /// The device.
+        device: String,
+        /// The epoch that was presented.
+        epoch: Epoch,
+        /// Who may attach instead.
+        holder: Holder,
+    },
+    /// The function is being made ready, or taken back.
+    #[error("epoch {epoch} of {device} is not valid here (its function is being {doing})")]
+    Busy {
+        /// The device.
+        device: String,
+        /// The epoch that was presented.
+        epoch: Epoch,
+        /// What is being done with the function.
+        doing: &'static str,
+    },
+    /// Nobody may attach.
+    #[error("epoch {epoch} of {device} is not valid here (it is not lent to anybody)")]
+    NotLent {
+        /// The device.
+        device: String,
+        /// The epoch that was presented.
+        epoch: Epoch,
+    },
+    /// The borrower may attach, and is attached already.
+    #[error("{device} is in use under epoch {epoch}")]
+    InUse {
+        /// The device.
+        device: String,
+        /// The epoch that is attached.
+        epoch: Epoch,
+    },
+}
+
 #[derive(Debug)]
 struct Device {
     state: State,
+    /// The epoch whose borrower has a conversation with the function, or had one whose traces are
+    /// not scrubbed yet.
+    attached: Option<Epoch>,
     /// The newest epoch ever named to this lender: nothing older or equal is armed any more.
     newest: Epoch,
 }
@@ -72,9 +125,15 @@ pub struct Lender {
 impl Lender {
     /// A lender of `devices`, just started: nothing is armed.
     pub fn new(incarnation: Incarnation, devices: impl IntoIterator<Item = String>) -> Self {
-        let device = |name| (name, Device { state: State::Free, newest: 0 });
-        let devices = devices.into_iter().map(device).collect();
-        Lender { incarnation, devices, newest_lease: 0 }
+        let mut lender = Lender { incarnation, devices: BTreeMap::new(), newest_lease: 0 };
+        devices.into_iter().for_each(|name| lender.add(name));
+        lender
+    }
+
+    /// Lends `device` too. Nothing changes when it is there already.
+    pub fn add(&mut self, device: String) {
+        let free = Device { state: State::Free, attached: None, newest: 0 };
+        self.devices.entry(device).or_insert(free);
     }
 
     /// The node took a later number for this life, before anything was armed in it.
@@ -135,10 +194,11 @@ impl Lender {
         vec![LenderAction::Send(message)]
     }
 
-    /// Nothing of the epoch is reachable any more.
+    /// Nothing of the epoch is reachable any more. While somebody is attached that is not so, and
+    /// nothing is answered.
     pub fn revoke_done(&mut self, device: &str, epoch: Epoch) -> Vec<LenderAction> {
         match self.devices.get_mut(device) {
-            Some(entry) if entry.state == State::Revoking(epoch) => {
+            Some(entry) if entry.state == State::Revoking(epoch) && entry.attached.is_none() => {
                 entry.state = State::Free;
                 vec![self.revoked(device.to_owned(), epoch)]
             }
@@ -152,6 +212,57 @@ impl Lender {
             State::Armed(holder) => Some(holder),
             _ => None,
         }
+    }
+
+    /// Whether `wanted` may attach to `device` now, and nobody is attached.
+    ///
+    /// # Errors
+    /// [`NotAdmitted`] says why not.
+    pub fn admits(&self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+        let Some(entry) = self.devices.get(device) else {
+            return Err(NotAdmitted::NoDevice(device.to_owned()));
+        };
+        let (device, epoch) = (device.to_owned(), wanted.epoch);
+        match (&entry.state, entry.attached) {
+            (State::Armed(holder), None) if holder == wanted => Ok(()),
+            (State::Armed(holder), Some(epoch)) if holder == wanted => {
+                Err(NotAdmitted::InUse { device, epoch })
+            }
+            (State::Armed(holder), _) => {
+                Err(NotAdmitted::Held { device, epoch, holder: holder.clone() })
+            }
+            (State::Arming(_), _) => Err(NotAdmitted::Busy { device, epoch, doing: "made ready" }),
+            (State::Revoking(_), _) => {
+                Err(NotAdmitted::Busy { device, epoch, doing: "taken back" })
+            }
+            (State::Free, _) => Err(NotAdmitted::NotLent { device, epoch }),
+        }
+    }
+
+    /// Lets `wanted` attach to `device`, until [`detached`](Lender::detached).
+    ///
+    /// # Errors
+    /// [`NotAdmitted`]; nothing changes then.
+    pub fn attach(&mut self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+        self.admits(device, wanted)?;
+        if let Some(entry) = self.devices.get_mut(device) {
+            entry.attached = Some(wanted.epoch);
+        }
+        Ok(())
+    }
+
+    /// The conversation of whoever was attached to `device` has ended, nothing of its is mapped any
+    /// more, and the function is scrubbed.
+    pub fn detached(&mut self, device: &str) {
+        if let Some(entry) = self.devices.get_mut(device) {
+            entry.attached = None;
+        }
+    }
+
+    /// Whether a borrower of `epoch` or an older one is still attached to `device`. A revocation of
+    /// that epoch ends its conversation.
+    pub fn attached_up_to(&self, device: &str, epoch: Epoch) -> bool {
+        self.devices.get(device).is_some_and(|entry| entry.attached.is_some_and(|e| e <= epoch))
     }
 
     fn arm(&mut self, device: String, wanted: Holder) -> Vec<LenderAction> {
@@ -268,6 +379,56 @@ mod tests {
         assert!(lender.receive(arm(2)).is_empty());
         assert_eq!(lender.revoke_done("nvme0", 1).len(), 1);
         assert_eq!(lender.receive(arm(2)).len(), 1);
+    }
+
+    fn holder(epoch: Epoch) -> Holder {
+        Holder { lease: epoch, epoch, borrower: "beta".to_owned() }
+    }
+
+    fn armed(epoch: Epoch) -> Lender {
+        let mut lender = lender();
+        lender.receive(arm(epoch));
+        lender.arm_done("nvme0", epoch, Ok(()));
+        lender
+    }
+
+    #[test]
+    fn only_the_armed_lease_of_the_armed_borrower_is_admitted() {
+        let lender = armed(2);
+        assert_eq!(lender.admits("nvme0", &holder(2)), Ok(()));
+        let stranger = Holder { borrower: "gamma".to_owned(), ..holder(2) };
+        let other_lease = Holder { lease: 7, ..holder(2) };
+        for wanted in [holder(1), holder(3), stranger, other_lease] {
+            let refused = lender.admits("nvme0", &wanted).unwrap_err();
+            assert!(matches!(refused, NotAdmitted::Held { .. }), "{wanted:?}: {refused}");
+        }
+        let nowhere = NotAdmitted::NoDevice("nvme9".to_owned());
+        assert_eq!(lender.admits("nvme9", &holder(2)), Err(nowhere));
+    }
+
+    #[test]
+    fn one_conversation_at_a_time_is_let_in() {
+        let mut lender = armed(1);
+        lender.attach("nvme0", &holder(1)).unwrap();
+        let refused = lender.attach("nvme0", &holder(1)).unwrap_err();
+        assert!(matches!(refused, NotAdmitted::InUse { epoch: 1, .. }), "{refused}");
+        lender.detached("nvme0");
+        lender.attach("nvme0", &holder(1)).unwrap();
+    }
+
+    #[test]
+    fn a_revocation_refuses_at_once_and_is_answered_when_nobody_is_attached() {
+        let mut lender = armed(1);
+        lender.attach("nvme0", &holder(1)).unwrap();
+        lender.receive(revoke(1));
+        let refused = lender.admits("nvme0", &holder(1)).unwrap_err();
+        assert!(matches!(refused, NotAdmitted::Busy { .. }), "{refused}");
+        assert!(lender.attached_up_to("nvme0", 1) && !lender.attached_up_to("nvme0", 0));
+        assert_eq!(lender.revoke_done("nvme0", 1), [], "somebody is still attached");
+        lender.detached("nvme0");
+        assert_eq!(lender.revoke_done("nvme0", 1).len(), 1);
+        let refused = lender.admits("nvme0", &holder(1)).unwrap_err();
+        assert!(matches!(refused, NotAdmitted::NotLent { .. }), "{refused}");
     }
 
     #[test]

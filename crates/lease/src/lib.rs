@@ -30,5 +30,5 @@ pub use authority::{
     LeaseRecord, LeaseState, Outcome, Record, ReturnRefused,
 };
 pub use borrower::{Borrower, BorrowerAction};
-pub use lender::{Holder, Lender, LenderAction};
+pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
 pub use message::{BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};

@@ -80,6 +80,16 @@ pub struct Grant {
     pub ttl: Millis,
 }
 
+impl Grant {
+    /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
+    /// control plane that was started anew may have another.
+    pub fn same_lease(&self, other: &Grant) -> bool {
+        let Grant { lease, function, epoch, address, ttl: _ } = self;
+        (lease, function, epoch, address)
+            == (&other.lease, &other.function, &other.epoch, &other.address)
+    }
+}
+
 /// A message between the authority and a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -101,7 +111,7 @@ pub enum Message {
         incarnation: Incarnation,
     },
     /// Authority: a later life of this host was seen already (a clock went back); start from it.
-    Outlived {
+    StaleIncarnation {
         /// The life that registered.
         incarnation: Incarnation,
         /// The latest life seen.

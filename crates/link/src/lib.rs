@@ -56,7 +56,7 @@ pub enum Service {
 /// The answer to a hello.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Welcome {
+pub enum HelloReply {
     /// The conversation may begin.
     Accepted,
     /// It may not, for this reason.
@@ -131,14 +131,14 @@ impl Incoming {
     /// # Errors
     /// When the peer is gone.
     pub fn accept(self) -> Result<Arc<dyn Stream>, StreamError> {
-        send_frame(&*self.stream, &Welcome::Accepted)?;
+        send_frame(&*self.stream, &HelloReply::Accepted)?;
         Ok(self.stream)
     }
 
     /// Says why it may not.
     pub fn refuse(self, reason: &str) {
         // A peer that is gone needs no reason.
-        let _ = send_frame(&*self.stream, &Welcome::Refused(reason.to_owned()));
+        let _ = send_frame(&*self.stream, &HelloReply::Refused(reason.to_owned()));
         self.stream.shut_down();
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rackbus_memory::{Stream, StreamError};
 use rustix::process::{getpid, getuid};
 
-use crate::{Hello, Incoming, Link, LinkError, VERSION, Welcome, receive_frame, send_frame};
+use crate::{Hello, HelloReply, Incoming, Link, LinkError, VERSION, receive_frame, send_frame};
 
 /// How long a peer may take for the next message, or to take one, before it counts as lost. Below
 /// the five seconds that QEMU waits for a reply, so that its guest gets an answer in any case.
@@ -31,8 +31,8 @@ impl Link for ShmLink {
         stream.set_write_timeout(Some(TIME_LIMIT)).map_err(unreachable)?;
         send_frame(&stream, hello).map_err(broken)?;
         match receive_frame(&stream).map_err(broken)? {
-            Ok(Welcome::Accepted) => Ok(Arc::new(stream)),
-            Ok(Welcome::Refused(reason)) => {
+            Ok(HelloReply::Accepted) => Ok(Arc::new(stream)),
+            Ok(HelloReply::Refused(reason)) => {
                 Err(LinkError::Refused { peer: hello.to.clone(), reason })
             }
             Err(what) => Err(LinkError::Protocol { peer: hello.to.clone(), what }),
@@ -91,7 +91,7 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
     let stream = Arc::new(stream);
     let refuse = |reason: &str| {
         tracing::warn!(reason, "a connection to the link was refused");
-        let _ = send_frame(&*stream, &Welcome::Refused(reason.to_owned()));
+        let _ = send_frame(&*stream, &HelloReply::Refused(reason.to_owned()));
         None
     };
     let peer = match rustix::net::sockopt::socket_peercred(&stream) {

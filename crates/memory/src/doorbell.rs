@@ -146,7 +146,7 @@ impl Doorbell {
         if self.closed.load(Ordering::Acquire) {
             return true;
         }
-        let closed = self.line().is_closed() || self.region.torn();
+        let closed = self.line().is_closed() || self.region.truncated();
         if closed {
             self.closed.store(true, Ordering::Release);
         }

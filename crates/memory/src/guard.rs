@@ -4,13 +4,13 @@
 //! process: a borrower could take its lender down, and every other borrower with it. The guard
 //! catches the signal (`guard::signals`), and if the address lies in a registered
 //! [`Region`](crate::Region), puts an anonymous page of zeroes in its place and marks the region as
-//! *torn*. The access then completes against that page; whoever owns the region sees
-//! [`torn_count`] move, and drops the peer. A SIGBUS anywhere else goes to the handler that was
+//! *truncated*. The access then completes against that page; whoever owns the region sees
+//! [`replaced_count`] move, and drops the peer. A SIGBUS anywhere else goes to the handler that was
 //! installed before, as if the guard were not there.
 //!
 //! The second thing it does: a region whose memory is being moved elsewhere is *frozen*, which
 //! means that it can be read but not written. A thread that writes to it all the same waits until
-//! the region is thawed, and goes on: in the kernel, where it can do that (`guard::uffd`), else in a
+//! the region is unfrozen, and goes on: in the kernel, where it can do that (`guard::uffd`), else in a
 //! handler of SIGSEGV. What the handler cannot do: a thread that has SIGSEGV blocked ends the
 //! process, and a system call that writes to frozen memory fails with `EFAULT`.
 
@@ -51,7 +51,7 @@ const fn empty() -> Slot {
 
 static FIRST: Block = Block::new();
 static REGISTRY: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), begun: false });
-static TORN_COUNT: AtomicU64 = AtomicU64::new(0);
+static REPLACED_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The slots that are free.
 struct Free {
@@ -60,9 +60,9 @@ struct Free {
 }
 
 /// How often pages of registered regions have been replaced since the process started. A shell
-/// compares it before and after work on peers' memory: one load tells that nothing was torn.
-pub fn torn_count() -> u64 {
-    TORN_COUNT.load(Ordering::Relaxed)
+/// compares it before and after work on peers' memory: one load tells that nothing was replaced.
+pub fn replaced_count() -> u64 {
+    REPLACED_COUNT.load(Ordering::Relaxed)
 }
 
 /// Keeps regions from being registered or taken out until what it returns is dropped: for a thread
@@ -71,13 +71,13 @@ pub fn hold_registrations() -> impl Sized {
     registry()
 }
 
-/// Counts a replacement that is not the guard's: a region is being severed.
+/// Counts a replacement that is not the guard's: a region is being revoked.
 pub(crate) fn note_replaced() {
-    TORN_COUNT.fetch_add(1, Ordering::SeqCst);
+    REPLACED_COUNT.fetch_add(1, Ordering::SeqCst);
 }
 
-fn note_torn() {
-    TORN_COUNT.fetch_add(1, Ordering::Relaxed);
+fn note_truncated() {
+    REPLACED_COUNT.fetch_add(1, Ordering::Relaxed);
 }
 
 fn registry() -> MutexGuard<'static, Free> {
@@ -127,7 +127,7 @@ impl Registration {
     }
 
     /// Lets writers to whole pages of the range wait from now on, until
-    /// [`thaw`](Registration::thaw). They can still be read.
+    /// [`unfreeze`](Registration::unfreeze). They can still be read.
     ///
     /// # Errors
     /// When the system refuses; nobody waits then.
@@ -163,7 +163,7 @@ impl Registration {
     ///
     /// # Errors
     /// When the system refuses; those that wait in the handler do so until the range is retired.
-    pub(crate) fn thaw(&self) -> rustix::io::Result<()> {
+    pub(crate) fn unfreeze(&self) -> rustix::io::Result<()> {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: our own mapping, which could be written to before it was frozen.
         let outcome =
@@ -179,7 +179,7 @@ impl Registration {
     /// Nobody waits any more; what protects the pages is gone already.
     fn let_go(&self) {
         signals::allow_retries();
-        self.slot.thaw();
+        self.slot.unfreeze();
         self.release_in_kernel();
         futex(self.slot, libc::FUTEX_WAKE, u32::MAX >> 1);
     }
@@ -201,8 +201,8 @@ impl Registration {
     }
 
     /// Whether a page of the range was replaced because its owner truncated the file.
-    pub(crate) fn torn(&self) -> bool {
-        self.slot.torn()
+    pub(crate) fn truncated(&self) -> bool {
+        self.slot.truncated()
     }
 }
 

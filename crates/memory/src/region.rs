@@ -61,7 +61,7 @@ pub struct Region {
     access: Access,
     /// Whether the range is somebody's own memory, to be given back as such.
     lent: bool,
-    severed: AtomicBool,
+    revoked: AtomicBool,
     registration: Registration,
 }
 
@@ -142,7 +142,7 @@ impl Region {
             length: bytes,
             access,
             lent: false,
-            severed: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             registration: Registration::new(base.as_ptr() as usize, mapped),
         })
     }
@@ -170,7 +170,7 @@ impl Region {
             length: mapped,
             access,
             lent: false,
-            severed: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             registration: Registration::new(base.as_ptr() as usize, mapped),
         })
     }
@@ -184,7 +184,7 @@ impl Region {
     ///
     /// # Errors
     /// As [`map`](Region::map); the range is as it was then.
-    pub unsafe fn over(
+    pub unsafe fn map_over(
         address: usize,
         fd: BorrowedFd<'_>,
         length: u64,
@@ -196,7 +196,7 @@ impl Region {
         registration.freeze(address, mapped).map_err(system("mprotect"))?;
         // SAFETY: the caller owns the range, and nobody writes to it.
         let outcome = unsafe { lent::put_over(address, mapped, fd, &file) };
-        registration.thaw().map_err(system("mprotect"))?;
+        registration.unfreeze().map_err(system("mprotect"))?;
         let base = NonNull::new(outcome?.cast::<u8>()).expect("mmap never returns null");
         ask_for_huge_pages(base.as_ptr().cast(), mapped);
         Ok(Region {
@@ -207,7 +207,7 @@ impl Region {
             length: mapped,
             access,
             lent: true,
-            severed: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             registration,
         })
     }
@@ -228,8 +228,8 @@ impl Region {
     }
 
     /// Whether the owner truncated the file and a page of this region was replaced by zeroes.
-    pub fn torn(&self) -> bool {
-        self.registration.torn()
+    pub fn truncated(&self) -> bool {
+        self.registration.truncated()
     }
 
     /// The whole region.
@@ -244,7 +244,7 @@ impl Region {
     }
 
     /// Stops writers of a range of the file (in its bytes): whoever writes to it waits until
-    /// [`thaw`](Region::thaw). Reading goes on. Nothing happens where the range is not mapped.
+    /// [`unfreeze`](Region::unfreeze). Reading goes on. Nothing happens where the range is not mapped.
     ///
     /// # Errors
     /// When the system refuses.
@@ -259,7 +259,7 @@ impl Region {
 
     /// Puts other memory, which has the same bytes, in the place of a range of the file. `from` is
     /// the range's first byte in that memory. Where the region is frozen, writers wait on, until
-    /// [`thaw`](Region::thaw).
+    /// [`unfreeze`](Region::unfreeze).
     ///
     /// # Errors
     /// When the memory is not what it should be, or the system refuses; the region has private
@@ -291,19 +291,19 @@ impl Region {
                 self.registration.refreeze(at as usize, length);
                 Ok(())
             });
-        let severed = if replaced.is_err() { self.sever() } else { Ok(()) };
-        severed.and(replaced)
+        let revoked = if replaced.is_err() { self.revoke() } else { Ok(()) };
+        revoked.and(replaced)
     }
 
     /// Lets writers go on, wherever the memory is now.
     ///
     /// # Errors
     /// When the system refuses; writers then wait until the region is dropped.
-    pub fn thaw(&self) -> Result<(), RegionError> {
+    pub fn unfreeze(&self) -> Result<(), RegionError> {
         if !self.access.contains(Access::WRITE) {
             return Ok(());
         }
-        self.registration.thaw().map_err(system("mprotect"))
+        self.registration.unfreeze().map_err(system("mprotect"))
     }
 
     /// The pages of this mapping that hold a range of the file: where they begin here, their
@@ -329,9 +329,9 @@ impl Region {
     ///
     /// # Errors
     /// When the system refuses, in which case the old mapping is still there.
-    pub fn sever(&self) -> Result<(), RegionError> {
+    pub fn revoke(&self) -> Result<(), RegionError> {
         // First said, then done: who copies while it happens finds out afterwards.
-        self.severed.store(true, Ordering::Release);
+        self.revoked.store(true, Ordering::Release);
         guard::note_replaced();
         // SAFETY: replaces exactly our own mapping, which stays mapped for its holders.
         unsafe {
@@ -344,14 +344,14 @@ impl Region {
         }
         .map(|_| ())
         .map_err(|cause| {
-            self.severed.store(false, Ordering::Release);
+            self.revoked.store(false, Ordering::Release);
             system("mmap")(cause)
         })
     }
 
-    /// Whether it was severed: what is written here reaches nobody.
-    pub fn severed(&self) -> bool {
-        self.severed.load(Ordering::Acquire)
+    /// Whether it was revoked: what is written here reaches nobody.
+    pub fn revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
     }
 }
 
@@ -364,7 +364,7 @@ impl Drop for Region {
                 unsafe { lent::give_back(at, self.mapped) }
             });
             // What is private already may be written to, what stays shared as well.
-            if let Err(error) = outcome.and(self.registration.thaw()) {
+            if let Err(error) = outcome.and(self.registration.unfreeze()) {
                 // They are the program's: better shared than gone.
                 tracing::error!(%error, "memory that was registered stays shared");
             }

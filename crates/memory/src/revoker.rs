@@ -28,7 +28,7 @@ impl Revoker {
     pub fn revoke(&self) {
         let regions = self.regions();
         self.0.revoked.store(true, Ordering::Release);
-        regions.values().filter_map(Weak::upgrade).for_each(|region| sever(&region));
+        regions.values().filter_map(Weak::upgrade).for_each(|region| revoke_region(&region));
     }
 
     /// Whether everything was taken away.
@@ -70,8 +70,8 @@ impl Revoker {
 }
 
 /// Takes a region's memory away from all who hold it.
-pub(crate) fn sever(region: &Region) {
-    if let Err(error) = region.sever() {
+pub(crate) fn revoke_region(region: &Region) {
+    if let Err(error) = region.revoke() {
         // Without the replacement the holder could still reach memory that is no longer granted.
         tracing::error!(%error, "a revoked window could not be taken away; ending the process");
         std::process::abort();

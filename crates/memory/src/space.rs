@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::refusals::Refusals;
 use crate::region::{Region, RegionError};
-use crate::revoker::{Revoker, sever};
+use crate::revoker::{Revoker, revoke_region};
 use crate::slice::{DmaSlice, PinnedPieces, PinnedSlice};
 
 /// A DMA that was refused, as a completer abort would be.
@@ -43,7 +43,7 @@ pub enum DmaFault {
     },
     /// The owner of the memory truncated it; what was there is gone.
     #[error("DMA to {address:#x}+{length:#x}: the memory's owner truncated its file")]
-    Torn {
+    Truncated {
         /// First address of the access.
         address: u64,
         /// Its length in bytes.
@@ -294,8 +294,8 @@ impl DmaSpace {
     }
 
     /// Whether the owner of any mapped memory truncated it.
-    pub fn torn(&self) -> bool {
-        self.domain.iter().any(|m| m.target.region.as_ref().is_some_and(|m| m.region.torn()))
+    pub fn truncated(&self) -> bool {
+        self.domain.iter().any(|m| m.target.region.as_ref().is_some_and(|m| m.region.truncated()))
     }
 
     /// The memory at `[iova, iova + length)`, all of it in one window.
@@ -462,7 +462,7 @@ impl DmaSpace {
         }
         let hit = self.domain.resolve(iova, length as u64, access).map_err(|_| ())?;
         let region = &hit.target.region.as_ref().ok_or(())?.region;
-        if hit.length < length as u64 || region.torn() {
+        if hit.length < length as u64 || region.truncated() {
             return Err(());
         }
         region.slice(usize::try_from(hit.offset).map_err(|_| ())?, length).ok_or(())
@@ -491,8 +491,8 @@ impl DmaSpace {
             return Err(self.refuse(missing));
         }
         match hit.target.region.as_ref().map(|mapped| &mapped.region) {
-            Some(region) if region.torn() => {
-                Err(self.refuse(DmaFault::Torn { address: iova, length }))
+            Some(region) if region.truncated() => {
+                Err(self.refuse(DmaFault::Truncated { address: iova, length }))
             }
             Some(region) => {
                 let offset = usize::try_from(hit.offset)
@@ -524,6 +524,6 @@ fn release(window: Window) {
     if let Some(Mapped { region, .. }) = window.region
         && Arc::strong_count(&region) > 1
     {
-        sever(&region);
+        revoke_region(&region);
     }
 }

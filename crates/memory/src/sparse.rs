@@ -49,7 +49,7 @@ pub fn copy_sparse(
         let source = Region::map(source, from.1 + data, end - data, Access::READ)?;
         let target = Region::map(target, to.1 + data, end - data, Access::READ | Access::WRITE)?;
         target.whole().copy_from_slice(source.whole());
-        if source.torn() {
+        if source.truncated() {
             return Err(system("copy")(Errno::IO));
         }
         at = end;

@@ -25,7 +25,7 @@ fn without_kernel() {
     let first = region(4096);
     setrlimit(Resource::Nofile, none).unwrap();
     first.freeze(0, 4096).unwrap();
-    first.thaw().unwrap();
+    first.unfreeze().unwrap();
 }
 
 /// Whether the kernel protects, as far as a process can tell: it has to be new enough, and made so.
@@ -40,7 +40,7 @@ fn kernel_protects() -> bool {
         }
 }
 
-/// A thread writes to frozen memory as `write` does; it has to wait until it is thawed.
+/// A thread writes to frozen memory as `write` does; it has to wait until it is unfrozen.
 fn waits(region: &Region, write: impl FnOnce(&Region) + Send) {
     region.freeze(0, region.len() as u64).unwrap();
     let (begins, begun) = mpsc::channel();
@@ -55,7 +55,7 @@ fn waits(region: &Region, write: impl FnOnce(&Region) + Send) {
         // Long enough for who does not wait, or dies.
         assert!(written.recv_timeout(Duration::from_millis(30)).is_err(), "it did not wait");
         assert_eq!(region.whole().read_obj::<u64>(0), Some(0));
-        region.thaw().unwrap();
+        region.unfreeze().unwrap();
         written.recv_timeout(LONG).expect("it waits for ever");
     });
     assert_eq!(region.whole().read_obj::<u64>(0), Some(7));
@@ -141,7 +141,7 @@ fn one_process() {
             unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
             let region = region(8192);
             region.freeze(0, 8192).unwrap();
-            region.thaw().unwrap();
+            region.unfreeze().unwrap();
             raise();
             std::process::exit(3);
         }

@@ -357,12 +357,12 @@ impl Frozen {
 }
 
 #[test]
-fn every_writer_goes_on_after_a_thaw() {
+fn every_writer_goes_on_after_an_unfreeze() {
     model(|| {
         let frozen = Frozen::new();
         let writer = frozen.clone();
         let writing = thread::spawn(move || writer.write());
-        frozen.slot.thaw();
+        frozen.slot.unfreeze();
         frozen.wake();
         frozen.write();
         writing.join().unwrap();

@@ -1,5 +1,5 @@
-//! The node's side of the lending protocol: runs the lender's and the borrower's state machines,
-//! does what they say, and tells the control plane.
+//! The node's side of the lending protocol: runs the borrower's state machine, has the lender's
+//! ([`LentFunctions`]) decide, does what they say, and tells the control plane.
 //!
 //! Everything comes in through one channel and is decided in order. What takes time (revoking
 //! waits for I/O in flight, closing waits for a guest to let go) runs beside, but in order for
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::Client;
 use rackbus_control::api::{NodeMessages, NodeReport};
-use rackbus_lease::{BorrowerAction, Epoch, LeaseId, LenderAction, Message, Millis};
+use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::borrower::{Borrower, Grant};
-use crate::lender::{Armed, LendError, Lender};
+use crate::borrower::BorrowedFunctions;
+use crate::lender::LentFunctions;
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -39,12 +39,10 @@ pub enum Heard {
     Connected,
     /// A message of the control plane's.
     Said(Message),
-    /// A device was armed, or cannot be.
-    ArmDone(String, Epoch, Result<(), String>),
+    /// The lender has done something, and this follows.
+    Lending(Vec<LenderAction>),
     /// A device hangs, or no longer does: the control plane is to know at once.
     Trouble,
-    /// Nothing of the epoch is reachable any more.
-    RevokeDone(String, Epoch),
     /// A lease's socket is served, or cannot be.
     OpenDone(LeaseId, Result<String, String>),
     /// A lease's socket is gone.
@@ -69,10 +67,9 @@ pub struct Identity {
 /// The agent of one node.
 pub struct Agent {
     identity: Identity,
-    lender: Arc<Lender>,
-    borrower: Arc<Borrower>,
+    lender: Arc<LentFunctions>,
+    borrower: Arc<BorrowedFunctions>,
     unplugger: Unplugger,
-    lending: rackbus_lease::Lender,
     borrowing: rackbus_lease::Borrower,
     incarnation: u64,
     registered: bool,
@@ -94,15 +91,15 @@ impl Agent {
     /// An agent that hears what is sent to `heard`.
     pub fn new(
         identity: Identity,
-        lender: Arc<Lender>,
-        borrower: Arc<Borrower>,
+        lender: Arc<LentFunctions>,
+        borrower: Arc<BorrowedFunctions>,
         unplugger: Unplugger,
         heard: mpsc::UnboundedSender<Heard>,
     ) -> Self {
         // Lives are numbered by the clock; where it went back, the authority names a later one.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let incarnation = u64::try_from(since.as_nanos()).unwrap_or(0);
-        let devices: Vec<String> = lender.devices().map(str::to_owned).collect();
+        lender.set_incarnation(incarnation);
         let (said, outbox) = mpsc::unbounded_channel();
         let client = Client::new(&identity.control);
         let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
@@ -110,7 +107,6 @@ impl Agent {
         tokio::spawn(essential(post));
         tokio::spawn(essential(listen));
         Agent {
-            lending: rackbus_lease::Lender::new(incarnation, devices),
             borrowing: rackbus_lease::Borrower::new(incarnation),
             identity,
             lender,
@@ -157,8 +153,8 @@ impl Agent {
         self.register_at = now.saturating_add(again);
         let register = Message::Register {
             incarnation: self.incarnation,
-            devices: self.lending.newest_epochs(),
-            newest_lease: self.lending.newest_lease().max(self.borrowing.newest_lease()),
+            devices: self.lender.newest_epochs(),
+            newest_lease: self.lender.newest_lease().max(self.borrowing.newest_lease()),
             address: self.identity.address.clone(),
         };
         let log_lines_left_out = (self.identity.log_lines_left_out)();
@@ -184,15 +180,8 @@ impl Agent {
                 self.register_at = now;
             }
             Heard::Said(message) => self.receive(now, message),
-            Heard::ArmDone(device, epoch, outcome) => {
-                let actions = self.lending.arm_done(&device, epoch, outcome);
-                self.do_lender(actions);
-            }
+            Heard::Lending(actions) => self.do_lender(actions),
             Heard::Trouble => self.register_at = now,
-            Heard::RevokeDone(device, epoch) => {
-                let actions = self.lending.revoke_done(&device, epoch);
-                self.do_lender(actions);
-            }
             Heard::OpenDone(lease, outcome) => {
                 let actions = self.borrowing.open_done(lease, outcome);
                 self.do_borrower(actions);
@@ -216,14 +205,16 @@ impl Agent {
             Message::Registered { incarnation } => {
                 self.registered |= incarnation == self.incarnation;
             }
-            Message::Outlived { incarnation, latest } if incarnation == self.incarnation => {
+            Message::StaleIncarnation { incarnation, latest }
+                if incarnation == self.incarnation =>
+            {
                 self.incarnation = latest.saturating_add(1);
-                self.lending.set_incarnation(self.incarnation);
+                self.lender.set_incarnation(self.incarnation);
                 self.borrowing.set_incarnation(self.incarnation);
                 self.register_at = now;
             }
             Message::Arm { .. } | Message::Revoke { .. } => {
-                let actions = self.lending.receive(message);
+                let actions = self.lender.receive(message);
                 self.do_lender(actions);
             }
             other => {
@@ -238,27 +229,21 @@ impl Agent {
             let (lender, heard) = (self.lender.clone(), self.heard.clone());
             match action {
                 LenderAction::Send(message) => self.say(message),
-                LenderAction::Arm { device, lease, epoch, borrower } => {
+                LenderAction::Arm { device, epoch, .. } => {
                     self.by_device.run(device.clone(), move || {
-                        let armed = Armed { lease, epoch, borrower };
-                        let outcome = lender.arm(&device, armed).map_err(|e| e.to_string());
-                        let _ = heard.send(Heard::ArmDone(device, epoch, outcome));
+                        let _ = heard.send(Heard::Lending(lender.arm(&device, epoch)));
                     });
                 }
                 LenderAction::Revoke { device, epoch } => {
                     self.by_device.run(device.clone(), move || {
-                        let mut outcome = lender.revoke(&device, epoch);
-                        if let Err(error @ LendError::Hangs { .. }) = &outcome {
+                        let actions = lender.revoke(&device, epoch).unwrap_or_else(|error| {
                             tracing::error!(device, %error, "a revocation takes long");
                             let _ = heard.send(Heard::Trouble);
-                            outcome = lender.finish(&device);
+                            let actions = lender.finish(&device, epoch);
                             let _ = heard.send(Heard::Trouble);
-                        }
-                        // A device that cannot be run again is reported when it is next armed.
-                        if let Err(error) = outcome {
-                            tracing::error!(device, %error, "the function is back, but broken");
-                        }
-                        let _ = heard.send(Heard::RevokeDone(device, epoch));
+                            actions
+                        });
+                        let _ = heard.send(Heard::Lending(actions));
                     });
                 }
             }
@@ -273,14 +258,8 @@ impl Agent {
                 BorrowerAction::Open(grant) => {
                     let lease = grant.lease;
                     self.by_lease.run(lease, move || {
-                        let outcome = borrower.open(Grant {
-                            lease,
-                            epoch: grant.epoch,
-                            lender: grant.function.host,
-                            device: grant.function.device,
-                            address: grant.address,
-                        });
-                        let outcome = outcome
+                        let outcome = borrower
+                            .open(grant)
                             .map(|path| path.display().to_string())
                             .map_err(|error| error.to_string());
                         let _ = heard.send(Heard::OpenDone(lease, outcome));
@@ -301,7 +280,7 @@ impl Agent {
 }
 
 /// Takes a lease's function out of the VM that uses it, if one does.
-fn unplug(borrower: &Borrower, unplugger: &Unplugger, lease: LeaseId) {
+fn unplug(borrower: &BorrowedFunctions, unplugger: &Unplugger, lease: LeaseId) {
     if let Some((socket, Some(_user))) = borrower.user(lease) {
         unplugger.unplug(&socket);
     }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rackbus_lease::Grant;
 use rackbus_link::{Hello, Link, Service, VERSION};
 use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
 use rackbus_vm::{Interrupts, interrupts};
@@ -30,33 +31,18 @@ pub enum BorrowError {
     },
 }
 
-/// What was borrowed, and from whom.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grant {
-    /// The lease's number.
-    pub lease: u64,
-    /// Its fencing epoch.
-    pub epoch: u64,
-    /// The lending host.
-    pub lender: String,
-    /// The device's name there.
-    pub device: String,
-    /// Where the lender's link listens.
-    pub address: String,
-}
-
 /// Told when somebody uses a function, and when its lender was lost meanwhile.
 pub trait UseListener: Send + Sync {
     /// The lender of `grant` is gone, for `reason`.
     fn lender_lost(&self, grant: &Grant, reason: &str);
 
-    /// A process opened the socket of `grant`'s lease. `over` says later whether the lease is over,
+    /// A process opened the socket of `grant`'s lease. `ended` says later whether the lease has ended,
     /// or somebody else's.
-    fn opened(&self, grant: &Grant, socket: &Path, process: u32, over: Over);
+    fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded);
 }
 
 /// Whether a lease has ended, or has another user.
-pub type Over = Box<dyn Fn() -> bool + Send + Sync>;
+pub type LeaseEnded = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Where a host of a rack has the sockets of what it borrowed.
 pub fn functions_folder(run_dir: &Path, host: &str) -> PathBuf {
@@ -70,7 +56,7 @@ pub fn socket_path(folder: &Path, device: &str, lease: u64) -> PathBuf {
 }
 
 /// All functions this host has borrowed.
-pub struct Borrower {
+pub struct BorrowedFunctions {
     rack: String,
     host: String,
     folder: PathBuf,
@@ -79,9 +65,9 @@ pub struct Borrower {
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
 }
 
-impl std::fmt::Debug for Borrower {
+impl std::fmt::Debug for BorrowedFunctions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Borrower").field("host", &self.host).finish_non_exhaustive()
+        f.debug_struct("BorrowedFunctions").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
@@ -109,7 +95,7 @@ impl Open {
     }
 }
 
-impl Borrower {
+impl BorrowedFunctions {
     /// A borrower on `host` that makes its sockets in `folder`, which exists.
     pub fn new(
         rack: &str,
@@ -119,7 +105,7 @@ impl Borrower {
         listener: Arc<dyn UseListener>,
     ) -> Self {
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        Borrower { rack, host, folder, link, listener, open: Mutex::default() }
+        BorrowedFunctions { rack, host, folder, link, listener, open: Mutex::default() }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes
@@ -129,10 +115,10 @@ impl Borrower {
     /// [`BorrowError`].
     pub fn open(&self, grant: Grant) -> Result<PathBuf, BorrowError> {
         let mut all = self.all();
-        if let Some(open) = all.get(&grant.lease).filter(|open| open.grant == grant) {
+        if let Some(open) = all.get(&grant.lease).filter(|open| open.grant.same_lease(&grant)) {
             return Ok(open.path.clone());
         }
-        let path = socket_path(&self.folder, &grant.device, grant.lease);
+        let path = socket_path(&self.folder, &grant.function.device, grant.lease);
         let open = Arc::new(Open {
             grant,
             path: path.clone(),
@@ -144,9 +130,9 @@ impl Borrower {
                 version: VERSION,
                 rack: self.rack.clone(),
                 from: self.host.clone(),
-                to: open.grant.lender.clone(),
+                to: open.grant.function.host.clone(),
                 service: Service::Function {
-                    device: open.grant.device.clone(),
+                    device: open.grant.function.device.clone(),
                     lease: open.grant.lease,
                     epoch: open.grant.epoch,
                 },
@@ -218,8 +204,8 @@ impl Opener for AttachOpener {
             let lease = self.open.clone();
             // Nobody is there any more, or still that one.
             let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
-            let over = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
-            self.listener.opened(&open.grant, &open.path, process, over);
+            let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
+            self.listener.opened(&open.grant, &open.path, process, ended);
         }
         // Without MSI-X a function can be taken out of every running QEMU, which the loss of its
         // lender needs.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rackbus_control::Client;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
+use rackbus_lease::Grant;
 use rackbus_link::Service;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_pci::Function;
@@ -14,8 +15,8 @@ use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
-use crate::borrower::{Borrower, Grant, Over, UseListener, functions_folder};
-use crate::lender::{LendError, Lender};
+use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
+use crate::lender::{LendError, LentFunctions};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
@@ -43,7 +44,7 @@ pub struct NodeOptions {
     pub engine: EngineOptions,
     /// The rack's hosts and functions, and what joins them here.
     pub topology: Topology,
-    /// What the segment service goes by.
+    /// Whom the segment service serves, its addresses and its sharing rules.
     pub segments: Settings,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
@@ -86,7 +87,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
 
-    let mut lender = Lender::new(&options.host, options.topology.clone());
+    let mut lender = LentFunctions::new(&options.host, options.topology.clone());
     for (name, kind) in &options.devices {
         lender.add(name, factory(kind.clone()), options.engine.clone())?;
     }
@@ -107,8 +108,13 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let listener = Arc::new(Listener { heard: heard.clone(), users });
     // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
     unplugger.unplug_orphans();
-    let borrower =
-        Borrower::new(&options.rack, &options.host, &functions, Arc::new(ShmLink), listener);
+    let borrower = BorrowedFunctions::new(
+        &options.rack,
+        &options.host,
+        &functions,
+        Arc::new(ShmLink),
+        listener,
+    );
     let identity = Identity {
         host: options.host.clone(),
         address: link.display().to_string(),
@@ -124,7 +130,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
 fn attend(
     listener: ShmListener,
     options: &NodeOptions,
-    lender: Arc<Lender>,
+    lender: Arc<LentFunctions>,
     segments: Arc<Segments>,
 ) -> std::io::Result<()> {
     let (rack, host) = (options.rack.clone(), options.host.clone());
@@ -181,11 +187,16 @@ struct Listener {
 
 impl UseListener for Listener {
     fn lender_lost(&self, grant: &Grant, reason: &str) {
-        tracing::warn!(lease = grant.lease, lender = grant.lender, reason, "the lender is lost");
+        tracing::warn!(
+            lease = grant.lease,
+            lender = grant.function.host,
+            reason,
+            "the lender is lost"
+        );
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
     }
 
-    fn opened(&self, grant: &Grant, socket: &Path, process: u32, over: Over) {
-        self.users.watch(grant.lease, socket, process, over);
+    fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded) {
+        self.users.watch(grant.lease, socket, process, ended);
     }
 }

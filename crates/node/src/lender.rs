@@ -1,9 +1,9 @@
-//! The lender: runs this host's functions, and is where a lease is enforced.
+//! The lender: runs this host's functions, and enforces what [`rackbus_lease::Lender`] decides.
 //!
-//! A function is *armed* for one epoch; only the borrower of that epoch may attach, and only
-//! until it is revoked. Revoking closes the borrower's conversation, which takes every mapping
-//! and interrupt away and scrubs the function, and returns when that is done (invariant I4).
-//! Arming a newer epoch needs the older one revoked first (I2).
+//! Who may attach, who is attached and which epochs are over is known in that one place
+//! ([`Fence`]); here is only what carries it out: engines and conversations. Revoking closes the
+//! borrower's conversation, which takes every mapping and interrupt away and scrubs the function,
+//! and returns when that is done (invariant I4).
 //!
 //! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
 //! after a while, and the revocation ends when the engine answers again.
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
 use rackbus_fabric::Topology;
+use rackbus_lease::{Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted};
 use rackbus_link::{Incoming, Service};
 use rackbus_memory::Stream;
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
@@ -45,24 +46,9 @@ pub enum LendError {
         /// What there is.
         available: String,
     },
-    /// The epoch is not the one that was armed.
-    #[error("epoch {epoch} of {device} is not valid here ({reason})")]
-    Stale {
-        /// The device.
-        device: String,
-        /// The epoch that was presented.
-        epoch: u64,
-        /// What is valid instead.
-        reason: String,
-    },
-    /// Somebody has the function and has not been revoked.
-    #[error("{device} is in use under epoch {epoch}")]
-    InUse {
-        /// The device.
-        device: String,
-        /// The epoch that has it.
-        epoch: u64,
-    },
+    /// The lease does not let this borrower in now.
+    #[error(transparent)]
+    NotAdmitted(#[from] NotAdmitted),
     /// The device cannot be run.
     #[error("{device} cannot be run: {cause}")]
     Device {
@@ -84,21 +70,22 @@ pub enum LendError {
     },
 }
 
-/// Whom a function is armed for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Armed {
-    /// The lease's number.
-    pub lease: u64,
-    /// Its fencing epoch.
-    pub epoch: u64,
-    /// The borrowing host.
-    pub borrower: String,
+/// What the lending protocol decided for this host's functions: the one record of who may attach and
+/// who is attached. It is locked for a decision only, never while something is done about it.
+#[derive(Debug, Clone)]
+struct Fence(Arc<Mutex<rackbus_lease::Lender>>);
+
+impl Fence {
+    fn lock(&self) -> MutexGuard<'_, rackbus_lease::Lender> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// All functions that this host lends.
 #[derive(Debug)]
-pub struct Lender {
+pub struct LentFunctions {
     host: String,
+    fence: Fence,
     lent: BTreeMap<String, Arc<Lent>>,
     reach: Arc<Reach>,
     patience: Duration,
@@ -106,6 +93,7 @@ pub struct Lender {
 
 struct Lent {
     name: String,
+    fence: Fence,
     factory: Factory,
     options: EngineOptions,
     patience: Duration,
@@ -130,24 +118,23 @@ impl std::fmt::Debug for Lent {
 }
 
 struct State {
-    armed: Option<Armed>,
-    /// The newest epoch ever armed here: an older message never counts again.
-    newest: u64,
+    /// The conversation of who is attached, to close it.
     session: Option<Arc<dyn Stream>>,
     running: Option<(Engine, EngineDevice)>,
 }
 
-impl Lender {
+impl LentFunctions {
     /// A lender without devices, in a rack of that topology.
     pub fn new(host: &str, topology: Topology) -> Self {
         let (host, reach) = (host.to_owned(), Reach::new(topology));
-        Lender { host, lent: BTreeMap::new(), reach, patience: PATIENCE }
+        let fence = Fence(Arc::new(Mutex::new(rackbus_lease::Lender::new(0, []))));
+        LentFunctions { host, fence, lent: BTreeMap::new(), reach, patience: PATIENCE }
     }
 
     /// The same, whose devices added from now on may take so long to answer.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
-        Lender { patience, ..self }
+        LentFunctions { patience, ..self }
     }
 
     /// Adds a device and starts its engine.
@@ -162,16 +149,39 @@ impl Lender {
     ) -> Result<(), LendError> {
         let lent = Lent {
             name: device.to_owned(),
+            fence: self.fence.clone(),
             factory,
             options,
             patience: self.patience,
             seen: Mutex::default(),
-            state: Mutex::new(State { armed: None, newest: 0, session: None, running: None }),
+            state: Mutex::new(State { session: None, running: None }),
             idle: Condvar::new(),
         };
         lent.start(&mut lent.lock())?;
+        self.fence.lock().add(device.to_owned());
         self.lent.insert(device.to_owned(), Arc::new(lent));
         Ok(())
+    }
+
+    /// The number of this life of the node, before anything was armed in it.
+    pub fn set_incarnation(&self, incarnation: Incarnation) {
+        self.fence.lock().set_incarnation(incarnation);
+    }
+
+    /// The devices, each with the newest epoch that this life was told of.
+    pub fn newest_epochs(&self) -> BTreeMap<String, Epoch> {
+        self.fence.lock().newest_epochs()
+    }
+
+    /// The greatest lease number that this life was told of.
+    pub fn newest_lease(&self) -> LeaseId {
+        self.fence.lock().newest_lease()
+    }
+
+    /// Decides on a message of the control plane's. From now on the decision holds; what it says is
+    /// to be done takes time: [`arm`](LentFunctions::arm), [`revoke`](LentFunctions::revoke).
+    pub fn receive(&self, message: Message) -> Vec<LenderAction> {
+        self.fence.lock().receive(message)
     }
 
     /// The devices' names.
@@ -179,33 +189,11 @@ impl Lender {
         self.lent.keys().map(String::as_str)
     }
 
-    /// Lets `armed.borrower` attach under `armed.epoch`. Arming the same again changes nothing.
-    ///
-    /// # Errors
-    /// [`LendError`] when the epoch is old, or another one has the function.
-    pub fn arm(&self, device: &str, armed: Armed) -> Result<(), LendError> {
-        let lent = self.find(device)?;
-        let mut state = lent.lock();
-        match &state.armed {
-            Some(current) if *current == armed => return Ok(()),
-            Some(current) if current.epoch < armed.epoch => {
-                return Err(LendError::InUse { device: device.into(), epoch: current.epoch });
-            }
-            _ => {}
-        }
-        if armed.epoch <= state.newest {
-            let reason = format!("epoch {} was armed already", state.newest);
-            return Err(LendError::Stale { device: device.into(), epoch: armed.epoch, reason });
-        }
-        if let Some(session) = &state.session {
-            // Cannot be after a revoke that returned; refuse rather than trust that.
-            session.shut_down();
-            return Err(LendError::InUse { device: device.into(), epoch: state.newest });
-        }
-        lent.start(&mut state)?;
-        state.newest = armed.epoch;
-        state.armed = Some(armed);
-        Ok(())
+    /// Makes `device` ready for the borrower of `epoch`, who may attach when this has returned
+    /// without an error in what is to be sent.
+    pub fn arm(&self, device: &str, epoch: Epoch) -> Vec<LenderAction> {
+        let outcome = self.find(device).and_then(|lent| lent.start(&mut lent.lock()));
+        self.fence.lock().arm_done(device, epoch, outcome.map_err(|error| error.to_string()))
     }
 
     /// Takes the function back from `epoch` and everything older. On return nothing of that
@@ -213,49 +201,37 @@ impl Lender {
     /// again, or what was never armed, changes nothing.
     ///
     /// # Errors
-    /// [`LendError`] when there is no such device, or it cannot be run any more;
-    /// [`LendError::Hangs`] when it is not reset and scrubbed yet: [`finish`](Lender::finish) waits
-    /// for that.
-    pub fn revoke(&self, device: &str, epoch: u64) -> Result<(), LendError> {
-        let lent = self.find(device)?;
-        let mut state = lent.lock();
-        if state.armed.as_ref().is_some_and(|armed| armed.epoch > epoch) {
-            return Ok(());
-        }
-        state.armed = None;
-        state.newest = state.newest.max(epoch);
-        if let Some(session) = &state.session {
-            session.shut_down();
-        }
-        let in_use = |state: &mut State| state.session.is_some();
-        let waited = lent.idle.wait_timeout_while(state, lent.patience, in_use);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        match (&state.session, &state.running) {
-            // The conversation waits for the engine.
-            (Some(_), Some((engine, _))) => {
-                engine.handle().revoker().revoke();
-                let hangs = lent.hangs();
-                lent.seen().trouble = Some(hangs.to_string());
-                Err(hangs)
-            }
-            _ => lent.start(&mut state),
-        }
+    /// [`LendError::Hangs`] when it is not reset and scrubbed yet: [`finish`](LentFunctions::finish)
+    /// waits for that.
+    pub fn revoke(&self, device: &str, epoch: Epoch) -> Result<Vec<LenderAction>, LendError> {
+        let outcome = self.find(device).and_then(|lent| lent.cut(epoch));
+        self.revoked(device, epoch, outcome)
     }
 
     /// Waits for the end of a revocation whose function [hangs](LendError::Hangs).
-    ///
-    /// # Errors
-    /// [`LendError`] when there is no such device, or it cannot be run any more.
-    pub fn finish(&self, device: &str) -> Result<(), LendError> {
-        let lent = self.find(device)?;
+    pub fn finish(&self, device: &str, epoch: Epoch) -> Vec<LenderAction> {
         loop {
-            let waited = lent.idle.wait_while(lent.lock(), |state| state.session.is_some());
-            let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-            match lent.start(&mut state) {
-                Err(LendError::Hangs { .. }) => {}
-                outcome => return outcome,
+            let outcome = self.find(device).and_then(|lent| lent.wait_cut(epoch));
+            if let Ok(actions) = self.revoked(device, epoch, outcome) {
+                return actions;
             }
         }
+    }
+
+    /// The function is back, and runs or not.
+    fn revoked(
+        &self,
+        device: &str,
+        epoch: Epoch,
+        outcome: Result<(), LendError>,
+    ) -> Result<Vec<LenderAction>, LendError> {
+        match outcome {
+            Err(hangs @ LendError::Hangs { .. }) => return Err(hangs),
+            // One that cannot be run again is reported when it is next armed.
+            Err(error) => tracing::error!(device, %error, "the function is back, but broken"),
+            Ok(()) => {}
+        }
+        Ok(self.fence.lock().revoke_done(device, epoch))
     }
 
     /// How the devices are, without waiting for any of them.
@@ -275,16 +251,16 @@ impl Lender {
             Err(error) => return incoming.refuse(&error.to_string()),
         };
         let stream = incoming.stream.clone();
-        let session = match lent.attach(&Armed { lease, epoch, borrower: from.clone() }, &stream) {
-            Ok(session) => session,
+        let wanted = Holder { lease, epoch, borrower: from.clone() };
+        let (end, session) = match lent.attach(&wanted, &stream) {
+            Ok(attached) => attached,
             Err(error) => {
                 tracing::warn!(device, from, epoch, %error, "attach refused");
                 return incoming.refuse(&error.to_string());
             }
         };
-        let over = SessionOver(&lent);
         let function = format!("{}/{device}", self.host);
-        match self.reach.watch(session, &function, &from) {
+        match self.reach.track(session, &function, &from) {
             Ok(session) => {
                 tracing::info!(device, from, lease, epoch, "function attached");
                 if incoming.accept().is_ok()
@@ -300,7 +276,7 @@ impl Lender {
                 incoming.refuse(&error.to_string());
             }
         }
-        drop(over);
+        drop(end);
         tracing::info!(device, from, lease, epoch, "function released");
     }
 
@@ -316,13 +292,16 @@ impl Lender {
     }
 }
 
-/// Says that a conversation is over, however it ended: a revocation waits for it. Dropped after the
-/// session, and so after the function was scrubbed.
-struct SessionOver<'a>(&'a Lent);
+/// Ends what was [attached](Lent::attach), however its conversation ended: a revocation waits for it.
+/// Dropped after the session, and so after the function was scrubbed.
+struct SessionEnd<'a>(&'a Lent);
 
-impl Drop for SessionOver<'_> {
+impl Drop for SessionEnd<'_> {
     fn drop(&mut self) {
-        self.0.lock().session = None;
+        let mut state = self.0.lock();
+        state.session = None;
+        self.0.fence.lock().detached(&self.0.name);
+        drop(state);
         self.0.idle.notify_all();
     }
 }
@@ -388,37 +367,76 @@ impl Lent {
         Ok(())
     }
 
-    fn attach(&self, wanted: &Armed, stream: &Arc<dyn Stream>) -> Result<EngineDevice, LendError> {
-        let stale =
-            |reason| LendError::Stale { device: self.name.clone(), epoch: wanted.epoch, reason };
-        let check = |state: &State| match &state.armed {
-            Some(armed) if armed == wanted => Ok(()),
-            Some(armed) => Err(stale(format!(
-                "lease {} of {} has it under epoch {}",
-                armed.lease, armed.borrower, armed.epoch
-            ))),
-            None => Err(stale("it is not lent to anybody".to_owned())),
-        };
+    /// Ends the conversation of who is attached under `epoch` or an older one, and waits for its end
+    /// and for the engine.
+    fn cut(&self, epoch: Epoch) -> Result<(), LendError> {
+        let state = self.lock();
+        let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
+        if let Some(session) = &state.session
+            && self.fence.lock().attached_up_to(&self.name, epoch)
+        {
+            session.shut_down();
+        }
+        let waited = self.idle.wait_timeout_while(state, self.patience, attached);
+        let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !waited.timed_out() {
+            return self.start(&mut state);
+        }
+        // The conversation waits for the engine.
+        if let Some((engine, _)) = &state.running {
+            engine.handle().revoker().revoke();
+        }
+        let hangs = self.hangs();
+        self.seen().trouble = Some(hangs.to_string());
+        Err(hangs)
+    }
+
+    /// Waits for the end of a conversation that was cut, however long it takes.
+    fn wait_cut(&self, epoch: Epoch) -> Result<(), LendError> {
+        let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
+        let waited = self.idle.wait_while(self.lock(), attached);
+        self.start(&mut waited.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Lets `wanted` attach, if the lease says so. Its own former conversation may need a moment to
+    /// end. Dropping the session and then the other half ends it.
+    fn attach(
+        &self,
+        wanted: &Holder,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<(SessionEnd<'_>, EngineDevice), LendError> {
         let deadline = Instant::now() + SUCCESSION;
         let mut state = self.lock();
-        check(&state)?;
-        while state.session.is_some() {
+        loop {
+            let decided = self.fence.lock().attach(&self.name, wanted);
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(LendError::InUse { device: self.name.clone(), epoch: wanted.epoch });
+            match decided {
+                Ok(()) => break,
+                Err(NotAdmitted::InUse { .. }) if !left.is_zero() => {}
+                Err(refused) => return Err(refused.into()),
             }
             let waited = self.idle.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            check(&state)?;
         }
-        self.start(&mut state)?;
+        match self.open(&mut state, stream) {
+            Ok(session) => Ok((SessionEnd(self), session)),
+            Err(error) => {
+                // The guard would lock the state again.
+                self.fence.lock().detached(&self.name);
+                drop(state);
+                self.idle.notify_all();
+                Err(error)
+            }
+        }
+    }
+
+    fn open(&self, state: &mut State, stream: &Arc<dyn Stream>) -> Result<EngineDevice, LendError> {
+        self.start(state)?;
         let (_, device) = state.running.as_ref().expect("it was just started");
-        let session = device.session_over(stream.clone());
-        let failed = |error| LendError::Device {
+        let session = device.session_over(stream.clone()).map_err(|error| LendError::Device {
             device: self.name.clone(),
             cause: std::io::Error::other(error),
-        };
-        let session = session.map_err(failed)?;
+        })?;
         state.session = Some(stream.clone());
         Ok(session)
     }

@@ -1,8 +1,8 @@
 #![forbid(unsafe_code)]
 //! One host's node: it lends the host's functions and borrows others'.
 //!
-//! * [`lender`]: runs the functions this host lends, one engine each, and lets in the one
-//!   borrower whose epoch was armed.
+//! * [`lender`]: runs the functions this host lends, one engine each, and lets in whom the lending
+//!   protocol admits.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`reach`]: what lent functions reach, kept in a fabric.
@@ -24,7 +24,7 @@ pub mod segments;
 pub mod unplug;
 pub mod users;
 
-pub use borrower::{BorrowError, Borrower};
+pub use borrower::{BorrowError, BorrowedFunctions};
 pub use host::{DeviceKind, NodeError, NodeOptions, control_socket, run};
-pub use lender::{Armed, LendError, Lender};
+pub use lender::{LendError, LentFunctions};
 pub use remote::RemoteDevice;

@@ -46,18 +46,24 @@ impl Reach {
     ///
     /// # Errors
     /// [`Unknown`] when the rack has no such function or host.
-    pub fn watch<D: Device>(
+    pub fn track<D: Device>(
         self: &Arc<Self>,
         device: D,
         function: &str,
         borrower: &str,
-    ) -> Result<Watched<D>, Unknown> {
+    ) -> Result<TrackedDevice<D>, Unknown> {
         let fabric = self.fabric();
         let unknown = |name: &str| Unknown(name.to_owned());
         let function = fabric.topology().named(function).ok_or_else(|| unknown(function))?;
         let borrower = fabric.topology().host_named(borrower).ok_or_else(|| unknown(borrower))?;
         drop(fabric);
-        Ok(Watched { device, reach: self.clone(), function, borrower, loans: Mutex::default() })
+        Ok(TrackedDevice {
+            device,
+            reach: self.clone(),
+            function,
+            borrower,
+            loans: Mutex::default(),
+        })
     }
 
     fn fabric(&self) -> MutexGuard<'_, Fabric> {
@@ -67,7 +73,7 @@ impl Reach {
 
 /// A function in the hands of one borrower.
 #[derive(Debug)]
-pub struct Watched<D: Device> {
+pub struct TrackedDevice<D: Device> {
     device: D,
     reach: Arc<Reach>,
     function: ComponentId,
@@ -76,7 +82,7 @@ pub struct Watched<D: Device> {
     loans: Mutex<BTreeMap<u64, Loan>>,
 }
 
-impl<D: Device> Watched<D> {
+impl<D: Device> TrackedDevice<D> {
     fn loans(&self) -> MutexGuard<'_, BTreeMap<u64, Loan>> {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,7 +94,7 @@ impl<D: Device> Watched<D> {
     }
 }
 
-impl<D: Device> Drop for Watched<D> {
+impl<D: Device> Drop for TrackedDevice<D> {
     fn drop(&mut self) {
         // A device that has stopped reaches nothing any more.
         let _ = self.device.unmap_all();
@@ -96,7 +102,7 @@ impl<D: Device> Drop for Watched<D> {
     }
 }
 
-impl<D: Device> Device for Watched<D> {
+impl<D: Device> Device for TrackedDevice<D> {
     fn shape(&self) -> &DeviceShape {
         self.device.shape()
     }
@@ -204,13 +210,13 @@ mod tests {
         let engine = Engine::start("test", Box::new(model), EngineOptions::default()).unwrap();
         let device = EngineDevice::new(engine.handle().clone()).unwrap();
         let memory = SharedMemory::create("guest", 1 << 16).unwrap();
-        let map = |served: &Watched<EngineDevice>, iova, length| {
+        let map = |served: &TrackedDevice<EngineDevice>, iova, length| {
             let descriptor = memory.descriptor().unwrap();
             served.map(iova, length, Access::all(), Some((descriptor, 4096)))
         };
         let goes = |iova| reach.route(FUNCTION, iova, Access::WRITE);
 
-        let served = reach.watch(device.session(), FUNCTION, "beta").unwrap();
+        let served = reach.track(device.session(), FUNCTION, "beta").unwrap();
         assert!(goes(0x1_0000).is_err());
         map(&served, 0x1_0000, 8192).unwrap();
         let route = goes(0x1_1fff).unwrap();
@@ -229,6 +235,6 @@ mod tests {
         map(&served, 0x1_0000, 4096).unwrap();
         drop(served);
         assert!(goes(0x1_0000).is_err(), "the next borrower begins with nothing");
-        assert!(reach.watch(device.session(), FUNCTION, "omega").is_err());
+        assert!(reach.track(device.session(), FUNCTION, "omega").is_err());
     }
 }

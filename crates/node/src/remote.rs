@@ -50,7 +50,7 @@ impl RemoteDevice {
     /// # Errors
     /// [`ClientError`] when the lender does not hold its side.
     pub fn attach(stream: Arc<dyn Stream>, on_lost: OnLost) -> Result<Self, ClientError> {
-        let client = Arc::new(Client::over(stream)?);
+        let client = Arc::new(Client::with_stream(stream)?);
         let shape = learn(&client)?;
         let gone = Arc::new(AtomicBool::new(false));
         let watcher = std::thread::Builder::new().name("lender watch".into()).spawn({

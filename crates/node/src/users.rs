@@ -32,13 +32,13 @@ impl Users {
     }
 
     /// Process `process` uses the function of `lease` at `socket` from now on. If it is a VM, the
-    /// lease is returned when it ends, unless `over` says then that there is nothing to return.
+    /// lease is returned when it ends, unless `lease_ended` says then that there is nothing to return.
     pub fn watch(
         &self,
         lease: u64,
         socket: &Path,
         process: u32,
-        over: impl Fn() -> bool + Send + Sync + 'static,
+        lease_ended: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let Some(vm) = registry::noted_with(&self.run_dir, &self.host, socket) else { return };
         let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
@@ -56,9 +56,9 @@ impl Users {
                 tracing::warn!(vm, process, %error, "the VM cannot be watched: its lease stays");
                 return;
             }
-            if !over() {
+            if !lease_ended() {
                 tracing::info!(vm, lease, "the VM has ended; what it borrowed goes back");
-                runtime.block_on(give_back(&client, lease, over));
+                runtime.block_on(give_back(&client, lease, lease_ended));
             }
         };
         if let Err(error) = std::thread::Builder::new().name("vm watch".into()).spawn(wait) {
@@ -78,9 +78,9 @@ fn wait_readable(process: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// Returns a lease. While the control plane does not answer, it is asked again.
-async fn give_back(client: &Client, lease: u64, over: impl Fn() -> bool) {
+async fn give_back(client: &Client, lease: u64, lease_ended: impl Fn() -> bool) {
     let [mut wait, most] = AGAIN;
-    while !over() {
+    while !lease_ended() {
         match client.give_back(lease).await {
             Ok(_) => return,
             Err(ClientError::Refused(refused)) if refused.code != "not_stored" => {

@@ -10,16 +10,14 @@ use std::time::Duration;
 use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client as ControlClient, Options};
-use rackbus_lease::Config;
+use rackbus_lease::{Config, Grant, LenderAction, Message};
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
-use rackbus_node::borrower::{
-    Borrower as NodeBorrower, Grant, Over, UseListener, functions_folder,
-};
+use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
-use rackbus_node::{Armed, LendError, Lender, RemoteDevice, control_socket};
+use rackbus_node::{LendError, LentFunctions, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, ClientError, Device};
@@ -149,8 +147,8 @@ fn topology() -> rackbus_fabric::Topology {
     rackbus_fabric::derive::here(&rack).unwrap()
 }
 
-fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
-    let mut lender = Lender::new("alpha", topology()).with_patience(PATIENCE);
+fn lender(place: Where, gate: &Arc<Gate>) -> Arc<LentFunctions> {
+    let mut lender = LentFunctions::new("alpha", topology()).with_patience(PATIENCE);
     let gate = gate.clone();
     let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
     lender.add("nvme0", Box::new(make), EngineOptions::default()).unwrap();
@@ -158,7 +156,7 @@ fn lender(place: Where, gate: &Arc<Gate>) -> Arc<Lender> {
 }
 
 /// The borrower of an epoch, with memory and an interrupt wired.
-struct Borrower {
+struct User {
     client: Client,
     memory: SharedMemory,
     event: Event,
@@ -179,13 +177,30 @@ fn hear_welcome(stream: &UnixStream) {
     stream.receive(&mut welcome, &mut Vec::new()).unwrap();
 }
 
-fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
-    lender.arm("nvme0", Armed { lease: epoch, epoch, borrower: "beta".into() }).unwrap();
+/// The control plane has the lender let beta in.
+fn arm(lender: &LentFunctions, epoch: u64) {
+    let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
+    let message = Message::Arm { incarnation: 0, device, lease: epoch, epoch, borrower };
+    let decided = lender.receive(message);
+    let [LenderAction::Arm { device, epoch, .. }] = &decided[..] else { panic!("{decided:?}") };
+    let said = lender.arm(device, *epoch);
+    assert!(matches!(said[..], [LenderAction::Send(Message::Armed { .. })]), "{said:?}");
+}
+
+/// The control plane has the lender take its function back.
+fn decide_revocation(lender: &LentFunctions, epoch: u64) {
+    let revoke = Message::Revoke { incarnation: 0, device: "nvme0".to_owned(), epoch };
+    let decided = lender.receive(revoke);
+    assert!(matches!(decided[..], [LenderAction::Revoke { .. }]), "{decided:?}");
+}
+
+fn borrow(lender: &Arc<LentFunctions>, epoch: u64) -> User {
+    arm(lender, epoch);
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
     std::thread::spawn(move || lender.attend(incoming));
     hear_welcome(&ours);
-    let client = Client::over(Arc::new(ours)).unwrap();
+    let client = Client::with_stream(Arc::new(ours)).unwrap();
     let memory = SharedMemory::create("guest", 0x1000).unwrap();
     client.write(7, 4, &6u16.to_le_bytes()).unwrap();
     client.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();
@@ -193,10 +208,10 @@ fn borrow(lender: &Arc<Lender>, epoch: u64) -> Borrower {
     let wire = event.as_fd().try_clone_to_owned().unwrap();
     client.wire_irqs(irq::MSIX, 0, &[Some(wire)]).unwrap();
     memory.whole().fill(0xaa);
-    Borrower { client, memory, event }
+    User { client, memory, event }
 }
 
-impl Borrower {
+impl User {
     fn untouched(&self) -> bool {
         let mut bytes = [0; 0x1000];
         self.memory.whole().copy_to(&mut bytes);
@@ -207,25 +222,31 @@ impl Borrower {
 fn revocation_of_what_hangs(place: Where) {
     let gate = Arc::new(Gate::default());
     let lender = lender(place, &gate);
-    let borrower = borrow(&lender, 1);
-    borrower.client.write(0, 0, &[1]).unwrap();
+    let user = borrow(&lender, 1);
+    user.client.write(0, 0, &[1]).unwrap();
     if place == Where::Poll {
         gate.wait(|gate| gate.reached);
     }
+    decide_revocation(&lender, 1);
     let error = lender.revoke("nvme0", 1).unwrap_err();
     assert!(matches!(error, LendError::Hangs { .. }), "{error}");
     let trouble = || lender.report()["nvme0"].trouble.clone();
     assert!(trouble().unwrap().contains("does not answer"));
-    let next = Armed { lease: 2, epoch: 2, borrower: "beta".into() };
-    assert!(matches!(lender.arm("nvme0", next), Err(LendError::InUse { .. })));
+    let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
+    let next = Message::Arm { incarnation: 0, device, lease: 2, epoch: 2, borrower };
+    assert_eq!(lender.receive(next), [], "it is lent while its old borrower's memory is reachable");
     // It comes back with addresses of the borrower's in its hands.
     gate.change(|gate| gate.open = true);
     gate.wait(|gate| gate.passed);
-    assert!(borrower.untouched(), "the engine reaches the borrower's memory");
-    lender.finish("nvme0").unwrap();
-    assert!(borrower.untouched());
+    assert!(user.untouched(), "the engine reaches the borrower's memory");
+    let said = lender.finish("nvme0", 1);
+    assert!(
+        matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 1, .. })]),
+        "{said:?}"
+    );
+    assert!(user.untouched());
     assert_eq!(trouble(), None);
-    assert!(matches!(borrower.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
+    assert!(matches!(user.client.write(0, 0, &[1]), Err(ClientError::Wire(_))));
     // The next borrower has a function that works.
     let next = borrow(&lender, 2);
     next.client.write(0, 0, &[1]).unwrap();
@@ -255,7 +276,7 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
         let gate = Arc::new(Gate::default());
         gate.change(|gate| gate.open = true);
         let lender = lender(Where::Poll, &gate);
-        lender.arm("nvme0", Armed { lease: 1, epoch: 1, borrower: "beta".into() }).unwrap();
+        arm(&lender, 1);
         lender.attend(incoming(UnixStream::connect(path).unwrap(), 1));
         return;
     }
@@ -302,7 +323,7 @@ struct Unheard;
 
 impl UseListener for Unheard {
     fn lender_lost(&self, _: &Grant, _: &str) {}
-    fn opened(&self, _: &Grant, _: &Path, _: u32, _: Over) {}
+    fn opened(&self, _: &Grant, _: &Path, _: u32, _: LeaseEnded) {}
 }
 
 /// A control plane with hosts alpha, whose device hangs, and beta, in this process.
@@ -330,9 +351,10 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     let service = rackbus_control::Service::open(options).unwrap();
     let socket = control.clone();
     tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
-    for (host, lender) in
-        [("alpha", lender(Where::Poll, gate)), ("beta", Arc::new(Lender::new("beta", topology())))]
-    {
+    for (host, lender) in [
+        ("alpha", lender(Where::Poll, gate)),
+        ("beta", Arc::new(LentFunctions::new("beta", topology()))),
+    ] {
         let folder = functions_folder(run_dir, host);
         std::fs::create_dir_all(&folder).unwrap();
         let link = run_dir.join(host).join("link.sock");
@@ -347,7 +369,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         let address = link.display().to_string();
         let (host, control) = (host.to_owned(), control.clone());
         let borrower =
-            NodeBorrower::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
+            BorrowedFunctions::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
         let unplugger = Unplugger::new(run_dir, &host);
         let identity = Identity { host, address, control, log_lines_left_out: || 0 };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_attach::{
-    AreaKey, BROADCAST_NODE, Change, Copier, CopyError, Happening, InterruptError, Location,
-    LockError, Locked, Refusal, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal,
+    AreaKey, BROADCAST_NODE, Change, Copier, CopyError, InterruptError, Location, LockError,
+    Locked, Refusal, SegmentEvent, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal,
     Written,
 };
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
@@ -185,12 +185,12 @@ fn what_one_host_stores_another_loads() {
     segment.set_available().unwrap();
     let remote = beta.connect(ALPHA, 7, 100).unwrap();
     assert_eq!((remote.size(), remote.writable()), (12_345, true));
-    assert_eq!(segment.watch().wait(SOON), Some(Happening::Connected(BETA)));
+    assert_eq!(segment.watch().wait(SOON), Some(SegmentEvent::Connected(BETA)));
     let (here, there) = (segment.map(0, 12_345).unwrap(), remote.map(4099, 8).unwrap());
     there.whole().write_obj(0, &42_u64).unwrap();
     assert_eq!(word(&here, 4099), 42);
     drop(remote);
-    assert_eq!(segment.watch().wait(SOON), Some(Happening::Disconnected(BETA)));
+    assert_eq!(segment.watch().wait(SOON), Some(SegmentEvent::Disconnected(BETA)));
     // On one host, too.
     let other = rack.session(ALPHA).connect(ALPHA, 7, 100).unwrap();
     assert_eq!(word(&other.map(4099, 8).unwrap(), 0), 42);
@@ -227,7 +227,7 @@ fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
     let mapping = remote.map(0, 8192).unwrap();
     mapping.whole().write_obj(0, &9_u64).unwrap();
     drop(segment);
-    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Removed)));
+    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Removed)));
     assert_eq!(word(&mapping, 0), 9);
     let next = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
     next.set_available().unwrap();
@@ -239,7 +239,7 @@ fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
     let remote = beta.connect(ALPHA, 7, 100).unwrap();
     let mapping = remote.map(0, 8192).unwrap();
     alpha.close();
-    assert_eq!(remote.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Lost)));
     assert_eq!(word(&mapping, 0), 5);
 }
 
@@ -261,13 +261,13 @@ fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
     assert_eq!((word(&kept_map, 4096), word(&lost_map, 4096)), (2, 0));
     lost_map.whole().write_obj(4096, &3_u64).unwrap();
     assert_eq!((word(&mine, 4096), word(&kept_map, 4096)), (2, 2));
-    assert_eq!(lost.watch().wait(SOON), Some(Happening::Remote(Change::Revoked)));
+    assert_eq!(lost.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Revoked)));
     assert_eq!(refusal(gamma.connect(ALPHA, 7, 100)), Refusal::Denied);
 
     segment.set_unavailable(Withdrawal::Force).unwrap();
     mine.whole().write_obj(4096, &4_u64).unwrap();
     assert_eq!(word(&kept_map, 4096), 0);
-    assert_eq!(kept.watch().wait(SOON), Some(Happening::Remote(Change::Revoked)));
+    assert_eq!(kept.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Revoked)));
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn one_store_reaches_every_member_of_a_group() {
         assert_eq!(word(&member.map(0, 8).unwrap(), 0), 8);
     }
     drop(members);
-    assert_eq!(sender.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(sender.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Lost)));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn pages_are_open_to_one_host_until_they_are_closed() {
     assert_eq!(refusal(beta.map_pages(page(2), 4096)), Refusal::Denied);
 
     extent.close(2 * 4096, 2 * 4096).unwrap();
-    assert_eq!(there.watch().wait(SOON), Some(Happening::Remote(Change::Lost)));
+    assert_eq!(there.watch().wait(SOON), Some(SegmentEvent::Remote(Change::Lost)));
     assert_eq!(word(mine, 3 * 4096), 7);
     mine.whole().write_obj(3 * 4096, &8_u64).unwrap();
     assert_eq!(word(there.mapping(), 4096), 0);
@@ -622,7 +622,7 @@ fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
     maps[2].whole().write_obj(0, &9_u64).unwrap();
     assert_eq!([&maps[0], &maps[1]].map(|map| word(map, 0)), [0, 0]);
     for watch in [members[2].watch(), sender.watch()] {
-        assert_eq!(watch.wait(SOON), Some(Happening::Remote(Change::Revoked)));
+        assert_eq!(watch.wait(SOON), Some(SegmentEvent::Remote(Change::Revoked)));
     }
     assert_eq!(refusal(gamma.create_segment(&options)), Refusal::Denied);
     // The others' mappings that are made later are of the same memory, and they have a group still.
@@ -682,7 +682,7 @@ fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
         until(|| mapped(&mine).1 != before);
         assert!(mapped(&mine).0);
         slow.notice(Notice::Adopted { ticket, keeper });
-        assert!(matches!(slow.event(), Event::Thaw { .. }));
+        assert!(matches!(slow.event(), Event::Unfreeze { .. }));
         until(|| !mapped(&mine).0);
         taken.join().unwrap().unwrap();
     });

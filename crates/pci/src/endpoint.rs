@@ -264,7 +264,7 @@ impl Endpoint {
     /// Somebody truncated memory that was mapped, or took it away. If it is of this function, what
     /// its user lent is gone: all memory of it goes, and its driver finds a function that was reset.
     pub fn check_memory(&mut self) {
-        if self.dma.torn() {
+        if self.dma.truncated() {
             tracing::warn!("the user truncated memory it had mapped");
         } else if !self.dma.revoker().is_revoked() || self.dma.is_empty() {
             return;

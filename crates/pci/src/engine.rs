@@ -277,14 +277,14 @@ struct Runner<'a> {
     mailbox: &'a Mailbox,
     endpoint: Endpoint,
     pace: Pace,
-    torn: u64,
+    replaced: u64,
     /// The processors that it may run on; `None` when it stays on one.
     allowed: Option<CpuSet>,
 }
 
 impl<'a> Runner<'a> {
     fn new(mailbox: &'a Mailbox, endpoint: Endpoint, options: EngineOptions) -> Self {
-        let torn = guard::torn_count();
+        let replaced = guard::replaced_count();
         let pace = Pace::new(options.spin, endpoint.clock());
         let allowed = match options.cpu {
             Some(cpu) => {
@@ -293,7 +293,7 @@ impl<'a> Runner<'a> {
             }
             None => rustix::thread::sched_getaffinity(None).ok(),
         };
-        Runner { mailbox, endpoint, pace, torn, allowed }
+        Runner { mailbox, endpoint, pace, replaced, allowed }
     }
 
     fn run(&mut self) {
@@ -301,8 +301,8 @@ impl<'a> Runner<'a> {
             if self.mailbox.waiting.load(Ordering::Relaxed) > 0 {
                 self.run_jobs();
             }
-            if self.torn != guard::torn_count() {
-                self.torn = guard::torn_count();
+            if self.replaced != guard::replaced_count() {
+                self.replaced = guard::replaced_count();
                 self.endpoint.check_memory();
             }
             let work = self.endpoint.poll(self.pace.now_ns());

@@ -193,7 +193,7 @@ fn a_new_user_finds_nothing_of_the_old_one() {
 fn a_user_that_truncates_its_memory_harms_only_itself() {
     let function = serve_copier();
     let client = connect(&function);
-    let fd = rustix::fs::memfd_create("torn", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let fd = rustix::fs::memfd_create("truncated", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 0x2000).unwrap();
     client.dma_map(0, 0x2000, Access::READ | Access::WRITE, Some((fd.as_fd(), 0))).unwrap();
     assert_eq!(copy(&client, 0, 0x1000, 8), 1);

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use rackbus_fabric::rack::ShareAccess;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-pub use peers::{Ask, Grant, Question, Tell};
+pub use peers::{Ask, PeerReply, Question, Tell};
 pub use session::{Connected, Event, Notice, Reply, Request, SegmentEntry, Welcome};
 
 /// Version of all of these messages; both sides must speak the same.

@@ -1,4 +1,4 @@
-//! The moving of memory (freeze, copy, adopt, thaw, abandon) under seeded random schedules, with
+//! The moving of memory (freeze, copy, adopt, unfreeze, abandon) under seeded random schedules, with
 //! keepers that are slow, silent or liars, nodes that die, and memory that is removed meanwhile.
 //!
 //! Each memory has a value; a store is followed by a signal that no node carries (a doorbell), so
@@ -38,8 +38,8 @@ fn one<T: Copy>(random: &mut Random, of: &[T]) -> Option<T> {
 enum Mistake {
     None,
     /// Writers go on when they have the new memory, and not when all have it.
-    ThawAtAdoption,
-    /// What is given back during a move is forgotten before it is thawed.
+    UnfreezeAtAdoption,
+    /// What is given back during a move is forgotten before it is unfrozen.
     ForgetFirst,
     /// The node says that it has copied before it has.
     LateCopy,
@@ -310,11 +310,11 @@ impl World {
                 change(&keeper, &|view| {
                     assert_eq!((offset, length), (0, view.size));
                     view.object = attached[0].object;
-                    view.frozen &= mistake != Mistake::ThawAtAdoption;
+                    view.frozen &= mistake != Mistake::UnfreezeAtAdoption;
                 });
                 Some(Notice::Adopted { ticket, keeper })
             }
-            Event::Thaw { keeper, .. } => {
+            Event::Unfreeze { keeper, .. } => {
                 change(&keeper, &|view| view.frozen = false);
                 None
             }
@@ -667,8 +667,8 @@ fn a_move_loses_nothing_and_leaves_nobody_behind() {
 /// A simulation that finds no planted mistake would prove nothing.
 #[test]
 fn planted_mistakes_are_found() {
-    use Mistake::{ForgetFirst, LateCopy, NeverEmptied, ThawAtAdoption};
-    for mistake in [ThawAtAdoption, ForgetFirst, LateCopy, NeverEmptied] {
+    use Mistake::{ForgetFirst, LateCopy, NeverEmptied, UnfreezeAtAdoption};
+    for mistake in [UnfreezeAtAdoption, ForgetFirst, LateCopy, NeverEmptied] {
         let found = (0..SEEDS).find(|seed| run(*seed, mistake, false).is_err());
         assert!(found.is_some(), "{mistake:?} went unnoticed");
         println!("{mistake:?} is found by seed {found:?}");

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_attach::{
-    AttachError, Callback, Change, Happening, LocalSegment, Mapping, Refusal, RemoteSegment,
+    AttachError, Callback, Change, LocalSegment, Mapping, Refusal, RemoteSegment, SegmentEvent,
     SegmentKind, SegmentOptions, Watch, Withdrawal,
 };
 
@@ -170,11 +170,11 @@ impl Local {
     }
 }
 
-fn reason(happening: Happening, own_node: u32) -> (Reason, u32) {
-    match happening {
-        Happening::Connected(node) => (CONNECT, node),
-        Happening::Disconnected(node) => (DISCONNECT, node),
-        Happening::Remote(change) => (remote_reason(change), own_node),
+fn reason(event: SegmentEvent, own_node: u32) -> (Reason, u32) {
+    match event {
+        SegmentEvent::Connected(node) => (CONNECT, node),
+        SegmentEvent::Disconnected(node) => (DISCONNECT, node),
+        SegmentEvent::Remote(change) => (remote_reason(change), own_node),
     }
 }
 
@@ -199,8 +199,8 @@ fn calling(
     }
     let call = callback.map_or_else(|| fail(SCI_ERR_ILLEGAL_PARAMETER), Ok)?;
     let known = handle.clone();
-    let callback = Box::new(move |happening| {
-        let (reason, node) = reason(happening, own_node);
+    let callback = Box::new(move |event| {
+        let (reason, node) = reason(event, own_node);
         // SAFETY: the program gave its function for this.
         unsafe { call(argument.get(), late(&known), reason, node, 0, SCI_ERR_OK) != CANCEL }
     });
@@ -366,14 +366,15 @@ fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<(Reason, u32)> {
         let local = find::<Local>(handle)?;
         (local.watch().clone(), local.child.session().node())
     };
-    wait_on(&watch, timeout).map(|happening| reason(happening, own_node))
+    wait_on(&watch, timeout).map(|event| reason(event, own_node))
 }
 
 /// Waits for something to happen, as programs say how long.
-pub(crate) fn wait_on(watch: &Watch, timeout: u32) -> Outcome<Happening> {
-    watch
-        .wait(duration(timeout))
-        .map_or_else(|| fail(if watch.is_over() { SCI_ERR_CANCELLED } else { SCI_ERR_TIMEOUT }), Ok)
+pub(crate) fn wait_on(watch: &Watch, timeout: u32) -> Outcome<SegmentEvent> {
+    watch.wait(duration(timeout)).map_or_else(
+        || fail(if watch.has_ended() { SCI_ERR_CANCELLED } else { SCI_ERR_TIMEOUT }),
+        Ok,
+    )
 }
 
 /// A time limit in milliseconds as programs give it.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rackbus_attach::{BROADCAST_NODE, Callback, Change, Happening, RemoteSegment, Watch};
+use rackbus_attach::{BROADCAST_NODE, Callback, Change, RemoteSegment, SegmentEvent, Watch};
 use rackbus_memory::Region;
 
 use crate::calling::Calling;
@@ -164,8 +164,10 @@ fn connect(
     let later = known.clone();
     let watched: Option<Callback> = call.clone().map(|call| {
         Box::new(move |happening| match happening {
-            Happening::Remote(change) => call.call(late(&later), remote_reason(change), SCI_ERR_OK),
-            Happening::Connected(_) | Happening::Disconnected(_) => true,
+            SegmentEvent::Remote(change) => {
+                call.call(late(&later), remote_reason(change), SCI_ERR_OK)
+            }
+            SegmentEvent::Connected(_) | SegmentEvent::Disconnected(_) => true,
         }) as Callback
     });
     let segment = Arc::new(OnceLock::new());
@@ -264,8 +266,10 @@ fn wait(handle: RawHandle, timeout: u32, flags: u32) -> Outcome<Reason> {
     check_flags(flags, 0)?;
     let watch: Arc<Watch> = find::<Remote>(handle)?.segment()?.watch().clone();
     match wait_on(&watch, timeout)? {
-        Happening::Remote(change) => Ok(remote_reason(change)),
-        Happening::Connected(_) | Happening::Disconnected(_) => fail(SCI_ERR_ILLEGAL_OPERATION),
+        SegmentEvent::Remote(change) => Ok(remote_reason(change)),
+        SegmentEvent::Connected(_) | SegmentEvent::Disconnected(_) => {
+            fail(SCI_ERR_ILLEGAL_OPERATION)
+        }
     }
 }
 

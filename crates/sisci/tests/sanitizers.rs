@@ -1,4 +1,4 @@
-//! The stories of `tests/c` again, with the C side watched by gcc's sanitizers: no program of them
+//! The scenarios of `tests/c` again, with the C side watched by gcc's sanitizers: no program of them
 //! touches memory that is not its own, relies on what C does not define, or has a data race.
 //!
 //! The library is built without them, as users have it. So each of them is shown to report what it
@@ -15,20 +15,20 @@ use support::{Build, Rack, text};
 mod address {
     use crate::support::Build;
 
-    stories!(Build::Address);
+    scenarios!(Build::Address);
 }
 
 mod thread {
     use crate::support::Build;
 
-    stories!(Build::Thread);
+    scenarios!(Build::Thread);
 }
 
 /// A program that connects to a segment of its own: `called` happens on the library's thread when
 /// it is told so, and `after` once the program is connected.
 fn program(called: &str, after: &str) -> String {
     format!(
-        "#include \"story.h\"\n\
+        "#include \"scenario.h\"\n\
          #include <stdlib.h>\n\
          static int seen, told;\n\
          static sci_callback_action_t on_event(void *arg, sci_local_segment_t segment,\n\
@@ -45,21 +45,21 @@ fn program(called: &str, after: &str) -> String {
          }}\n\
          int main(int argc, char **argv)\n\
          {{\n\
-             struct story story;\n\
+             struct scenario scenario;\n\
              sci_local_segment_t own;\n\
              sci_remote_segment_t segment;\n\
-             story_begin(&story, argc, argv);\n\
-             TRY(SCICreateSegment(story.sd, &own, 1, 64, on_event, NULL, SCI_FLAG_USE_CALLBACK,\n\
+             scenario_begin(&scenario, argc, argv);\n\
+             TRY(SCICreateSegment(scenario.sd, &own, 1, 64, on_event, NULL, SCI_FLAG_USE_CALLBACK,\n\
                                   &error));\n\
              TRY(SCIPrepareSegment(own, 0, 0, &error));\n\
              TRY(SCISetSegmentAvailable(own, 0, 0, &error));\n\
-             TRY(SCIConnectSegment(story.sd, &segment, story.local, 1, 0, NULL, NULL, SOON, 0,\n\
+             TRY(SCIConnectSegment(scenario.sd, &segment, scenario.local, 1, 0, NULL, NULL, SOON, 0,\n\
                                    &error));\n\
              {after}\n\
              AWAIT(__atomic_load_n(&told, __ATOMIC_SEQ_CST));\n\
              TRY(SCIDisconnectSegment(segment, 0, &error));\n\
              TRY(SCIRemoveSegment(own, 0, &error));\n\
-             story_end(&story);\n\
+             scenario_end(&scenario);\n\
              return seen == 2;\n\
          }}\n"
     )
@@ -75,7 +75,7 @@ fn run(build: Build, called: &str, after: &str) -> (bool, String) {
     let test = std::env::current_exe().unwrap();
     let library = test.parent().unwrap().display().to_string();
     let mut gcc = build.compiler();
-    gcc.arg("-o").arg(&binary).arg(&source).arg(root.join("tests/c/story.c"));
+    gcc.arg("-o").arg(&binary).arg(&source).arg(root.join("tests/c/scenario.c"));
     gcc.arg("-I").arg(root.join("include")).arg("-I").arg(root.join("tests/c"));
     gcc.args([&format!("-L{library}"), "-lsisci", &format!("-Wl,-rpath,{library}")]);
     let built = gcc.output().unwrap();

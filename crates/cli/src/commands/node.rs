@@ -71,7 +71,7 @@ impl Args {
     }
 }
 
-/// What the host's segment service goes by.
+/// The settings of the host's segment service, from the rack file.
 fn segments(rack: &rack::Rack, host: &str) -> Settings {
     let pool = Pool::of(rack);
     let all = || pool.hosts().iter();

@@ -227,8 +227,8 @@ impl Service {
                 return Err(problem("unknown_lease", refused.to_string(), help));
             }
             // Somebody else has returned it, and its function is still on the way back.
-            Err(ReturnRefused::Over { .. }) if self.shared.known().is_held(lease) => {}
-            Err(refused @ ReturnRefused::Over { .. }) => {
+            Err(ReturnRefused::AlreadyEnded { .. }) if self.shared.known().is_held(lease) => {}
+            Err(refused @ ReturnRefused::AlreadyEnded { .. }) => {
                 let help = "there is nothing left to return";
                 return Err(problem("over", refused.to_string(), help));
             }

@@ -157,7 +157,7 @@ impl Writer {
             });
             match returned {
                 Ok(true) => tracing::info!(lease, "given back: who asked for it is gone"),
-                // It is over already.
+                // It has ended already.
                 Ok(false) => {}
                 Err(_) => drop(self.returning.insert(lease)),
             }

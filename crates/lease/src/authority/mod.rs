@@ -226,7 +226,7 @@ impl Authority {
         let record = self.leases.get(&lease).ok_or(ReturnRefused::Unknown(lease))?;
         match &record.state {
             LeaseState::Ended { reason } => {
-                return Err(ReturnRefused::Over { lease, reason: reason.clone() });
+                return Err(ReturnRefused::AlreadyEnded { lease, reason: reason.clone() });
             }
             LeaseState::Closing { .. } => {}
             _ => self.close(now, lease, EndReason::Returned),

@@ -18,7 +18,7 @@ impl Authority {
         let (host, incarnation) = (life.host.clone(), life.incarnation);
         let latest = self.hosts.get(&host).map_or(0, |h| h.incarnation);
         if incarnation < latest {
-            self.send(&host, Message::Outlived { incarnation, latest });
+            self.send(&host, Message::StaleIncarnation { incarnation, latest });
             return;
         }
         self.send(&host, Message::Registered { incarnation });

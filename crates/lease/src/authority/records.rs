@@ -222,9 +222,9 @@ pub enum ReturnRefused {
     /// There is no such lease.
     #[error("there is no lease {0}")]
     Unknown(LeaseId),
-    /// It is over already.
-    #[error("lease {lease} is over already: {reason}")]
-    Over {
+    /// It has ended already.
+    #[error("lease {lease} has ended already: {reason}")]
+    AlreadyEnded {
         /// The lease that was to be returned.
         lease: LeaseId,
         /// Why it ended.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use rackbus_lease::{
-    Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
+    Authority, Borrower, BorrowerAction, Epoch, FunctionId, Holder, LeaseId, LeaseState, Lender,
     LenderAction, Message, Millis, Record,
 };
 use rackbus_seeds::Random;
@@ -176,7 +176,9 @@ impl World {
             Message::Registered { incarnation } => {
                 node.registered |= incarnation == node.incarnation;
             }
-            Message::Outlived { incarnation, latest } if incarnation == node.incarnation => {
+            Message::StaleIncarnation { incarnation, latest }
+                if incarnation == node.incarnation =>
+            {
                 node.incarnation = latest + 1;
                 node.lender.set_incarnation(node.incarnation);
                 node.borrower.set_incarnation(node.incarnation);
@@ -247,7 +249,10 @@ impl World {
                     let device = node.devices.get_mut(&name).expect("its own device");
                     if self.mistake != Mistake::LazyRevoke {
                         device.sessions.retain(|e| *e > epoch);
-                        device.dirty = None;
+                        device.dirty = device.dirty.filter(|e| *e > epoch);
+                    }
+                    if node.lender.attached_up_to(&name, epoch) {
+                        node.lender.detached(&name);
                     }
                     device.revoked = device.revoked.max(epoch);
                     let actions = node.lender.revoke_done(&name, epoch);
@@ -275,10 +280,12 @@ impl World {
     pub fn detach(&mut self, own: &mut Node, host: usize, function: &FunctionId, epoch: Epoch) {
         let lender = host_index(&function.host);
         let node = if lender == host { Some(own) } else { self.nodes[lender].as_mut() };
-        let device = node.and_then(|n| n.devices.get_mut(&function.device));
+        let Some(node) = node else { return };
+        let device = node.devices.get_mut(&function.device);
         if let Some(device) = device.filter(|d| d.sessions.contains(&epoch)) {
             device.sessions.retain(|e| *e != epoch);
             device.dirty = None;
+            node.lender.detached(&function.device);
         }
     }
 
@@ -288,13 +295,13 @@ impl World {
             return Ok(());
         }
         let index = self.random.below(self.known.len());
-        let (_, function, lease, epoch) = self.known[index].clone();
+        let (host, function, lease, epoch) = self.known[index].clone();
         let Some(node) = &mut self.nodes[host_index(&function.host)] else {
             return Ok(());
         };
-        let fenced = self.mistake != Mistake::NoFence;
-        let admitted = node.lender.admitted(&function.device);
-        if fenced && admitted.is_none_or(|holder| (holder.lease, holder.epoch) != (lease, epoch)) {
+        let wanted = Holder { lease, epoch, borrower: HOSTS[host].to_owned() };
+        let let_in = node.lender.attach(&function.device, &wanted).is_ok();
+        if !let_in && self.mistake != Mistake::NoFence {
             return Ok(());
         }
         let device = node.devices.get_mut(&function.device).expect("its own device");

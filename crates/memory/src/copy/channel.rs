@@ -75,7 +75,7 @@ struct Entry {
     source: *const u8,
     destination: *mut u8,
     bytes: u64,
-    torn_before: u32,
+    replaced_before: u32,
     /// Pieces added.
     added: u32,
     /// Pieces after merging.
@@ -92,12 +92,12 @@ unsafe impl Send for Entry {}
 impl Entry {
     fn new(transaction: Transaction, signals: &Arc<Signals>) -> (Ticket, Entry) {
         let (source, destination) = transaction.first();
-        let (bytes, torn_before) = (transaction.bytes(), transaction.torn_before() as u32);
+        let (bytes, replaced_before) = (transaction.bytes(), transaction.replaced_before() as u32);
         let added = transaction.added.try_into().unwrap_or(u32::MAX);
         let pieces = transaction.pieces().try_into().unwrap_or(u32::MAX);
         let tells = transaction.tells();
         let (ticket, held) = post(transaction, signals.clone());
-        (ticket, Entry { held, source, destination, bytes, torn_before, added, pieces, tells })
+        (ticket, Entry { held, source, destination, bytes, replaced_before, added, pieces, tells })
     }
 }
 
@@ -284,7 +284,7 @@ impl Runner {
         if !whole {
             return State::Aborted;
         }
-        if guard::torn_count() as u32 != entry.torn_before
+        if guard::replaced_count() as u32 != entry.replaced_before
             && let Some(failure) = entry.held.transaction().loss()
         {
             return State::Failed(failure);

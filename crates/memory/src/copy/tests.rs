@@ -161,14 +161,15 @@ fn a_large_copy_is_aborted_on_its_way() {
 fn memory_that_is_lost_fails_the_transaction() {
     let good = memory(4 << 12);
     let fd = SharedMemory::reserve("copy", 4096).unwrap();
-    let severed = Arc::new(
+    let revoked = Arc::new(
         Region::map(std::os::fd::AsFd::as_fd(&fd), 0, 4096, Access::READ | Access::WRITE).unwrap(),
     );
     // A file that its owner can truncate.
-    let fd = rustix::fs::memfd_create("torn", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let fd = rustix::fs::memfd_create("truncated", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 8192).unwrap();
-    let torn = Region::map(std::os::fd::AsFd::as_fd(&fd), 0, 8192, Access::READ | Access::WRITE);
-    let torn = Arc::new(torn.unwrap());
+    let truncated =
+        Region::map(std::os::fd::AsFd::as_fd(&fd), 0, 8192, Access::READ | Access::WRITE);
+    let truncated = Arc::new(truncated.unwrap());
     let engine = engine(1);
     let channel = &engine.channels()[0];
 
@@ -176,17 +177,18 @@ fn memory_that_is_lost_fails_the_transaction() {
     let to_good = |region| {
         Transaction::of(Place::shared(region, 0), Place::shared(good.region(), 0), 4096).unwrap()
     };
-    let tickets = channel.submit_all([to_good(&severed), to_good(&torn), to_good(good.region())]);
-    severed.sever().unwrap();
+    let tickets =
+        channel.submit_all([to_good(&revoked), to_good(&truncated), to_good(good.region())]);
+    revoked.revoke().unwrap();
     rustix::fs::ftruncate(&fd, 0).unwrap();
     drop(release);
     let states: Vec<State> = tickets.iter().map(|ticket| ticket.wait(LONG)).collect();
     let failed = State::Failed;
-    assert_eq!(states, [failed(Failure::Revoked), failed(Failure::Torn), State::Done]);
+    assert_eq!(states, [failed(Failure::Revoked), failed(Failure::Truncated), State::Done]);
     assert_eq!(channel.statistics().failures, 2);
-    let source = Place::shared(&torn, 0);
+    let source = Place::shared(&truncated, 0);
     let again = Transaction::of(source, Place::shared(good.region(), 0), 1);
-    assert_eq!(again.unwrap_err(), PieceError::Lost(Failure::Torn));
+    assert_eq!(again.unwrap_err(), PieceError::Lost(Failure::Truncated));
 }
 
 #[test]

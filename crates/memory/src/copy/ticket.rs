@@ -21,8 +21,8 @@ use crate::spin::Spinning;
 pub enum Failure {
     /// The owner of a region truncated its file.
     #[error("the owner of the memory truncated it")]
-    Torn,
-    /// A region was severed from its memory.
+    Truncated,
+    /// A region was revoked: its memory was taken away.
     #[error("the memory was taken away")]
     Revoked,
     /// Whom the bytes are from or for was gone when they were copied
@@ -55,7 +55,7 @@ impl State {
             State::Posted => 0,
             State::Done => 1,
             State::Aborted => 2,
-            State::Failed(Failure::Torn) => 3,
+            State::Failed(Failure::Truncated) => 3,
             State::Failed(Failure::Revoked) => 4,
             State::Failed(Failure::Gone) => 5,
         }
@@ -66,7 +66,7 @@ impl State {
             0 => State::Posted,
             1 => State::Done,
             2 => State::Aborted,
-            3 => State::Failed(Failure::Torn),
+            3 => State::Failed(Failure::Truncated),
             4 => State::Failed(Failure::Revoked),
             _ => State::Failed(Failure::Gone),
         }

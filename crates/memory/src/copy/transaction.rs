@@ -112,7 +112,7 @@ pub struct Transaction {
     pub(super) added: u64,
     bytes: u64,
     /// The guard's count before any region was looked at.
-    torn_before: Option<u64>,
+    replaced_before: Option<u64>,
     unless: Option<Unless>,
     then: Option<Then>,
     ring: Option<Arc<Doorbell>>,
@@ -168,7 +168,7 @@ impl Transaction {
         destination: Place<'_>,
         length: usize,
     ) -> Result<(), PieceError> {
-        self.torn_before.get_or_insert_with(guard::torn_count);
+        self.replaced_before.get_or_insert_with(guard::replaced_count);
         let (from, from_region) = check(source, length, Access::READ, "from")?;
         let (to, to_region) = check(destination, length, Access::WRITE, "to")?;
         let regions = [from_region, to_region].map(|r| r.map_or(std::ptr::null(), Arc::as_ptr));
@@ -257,8 +257,8 @@ impl Transaction {
     }
 
     /// The guard's count when the regions were known to be whole.
-    pub(super) fn torn_before(&self) -> u64 {
-        self.torn_before.unwrap_or_else(guard::torn_count)
+    pub(super) fn replaced_before(&self) -> u64 {
+        self.replaced_before.unwrap_or_else(guard::replaced_count)
     }
 
     /// What became of the regions since they were added.
@@ -290,7 +290,11 @@ pub(super) unsafe fn copy_piece(
 }
 
 fn loss(region: &Region) -> Option<Failure> {
-    if region.severed() { Some(Failure::Revoked) } else { region.torn().then_some(Failure::Torn) }
+    if region.revoked() {
+        Some(Failure::Revoked)
+    } else {
+        region.truncated().then_some(Failure::Truncated)
+    }
 }
 
 /// The address of `length` bytes at `place`, and the region they are in.
@@ -413,7 +417,7 @@ mod tests {
         let refused = transaction.add(place(0), Place::shared(&readable, 0), 1);
         assert_eq!(refused, Err(PieceError::Denied { direction: "to" }));
         assert_eq!(transaction.add(Place::shared(&readable, 0), place(0), 1), Ok(()));
-        readable.sever().unwrap();
+        readable.revoke().unwrap();
         let refused = transaction.add(Place::shared(&readable, 0), place(0), 1);
         assert_eq!(refused, Err(PieceError::Lost(Failure::Revoked)));
         assert_eq!((transaction.pieces(), transaction.bytes()), (1, 1));

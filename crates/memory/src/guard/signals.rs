@@ -11,16 +11,16 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use super::slot::Slot;
-use super::{find, note_torn};
+use super::{find, note_truncated};
 
 /// Writes that may be tried again before a fault is somebody's mistake: those that were under way
-/// when a range was thawed, at most one of each thread.
+/// when a range was unfrozen, at most one of each thread.
 const RETRIES: u32 = 4096;
 /// How many of these are left. Not a range's own: a writer may get here when the range that it
 /// waited for is registered no more. A mistake faults again, and takes that much longer.
 static RETRIES_LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// The process that froze last: its forks have nobody who thaws.
+/// The process that froze last: its forks have nobody who unfreezes.
 static FREEZER: AtomicU32 = AtomicU32::new(0);
 
 /// In a field of the signal's information that these signals do not use: the guard has passed it
@@ -121,7 +121,7 @@ fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c
     let chain = if signal == libc::SIGSEGV {
         /// A page is there, but does not allow the access.
         const SEGV_ACCERR: libc::c_int = 2;
-        if code == SEGV_ACCERR && (wait_for_thaw(address) || tries_again()) {
+        if code == SEGV_ACCERR && (wait_for_unfreeze(address) || tries_again()) {
             return;
         }
         &SEGV
@@ -177,11 +177,11 @@ fn pass_on(
 }
 
 /// Waits while the range around an address is frozen; whether it was.
-fn wait_for_thaw(address: usize) -> bool {
+fn wait_for_unfreeze(address: usize) -> bool {
     let Some((slot, range)) = find(address).filter(|(slot, _)| slot.frozen()) else { return false };
     if FREEZER.load(Ordering::Relaxed) != std::process::id() {
         // A fork, made while it was frozen. It keeps nothing, so what it writes is its own affair.
-        slot.thaw();
+        slot.unfreeze();
         // SAFETY: the range is a mapping of this process that was writable before it was frozen.
         unsafe {
             let both = libc::PROT_READ | libc::PROT_WRITE;
@@ -194,7 +194,7 @@ fn wait_for_thaw(address: usize) -> bool {
     true
 }
 
-/// Whether a write that faulted may have been to a range that was thawed since.
+/// Whether a write that faulted may have been to a range that was unfrozen since.
 fn tries_again() -> bool {
     let take = |left: u32| left.checked_sub(1);
     RETRIES_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
@@ -225,7 +225,7 @@ fn replace_in(slot: &Slot, (start, end): (usize, usize), address: usize) -> bool
         };
         if at != libc::MAP_FAILED {
             slot.tear();
-            note_torn();
+            note_truncated();
             return true;
         }
     }

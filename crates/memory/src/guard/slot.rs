@@ -12,7 +12,7 @@ pub(super) const FREE: u32 = 0;
 /// A range, whole.
 const WHOLE: u32 = 1;
 /// A range that lost at least one page.
-const TORN: u32 = 2;
+const TRUNCATED: u32 = 2;
 
 /// See the module's documentation. One writer at a time; any number of readers.
 #[derive(Debug, Default)]
@@ -57,12 +57,12 @@ impl Slot {
     /// A page of the range was replaced.
     pub(crate) fn tear(&self) {
         // Not one that was retired meanwhile.
-        let _ = self.state.compare_exchange(WHOLE, TORN, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.state.compare_exchange(WHOLE, TRUNCATED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Whether one was.
-    pub(crate) fn torn(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == TORN
+    pub(crate) fn truncated(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == TRUNCATED
     }
 
     /// From now on writers wait.
@@ -71,7 +71,7 @@ impl Slot {
     }
 
     /// From now on they do not; those that wait are to be woken.
-    pub(crate) fn thaw(&self) {
+    pub(crate) fn unfreeze(&self) {
         self.frozen.store(0, Ordering::Release);
     }
 

@@ -1,7 +1,7 @@
 //! A program's own memory that is lent to others, and given back: private pages that become a
 //! file's, and private again, at the same addresses and with the same bytes.
 //!
-//! The caller has frozen the range: whoever writes to it waits until it is thawed.
+//! The caller has frozen the range: whoever writes to it waits until it is unfrozen.
 
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
@@ -26,7 +26,7 @@ pub(super) unsafe fn put_over(
 ) -> Result<*mut c_void, RegionError> {
     let at: *mut c_void = with_exposed_provenance_mut(address);
     // SAFETY: the caller's memory, which nobody writes to until it is replaced by memory with the
-    // same bytes, or thawed.
+    // same bytes, or unfrozen.
     unsafe {
         file.whole().copy_from(std::slice::from_raw_parts(at.cast::<u8>(), length));
         let (both, flags) =

@@ -36,7 +36,7 @@ fn memory_moves_under_a_writer_without_losing_a_write() {
         copy.whole().store_u64(0, 7, Ordering::Release).unwrap();
         assert_eq!(region.whole().load_u64(0, Ordering::Acquire), Some(7));
         assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
-        region.thaw().unwrap();
+        region.unfreeze().unwrap();
         while region.whole().load_u64(4096, Ordering::Acquire).unwrap() < at_move + 1000 {}
         stop.store(true, Ordering::Relaxed);
         let last = writer.join().unwrap();
@@ -54,7 +54,7 @@ fn own_memory_is_lent_and_given_back_with_its_bytes() {
     std::mem::forget(room);
     let shared = file(8192);
     // SAFETY: the range was reserved above and forgotten.
-    let over = unsafe { Region::over(address, shared.as_fd(), 8192) }.unwrap();
+    let over = unsafe { Region::map_over(address, shared.as_fd(), 8192) }.unwrap();
     let other = Region::map(shared.as_fd(), 4096, 4, BOTH).unwrap();
     let mut text = [0; 4];
     other.whole().copy_to(&mut text);
@@ -94,7 +94,7 @@ fn no_store_is_lost_while_memory_is_lent_and_given_back() {
         for _ in 0..ROUNDS {
             let shared = file(LENGTH as u64);
             // SAFETY: as above.
-            drop(unsafe { Region::over(address, shared.as_fd(), LENGTH as u64) }.unwrap());
+            drop(unsafe { Region::map_over(address, shared.as_fd(), LENGTH as u64) }.unwrap());
         }
         done.store(true, Ordering::Relaxed);
         assert_eq!(writer.join().unwrap(), count.load(Ordering::Relaxed));
@@ -108,7 +108,7 @@ fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
     Region::map(page.as_fd(), 0, 4096, BOTH).unwrap().whole().copy_from(b"page");
     region.freeze(8192, 4096).unwrap();
     region.adopt(8192, 4096, page.as_fd(), 0).unwrap();
-    region.thaw().unwrap();
+    region.unfreeze().unwrap();
     let mut text = [0; 4];
     region.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"page");
@@ -180,8 +180,8 @@ fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
     assert_eq!(region.whole().read_obj::<u64>(4096), Some(7));
     rustix::fs::ftruncate(&file, 0).unwrap();
     assert_eq!(region.whole().read_obj::<u64>(4096), Some(0));
-    assert!(region.torn());
-    region.sever().unwrap();
+    assert!(region.truncated());
+    region.revoke().unwrap();
     drop(region);
     assert!(!there(), "it is still mapped");
 }

@@ -85,14 +85,14 @@ impl Client {
         let stream = UnixStream::connect(path).map_err(io)?;
         stream.set_read_timeout(Some(limit)).map_err(io)?;
         stream.set_write_timeout(Some(limit)).map_err(io)?;
-        Client::over(Arc::new(stream))
+        Client::with_stream(Arc::new(stream))
     }
 
     /// Negotiates over a connection that is there already.
     ///
     /// # Errors
     /// [`ClientError`] when the device turns the client away.
-    pub fn over(stream: Arc<dyn Stream>) -> Result<Client, ClientError> {
+    pub fn with_stream(stream: Arc<dyn Stream>) -> Result<Client, ClientError> {
         let client = Client {
             stream,
             turn: Mutex::default(),

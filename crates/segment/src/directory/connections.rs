@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use super::{Answer, Attached, Directory, Guest, Led, Loss, Objects, To, done};
+use super::{Answer, Attached, ConnectionTarget, Directory, Guest, Loss, Objects, To, done};
 use crate::message::{
-    Ask, BROADCAST_NODE, Change, Connected, Event, Grant, Handle, Holder, InterruptKind, NodeId,
-    Question, Refusal, Reply, SegmentId, SegmentKind, SessionId, Target, Tell,
+    Ask, BROADCAST_NODE, Change, Connected, Event, Handle, Holder, InterruptKind, NodeId,
+    PeerReply, Question, Refusal, Reply, SegmentId, SegmentKind, SessionId, Target, Tell,
 };
 
 /// Milliseconds that another node may take for an answer, at most.
@@ -154,9 +154,9 @@ impl Directory {
                 let event = Event::Adopt { ticket, keeper, offset, length, from: offset };
                 self.send(To::Event(session, event), attached);
             }
-            Tell::Thaw { ticket, connection, offset, length } => {
+            Tell::Unfreeze { ticket, connection, offset, length } => {
                 let Some((session, keeper)) = self.known(from, connection) else { return };
-                let event = Event::Thaw { ticket, keeper, offset, length };
+                let event = Event::Unfreeze { ticket, keeper, offset, length };
                 self.send(To::Event(session, event), Vec::new());
             }
         }
@@ -185,7 +185,12 @@ impl Directory {
         }
     }
 
-    fn answered(&mut self, request: u64, answer: Result<Grant, Refusal>, attached: Vec<Attached>) {
+    fn answered(
+        &mut self,
+        request: u64,
+        answer: Result<PeerReply, Refusal>,
+        attached: Vec<Attached>,
+    ) {
         let Some(pending) = self.pending.remove(&request) else { return };
         let Pending { session, owner, connection, what, deadline } = pending;
         let late = deadline.is_none() || !self.sessions.contains_key(&session);
@@ -211,16 +216,16 @@ impl Directory {
         }
         let mut known_as = connection;
         let reply = match (what, grant) {
-            (Asked::Alive, Grant::Alive(alive)) => Reply::Alive(alive),
+            (Asked::Alive, PeerReply::Alive(alive)) => Reply::Alive(alive),
             (Asked::Probe, _) => Reply::Done,
             (Asked::Member { id, size }, _) => {
                 known_as = self.new_member(session, id, size, connection);
                 Reply::Created { segment: known_as, id, address: None }
             }
-            (Asked::Connection, Grant::Memory { size, write, address }) => {
+            (Asked::Connection, PeerReply::Memory { size, write, address }) => {
                 Reply::Connected(Connected { connection, size, write, address })
             }
-            (Asked::Connection, Grant::Pages { lengths, write }) => {
+            (Asked::Connection, PeerReply::Pages { lengths, write }) => {
                 Reply::Pages { connection, lengths, write }
             }
             // A peer that answers something else than it was asked is not to be understood.
@@ -314,7 +319,7 @@ impl Directory {
             let asked = self.pending.get(&request).map(|pending| pending.what);
             let answer = match asked {
                 // Locks are taken from those that are dead, and from nobody else.
-                Some(Asked::Alive) => Ok(Grant::Alive(loss == Loss::OutOfReach)),
+                Some(Asked::Alive) => Ok(PeerReply::Alive(loss == Loss::OutOfReach)),
                 _ => Err(Refusal::NotResponding),
             };
             self.answered(request, answer, Vec::new());
@@ -368,7 +373,7 @@ impl Directory {
         guest: Guest,
         what: Question,
         objects: &mut dyn Objects,
-    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
         match what {
             Question::Segment { id, what } => self.connect_guest(guest, id, what),
             Question::Group { id, size } => self.join_group(guest, id, size, objects),
@@ -376,9 +381,9 @@ impl Directory {
                 self.connect_sender(guest, (kind, number), objects)
             }
             Question::Pages { address, length } => self.reach_pages(guest, address, length),
-            Question::Probe => Ok((Grant::Here, Vec::new())),
+            Question::Probe => Ok((PeerReply::Here, Vec::new())),
             Question::Alive(session) => {
-                Ok((Grant::Alive(self.sessions.contains_key(&session)), Vec::new()))
+                Ok((PeerReply::Alive(self.sessions.contains_key(&session)), Vec::new()))
             }
         }
     }
@@ -386,10 +391,12 @@ impl Directory {
     /// A connection of others to something of this host's is over.
     pub(super) fn drop_guest(&mut self, guest: Guest) {
         match self.guests.remove(&guest) {
-            Some(Led::Segment(handle)) => self.guest_left_segment(guest, handle),
-            Some(Led::Group(id)) => self.leave_group(guest, id),
-            Some(Led::Interrupt(kind, number)) => self.sender_left(guest, (kind, number)),
-            Some(Led::Pages(extent)) => self.guest_left_pages(guest, extent),
+            Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),
+            Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id),
+            Some(ConnectionTarget::Interrupt(kind, number)) => {
+                self.sender_left(guest, (kind, number))
+            }
+            Some(ConnectionTarget::Pages(extent)) => self.guest_left_pages(guest, extent),
             None => {}
         }
     }

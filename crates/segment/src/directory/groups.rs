@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::moves::{Keeper, Kept, Lingering, Revoked};
-use super::{Attached, Directory, Guest, Led, Objects, Output, To, system};
+use super::{Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, system};
 use crate::message::{
-    Change, Grant, Handle, NodeId, ObjectId, Refusal, SegmentEntry, SegmentId, Share, Tell,
+    Change, Handle, NodeId, ObjectId, PeerReply, Refusal, SegmentEntry, SegmentId, Share, Tell,
 };
 
 /// A group whose home this host is.
@@ -58,7 +58,7 @@ impl Directory {
         id: SegmentId,
         size: Option<u64>,
         objects: &mut dyn Objects,
-    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
         if self.group_home() != self.settings.node {
             return Err(Refusal::NoSuchSegment);
         }
@@ -85,9 +85,9 @@ impl Directory {
             return Err(Refusal::Busy);
         }
         group.guests.insert(guest, Joined { member: size.is_some(), share });
-        self.guests.insert(guest, Led::Group(id));
+        self.guests.insert(guest, ConnectionTarget::Group(id));
         let write = share == Share::Write;
-        let grant = Grant::Memory { size: group.size, write, address: None };
+        let grant = PeerReply::Memory { size: group.size, write, address: None };
         Ok((grant, vec![Attached { object: group.memory, write }]))
     }
 

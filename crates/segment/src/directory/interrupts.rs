@@ -6,9 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Answer, Attached, Directory, Guest, Led, LinePart, Objects, Output, To, done, system};
+use super::{
+    Answer, Attached, ConnectionTarget, Directory, Guest, LinePart, Objects, Output, To, done,
+    system,
+};
 use crate::message::{
-    Change, Event, FIRST_FREE_ID, Grant, Handle, InterruptKind, ObjectId, Refusal, Reply,
+    Change, Event, FIRST_FREE_ID, Handle, InterruptKind, ObjectId, PeerReply, Refusal, Reply,
     SessionId, Tell,
 };
 
@@ -125,7 +128,7 @@ impl Directory {
         guest: Guest,
         key: (InterruptKind, u32),
         objects: &mut dyn Objects,
-    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
         if !self.interrupts.contains_key(&key) {
             return Err(Refusal::NoSuchInterrupt);
         }
@@ -151,8 +154,8 @@ impl Directory {
             }
             attached.push(Attached::whole(object));
         }
-        self.guests.insert(guest, Led::Interrupt(key.0, key.1));
-        Ok((Grant::Memory { size: 0, write: true, address: None }, attached))
+        self.guests.insert(guest, ConnectionTarget::Interrupt(key.0, key.1));
+        Ok((PeerReply::Memory { size: 0, write: true, address: None }, attached))
     }
 
     /// A sender is gone.

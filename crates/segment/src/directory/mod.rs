@@ -196,7 +196,7 @@ pub struct Directory {
     interrupt_handles: BTreeMap<Handle, (InterruptKind, u32)>,
     extents: BTreeMap<Handle, Extent>,
     /// What connections of others' processes lead to here.
-    guests: BTreeMap<Guest, Led>,
+    guests: BTreeMap<Guest, ConnectionTarget>,
     connections: BTreeMap<Handle, Connection>,
     pending: BTreeMap<u64, Pending>,
     moves: BTreeMap<Handle, Move>,
@@ -210,7 +210,7 @@ pub struct Directory {
 
 /// What a guest's connection leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Led {
+enum ConnectionTarget {
     Segment(Handle),
     Group(SegmentId),
     Interrupt(InterruptKind, u32),

@@ -2,7 +2,7 @@
 //!
 //! Every *keeper* (the owner, connectors that stay) is asked to stop writing (freeze); when all
 //! have, the bytes are copied; then each is given the new memory, to be read only (adopt). When all
-//! use it, they may write again (thaw), and what was left behind is emptied. So whoever learns of a
+//! use it, they may write again (unfreeze), and what was left behind is emptied. So whoever learns of a
 //! store by a signal that no node carries finds it: no keeper reads the old memory when the first
 //! one writes to the new. A keeper that does not answer in time is no keeper any more: it is cut
 //! off.
@@ -225,16 +225,16 @@ impl Directory {
     }
 
     /// The keepers of a move that is over may write again.
-    fn say_thaw(&mut self, ticket: Handle, one: &Move) {
+    fn say_unfreeze(&mut self, ticket: Handle, one: &Move) {
         let (offset, length) = (one.range.start, one.range.end - one.range.start);
         for keeper in one.keepers.keys() {
             match *keeper {
                 Keeper::Session(session, keeper) => {
-                    let event = Event::Thaw { ticket, keeper, offset, length };
+                    let event = Event::Unfreeze { ticket, keeper, offset, length };
                     self.send(To::Event(session, event), Vec::new());
                 }
                 Keeper::Guest((node, connection)) => {
-                    let tell = Tell::Thaw { ticket, connection, offset, length };
+                    let tell = Tell::Unfreeze { ticket, connection, offset, length };
                     self.send(To::Tell(node, tell), Vec::new());
                 }
             }
@@ -359,11 +359,11 @@ impl Directory {
     /// Whether a connector of a segment, or one who joined a group, may store.
     fn guest_writes(&self, guest: Guest) -> bool {
         match self.guests.get(&guest) {
-            Some(super::Led::Segment(handle)) => {
+            Some(super::ConnectionTarget::Segment(handle)) => {
                 let segment = self.segments.get(handle);
                 segment.and_then(|it| it.guests.get(&guest)) == Some(&Share::Write)
             }
-            Some(super::Led::Group(id)) => {
+            Some(super::ConnectionTarget::Group(id)) => {
                 self.groups.get(id).is_some_and(|group| group.writes(guest))
             }
             _ => false,
@@ -379,7 +379,7 @@ impl Directory {
             let Some(handle) = settled.map(|(handle, _)| *handle) else { return };
             let Some(mut one) = self.moves.remove(&handle) else { return };
             // Before the next move of the same memory begins.
-            self.say_thaw(handle, &one);
+            self.say_unfreeze(handle, &one);
             let (object, offset) = one.from;
             let length = one.range.end - one.range.start;
             if one.to != one.from && self.empty((object, offset), length, handle) {

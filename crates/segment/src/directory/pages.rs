@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::moves::{Keeper, Kept};
-use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, system};
-use crate::message::{Change, Grant, Handle, NodeId, ObjectId, Refusal, Reply, SessionId, Tell};
+use super::{Answer, Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, system};
+use crate::message::{
+    Change, Handle, NodeId, ObjectId, PeerReply, Refusal, Reply, SessionId, Tell,
+};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -221,7 +223,7 @@ impl Directory {
         guest: Guest,
         address: u64,
         length: u64,
-    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
         let base = self.settings.range.base;
         let found = self.extents.iter_mut().find_map(|(handle, extent)| {
             let start = address.checked_sub(base + extent.offset)?;
@@ -248,8 +250,8 @@ impl Directory {
             attached.push(Attached { object: opened.memory, write: opened.write });
             lengths.push(opened.length);
         }
-        self.guests.insert(guest, Led::Pages(handle));
-        Ok((Grant::Pages { lengths, write }, attached))
+        self.guests.insert(guest, ConnectionTarget::Pages(handle));
+        Ok((PeerReply::Pages { lengths, write }, attached))
     }
 
     pub(super) fn guest_left_pages(&mut self, guest: Guest, handle: Handle) {

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use super::moves::{Keeper, Kept, Lingering, Revoked};
-use super::{Answer, Attached, Directory, Guest, Led, Objects, Output, To, done, system};
+use super::{
+    Answer, Attached, ConnectionTarget, Directory, Guest, Objects, Output, To, done, system,
+};
 use crate::message::{
-    Change, Event, FIRST_FREE_ID, Grant, Handle, NodeId, ObjectId, Question, Refusal, Reply,
+    Change, Event, FIRST_FREE_ID, Handle, NodeId, ObjectId, PeerReply, Question, Refusal, Reply,
     SegmentEntry, SegmentId, SegmentKind, SessionId, Share, Target, Tell, Withdrawal,
 };
 
@@ -241,7 +243,7 @@ impl Directory {
         guest: Guest,
         id: SegmentId,
         what: Target,
-    ) -> Result<(Grant, Vec<Attached>), Refusal> {
+    ) -> Result<(PeerReply, Vec<Attached>), Refusal> {
         let rule = self.rule(id, guest.0);
         let handle = *self.by_id.get(&id).ok_or(Refusal::NoSuchSegment)?;
         let segment = self.segments.get_mut(&handle).ok_or(Refusal::NoSuchSegment)?;
@@ -261,10 +263,10 @@ impl Directory {
         segment.guests.insert(guest, rule);
         let write = rule == Share::Write;
         let address = segment.offset.map(|offset| self.settings.range.base + offset);
-        let grant = Grant::Memory { size: segment.size, write, address };
+        let grant = PeerReply::Memory { size: segment.size, write, address };
         let event = Event::Connected { segment: handle, node: guest.0 };
         let owner = segment.session;
-        self.guests.insert(guest, Led::Segment(handle));
+        self.guests.insert(guest, ConnectionTarget::Segment(handle));
         self.send(To::Event(owner, event), Vec::new());
         Ok((grant, vec![Attached { object: memory, write }]))
     }

@@ -83,7 +83,7 @@ pub enum Tell {
         /// Of which number.
         request: u64,
         /// It.
-        answer: Result<Grant, Refusal>,
+        answer: Result<PeerReply, Refusal>,
     },
     /// The far end changed.
     Remote {
@@ -115,7 +115,7 @@ pub enum Tell {
         length: u64,
     },
     /// Write again: the move is over, and everybody who keeps the memory has it where it is now.
-    Thaw {
+    Unfreeze {
         /// Which move.
         ticket: Handle,
         /// Which connection.
@@ -129,7 +129,7 @@ pub enum Tell {
 
 /// A positive answer to a [`Question`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Grant {
+pub enum PeerReply {
     /// Memory of a segment, or an interrupt's line.
     Memory {
         /// Bytes.

@@ -337,7 +337,7 @@ pub enum Event {
         length: u64,
     },
     /// The range is in the memory beside this from now on, which may not be written to before
-    /// [`Event::Thaw`]. Answer [`Notice::Adopted`].
+    /// [`Event::Unfreeze`]. Answer [`Notice::Adopted`].
     Adopt {
         /// Which move.
         ticket: Handle,
@@ -352,7 +352,7 @@ pub enum Event {
     },
     /// The range may be written to again: the move is over. After a move that failed it comes
     /// without an adoption before it, and the range is where it was.
-    Thaw {
+    Unfreeze {
         /// Which move.
         ticket: Handle,
         /// The segment, extent or connection.

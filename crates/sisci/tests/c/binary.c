@@ -4,7 +4,7 @@
  * Some look all of that up by name when they run.
  */
 #include "functions.h"
-#include "story.h"
+#include "scenario.h"
 
 #include <dlfcn.h>
 
@@ -62,7 +62,7 @@ static void looked_up(void)
         for (prefix = 0; prefix < 3; prefix++) {
             const char *full = joined(prefixes[prefix], *name);
             if (dlsym(library, full) == NULL)
-                story_fail(__FILE__, __LINE__, "the library has no %s", full);
+                scenario_fail(__FILE__, __LINE__, "the library has no %s", full);
         }
     }
     CHECK(dlclose(library) == 0);

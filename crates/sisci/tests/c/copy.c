@@ -2,7 +2,7 @@
  * Copies by the CPU, sequences and barriers, and the block transfers of the 1.x API. The owner's
  * segment is the far end.
  */
-#include "story.h"
+#include "scenario.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -182,15 +182,15 @@ static void blocks(void)
     REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIWaitForBlockTransfer(block, SOON, 0, &error));
 }
 
-static void peer(struct story *story)
+static void peer(struct scenario *scenario)
 {
     sci_local_segment_t near_segment;
     sci_remote_segment_t far_segment;
     sci_sequence_status_t status = SCI_SEQ_OK;
-    TRY(SCICreateSegment(story->sd, &near_segment, NEAR, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &near_segment, NEAR, SIZE, NULL, NULL, 0, &error));
     TRY(copy.near_bytes = (volatile unsigned char *)SCIMapLocalSegment(
             near_segment, &copy.near_map, 0, SIZE, NULL, 0, &error));
-    POLL(SCI_ERR_NO_SUCH_SEGMENT, SCIConnectSegment(story->sd, &far_segment, story->peer, FAR, 0,
+    POLL(SCI_ERR_NO_SUCH_SEGMENT, SCIConnectSegment(scenario->sd, &far_segment, scenario->peer, FAR, 0,
                                                     NULL, NULL, 0, 0, &error));
     TRY(copy.far_bytes = (volatile unsigned char *)SCIMapRemoteSegment(
             far_segment, &copy.far_map, 0, SIZE, NULL, 0, &error));
@@ -200,8 +200,8 @@ static void peer(struct story *story)
     sequences();
     cancelled();
     blocks();
-    story_meet(story);
-    story_meet(story); /* the owner's segment is gone: stores no longer arrive, and that is seen */
+    scenario_meet(scenario);
+    scenario_meet(scenario); /* the owner's segment is gone: stores no longer arrive, and that is seen */
     copy.far_bytes[0] = 1;
     AWAIT((status = SCICheckSequence(copy.sequence, 0, &error)) != SCI_SEQ_OK ||
           error != SCI_ERR_OK);
@@ -214,25 +214,25 @@ static void peer(struct story *story)
     TRY(SCIRemoveSegment(near_segment, 0, &error));
 }
 
-static void owner(struct story *story)
+static void owner(struct scenario *scenario)
 {
     sci_local_segment_t segment;
-    TRY(SCICreateSegment(story->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
-    story_meet(story);
+    scenario_meet(scenario);
     TRY(SCIRemoveSegment(segment, 0, &error));
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
-    if (story.owner)
-        owner(&story);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
+    if (scenario.owner)
+        owner(&scenario);
     else
-        peer(&story);
-    story_end(&story);
+        peer(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

@@ -3,7 +3,7 @@
  * callbacks may do what programs do in them: remove segments, and use the API with the same
  * descriptor.
  */
-#include "story.h"
+#include "scenario.h"
 
 #include <string.h>
 
@@ -11,22 +11,22 @@ enum { NUMBER = 12 };
 
 static unsigned char message[SCI_MAX_DATA_INTERRUPT_LENGTH + 1];
 
-static sci_local_data_interrupt_t create(struct story *story, unsigned int number,
+static sci_local_data_interrupt_t create(struct scenario *scenario, unsigned int number,
                                          sci_cb_data_interrupt_t callback, void *arg,
                                          unsigned int flags)
 {
     sci_local_data_interrupt_t interrupt;
     unsigned int got = number;
-    TRY(SCICreateDataInterrupt(story->sd, &interrupt, 0, &got, callback, arg,
+    TRY(SCICreateDataInterrupt(scenario->sd, &interrupt, 0, &got, callback, arg,
                                flags | SCI_FLAG_FIXED_INTNO, &error));
     CHECK(got == number);
     return interrupt;
 }
 
-static sci_remote_data_interrupt_t connect_to(struct story *story, unsigned int number)
+static sci_remote_data_interrupt_t connect_to(struct scenario *scenario, unsigned int number)
 {
     sci_remote_data_interrupt_t interrupt;
-    POLL(SCI_ERR_NO_SUCH_INTNO, SCIConnectDataInterrupt(story->sd, &interrupt, story->peer, 0,
+    POLL(SCI_ERR_NO_SUCH_INTNO, SCIConnectDataInterrupt(scenario->sd, &interrupt, scenario->peer, 0,
                                                         number, 0, 0, &error));
     return interrupt;
 }
@@ -47,7 +47,7 @@ static void check_message(uint32_t number, unsigned int length, unsigned int got
     CHECK(got == length);
     memcpy(&said, message, sizeof said);
     if (said != number)
-        story_fail(__FILE__, __LINE__, "message %u came instead of %u", said, number);
+        scenario_fail(__FILE__, __LINE__, "message %u came instead of %u", said, number);
     for (i = sizeof said; i < length; i++)
         CHECK(message[i] == (unsigned char)(number * 31 + i));
 }
@@ -59,18 +59,18 @@ static unsigned int length_of(uint32_t number)
     return lengths[number % 5];
 }
 
-static void in_order(struct story *story)
+static void in_order(struct scenario *scenario)
 {
     enum { COUNT = 2000 };
     uint32_t number;
-    if (story->owner) {
+    if (scenario->owner) {
         sci_local_data_interrupt_t interrupt;
         unsigned int got = sizeof message;
-        story_meet(story); /* there is none yet */
-        interrupt = create(story, NUMBER, NULL, NULL, 0);
+        scenario_meet(scenario); /* there is none yet */
+        interrupt = create(scenario, NUMBER, NULL, NULL, 0);
         REFUSED(SCI_ERR_TIMEOUT,
                 SCIWaitForDataInterrupt(interrupt, message, &got, 0, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
         for (number = 0; number < COUNT; number++) {
             got = sizeof message;
             TRY(SCIWaitForDataInterrupt(interrupt, message, &got, SOON, 0, &error));
@@ -80,11 +80,11 @@ static void in_order(struct story *story)
     } else {
         sci_remote_data_interrupt_t interrupt;
         REFUSED(SCI_ERR_NO_SUCH_INTNO,
-                SCIConnectDataInterrupt(story->sd, &interrupt, story->peer, 0, NUMBER, 0, 0,
+                SCIConnectDataInterrupt(scenario->sd, &interrupt, scenario->peer, 0, NUMBER, 0, 0,
                                         &error));
-        story_meet(story);
-        story_meet(story); /* the owner has seen that nothing is there */
-        interrupt = connect_to(story, NUMBER);
+        scenario_meet(scenario);
+        scenario_meet(scenario); /* the owner has seen that nothing is there */
+        interrupt = connect_to(scenario, NUMBER);
         for (number = 0; number < COUNT; number++) {
             fill(number, length_of(number));
             POLL(SCI_ERR_NOSPC, SCITriggerDataInterrupt(interrupt, message, length_of(number), 0,
@@ -92,19 +92,19 @@ static void in_order(struct story *story)
         }
         TRY(SCIDisconnectDataInterrupt(interrupt, 0, &error));
     }
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 /* Nobody reads: at some point the queue is full, and what was taken comes out whole. */
-static void full(struct story *story)
+static void full(struct scenario *scenario)
 {
     enum { MANY = 100000 };
     uint32_t number, sent = 0;
-    if (story->owner) {
-        sci_local_data_interrupt_t interrupt = create(story, 0, NULL, NULL, 0);
+    if (scenario->owner) {
+        sci_local_data_interrupt_t interrupt = create(scenario, 0, NULL, NULL, 0);
         unsigned int got;
-        story_meet(story);
-        sent = story_hear(story, 1);
+        scenario_meet(scenario);
+        sent = scenario_receive(scenario, 1);
         CHECK(sent >= 2);
         /* Too little room: the message stays, to be read with more. */
         got = 8;
@@ -117,15 +117,15 @@ static void full(struct story *story)
         got = sizeof message;
         REFUSED(SCI_ERR_TIMEOUT,
                 SCIWaitForDataInterrupt(interrupt, message, &got, 10, 0, &error));
-        story_meet(story); /* there is room again */
+        scenario_meet(scenario); /* there is room again */
         TRY(SCIWaitForDataInterrupt(interrupt, message, &got, SOON, 0, &error));
         check_message(4711, 60, got);
         TRY(SCIRemoveDataInterrupt(interrupt, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
     } else {
         sci_remote_data_interrupt_t interrupt;
-        story_meet(story);
-        interrupt = connect_to(story, 0);
+        scenario_meet(scenario);
+        interrupt = connect_to(scenario, 0);
         for (sent = 0; sent < MANY; sent++) {
             fill(sent, 60);
             error = NOT_SET;
@@ -136,11 +136,11 @@ static void full(struct story *story)
         CHECK(sent < MANY && error == SCI_ERR_NOSPC);
         REFUSED_SOMEHOW(SCITriggerDataInterrupt(interrupt, message,
                                                 SCI_MAX_DATA_INTERRUPT_LENGTH + 1, 0, &error));
-        story_tell(story, 1, sent);
-        story_meet(story);
+        scenario_send(scenario, 1, sent);
+        scenario_meet(scenario);
         fill(4711, 60);
         TRY(SCITriggerDataInterrupt(interrupt, message, 60, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
         /* What it led to is gone: a posted write. */
         TRY(SCITriggerDataInterrupt(interrupt, message, 60, 0, &error));
         TRY(SCIDisconnectDataInterrupt(interrupt, 0, &error));
@@ -149,7 +149,7 @@ static void full(struct story *story)
 
 /* What a callback needs, and what it has seen. */
 struct listener {
-    struct story *story;
+    struct scenario *scenario;
     sci_local_segment_t segment;
     sci_remote_data_interrupt_t back;
     uint32_t count;
@@ -168,41 +168,41 @@ static sci_callback_action_t on_message(void *arg, sci_local_data_interrupt_t in
         sci_remote_data_interrupt_t back;
         memcpy(&number, (unsigned char *)data + 4, sizeof number);
         do {
-            SCIConnectDataInterrupt(listener->story->sd, &back, listener->story->peer, 0, number,
+            SCIConnectDataInterrupt(listener->scenario->sd, &back, listener->scenario->peer, 0, number,
                                     SOON, 0, &inside);
         } while (inside == SCI_ERR_NO_SUCH_INTNO);
-        story_expect(__FILE__, __LINE__, "connecting in a callback", inside, SCI_ERR_OK);
+        scenario_expect(__FILE__, __LINE__, "connecting in a callback", inside, SCI_ERR_OK);
         listener->back = back;
     }
     if (listener->count == 2) {
         SCIRemoveSegment(listener->segment, 0, &inside);
-        story_expect(__FILE__, __LINE__, "removing in a callback", inside, SCI_ERR_OK);
-        SCICreateSegment(listener->story->sd, &listener->segment, 0xca11, 32, NULL, NULL, 0,
+        scenario_expect(__FILE__, __LINE__, "removing in a callback", inside, SCI_ERR_OK);
+        SCICreateSegment(listener->scenario->sd, &listener->segment, 0xca11, 32, NULL, NULL, 0,
                          &inside);
-        story_expect(__FILE__, __LINE__, "creating in a callback", inside, SCI_ERR_OK);
+        scenario_expect(__FILE__, __LINE__, "creating in a callback", inside, SCI_ERR_OK);
         SCIPrepareSegment(listener->segment, 0, 0, &inside);
-        story_expect(__FILE__, __LINE__, "preparing in a callback", inside, SCI_ERR_OK);
+        scenario_expect(__FILE__, __LINE__, "preparing in a callback", inside, SCI_ERR_OK);
     }
     SCITriggerDataInterrupt(listener->back, data, length, 0, &inside);
-    story_expect(__FILE__, __LINE__, "triggering in a callback", inside, SCI_ERR_OK);
+    scenario_expect(__FILE__, __LINE__, "triggering in a callback", inside, SCI_ERR_OK);
     if (listener->count == 3) {
         SCIDisconnectDataInterrupt(listener->back, 0, &inside);
-        story_expect(__FILE__, __LINE__, "disconnecting in a callback", inside, SCI_ERR_OK);
+        scenario_expect(__FILE__, __LINE__, "disconnecting in a callback", inside, SCI_ERR_OK);
     }
     __atomic_add_fetch(&listener->count, 1, __ATOMIC_SEQ_CST);
     return SCI_CALLBACK_CONTINUE;
 }
 
-static void called_back(struct story *story)
+static void called_back(struct scenario *scenario)
 {
     enum { COUNT = 4 };
-    if (story->owner) {
+    if (scenario->owner) {
         static struct listener listener;
         sci_local_data_interrupt_t interrupt;
-        listener.story = story;
-        TRY(SCICreateSegment(story->sd, &listener.segment, 0xca11, 16, NULL, NULL, 0, &error));
-        interrupt = create(story, NUMBER, on_message, &listener, SCI_FLAG_USE_CALLBACK);
-        story_meet(story);
+        listener.scenario = scenario;
+        TRY(SCICreateSegment(scenario->sd, &listener.segment, 0xca11, 16, NULL, NULL, 0, &error));
+        interrupt = create(scenario, NUMBER, on_message, &listener, SCI_FLAG_USE_CALLBACK);
+        scenario_meet(scenario);
         AWAIT(__atomic_load_n(&listener.count, __ATOMIC_SEQ_CST) == COUNT);
         CHECK(SCIGetLocalSegmentSize(listener.segment) == 32);
         TRY(SCIRemoveSegment(listener.segment, 0, &error));
@@ -212,9 +212,9 @@ static void called_back(struct story *story)
         sci_remote_data_interrupt_t interrupt;
         unsigned int number = 0xdeadbeefU, got;
         uint32_t i;
-        TRY(SCICreateDataInterrupt(story->sd, &answers, 0, &number, NULL, NULL, 0, &error));
-        story_meet(story);
-        interrupt = connect_to(story, NUMBER);
+        TRY(SCICreateDataInterrupt(scenario->sd, &answers, 0, &number, NULL, NULL, 0, &error));
+        scenario_meet(scenario);
+        interrupt = connect_to(scenario, NUMBER);
         for (i = 0; i < COUNT; i++) {
             unsigned char sent[64];
             fill(i, 64);
@@ -228,18 +228,18 @@ static void called_back(struct story *story)
         TRY(SCIDisconnectDataInterrupt(interrupt, 0, &error));
         TRY(SCIRemoveDataInterrupt(answers, 0, &error));
     }
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 /* A number of a plain interrupt is free for a data interrupt, but not for a second one. */
-static void numbers(struct story *story)
+static void numbers(struct scenario *scenario)
 {
-    sci_local_data_interrupt_t data = create(story, 7, NULL, NULL, 0), second;
+    sci_local_data_interrupt_t data = create(scenario, 7, NULL, NULL, 0), second;
     sci_local_interrupt_t plain;
     unsigned int number = 7;
-    TRY(SCICreateInterrupt(story->sd, &plain, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO,
+    TRY(SCICreateInterrupt(scenario->sd, &plain, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO,
                            &error));
-    REFUSED_SOMEHOW(SCICreateDataInterrupt(story->sd, &second, 0, &number, NULL, NULL,
+    REFUSED_SOMEHOW(SCICreateDataInterrupt(scenario->sd, &second, 0, &number, NULL, NULL,
                                            SCI_FLAG_FIXED_INTNO, &error));
     TRY(SCIRemoveInterrupt(plain, 0, &error));
     TRY(SCIRemoveDataInterrupt(data, 0, &error));
@@ -247,13 +247,13 @@ static void numbers(struct story *story)
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
-    in_order(&story);
-    full(&story);
-    called_back(&story);
-    if (story.owner) /* both may be on one host */
-        numbers(&story);
-    story_end(&story);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
+    in_order(&scenario);
+    full(&scenario);
+    called_back(&scenario);
+    if (scenario.owner) /* both may be on one host */
+        numbers(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

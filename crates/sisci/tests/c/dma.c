@@ -3,7 +3,7 @@
  * pieces; waiting, being called back, aborting; what the states of a queue are. The owner's
  * segment is the far end.
  */
-#include "story.h"
+#include "scenario.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -262,25 +262,25 @@ static void used_meanwhile(void)
     TRY(SCIRemoveDMAQueue(queue, 0, &error));
 }
 
-static void peer(struct story *story)
+static void peer(struct scenario *scenario)
 {
     sci_remote_segment_t other;
     sci_dma_queue_t several;
     sci_segment_cb_reason_t reason;
     sci_error_t status;
-    dma.sd = story->sd;
-    TRY(SCICreateSegment(story->sd, &dma.local, NEAR, SIZE, NULL, NULL, 0, &error));
+    dma.sd = scenario->sd;
+    TRY(SCICreateSegment(scenario->sd, &dma.local, NEAR, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(dma.local, 0, 0, &error));
     TRY(dma.near_bytes = (volatile unsigned char *)SCIMapLocalSegment(
             dma.local, &dma.near_map, 0, SIZE, NULL, 0, &error));
     POLL(SCI_ERR_NO_SUCH_SEGMENT,
-         SCIConnectSegment(story->sd, &dma.remote, story->peer, FAR, 0, NULL, NULL, 0, 0, &error));
-    TRY(SCICreateDMAQueue(story->sd, &dma.queue, 0, DIS_DMA_MAX_VECLEN, 0, &error));
+         SCIConnectSegment(scenario->sd, &dma.remote, scenario->peer, FAR, 0, NULL, NULL, 0, 0, &error));
+    TRY(SCICreateDMAQueue(scenario->sd, &dma.queue, 0, DIS_DMA_MAX_VECLEN, 0, &error));
     /* The far end need not be mapped for a transfer. */
     TRY(SCIStartDmaTransfer(dma.queue, dma.local, dma.remote, 0, 64, 0, NULL, NULL,
                             SCI_FLAG_DMA_WAIT, &error));
     TRY(SCIRemoveDMAQueue(dma.queue, 0, &error));
-    TRY(SCICreateDMAQueue(story->sd, &dma.queue, 0, DIS_DMA_MAX_VECLEN, 0, &error));
+    TRY(SCICreateDMAQueue(scenario->sd, &dma.queue, 0, DIS_DMA_MAX_VECLEN, 0, &error));
     TRY(dma.far_bytes = (volatile unsigned char *)SCIMapRemoteSegment(
             dma.remote, &dma.far_map, 0, SIZE, NULL, 0, &error));
     pushed_and_pulled();
@@ -295,12 +295,12 @@ static void peer(struct story *story)
     fill(dma.near_bytes, 42);
     TRY(SCIStartDmaTransfer(dma.queue, dma.local, dma.remote, 0, SIZE, 0, NULL, NULL, 0, &error));
     CHECK(wait_for(dma.queue) == SCI_DMAQUEUE_DONE);
-    TRY(SCIConnectSegment(story->sd, &other, story->peer, OTHER, 0, NULL, NULL, SOON, 0, &error));
+    TRY(SCIConnectSegment(scenario->sd, &other, scenario->peer, OTHER, 0, NULL, NULL, SOON, 0, &error));
     TRY(SCICreateDMAQueue(dma.sd, &several, 0, 2, 0, &error));
     TRY(SCIEnqueueDMATransfer(several, dma.local, other, 0, 0, 64, 0, &error));
     TRY(SCIEnqueueDMATransfer(several, dma.local, dma.remote, 0, 0, 64, 0, &error));
-    story_meet(story); /* the owner looks, and removes its segment */
-    story_meet(story);
+    scenario_meet(scenario); /* the owner looks, and removes its segment */
+    scenario_meet(scenario);
     TRY(reason = SCIWaitForRemoteSegmentEvent(dma.remote, &status, SOON, 0, &error));
     CHECK(reason == SCI_CB_DISCONNECT);
     /* What was done before stays done, and what reaches only one of two has failed. */
@@ -322,37 +322,37 @@ static void peer(struct story *story)
     TRY(SCIRemoveSegment(dma.local, 0, &error));
 }
 
-static void owner(struct story *story)
+static void owner(struct scenario *scenario)
 {
     sci_local_segment_t segment, other;
     sci_map_t map;
     volatile unsigned char *bytes;
     size_t i;
-    TRY(SCICreateSegment(story->sd, &other, OTHER, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &other, OTHER, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(other, 0, 0, &error));
     TRY(SCISetSegmentAvailable(other, 0, 0, &error));
-    TRY(SCICreateSegment(story->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, FAR, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
                                                              &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
-    story_meet(story);
+    scenario_meet(scenario);
     for (i = 0; i < SIZE; i++)
         CHECK(bytes[i] == (unsigned char)(42 + i * 7 + i / 256));
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIRemoveSegment(segment, 0, &error));
-    story_meet(story);
+    scenario_meet(scenario);
     TRY(SCIRemoveSegment(other, 0, &error));
 }
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
-    if (story.owner)
-        owner(&story);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
+    if (scenario.owner)
+        owner(&scenario);
     else
-        peer(&story);
-    story_end(&story);
+        peer(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

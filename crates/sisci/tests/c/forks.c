@@ -3,7 +3,7 @@
  */
 #define _DEFAULT_SOURCE
 
-#include "story.h"
+#include "scenario.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 enum { PARENTS = 0x5a60, CHILDS = 0x5a61, NUMBER = 77, SIZE = 8192 };
 
 /* The child begins anew: its parent's handles are not its, and it can have all of its own. */
-static int begins_anew(const struct story *story, sci_local_segment_t parents)
+static int begins_anew(const struct scenario *scenario, sci_local_segment_t parents)
 {
     sci_desc_t sd;
     sci_local_segment_t segment;
@@ -24,7 +24,7 @@ static int begins_anew(const struct story *story, sci_local_segment_t parents)
     TRY(SCIInitialize(0, &error));
     REFUSED(SCI_ERR_ILLEGAL_PARAMETER, SCIRemoveSegment(parents, 0, &error));
     TRY(SCIOpen(&sd, 0, &error));
-    TRY(SCIConnectSegment(sd, &remote, story->local, PARENTS, 0, NULL, NULL, SOON, 0, &error));
+    TRY(SCIConnectSegment(sd, &remote, scenario->local, PARENTS, 0, NULL, NULL, SOON, 0, &error));
     TRY(SCICreateSegment(sd, &segment, CHILDS, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
@@ -45,12 +45,12 @@ static int ends(void)
 }
 
 /* The child lets go of everything that it finds. */
-static int removes(const struct story *story, sci_local_segment_t parents,
+static int removes(const struct scenario *scenario, sci_local_segment_t parents,
                    sci_local_interrupt_t interrupt)
 {
     sci_local_segment_t segment;
     REFUSED(SCI_ERR_NOT_INITIALIZED,
-            SCICreateSegment(story->sd, &segment, CHILDS, SIZE, NULL, NULL, 0, &error));
+            SCICreateSegment(scenario->sd, &segment, CHILDS, SIZE, NULL, NULL, 0, &error));
     SCIRemoveInterrupt(interrupt, 0, &error);
     SCIRemoveSegment(parents, 0, &error);
     return 0;
@@ -61,7 +61,7 @@ static int busy = 1;
 /* What other threads are at when the process forks. */
 static void *call_all_the_time(void *arg)
 {
-    const struct story *story = (const struct story *)arg;
+    const struct scenario *scenario = (const struct scenario *)arg;
     while (__atomic_load_n(&busy, __ATOMIC_SEQ_CST)) {
         sci_desc_t sd;
         sci_local_segment_t segment;
@@ -72,7 +72,7 @@ static void *call_all_the_time(void *arg)
         SCICreateSegment(sd, &segment, 0, 64, NULL, NULL, SCI_FLAG_AUTO_ID, &ignored);
         SCIRemoveSegment(segment, 0, &ignored);
         SCIClose(sd, 0, &ignored);
-        (void)SCIGetLocalSegmentId(story->board);
+        (void)SCIGetLocalSegmentId(scenario->board);
     }
     return NULL;
 }
@@ -80,18 +80,18 @@ static void *call_all_the_time(void *arg)
 static void ended_well(pid_t child);
 
 /* A fork in the middle of other threads' calls has nothing of them, nor of what they hold. */
-static void forks_among_calls(struct story *story, sci_local_segment_t segment)
+static void forks_among_calls(struct scenario *scenario, sci_local_segment_t segment)
 {
     enum { THREADS = 2, ROUNDS = 40 };
     pthread_t threads[THREADS];
     unsigned int i;
     for (i = 0; i < THREADS; i++)
-        CHECK(pthread_create(&threads[i], NULL, call_all_the_time, story) == 0);
+        CHECK(pthread_create(&threads[i], NULL, call_all_the_time, scenario) == 0);
     for (i = 0; i < ROUNDS; i++) {
         pid_t child = fork();
         if (child == 0) {
             alarm(10);
-            _exit(i % 2 == 0 ? begins_anew(story, segment) : ends());
+            _exit(i % 2 == 0 ? begins_anew(scenario, segment) : ends());
         }
         ended_well(child);
     }
@@ -109,7 +109,7 @@ static void ended_well(pid_t child)
 
 int main(int argc, char **argv)
 {
-    struct story story;
+    struct scenario scenario;
     sci_local_segment_t segment;
     sci_local_interrupt_t interrupt;
     sci_remote_interrupt_t trigger;
@@ -119,24 +119,24 @@ int main(int argc, char **argv)
     unsigned int number = NUMBER;
     volatile unsigned char *bytes;
     pid_t child;
-    story_begin(&story, argc, argv);
-    TRY(SCICreateSegment(story.sd, &segment, PARENTS, SIZE, NULL, NULL, 0, &error));
+    scenario_begin(&scenario, argc, argv);
+    TRY(SCICreateSegment(scenario.sd, &segment, PARENTS, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
     TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
                                                              &error));
-    TRY(SCICreateInterrupt(story.sd, &interrupt, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO,
+    TRY(SCICreateInterrupt(scenario.sd, &interrupt, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO,
                            &error));
     /* The copy engine has its threads before the process forks. */
-    TRY(SCIConnectSegment(story.sd, &remote, story.local, PARENTS, 0, NULL, NULL, SOON, 0,
+    TRY(SCIConnectSegment(scenario.sd, &remote, scenario.local, PARENTS, 0, NULL, NULL, SOON, 0,
                           &error));
-    TRY(SCICreateDMAQueue(story.sd, &queue, 0, 1, 0, &error));
+    TRY(SCICreateDMAQueue(scenario.sd, &queue, 0, 1, 0, &error));
     TRY(SCIStartDmaTransfer(queue, segment, remote, 0, 8, 4096, NULL, NULL, SCI_FLAG_DMA_WAIT,
                             &error));
 
     child = fork();
     if (child == 0)
-        _exit(begins_anew(&story, segment));
+        _exit(begins_anew(&scenario, segment));
     ended_well(child);
     CHECK(bytes[1] == 0x17);
     child = fork();
@@ -145,13 +145,13 @@ int main(int argc, char **argv)
     ended_well(child);
     child = fork();
     if (child == 0)
-        _exit(removes(&story, segment, interrupt));
+        _exit(removes(&scenario, segment, interrupt));
     ended_well(child);
 
-    forks_among_calls(&story, segment);
+    forks_among_calls(&scenario, segment);
 
     /* Everything of the parent's is there. */
-    TRY(SCIConnectInterrupt(story.sd, &trigger, story.local, 0, NUMBER, SOON, 0, &error));
+    TRY(SCIConnectInterrupt(scenario.sd, &trigger, scenario.local, 0, NUMBER, SOON, 0, &error));
     TRY(SCITriggerInterrupt(trigger, 0, &error));
     TRY(SCIWaitForInterrupt(interrupt, SOON, 0, &error));
     TRY(SCIDisconnectInterrupt(trigger, 0, &error));
@@ -164,6 +164,6 @@ int main(int argc, char **argv)
     TRY(SCIDisconnectSegment(remote, 0, &error));
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIRemoveSegment(segment, 0, &error));
-    story_end(&story);
+    scenario_end(&scenario);
     return 0;
 }

@@ -3,7 +3,7 @@
  * of what was removed. Every function refuses them with an error, and none looks at where they
  * lead.
  */
-#include "story.h"
+#include "scenario.h"
 
 /* Calls everything that takes a kind of handle with one that is not of it. */
 typedef void (*misuse)(void *handle);

@@ -2,7 +2,7 @@
  * Initialising, descriptors, terminating, and what may be asked before: programs ask for node ids
  * while they read their options, and leave everything open when they end.
  */
-#include "story.h"
+#include "scenario.h"
 
 #include <string.h>
 

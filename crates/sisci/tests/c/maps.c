@@ -5,7 +5,7 @@
  */
 #define _DEFAULT_SOURCE
 
-#include "story.h"
+#include "scenario.h"
 
 #include <errno.h>
 #include <stdint.h>
@@ -137,7 +137,7 @@ static void refusals(sci_remote_segment_t segment)
             SCIMapRemoteSegment(segment, &map, 0, 1, NULL, 0x40000000, &error));
 }
 
-static void peer(struct story *story)
+static void peer(struct scenario *scenario)
 {
     /* What speaks of hardware buffers means nothing here, and is no mistake. */
     static const unsigned int meaningless[] = {SCI_FLAG_IO_MAP_IOSPACE, SCI_FLAG_NO_MEMORY_LOOPBACK,
@@ -146,11 +146,11 @@ static void peer(struct story *story)
     sci_remote_segment_t segment;
     sci_map_t map;
     size_t i;
-    story_meet(story);
-    TRY(SCIConnectSegment(story->sd, &segment, story->peer, ID, 0, NULL, NULL, SOON, 0, &error));
+    scenario_meet(scenario);
+    TRY(SCIConnectSegment(scenario->sd, &segment, scenario->peer, ID, 0, NULL, NULL, SOON, 0, &error));
     pieces(segment);
-    story_meet(story); /* the owner looks */
-    story_meet(story);
+    scenario_meet(scenario); /* the owner looks */
+    scenario_meet(scenario);
     several(segment);
     places(segment);
     read_only(segment);
@@ -160,15 +160,15 @@ static void peer(struct story *story)
         TRY(SCIUnmapSegment(map, 0, &error));
     }
     TRY(SCIDisconnectSegment(segment, 0, &error));
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
-static void owner(struct story *story)
+static void owner(struct scenario *scenario)
 {
     sci_local_segment_t segment;
     sci_map_t map, early;
     volatile unsigned char *bytes, *middle;
-    TRY(SCICreateSegment(story->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
     /* Mapped before it is prepared. */
     TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
                                                              &error));
@@ -178,13 +178,13 @@ static void owner(struct story *story)
             SCIMapLocalSegment(segment, &map, 1, SIZE, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
-    story_meet(story);
-    story_meet(story);
+    scenario_meet(scenario);
+    scenario_meet(scenario);
     CHECK(bytes[0] == 0x43 && bytes[1] == 0x34 && bytes[2] == 0x12 && bytes[3] == 0);
     CHECK(middle[0] == 0x34 && middle[1] == 0x12 && middle[2] == 0);
     CHECK(bytes[SIZE - 1] == 0x99 && bytes[SIZE - 2] == 0);
-    story_meet(story);
-    story_meet(story);
+    scenario_meet(scenario);
+    scenario_meet(scenario);
     TRY(SCIUnmapSegment(early, 0, &error));
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIRemoveSegment(segment, 0, &error));
@@ -192,12 +192,12 @@ static void owner(struct story *story)
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
-    if (story.owner)
-        owner(&story);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
+    if (scenario.owner)
+        owner(&scenario);
     else
-        peer(&story);
-    story_end(&story);
+        peer(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

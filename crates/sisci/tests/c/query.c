@@ -2,7 +2,7 @@
  * SCIQuery: every question has an answer of its form or is refused as illegal, and nothing is
  * written but the answer.
  */
-#include "story.h"
+#include "scenario.h"
 
 #include <string.h>
 
@@ -147,7 +147,7 @@ static void system_and_engines(void)
     REFUSED_SOMEHOW(SCIQuery(SCI_Q_ADAPTER, NULL, 0, &error));
 }
 
-static void segments(struct story *story)
+static void segments(struct scenario *scenario)
 {
     sci_local_segment_t local;
     sci_remote_segment_t remote;
@@ -155,10 +155,10 @@ static void segments(struct story *story)
     sci_query_local_segment_t of_local;
     sci_query_remote_segment_t of_remote;
     sci_query_map_t of_map;
-    TRY(SCICreateSegment(story->sd, &local, 0x9e27, 8192, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &local, 0x9e27, 8192, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(local, 0, 0, &error));
     TRY(SCISetSegmentAvailable(local, 0, 0, &error));
-    TRY(SCIConnectSegment(story->sd, &remote, story->local, 0x9e27, 0, NULL, NULL, SOON, 0,
+    TRY(SCIConnectSegment(scenario->sd, &remote, scenario->local, 0x9e27, 0, NULL, NULL, SOON, 0,
                           &error));
     TRY(SCIMapRemoteSegment(remote, &map, 4096, 4096, NULL, 0, &error));
     of_local.segment = local;
@@ -194,13 +194,13 @@ static void segments(struct story *story)
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
     texts();
     adapters();
     bus_number();
     system_and_engines();
-    segments(&story);
-    story_end(&story);
+    segments(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

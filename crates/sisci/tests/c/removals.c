@@ -4,7 +4,7 @@
  */
 #define _DEFAULT_SOURCE
 
-#include "story.h"
+#include "scenario.h"
 
 #include <dirent.h>
 #include <string.h>
@@ -12,10 +12,10 @@
 
 enum { ID = 0x4e40, ASYNC = 0x4e50, NUMBER = 640, SIZE = 4096 };
 
-static sci_local_segment_t offer(struct story *story, unsigned int id)
+static sci_local_segment_t offer(struct scenario *scenario, unsigned int id)
 {
     sci_local_segment_t segment;
-    TRY(SCICreateSegment(story->sd, &segment, id, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, id, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
     return segment;
@@ -23,19 +23,19 @@ static sci_local_segment_t offer(struct story *story, unsigned int id)
 
 /* The owner leaves: its peer reads what was there last, is not kept open by what is gone, and may
  * still ask what it was. */
-static void owner_leaves(struct story *story)
+static void owner_leaves(struct scenario *scenario)
 {
     sci_map_t map;
     volatile uint32_t *word;
-    if (story->owner) {
-        sci_local_segment_t segment = offer(story, ID);
+    if (scenario->owner) {
+        sci_local_segment_t segment = offer(scenario, ID);
         TRY(word = (volatile uint32_t *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
                                                            &error));
-        story_meet(story);
+        scenario_meet(scenario);
         *word = 0xc0de;
         TRY(SCIUnmapSegment(map, 0, &error));
         TRY(SCIRemoveSegment(segment, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
     } else {
         sci_desc_t sd;
         sci_remote_segment_t remote;
@@ -43,32 +43,32 @@ static void owner_leaves(struct story *story)
         sci_error_t status;
         TRY(SCIOpen(&sd, 0, &error));
         POLL(SCI_ERR_NO_SUCH_SEGMENT,
-             SCIConnectSegment(sd, &remote, story->peer, ID, 0, NULL, NULL, 0, 0, &error));
+             SCIConnectSegment(sd, &remote, scenario->peer, ID, 0, NULL, NULL, 0, 0, &error));
         TRY(word = (volatile uint32_t *)SCIMapRemoteSegment(remote, &map, 0, SIZE, NULL, 0,
                                                             &error));
-        story_meet(story);
+        scenario_meet(scenario);
         TRY(reason = SCIWaitForRemoteSegmentEvent(remote, &status, SOON, 0, &error));
         CHECK(reason == SCI_CB_DISCONNECT && *word == 0xc0de);
         TRY(SCIClose(sd, 0, &error));
         CHECK(*word == 0xc0de);
         TRY(SCIDisconnectSegment(remote, 0, &error));
         CHECK(SCIGetRemoteSegmentId(remote) == ID);
-        CHECK(SCIGetRemoteSegmentNodeId(remote) == story->peer);
+        CHECK(SCIGetRemoteSegmentNodeId(remote) == scenario->peer);
         CHECK(*word == 0xc0de);
         TRY(SCIUnmapSegment(map, 0, &error));
         CHECK(SCIGetRemoteSegmentId(remote) == ID);
-        story_meet(story);
+        scenario_meet(scenario);
     }
 }
 
 /* Stores that were made before the owner left have arrived; those after that have not. */
-static void checked_after_the_owner_left(struct story *story)
+static void checked_after_the_owner_left(struct scenario *scenario)
 {
-    if (story->owner) {
-        sci_local_segment_t segment = offer(story, ID);
-        story_meet(story);
+    if (scenario->owner) {
+        sci_local_segment_t segment = offer(scenario, ID);
+        scenario_meet(scenario);
         TRY(SCIRemoveSegment(segment, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
     } else {
         sci_remote_segment_t remote;
         sci_sequence_t sequence;
@@ -77,12 +77,12 @@ static void checked_after_the_owner_left(struct story *story)
         sci_error_t status;
         sci_map_t map;
         POLL(SCI_ERR_NO_SUCH_SEGMENT,
-             SCIConnectSegment(story->sd, &remote, story->peer, ID, 0, NULL, NULL, 0, 0, &error));
+             SCIConnectSegment(scenario->sd, &remote, scenario->peer, ID, 0, NULL, NULL, 0, 0, &error));
         TRY(SCIMapRemoteSegment(remote, &map, 0, SIZE, NULL, 0, &error));
         TRY(SCICreateMapSequence(map, &sequence, 0, &error));
         TRY(state = SCIStartSequence(sequence, 0, &error));
         CHECK(state == SCI_SEQ_OK);
-        story_meet(story);
+        scenario_meet(scenario);
         TRY(reason = SCIWaitForRemoteSegmentEvent(remote, &status, SOON, 0, &error));
         CHECK(reason == SCI_CB_DISCONNECT);
         TRY(state = SCICheckSequence(sequence, 0, &error));
@@ -95,7 +95,7 @@ static void checked_after_the_owner_left(struct story *story)
         REFUSED_SOMEHOW(SCICheckSequence(sequence, 0, &error));
         REFUSED_SOMEHOW(SCIRemoveSequence(sequence, 0, &error));
         TRY(SCIDisconnectSegment(remote, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
     }
 }
 
@@ -140,19 +140,19 @@ static sci_callback_action_t on_plain(void *arg, sci_local_interrupt_t interrupt
 }
 
 /* When the removal returns, an interrupt's thread and descriptor are gone. */
-static void interrupts_leave_nothing(struct story *story)
+static void interrupts_leave_nothing(struct scenario *scenario)
 {
     unsigned int round, threads = threads_now(), open = entries("/proc/self/fd");
     for (round = 0; round < 50; round++) {
         sci_local_data_interrupt_t data;
         sci_local_interrupt_t plain, shared;
         unsigned int number = NUMBER;
-        TRY(SCICreateDataInterrupt(story->sd, &data, 0, &number, on_data, NULL,
+        TRY(SCICreateDataInterrupt(scenario->sd, &data, 0, &number, on_data, NULL,
                                    SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO, &error));
-        TRY(SCICreateInterrupt(story->sd, &plain, 0, &number, on_plain, NULL,
+        TRY(SCICreateInterrupt(scenario->sd, &plain, 0, &number, on_plain, NULL,
                                SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO, &error));
         number++;
-        TRY(SCICreateInterrupt(story->sd, &shared, 0, &number, on_plain, NULL,
+        TRY(SCICreateInterrupt(scenario->sd, &shared, 0, &number, on_plain, NULL,
                                SCI_FLAG_USE_CALLBACK | SCI_FLAG_FIXED_INTNO | SCI_FLAG_SHARED_INT,
                                &error));
         TRY(SCIRemoveDataInterrupt(data, 0, &error));
@@ -173,11 +173,11 @@ static void called(struct given *given)
 {
     CALLED();
     if (__atomic_load_n(&given->ended, __ATOMIC_SEQ_CST))
-        story_fail(__FILE__, __LINE__, "called after the end");
+        scenario_fail(__FILE__, __LINE__, "called after the end");
     __atomic_add_fetch(&given->calls, 1, __ATOMIC_SEQ_CST);
-    story_pause();
+    scenario_pause();
     if (__atomic_load_n(&given->ended, __ATOMIC_SEQ_CST))
-        story_fail(__FILE__, __LINE__, "ended while it was called");
+        scenario_fail(__FILE__, __LINE__, "ended while it was called");
 }
 
 static sci_callback_action_t on_remote(void *arg, sci_remote_segment_t segment,
@@ -189,25 +189,25 @@ static sci_callback_action_t on_remote(void *arg, sci_remote_segment_t segment,
 }
 
 /* A connection in the background is ended before, while and after it is made. */
-static void ended_while_it_connects(struct story *story)
+static void ended_while_it_connects(struct scenario *scenario)
 {
     enum { ROUNDS = 300 };
     static struct given given[ROUNDS];
     unsigned int flags = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT, i, j;
-    if (story->owner) {
-        sci_local_segment_t segment = offer(story, ASYNC);
-        story_meet(story);
-        story_meet(story);
+    if (scenario->owner) {
+        sci_local_segment_t segment = offer(scenario, ASYNC);
+        scenario_meet(scenario);
+        scenario_meet(scenario);
         TRY(SCIRemoveSegment(segment, 0, &error));
         return;
     }
-    story_meet(story);
+    scenario_meet(scenario);
     for (i = 0; i < ROUNDS; i++) {
         sci_desc_t sd;
         sci_remote_segment_t remote;
         TRY(SCIOpen(&sd, 0, &error));
         /* Every other one is to something that is not there. */
-        TRY(SCIConnectSegment(sd, &remote, story->peer, ASYNC + i % 2, 0, on_remote, &given[i],
+        TRY(SCIConnectSegment(sd, &remote, scenario->peer, ASYNC + i % 2, 0, on_remote, &given[i],
                               SOON, flags, &error));
         for (j = 0; j < i % 5 * 2000; j++)
             SCIFlush(NULL, 0);
@@ -216,8 +216,8 @@ static void ended_while_it_connects(struct story *story)
         TRY(SCIClose(sd, 0, &error));
     }
     for (i = 0; i < 100; i++)
-        story_pause();
-    story_meet(story);
+        scenario_pause();
+    scenario_meet(scenario);
 }
 
 static sci_callback_action_t on_dma(void *arg, sci_dma_queue_t queue, sci_error_t status)
@@ -229,18 +229,18 @@ static sci_callback_action_t on_dma(void *arg, sci_dma_queue_t queue, sci_error_
 }
 
 /* A queue is removed when its transfer is done, before or while its callback is called. */
-static void queue_removed_before_it_calls(struct story *story)
+static void queue_removed_before_it_calls(struct scenario *scenario)
 {
     enum { ROUNDS = 300 };
     static struct given given[ROUNDS];
-    sci_local_segment_t local = offer(story, ID + 2 + (story->owner ? 1U : 0U));
+    sci_local_segment_t local = offer(scenario, ID + 2 + (scenario->owner ? 1U : 0U));
     sci_remote_segment_t remote;
     unsigned int i, j;
-    TRY(SCIConnectSegment(story->sd, &remote, story->local, ID + 2 + (story->owner ? 1U : 0U), 0,
+    TRY(SCIConnectSegment(scenario->sd, &remote, scenario->local, ID + 2 + (scenario->owner ? 1U : 0U), 0,
                           NULL, NULL, SOON, 0, &error));
     for (i = 0; i < ROUNDS; i++) {
         sci_dma_queue_t queue;
-        TRY(SCICreateDMAQueue(story->sd, &queue, 0, 1, 0, &error));
+        TRY(SCICreateDMAQueue(scenario->sd, &queue, 0, 1, 0, &error));
         TRY(SCIStartDmaTransfer(queue, local, remote, 0, 64, 128, on_dma, &given[i],
                                 SCI_FLAG_USE_CALLBACK, &error));
         CHECK(SCIWaitForDMAQueue(queue, SOON, 0, &error) == SCI_DMAQUEUE_DONE);
@@ -250,22 +250,22 @@ static void queue_removed_before_it_calls(struct story *story)
         __atomic_store_n(&given[i].ended, 1, __ATOMIC_SEQ_CST);
     }
     for (i = 0; i < 100; i++)
-        story_pause();
+        scenario_pause();
     TRY(SCIDisconnectSegment(remote, 0, &error));
     TRY(SCIRemoveSegment(local, 0, &error));
 }
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
-    owner_leaves(&story);
-    checked_after_the_owner_left(&story);
-    if (story.owner) /* both may be on one host */
-        interrupts_leave_nothing(&story);
-    story_meet(&story);
-    ended_while_it_connects(&story);
-    queue_removed_before_it_calls(&story);
-    story_end(&story);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
+    owner_leaves(&scenario);
+    checked_after_the_owner_left(&scenario);
+    if (scenario.owner) /* both may be on one host */
+        interrupts_leave_nothing(&scenario);
+    scenario_meet(&scenario);
+    ended_while_it_connects(&scenario);
+    queue_removed_before_it_calls(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

@@ -2,7 +2,7 @@
  * What owner and connector are told of each other: by waiting, and by callbacks, in the order in
  * which it happened. Callbacks run on a thread of the library and may use the API themselves.
  */
-#include "story.h"
+#include "scenario.h"
 
 #include <pthread.h>
 
@@ -39,7 +39,7 @@ static sci_callback_action_t on_local(void *arg, sci_local_segment_t segment,
     struct call call;
     sci_callback_action_t answer;
     CALLED();
-    answer = calls->answer; /* before it is counted: then the story goes on */
+    answer = calls->answer; /* before it is counted: then the scenario goes on */
     call.reason = reason;
     call.node = node;
     call.adapter = adapter;
@@ -55,7 +55,7 @@ static sci_callback_action_t on_remote(void *arg, sci_remote_segment_t segment,
     struct call call;
     sci_callback_action_t answer;
     CALLED();
-    answer = calls->answer; /* before it is counted: then the story goes on */
+    answer = calls->answer; /* before it is counted: then the scenario goes on */
     call.reason = reason;
     call.node = call.adapter = 0;
     call.status = status;
@@ -75,111 +75,111 @@ static unsigned int count_of(struct calls *calls)
     return __atomic_load_n(&calls->count, __ATOMIC_SEQ_CST);
 }
 
-static sci_local_segment_t offer(struct story *story, sci_cb_local_segment_t callback,
+static sci_local_segment_t offer(struct scenario *scenario, sci_cb_local_segment_t callback,
                                  struct calls *calls, unsigned int flags)
 {
     sci_local_segment_t segment;
-    TRY(SCICreateSegment(story->sd, &segment, ID, 4096, callback, calls, flags, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, ID, 4096, callback, calls, flags, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
     return segment;
 }
 
-static sci_remote_segment_t connect_to(struct story *story, sci_cb_remote_segment_t callback,
+static sci_remote_segment_t connect_to(struct scenario *scenario, sci_cb_remote_segment_t callback,
                                        struct calls *calls, unsigned int flags)
 {
     sci_remote_segment_t segment;
-    TRY(SCIConnectSegment(story->sd, &segment, story->peer, ID, 0, callback, calls, SOON, flags,
+    TRY(SCIConnectSegment(scenario->sd, &segment, scenario->peer, ID, 0, callback, calls, SOON, flags,
                           &error));
     return segment;
 }
 
 /* Without a callback, events are waited for. */
-static void waited_for(struct story *story)
+static void waited_for(struct scenario *scenario)
 {
     unsigned int node = 0, adapter = 9;
     sci_segment_cb_reason_t reason;
     static struct calls unused;
-    if (story->owner) {
+    if (scenario->owner) {
         /* A callback without its flag is never called. */
-        sci_local_segment_t segment = offer(story, on_local, &unused, 0);
+        sci_local_segment_t segment = offer(scenario, on_local, &unused, 0);
         REFUSED(SCI_ERR_TIMEOUT,
                 SCIWaitForLocalSegmentEvent(segment, &node, &adapter, 0, 0, &error));
         REFUSED(SCI_ERR_TIMEOUT,
                 SCIWaitForLocalSegmentEvent(segment, &node, &adapter, 10, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
         TRY(reason = SCIWaitForLocalSegmentEvent(segment, &node, &adapter, SOON, 0, &error));
-        CHECK(reason == SCI_CB_CONNECT && node == story->peer && adapter == 0);
-        story_meet(story);
+        CHECK(reason == SCI_CB_CONNECT && node == scenario->peer && adapter == 0);
+        scenario_meet(scenario);
         TRY(reason = SCIWaitForLocalSegmentEvent(segment, &node, &adapter, SOON, 0, &error));
-        CHECK(reason == SCI_CB_DISCONNECT && node == story->peer && adapter == 0);
+        CHECK(reason == SCI_CB_DISCONNECT && node == scenario->peer && adapter == 0);
         CHECK(count_of(&unused) == 0);
         TRY(SCIRemoveSegment(segment, 0, &error));
     } else {
         sci_remote_segment_t segment;
         sci_error_t status;
-        story_meet(story);
-        segment = connect_to(story, NULL, NULL, 0);
+        scenario_meet(scenario);
+        segment = connect_to(scenario, NULL, NULL, 0);
         REFUSED(SCI_ERR_TIMEOUT, SCIWaitForRemoteSegmentEvent(segment, &status, 0, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
         TRY(SCIDisconnectSegment(segment, 0, &error));
     }
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 /* The owner hears of three connections, in order; a callback that cancels is not called again. */
-static void local_callbacks(struct story *story)
+static void local_callbacks(struct scenario *scenario)
 {
     static struct calls calls;
     unsigned int i;
-    if (story->owner) {
+    if (scenario->owner) {
         sci_local_segment_t segment;
         watch(&calls, SCI_CALLBACK_CONTINUE);
-        segment = offer(story, on_local, &calls, SCI_FLAG_USE_CALLBACK);
-        story_meet(story);
+        segment = offer(scenario, on_local, &calls, SCI_FLAG_USE_CALLBACK);
+        scenario_meet(scenario);
         AWAIT(count_of(&calls) >= 6);
         CHECK(count_of(&calls) == 6 && calls.segment == (const void *)segment);
         for (i = 0; i < 6; i++) {
             CHECK(calls.call[i].reason == (i % 2 == 0 ? SCI_CB_CONNECT : SCI_CB_DISCONNECT));
-            CHECK(calls.call[i].node == story->peer && calls.call[i].adapter == 0);
+            CHECK(calls.call[i].node == scenario->peer && calls.call[i].adapter == 0);
             CHECK(calls.call[i].status == SCI_ERR_OK);
         }
         TRY(SCIRemoveSegment(segment, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
 
         watch(&calls, SCI_CALLBACK_CANCEL);
-        segment = offer(story, on_local, &calls, SCI_FLAG_USE_CALLBACK);
-        story_meet(story);
-        story_meet(story); /* the peer came and left twice */
+        segment = offer(scenario, on_local, &calls, SCI_FLAG_USE_CALLBACK);
+        scenario_meet(scenario);
+        scenario_meet(scenario); /* the peer came and left twice */
         AWAIT(count_of(&calls) > 0);
         TRY(SCIRemoveSegment(segment, 0, &error));
         CHECK(count_of(&calls) == 1 && calls.call[0].reason == SCI_CB_CONNECT);
     } else {
-        story_meet(story);
+        scenario_meet(scenario);
         for (i = 0; i < 3; i++)
-            TRY(SCIDisconnectSegment(connect_to(story, NULL, NULL, 0), 0, &error));
-        story_meet(story);
-        story_meet(story);
+            TRY(SCIDisconnectSegment(connect_to(scenario, NULL, NULL, 0), 0, &error));
+        scenario_meet(scenario);
+        scenario_meet(scenario);
         for (i = 0; i < 2; i++)
-            TRY(SCIDisconnectSegment(connect_to(story, NULL, NULL, 0), 0, &error));
-        story_meet(story);
+            TRY(SCIDisconnectSegment(connect_to(scenario, NULL, NULL, 0), 0, &error));
+        scenario_meet(scenario);
     }
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 /* However the owner withdraws a segment, the connector is told to disconnect: nobody has died. */
-static void withdrawn(struct story *story, unsigned int flags)
+static void withdrawn(struct scenario *scenario, unsigned int flags)
 {
     static struct calls calls;
-    if (story->owner) {
-        sci_local_segment_t segment = offer(story, NULL, NULL, 0);
-        story_meet(story);
-        story_meet(story);
+    if (scenario->owner) {
+        sci_local_segment_t segment = offer(scenario, NULL, NULL, 0);
+        scenario_meet(scenario);
+        scenario_meet(scenario);
         if (flags == SCI_FLAG_FORCE_REMOVE)
             TRY(SCIRemoveSegment(segment, flags, &error));
         else
             TRY(SCISetSegmentUnavailable(segment, 0, flags, &error));
-        story_meet(story);
+        scenario_meet(scenario);
         if (flags != SCI_FLAG_FORCE_REMOVE)
             TRY(SCIRemoveSegment(segment, 0, &error));
     } else {
@@ -188,13 +188,13 @@ static void withdrawn(struct story *story, unsigned int flags)
         volatile uint32_t *word;
         sci_segment_cb_reason_t reason;
         sci_error_t status;
-        story_meet(story);
+        scenario_meet(scenario);
         watch(&calls, SCI_CALLBACK_CONTINUE);
-        segment = connect_to(story, on_remote, &calls, SCI_FLAG_USE_CALLBACK);
-        waiting = connect_to(story, NULL, NULL, 0);
+        segment = connect_to(scenario, on_remote, &calls, SCI_FLAG_USE_CALLBACK);
+        waiting = connect_to(scenario, NULL, NULL, 0);
         TRY(word = (volatile uint32_t *)SCIMapRemoteSegment(segment, &map, 0, 4096, NULL, 0,
                                                             &error));
-        story_meet(story);
+        scenario_meet(scenario);
         TRY(reason = SCIWaitForRemoteSegmentEvent(waiting, &status, SOON, 0, &error));
         CHECK(reason == SCI_CB_DISCONNECT);
         AWAIT(count_of(&calls) > 0);
@@ -203,38 +203,38 @@ static void withdrawn(struct story *story, unsigned int flags)
         TRY(SCIUnmapSegment(map, 0, &error));
         TRY(SCIDisconnectSegment(segment, 0, &error));
         TRY(SCIDisconnectSegment(waiting, 0, &error));
-        story_meet(story);
+        scenario_meet(scenario);
     }
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 /* Connecting in the background: the callback says that it is done, or why it could not be. */
-static void connected_in_the_background(struct story *story)
+static void connected_in_the_background(struct scenario *scenario)
 {
     static struct calls calls;
     unsigned int flags = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT;
     sci_remote_segment_t segment;
     sci_map_t map;
-    if (story->owner) {
+    if (scenario->owner) {
         sci_local_segment_t own;
-        story_meet(story); /* there is none yet */
-        own = offer(story, NULL, NULL, 0);
-        story_meet(story);
-        story_meet(story);
+        scenario_meet(scenario); /* there is none yet */
+        own = offer(scenario, NULL, NULL, 0);
+        scenario_meet(scenario);
+        scenario_meet(scenario);
         TRY(SCIRemoveSegment(own, 0, &error));
         return;
     }
     watch(&calls, SCI_CALLBACK_CONTINUE);
-    TRY(SCIConnectSegment(story->sd, &segment, story->peer, ID, 0, on_remote, &calls, 0, flags,
+    TRY(SCIConnectSegment(scenario->sd, &segment, scenario->peer, ID, 0, on_remote, &calls, 0, flags,
                           &error));
     AWAIT(count_of(&calls) > 0);
     CHECK(calls.call[0].status == SCI_ERR_NO_SUCH_SEGMENT);
     REFUSED_SOMEHOW(SCIMapRemoteSegment(segment, &map, 0, 1, NULL, 0, &error));
     TRY(SCIDisconnectSegment(segment, 0, &error));
-    story_meet(story);
-    story_meet(story);
+    scenario_meet(scenario);
+    scenario_meet(scenario);
     watch(&calls, SCI_CALLBACK_CONTINUE);
-    TRY(SCIConnectSegment(story->sd, &segment, story->peer, ID, 0, on_remote, &calls, SOON, flags,
+    TRY(SCIConnectSegment(scenario->sd, &segment, scenario->peer, ID, 0, on_remote, &calls, SOON, flags,
                           &error));
     AWAIT(count_of(&calls) > 0);
     CHECK(calls.call[0].reason == SCI_CB_CONNECT && calls.call[0].status == SCI_ERR_OK);
@@ -242,7 +242,7 @@ static void connected_in_the_background(struct story *story)
     TRY(SCIMapRemoteSegment(segment, &map, 0, 4096, NULL, 0, &error));
     TRY(SCIUnmapSegment(map, 0, &error));
     TRY(SCIDisconnectSegment(segment, 0, &error));
-    story_meet(story);
+    scenario_meet(scenario);
 }
 
 static int waiting;
@@ -254,36 +254,36 @@ static void *wait_in_thread(void *arg)
     __atomic_store_n(&waiting, 1, __ATOMIC_SEQ_CST);
     SCIWaitForLocalSegmentEvent(*(sci_local_segment_t *)arg, &node, &adapter, SCI_INFINITE_TIMEOUT,
                                 0, &answer);
-    story_expect(__FILE__, __LINE__, "waiting for what is removed", answer, SCI_ERR_CANCELLED);
+    scenario_expect(__FILE__, __LINE__, "waiting for what is removed", answer, SCI_ERR_CANCELLED);
     return NULL;
 }
 
 /* Removing a segment ends a wait for it, begun before. */
-static void removed_while_waited_for(struct story *story)
+static void removed_while_waited_for(struct scenario *scenario)
 {
-    sci_local_segment_t segment = offer(story, NULL, NULL, 0);
+    sci_local_segment_t segment = offer(scenario, NULL, NULL, 0);
     pthread_t thread;
     unsigned int i;
     CHECK(pthread_create(&thread, NULL, wait_in_thread, &segment) == 0);
     AWAIT(__atomic_load_n(&waiting, __ATOMIC_SEQ_CST));
     for (i = 0; i < 200; i++) /* the thread is at the wait, or inside of it */
-        story_pause();
+        scenario_pause();
     TRY(SCIRemoveSegment(segment, 0, &error));
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
 int main(int argc, char **argv)
 {
-    struct story story;
-    story_begin(&story, argc, argv);
-    waited_for(&story);
-    local_callbacks(&story);
-    withdrawn(&story, SCI_FLAG_NOTIFY);
-    withdrawn(&story, SCI_FLAG_FORCE_DISCONNECT);
-    withdrawn(&story, SCI_FLAG_FORCE_REMOVE);
-    connected_in_the_background(&story);
-    if (story.owner)
-        removed_while_waited_for(&story);
-    story_end(&story);
+    struct scenario scenario;
+    scenario_begin(&scenario, argc, argv);
+    waited_for(&scenario);
+    local_callbacks(&scenario);
+    withdrawn(&scenario, SCI_FLAG_NOTIFY);
+    withdrawn(&scenario, SCI_FLAG_FORCE_DISCONNECT);
+    withdrawn(&scenario, SCI_FLAG_FORCE_REMOVE);
+    connected_in_the_background(&scenario);
+    if (scenario.owner)
+        removed_while_waited_for(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

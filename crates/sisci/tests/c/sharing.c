@@ -4,7 +4,7 @@
  */
 #define _DEFAULT_SOURCE
 
-#include "story.h"
+#include "scenario.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,13 +61,13 @@ static void run_attacher(char *program)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void shared(struct story *story, char *program)
+static void shared(struct scenario *scenario, char *program)
 {
     sci_local_segment_t segment, hidden;
     sci_map_t map;
     volatile unsigned char *bytes;
-    TRY(SCICreateSegment(story->sd, &segment, SHARED, SIZE, NULL, NULL, 0, &error));
-    TRY(SCICreateSegment(story->sd, &hidden, HIDDEN, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, SHARED, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &hidden, HIDDEN, SIZE, NULL, NULL, 0, &error));
     TRY(bytes = (volatile unsigned char *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0,
                                                              &error));
     bytes[1] = 0x11;
@@ -85,7 +85,7 @@ static void shared(struct story *story, char *program)
  * The program's own memory as a segment: who connects sees what the program stores, and the
  * reverse.
  */
-static void registered(struct story *story)
+static void registered(struct scenario *scenario)
 {
     enum { PAGES = 3 * 4096, ID = 0x5a51 };
     sci_local_segment_t segment, filled;
@@ -96,11 +96,11 @@ static void registered(struct story *story)
                                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(own != MAP_FAILED);
     memset(own, 0x31, PAGES);
-    TRY(SCICreateSegment(story->sd, &filled, ID + 1, PAGES, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &filled, ID + 1, PAGES, NULL, NULL, 0, &error));
     REFUSED(SCI_ERR_ILLEGAL_OPERATION, SCIRegisterSegmentMemory(own, PAGES, filled, 0, &error));
     TRY(SCIRemoveSegment(filled, 0, &error));
 
-    TRY(SCICreateSegment(story->sd, &segment, ID, PAGES, NULL, NULL, SCI_FLAG_EMPTY, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, ID, PAGES, NULL, NULL, SCI_FLAG_EMPTY, &error));
     REFUSED_SOMEHOW(SCIMapLocalSegment(segment, &map, 0, PAGES, NULL, 0, &error));
     REFUSED(SCI_ERR_OUT_OF_RANGE,
             SCIRegisterSegmentMemory(own, PAGES + 4096, segment, 0, &error));
@@ -109,7 +109,7 @@ static void registered(struct story *story)
     CHECK(own[0] == 0x31 && own[PAGES - 1] == 0x31); /* what was in it is still there */
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
-    TRY(SCIConnectSegment(story->sd, &remote, story->local, ID, 0, NULL, NULL, SOON, 0, &error));
+    TRY(SCIConnectSegment(scenario->sd, &remote, scenario->local, ID, 0, NULL, NULL, SOON, 0, &error));
     TRY(bytes = (volatile unsigned char *)SCIMapRemoteSegment(remote, &map, 0, PAGES, NULL, 0,
                                                               &error));
     CHECK(bytes[4096] == 0x31);
@@ -128,12 +128,12 @@ static void registered(struct story *story)
 
 int main(int argc, char **argv)
 {
-    struct story story;
+    struct scenario scenario;
     if (argc == 2 && strcmp(argv[1], "attacher") == 0)
         return attacher();
-    story_begin(&story, argc, argv);
-    shared(&story, argv[0]);
-    registered(&story);
-    story_end(&story);
+    scenario_begin(&scenario, argc, argv);
+    shared(&scenario, argv[0]);
+    registered(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

@@ -4,7 +4,7 @@
  */
 #define _DEFAULT_SOURCE
 
-#include "story.h"
+#include "scenario.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -74,19 +74,19 @@ static void *write_words(void *arg)
     }
     for (i = nth; i < WORDS; i += THREADS * 64)
         if (words[i] != round)
-            story_fail(__FILE__, __LINE__, "word %u is %u, not %u", i, words[i], round);
+            scenario_fail(__FILE__, __LINE__, "word %u is %u, not %u", i, words[i], round);
     return NULL;
 }
 
 /* Each time somebody is forced out, the memory moves beneath its writers: no store is lost. */
-static void written_while_it_moves(struct story *story)
+static void written_while_it_moves(struct scenario *scenario)
 {
     pthread_t threads[THREADS];
     unsigned int numbers[THREADS], i, round;
     sci_local_segment_t segment;
     sci_remote_segment_t remote;
     sci_map_t map;
-    TRY(SCICreateSegment(story->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
     TRY(SCIPrepareSegment(segment, 0, 0, &error));
     TRY(words = (volatile uint32_t *)SCIMapLocalSegment(segment, &map, 0, SIZE, NULL, 0, &error));
     for (i = 0; i < THREADS; i++) {
@@ -96,7 +96,7 @@ static void written_while_it_moves(struct story *story)
     for (round = 0; round < 8; round++) {
         uint32_t before[THREADS];
         TRY(SCISetSegmentAvailable(segment, 0, 0, &error));
-        TRY(SCIConnectSegment(story->sd, &remote, story->local, ID, 0, NULL, NULL, SOON, 0,
+        TRY(SCIConnectSegment(scenario->sd, &remote, scenario->local, ID, 0, NULL, NULL, SOON, 0,
                               &error));
         TRY(SCISetSegmentUnavailable(segment, 0, SCI_FLAG_FORCE_DISCONNECT, &error));
         fault(round);
@@ -144,7 +144,7 @@ static double seconds(void)
 }
 
 /* No call ends early or fails because a handler ran meanwhile. */
-static void interrupted(struct story *story)
+static void interrupted(struct scenario *scenario)
 {
     struct sigaction action;
     pthread_t sender;
@@ -161,10 +161,10 @@ static void interrupted(struct story *story)
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
     waiting = pthread_self();
     CHECK(pthread_create(&sender, NULL, send_signals, NULL) == 0);
-    TRY(SCICreateInterrupt(story->sd, &own, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO, &error));
-    TRY(SCICreateDataInterrupt(story->sd, &own_data, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO,
+    TRY(SCICreateInterrupt(scenario->sd, &own, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO, &error));
+    TRY(SCICreateDataInterrupt(scenario->sd, &own_data, 0, &number, NULL, NULL, SCI_FLAG_FIXED_INTNO,
                                &error));
-    TRY(SCICreateSegment(story->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
+    TRY(SCICreateSegment(scenario->sd, &segment, ID, SIZE, NULL, NULL, 0, &error));
     begun = seconds();
     REFUSED(SCI_ERR_TIMEOUT, SCIWaitForInterrupt(own, 60, 0, &error));
     CHECK(seconds() - begun >= 0.06);
@@ -177,7 +177,7 @@ static void interrupted(struct story *story)
                                                          &error));
     CHECK(seconds() - begun >= 0.06);
     for (i = 0; i < 200; i++) {
-        TRY(SCIConnectInterrupt(story->sd, &remote, story->local, 0, NUMBER, SOON, 0, &error));
+        TRY(SCIConnectInterrupt(scenario->sd, &remote, scenario->local, 0, NUMBER, SOON, 0, &error));
         TRY(SCITriggerInterrupt(remote, 0, &error));
         TRY(SCIWaitForInterrupt(own, SOON, 0, &error));
         TRY(SCIDisconnectInterrupt(remote, 0, &error));
@@ -192,11 +192,11 @@ static void interrupted(struct story *story)
 
 int main(int argc, char **argv)
 {
-    struct story story;
+    struct scenario scenario;
     own_handler();
-    story_begin(&story, argc, argv);
-    written_while_it_moves(&story);
-    interrupted(&story);
-    story_end(&story);
+    scenario_begin(&scenario, argc, argv);
+    written_while_it_moves(&scenario);
+    interrupted(&scenario);
+    scenario_end(&scenario);
     return 0;
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code, unused_macros, reason = "each test binary uses its part")]
 
 #[macro_use]
-pub mod stories;
+pub mod scenarios;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -20,7 +20,7 @@ use super::durability::{Asks, Durability, NotDurable};
 use super::open;
 use super::system::{Kernel, System};
 use super::uring::{Failure, Operation, Uring};
-use super::vectored::{MAX_BUFFERS, Way};
+use super::vectored::{FileAccess, MAX_BUFFERS};
 use super::zeroing::{Piece, WRITTEN_PIECE, ZeroBy, ZeroPolicy, Zeroing};
 use super::{Attempt, Background, Backing, Finished, MediaError, Request};
 
@@ -118,11 +118,11 @@ impl<S: System> FileBacking<S> {
             return Attempt::WouldBlock;
         }
         let length: usize = into.iter().map(DmaSlice::len).sum();
-        match self.ring.system().transfer(Way::Read, offset, into) {
+        match self.ring.system().transfer(FileAccess::Read, offset, into) {
             Ok(moved) if moved == length => Attempt::Done(Ok(())),
             // In part not in the cache, beyond the end, interrupted: io_uring finds out.
             Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP) => Attempt::WouldBlock,
-            Err(cause) => Attempt::Done(Err(media_error(Way::Read, cause))),
+            Err(cause) => Attempt::Done(Err(media_error(FileAccess::Read, cause))),
         }
     }
 
@@ -136,7 +136,7 @@ impl<S: System> FileBacking<S> {
         if before < self.throttled_until_ns {
             return Attempt::WouldBlock;
         }
-        let moved = self.ring.system().transfer(Way::Write, offset, from);
+        let moved = self.ring.system().transfer(FileAccess::Write, offset, from);
         self.durability.changed();
         let after = self.ring.system().now_ns();
         let slow = after.saturating_sub(before) > SLOW_WRITE_NS;
@@ -144,7 +144,7 @@ impl<S: System> FileBacking<S> {
         match moved {
             Ok(moved) if moved == length => Attempt::Done(Ok(())),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Attempt::WouldBlock,
-            Err(cause) => Attempt::Done(Err(media_error(Way::Write, cause))),
+            Err(cause) => Attempt::Done(Err(media_error(FileAccess::Write, cause))),
         }
     }
 
@@ -179,9 +179,10 @@ impl<S: System> FileBacking<S> {
         for index in self.durability.next_batch() {
             let operation = match self.slots[index as usize].as_mut().map(|slot| &mut slot.work) {
                 Some(Work::Durable { offset, from, .. }) => {
-                    let (way, offset, buffers) = (Way::Write, *offset, std::mem::take(from));
+                    let (access, offset, buffers) =
+                        (FileAccess::Write, *offset, std::mem::take(from));
                     self.durability.change_begun();
-                    Operation::Transfer { way, offset, buffers, durable: true }
+                    Operation::Transfer { access, offset, buffers, durable: true }
                 }
                 _ => Operation::DataSync,
             };
@@ -208,7 +209,7 @@ impl<S: System> FileBacking<S> {
             Some(mode) => Operation::Allocate { mode, offset: next.offset, length: next.length },
             None => match PinnedSlice::new(self.zeroes.region().clone(), 0, next.length as usize) {
                 Some(zeroes) => Operation::Transfer {
-                    way: Way::Write,
+                    access: FileAccess::Write,
                     offset: next.offset,
                     buffers: vec![zeroes],
                     durable: false,
@@ -233,7 +234,9 @@ impl<S: System> FileBacking<S> {
             // EINVAL: the medium has blocks that this piece does not fit.
             Err(cause @ (Errno::OPNOTSUPP | Errno::INVAL))
                 if self.zeroing.unsupported(zeroing, *piece, cause == Errno::OPNOTSUPP) => {}
-            Err(cause) => return self.finish(index, Err(media_error(Way::Write, cause)), out),
+            Err(cause) => {
+                return self.finish(index, Err(media_error(FileAccess::Write, cause)), out);
+            }
         }
         self.start_piece(index, out);
     }
@@ -272,17 +275,17 @@ impl<S: System> FileBacking<S> {
         self.pinning -= usize::from(std::mem::take(&mut slot.pins));
         match &mut slot.work {
             Work::Read => {
-                let result = result.map_err(|cause| media_error(Way::Read, cause));
+                let result = result.map_err(|cause| media_error(FileAccess::Read, cause));
                 self.finish(index, result, out);
             }
             Work::Write => {
                 self.durability.change_ended();
-                let result = result.map_err(|cause| media_error(Way::Write, cause));
+                let result = result.map_err(|cause| media_error(FileAccess::Write, cause));
                 self.finish(index, result, out);
             }
             Work::Durable { error, .. } => {
                 self.durability.change_ended();
-                *error = result.err().map(|cause| media_error(Way::Write, cause));
+                *error = result.err().map(|cause| media_error(FileAccess::Write, cause));
                 // A buffer out of reach is the host's fault; any other error may be the one
                 // report of data that was lost.
                 let ok = matches!(error, None | Some(MediaError::Buffer));
@@ -374,16 +377,16 @@ impl<S: System> Background for FileBacking<S> {
         match request {
             Request::Read { offset, into } => {
                 let index = self.keep(tag, Work::Read);
-                let (way, buffers) = (Way::Read, into);
+                let (access, buffers) = (FileAccess::Read, into);
                 self.ring
-                    .start(index, Operation::Transfer { way, offset, buffers, durable: false });
+                    .start(index, Operation::Transfer { access, offset, buffers, durable: false });
             }
             Request::Write { offset, from, durable: false } => {
                 let index = self.keep(tag, Work::Write);
                 self.durability.change_begun();
-                let (way, buffers) = (Way::Write, from);
+                let (access, buffers) = (FileAccess::Write, from);
                 self.ring
-                    .start(index, Operation::Transfer { way, offset, buffers, durable: false });
+                    .start(index, Operation::Transfer { access, offset, buffers, durable: false });
             }
             Request::Write { offset, from, durable: true } => {
                 let index = self.keep(tag, Work::Durable { offset, from, error: None });
@@ -475,10 +478,10 @@ fn allocate_mode(by: ZeroBy) -> Option<i32> {
     Some(mode | libc::FALLOC_FL_KEEP_SIZE)
 }
 
-fn media_error(way: Way, cause: Errno) -> MediaError {
-    match (way, cause) {
+fn media_error(access: FileAccess, cause: Errno) -> MediaError {
+    match (access, cause) {
         (_, Errno::FAULT) => MediaError::Buffer,
-        (Way::Read, _) => MediaError::Read,
+        (FileAccess::Read, _) => MediaError::Read,
         (_, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => MediaError::NoSpace,
         (_, Errno::ROFS | Errno::PERM | Errno::ACCESS | Errno::BADF) => MediaError::ReadOnly,
         _ => MediaError::Write,

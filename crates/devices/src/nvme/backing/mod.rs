@@ -20,7 +20,7 @@ pub(super) mod parts {
     pub use super::file::FileBacking;
     pub use super::system::{Call, System};
     pub use super::uring::{Operation, Uring};
-    pub use super::vectored::Way;
+    pub use super::vectored::FileAccess;
 }
 
 use std::os::fd::BorrowedFd;

@@ -15,7 +15,7 @@ use rackbus_memory::{DmaSlice, Event};
 use rustix::fs::Advice;
 use rustix::io::Errno;
 
-use super::vectored::{Way, transfer};
+use super::vectored::{FileAccess, transfer};
 
 /// Entries of the submission ring; the completion ring has twice as many.
 const ENTRIES: u32 = 256;
@@ -26,7 +26,7 @@ pub enum Call<'a> {
     /// Moves bytes between the buffers and the file from `offset` on, as many as it likes.
     Transfer {
         /// The direction.
-        way: Way,
+        access: FileAccess,
         /// First byte in the file.
         offset: u64,
         /// The buffers, at most [`MAX_BUFFERS`](super::vectored::MAX_BUFFERS).
@@ -56,7 +56,12 @@ pub trait System: Send {
     ///
     /// # Errors
     /// The system's; `AGAIN` when it would have to wait, `OPNOTSUPP` when it cannot tell.
-    fn transfer(&mut self, way: Way, offset: u64, slices: &[DmaSlice<'_>]) -> Result<usize, Errno>;
+    fn transfer(
+        &mut self,
+        access: FileAccess,
+        offset: u64,
+        slices: &[DmaSlice<'_>],
+    ) -> Result<usize, Errno>;
 
     /// Queues `call` for the next [`submit`](System::submit); its completion carries `id`. False
     /// when the queue is full: submit first.
@@ -134,26 +139,31 @@ impl System for Kernel {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn transfer(&mut self, way: Way, offset: u64, slices: &[DmaSlice<'_>]) -> Result<usize, Errno> {
-        let flags = match way {
-            Way::Read => self.read_now.ok_or(Errno::OPNOTSUPP)?,
-            Way::Write => 0,
+    fn transfer(
+        &mut self,
+        access: FileAccess,
+        offset: u64,
+        slices: &[DmaSlice<'_>],
+    ) -> Result<usize, Errno> {
+        let flags = match access {
+            FileAccess::Read => self.read_now.ok_or(Errno::OPNOTSUPP)?,
+            FileAccess::Write => 0,
         };
-        transfer(self.file.as_fd(), way, offset, slices, flags)
+        transfer(self.file.as_fd(), access, offset, slices, flags)
     }
 
     unsafe fn queue(&mut self, id: u64, call: Call<'_>) -> bool {
         let file = types::Fd(self.file.as_raw_fd());
         let entry = match call {
-            Call::Transfer { way, offset, buffers, durable } => {
+            Call::Transfer { access, offset, buffers, durable } => {
                 let count = u32::try_from(buffers.len()).unwrap_or(u32::MAX);
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                match way {
-                    Way::Read => opcode::Readv::new(file, buffers.as_ptr(), count)
+                match access {
+                    FileAccess::Read => opcode::Readv::new(file, buffers.as_ptr(), count)
                         .offset(offset)
                         .rw_flags(flags)
                         .build(),
-                    Way::Write => opcode::Writev::new(file, buffers.as_ptr(), count)
+                    FileAccess::Write => opcode::Writev::new(file, buffers.as_ptr(), count)
                         .offset(offset)
                         .rw_flags(flags)
                         .build(),

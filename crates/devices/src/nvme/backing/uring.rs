@@ -5,7 +5,7 @@ use rackbus_memory::PinnedSlice;
 use rustix::io::Errno;
 
 use super::system::{Call, System};
-use super::vectored::{MAX_BUFFERS, Way, iovec};
+use super::vectored::{FileAccess, MAX_BUFFERS, iovec};
 
 /// What to do with the file.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub enum Operation {
     /// Move bytes between the buffers and the file from `offset` on, all of them.
     Transfer {
         /// The direction.
-        way: Way,
+        access: FileAccess,
         /// First byte in the file.
         offset: u64,
         /// The buffers.
@@ -192,10 +192,10 @@ impl<S: System> Drop for Uring<S> {
 impl Slot {
     fn call(&self) -> Call<'_> {
         match &self.operation {
-            Operation::Transfer { way, offset, durable, .. } => {
+            Operation::Transfer { access, offset, durable, .. } => {
                 let list = &self.rest[self.first..];
                 Call::Transfer {
-                    way: *way,
+                    access: *access,
                     offset: offset + self.moved(),
                     buffers: &list[..list.len().min(MAX_BUFFERS)],
                     durable: *durable,

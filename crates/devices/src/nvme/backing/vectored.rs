@@ -14,9 +14,9 @@ pub fn iovec(slice: DmaSlice<'_>) -> libc::iovec {
     libc::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() }
 }
 
-/// Which way the bytes go.
+/// Whether a transfer reads the backing file or writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum FileAccess {
     /// From the file to the buffers.
     Read,
     /// From the buffers to the file.
@@ -29,7 +29,7 @@ pub enum Way {
 /// The system's; `INVAL` for more than [`MAX_BUFFERS`] buffers.
 pub fn transfer(
     file: BorrowedFd<'_>,
-    way: Way,
+    access: FileAccess,
     offset: u64,
     slices: &[DmaSlice<'_>],
     flags: i32,
@@ -52,9 +52,9 @@ pub fn transfer(
     // SAFETY: `list` holds `count` buffers, each of them mapped for the lifetime of its slice,
     // which outlives the call; the kernel treats them as memory that may change.
     let moved = unsafe {
-        match way {
-            Way::Read => libc::preadv2(fd, list, count, at, flags),
-            Way::Write => libc::pwritev2(fd, list, count, at, flags),
+        match access {
+            FileAccess::Read => libc::preadv2(fd, list, count, at, flags),
+            FileAccess::Write => libc::pwritev2(fd, list, count, at, flags),
         }
     };
     usize::try_from(moved).map_err(|_| {

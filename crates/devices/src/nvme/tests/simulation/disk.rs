@@ -11,7 +11,7 @@ use rackbus_memory::DmaSlice;
 use rackbus_seeds::Random;
 use rustix::io::Errno;
 
-use super::super::super::backing::parts::{Call, System, Way};
+use super::super::super::backing::parts::{Call, FileAccess, System};
 
 /// Bytes of a page of the cache.
 pub const PAGE: usize = 4096;
@@ -41,7 +41,7 @@ pub struct Character {
 
 #[derive(Debug, Clone, Copy)]
 enum Kind {
-    Transfer { way: Way, offset: usize, durable: bool },
+    Transfer { access: FileAccess, offset: usize, durable: bool },
     Sync { dirty: [bool; BYTES / PAGE] },
     Zero { hole: bool, offset: usize, length: usize },
 }
@@ -145,7 +145,7 @@ impl State {
 
     fn move_bytes(
         &mut self,
-        way: Way,
+        access: FileAccess,
         offset: usize,
         buffers: &[(*mut u8, usize)],
         most: usize,
@@ -156,14 +156,18 @@ impl State {
             let data = &mut self.cache[offset + moved..offset + moved + count];
             // SAFETY: the buffer is mapped, with `length` bytes, until its operation has ended.
             unsafe {
-                match way {
-                    Way::Read => std::ptr::copy_nonoverlapping(data.as_ptr(), *pointer, count),
-                    Way::Write => std::ptr::copy_nonoverlapping(*pointer, data.as_mut_ptr(), count),
+                match access {
+                    FileAccess::Read => {
+                        std::ptr::copy_nonoverlapping(data.as_ptr(), *pointer, count)
+                    }
+                    FileAccess::Write => {
+                        std::ptr::copy_nonoverlapping(*pointer, data.as_mut_ptr(), count)
+                    }
                 }
             }
             moved += count;
         }
-        if way == Way::Write {
+        if access == FileAccess::Write {
             self.touch(State::range(offset, moved));
         }
         moved
@@ -181,21 +185,21 @@ impl State {
     fn carry_out(&mut self, op: &Op) -> i32 {
         let errno = |cause: Errno| -cause.raw_os_error();
         match op.kind {
-            Kind::Transfer { way, offset, durable } => {
+            Kind::Transfer { access, offset, durable } => {
                 if self.random.chance(3) {
                     return errno(if self.random.chance(50) { Errno::INTR } else { Errno::AGAIN });
                 }
                 if self.fault(3) {
                     // A durable write that fails may have been told of others' data.
                     self.sync_failed |= durable;
-                    let space = way == Way::Write && self.random.chance(30);
+                    let space = access == FileAccess::Write && self.random.chance(30);
                     return errno(if space { Errno::NOSPC } else { Errno::IO });
                 }
                 let buffers: Vec<_> =
                     op.buffers.iter().map(|b| (b.iov_base.cast::<u8>(), b.iov_len)).collect();
                 let length = buffers.iter().map(|(_, length)| length).sum();
                 let most = self.portion(length);
-                let moved = self.move_bytes(way, offset, &buffers, most);
+                let moved = self.move_bytes(access, offset, &buffers, most);
                 if durable {
                     for page in offset / PAGE..(offset + moved).div_ceil(PAGE) {
                         self.write_back(page);
@@ -332,12 +336,17 @@ impl System for Disk {
         self.state().now_ns
     }
 
-    fn transfer(&mut self, way: Way, offset: u64, slices: &[DmaSlice<'_>]) -> Result<usize, Errno> {
+    fn transfer(
+        &mut self,
+        access: FileAccess,
+        offset: u64,
+        slices: &[DmaSlice<'_>],
+    ) -> Result<usize, Errno> {
         let mut state = self.state();
-        match way {
-            Way::Read if state.cold() => return Err(Errno::AGAIN),
+        match access {
+            FileAccess::Read if state.cold() => return Err(Errno::AGAIN),
             // Writers are throttled at times.
-            Way::Write if state.random.chance(3) => state.now_ns += 3_000_000,
+            FileAccess::Write if state.random.chance(3) => state.now_ns += 3_000_000,
             _ => {}
         }
         if state.fault(1) {
@@ -346,7 +355,7 @@ impl System for Disk {
         let buffers: Vec<_> = slices.iter().map(|slice| (slice.as_ptr(), slice.len())).collect();
         let length = slices.iter().map(DmaSlice::len).sum();
         let most = state.portion(length);
-        Ok(state.move_bytes(way, offset as usize, &buffers, most))
+        Ok(state.move_bytes(access, offset as usize, &buffers, most))
     }
 
     unsafe fn queue(&mut self, id: u64, call: Call<'_>) -> bool {
@@ -355,8 +364,8 @@ impl System for Disk {
             return false;
         }
         let (kind, buffers) = match call {
-            Call::Transfer { way, offset, buffers, durable } => {
-                let kind = Kind::Transfer { way, offset: offset as usize, durable };
+            Call::Transfer { access, offset, buffers, durable } => {
+                let kind = Kind::Transfer { access, offset: offset as usize, durable };
                 (kind, buffers.to_vec())
             }
             Call::DataSync => (Kind::Sync { dirty: Default::default() }, Vec::new()),

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use rackbus_memory::{DmaSlice, PinnedSlice};
 use rustix::io::Errno;
 
-use super::super::super::backing::parts::{Operation, System, Uring, Way};
+use super::super::super::backing::parts::{FileAccess, Operation, System, Uring};
 use super::super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
 use super::disk::{BLOCK, BLOCKS, Disk};
 
@@ -54,7 +54,7 @@ impl Backing for OldBacking {
         match request {
             Request::Read { offset, into } => {
                 let length: usize = into.iter().map(DmaSlice::len).sum();
-                match self.ring.system().transfer(Way::Read, *offset, into) {
+                match self.ring.system().transfer(FileAccess::Read, *offset, into) {
                     Ok(moved) if moved == length => Attempt::Done(Ok(())),
                     Err(Errno::IO) => Attempt::Done(Err(MediaError::Read)),
                     _ => Attempt::WouldBlock,
@@ -75,12 +75,15 @@ impl Backing for OldBacking {
 impl Background for OldBacking {
     fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
         let operation = match request {
-            Request::Read { offset, into } => {
-                Operation::Transfer { way: Way::Read, offset, buffers: into, durable: false }
-            }
+            Request::Read { offset, into } => Operation::Transfer {
+                access: FileAccess::Read,
+                offset,
+                buffers: into,
+                durable: false,
+            },
             Request::Write { offset, from, durable } => {
                 self.dirty = true;
-                Operation::Transfer { way: Way::Write, offset, buffers: from, durable }
+                Operation::Transfer { access: FileAccess::Write, offset, buffers: from, durable }
             }
             Request::Flush => {
                 self.dirty = false;

@@ -1,5 +1,5 @@
 /*
- * What the conformance tests share. A test is a program that tells one story: alone, or as two
+ * What the conformance tests share. A test is a program that runs one scenario: alone, or as two
  * processes, "owner" and "peer", on two hosts (or on one), each of which is given the node id of
  * the other.
  *
@@ -8,8 +8,8 @@
  * It ends with 0, or prints what failed and ends with 1. Both processes go through the same steps:
  * they meet between them, so that none has to sleep or guess.
  */
-#ifndef STORY_H
-#define STORY_H
+#ifndef SCENARIO_H
+#define SCENARIO_H
 
 #include <stdint.h>
 
@@ -18,7 +18,7 @@
 /* Milliseconds in which what was caused must have come. */
 #define SOON 10000U
 
-struct story {
+struct scenario {
     int alone;
     int owner;
     unsigned int local; /* node ids; alone, both are this host's */
@@ -30,24 +30,24 @@ struct story {
     volatile uint32_t *heard;
     sci_remote_segment_t other_board;
     sci_map_t other_map;
-    volatile uint32_t *told;
+    volatile uint32_t *sent;
     uint32_t step;
 };
 
 /* Reads the roles, initialises, opens a descriptor, and finds the other process. */
-void story_begin(struct story *story, int argc, char **argv);
-/* Removes what story_begin made; fails if the descriptor still has something else. */
-void story_end(struct story *story);
+void scenario_begin(struct scenario *scenario, int argc, char **argv);
+/* Removes what scenario_begin made; fails if the descriptor still has something else. */
+void scenario_end(struct scenario *scenario);
 /* Waits until the other process is here, too. All stores made before are seen after it. */
-void story_meet(struct story *story);
-/* Tells the other process a number; hears the number that it told. Slots are 0 to 31. */
-void story_tell(struct story *story, unsigned int slot, uint32_t value);
-uint32_t story_hear(struct story *story, unsigned int slot);
+void scenario_meet(struct scenario *scenario);
+/* Sends the other process a number; receives the number that it sent. Slots are 0 to 31. */
+void scenario_send(struct scenario *scenario, unsigned int slot, uint32_t value);
+uint32_t scenario_receive(struct scenario *scenario, unsigned int slot);
 
-/* Fails the story: prints where and what, and ends the process. */
-void story_fail(const char *file, int line, const char *format, ...)
+/* Fails the scenario: prints where and what, and ends the process. */
+void scenario_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
-void story_expect(const char *file, int line, const char *call, sci_error_t got,
+void scenario_expect(const char *file, int line, const char *call, sci_error_t got,
                   sci_error_t wanted);
 
 /* An error as it is before a call: no call may leave it so. */
@@ -62,9 +62,9 @@ static sci_error_t error = NOT_SET;
  * for calls below, and by callbacks, which begin with CALLED.
  */
 #ifdef __SANITIZE_THREAD__
-extern unsigned int story_order;
-#define CALLING() ((void)__atomic_add_fetch(&story_order, 1, __ATOMIC_RELEASE))
-#define CALLED() ((void)__atomic_load_n(&story_order, __ATOMIC_ACQUIRE))
+extern unsigned int scenario_order;
+#define CALLING() ((void)__atomic_add_fetch(&scenario_order, 1, __ATOMIC_RELEASE))
+#define CALLED() ((void)__atomic_load_n(&scenario_order, __ATOMIC_ACQUIRE))
 #else
 #define CALLING() ((void)0)
 #define CALLED() ((void)0)
@@ -76,7 +76,7 @@ extern unsigned int story_order;
         error = NOT_SET;                                          \
         CALLING();                                                \
         call;                                                     \
-        story_expect(__FILE__, __LINE__, #call, error, SCI_ERR_OK); \
+        scenario_expect(__FILE__, __LINE__, #call, error, SCI_ERR_OK); \
     } while (0)
 
 /* The call is refused with that error. */
@@ -85,7 +85,7 @@ extern unsigned int story_order;
         error = NOT_SET;                                        \
         CALLING();                                              \
         call;                                                   \
-        story_expect(__FILE__, __LINE__, #call, error, wanted); \
+        scenario_expect(__FILE__, __LINE__, #call, error, wanted); \
     } while (0)
 
 /* The call is refused, with whatever error. */
@@ -95,7 +95,7 @@ extern unsigned int story_order;
         CALLING();                                                                     \
         call;                                                                          \
         if (error == SCI_ERR_OK || error == NOT_SET)                                   \
-            story_fail(__FILE__, __LINE__, "%s answers 0x%x, no error", #call,         \
+            scenario_fail(__FILE__, __LINE__, "%s answers 0x%x, no error", #call,         \
                        (unsigned int)error);                                           \
     } while (0)
 
@@ -107,24 +107,24 @@ extern unsigned int story_order;
         call;                                                   \
         if (error == SCI_ERR_OK)                                \
             break;                                              \
-        story_expect(__FILE__, __LINE__, #call, error, refusal); \
-        story_pause();                                          \
+        scenario_expect(__FILE__, __LINE__, #call, error, refusal); \
+        scenario_pause();                                          \
     } while (1)
 
 #define CHECK(condition)                                               \
     do {                                                               \
         if (!(condition))                                              \
-            story_fail(__FILE__, __LINE__, "not so: %s", #condition);  \
+            scenario_fail(__FILE__, __LINE__, "not so: %s", #condition);  \
     } while (0)
 
 /* Waits until something is so that another thread or host brings about. */
 #define AWAIT(condition)     \
     do {                     \
         while (!(condition)) \
-            story_pause();   \
+            scenario_pause();   \
     } while (0)
 
 /* Lets others run for a moment. */
-void story_pause(void);
+void scenario_pause(void);
 
 #endif

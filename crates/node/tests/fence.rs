@@ -1,0 +1,145 @@
+//! Who may attach is decided by the lending protocol alone: the node that runs the functions has no
+//! opinion of its own.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_lease::{Holder, Lender, LenderAction, Message};
+use rackbus_link::{Hello, Incoming, Service, VERSION};
+use rackbus_memory::Stream;
+use rackbus_node::LentFunctions;
+use rackbus_pci::Function;
+use rackbus_pci::engine::EngineOptions;
+use rackbus_seeds::Random;
+
+const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
+                    size = \"1 MiB\"\n[hosts.beta]\n[hosts.gamma]\n";
+const DEVICE: &str = "nvme0";
+
+fn functions() -> Arc<LentFunctions> {
+    let rack = rackbus_fabric::rack::Rack::parse("rack.toml", RACK).unwrap();
+    let mut lender = LentFunctions::new("alpha", rackbus_fabric::derive::here(&rack).unwrap());
+    let factory = || {
+        let model = Nvme::new(&NvmeConfig::memory(1 << 20, "T1")).map_err(std::io::Error::other)?;
+        Ok(Box::new(model) as Box<dyn Function>)
+    };
+    lender.add(DEVICE, Box::new(factory), EngineOptions::default()).unwrap();
+    Arc::new(lender)
+}
+
+fn arm(epoch: u64, borrower: &str) -> Message {
+    let (device, borrower) = (DEVICE.to_owned(), borrower.to_owned());
+    Message::Arm { incarnation: 0, device, lease: epoch, epoch, borrower }
+}
+
+fn revoke(epoch: u64) -> Message {
+    Message::Revoke { incarnation: 0, device: DEVICE.to_owned(), epoch }
+}
+
+/// A conversation with the lender: open until it is dropped.
+struct Attempt {
+    ours: UnixStream,
+    attending: std::thread::JoinHandle<()>,
+}
+
+impl Attempt {
+    /// Who is not let in gets the reason.
+    fn start(lender: &Arc<LentFunctions>, wanted: &Holder) -> Result<Attempt, String> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let Holder { lease, epoch, borrower } = wanted.clone();
+        let service = Service::Function { device: DEVICE.to_owned(), lease, epoch };
+        let (rack, to) = ("test".to_owned(), "alpha".to_owned());
+        let hello = Hello { version: VERSION, rack, from: borrower, to, service };
+        let process = rustix::process::getpid();
+        let incoming = Incoming { hello, stream: Arc::new(theirs), process };
+        let lender = lender.clone();
+        let attending = std::thread::spawn(move || lender.attend(incoming));
+        let mut length = [0; 4];
+        ours.receive(&mut length, &mut Vec::new()).unwrap();
+        let mut reply = vec![0; u32::from_le_bytes(length) as usize];
+        ours.receive(&mut reply, &mut Vec::new()).unwrap();
+        let reply = String::from_utf8(reply).unwrap();
+        let attempt = Attempt { ours, attending };
+        match reply.contains("accepted") {
+            true => Ok(attempt),
+            false => {
+                attempt.end();
+                Err(reply)
+            }
+        }
+    }
+
+    fn end(self) {
+        drop(self.ours);
+        self.attending.join().unwrap();
+    }
+}
+
+/// Refused from the moment of the decision: nothing has been done about it yet.
+#[test]
+fn a_decided_revocation_refuses_before_it_is_carried_out() {
+    let lender = functions();
+    lender.receive(arm(5, "beta"));
+    lender.arm(DEVICE, 5);
+    let beta = Holder { lease: 5, epoch: 5, borrower: "beta".to_owned() };
+    Attempt::start(&lender, &beta).expect("it is armed for beta").end();
+    lender.receive(revoke(5));
+    let refused = Attempt::start(&lender, &beta).err().expect("its lease is being revoked");
+    assert!(refused.contains("being taken back"), "{refused}");
+    let said = lender.revoke(DEVICE, 5).unwrap();
+    assert!(
+        matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 5, .. })]),
+        "{said:?}"
+    );
+    let refused = Attempt::start(&lender, &beta).err().expect("its lease is revoked");
+    assert!(refused.contains("not lent to anybody"), "{refused}");
+    assert!(lender.receive(arm(5, "beta")).iter().all(|a| matches!(a, LenderAction::Send(_))));
+}
+
+/// The same messages to the pure lender: it lets in whom the node lets in, and nobody else.
+#[test]
+fn the_node_lets_in_whom_the_protocol_admits() {
+    for seed in 0..40 {
+        let mut random = Random(seed);
+        let lender = functions();
+        let mut pure = Lender::new(0, [DEVICE.to_owned()]);
+        for step in 0..60 {
+            let epoch = 1 + random.below(4) as u64;
+            let borrower = ["beta", "gamma"][random.below(2)];
+            match random.below(5) {
+                0 => {
+                    let message = arm(epoch, borrower);
+                    let decided = pure.receive(message.clone());
+                    assert_eq!(lender.receive(message), decided, "seed {seed}, step {step}");
+                }
+                1 => {
+                    let decided = pure.receive(revoke(epoch));
+                    assert_eq!(lender.receive(revoke(epoch)), decided, "seed {seed}, step {step}");
+                }
+                2 => {
+                    let decided = pure.arm_done(DEVICE, epoch, Ok(()));
+                    assert_eq!(lender.arm(DEVICE, epoch), decided, "seed {seed}, step {step}");
+                }
+                3 => {
+                    let decided = pure.revoke_done(DEVICE, epoch);
+                    let done = lender.revoke(DEVICE, epoch).unwrap();
+                    assert_eq!(done, decided, "seed {seed}, step {step}");
+                }
+                _ => {
+                    let wanted = Holder { lease: epoch, epoch, borrower: borrower.to_owned() };
+                    let live = Attempt::start(&lender, &wanted);
+                    match (pure.admits(DEVICE, &wanted), live) {
+                        (Ok(()), Ok(attempt)) => attempt.end(),
+                        (Err(why), Err(reply)) => {
+                            assert!(reply.contains(&why.to_string()), "{why}, but {reply}");
+                        }
+                        (decided, live) => {
+                            panic!("seed {seed}, step {step}: {decided:?}, but {:?}", live.err())
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
