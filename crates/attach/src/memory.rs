@@ -169,6 +169,11 @@ impl Memory {
         self.thaw_in(&mut state);
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.lock().frozen
+    }
+
     fn thaw_in(&self, state: &mut State) {
         if !std::mem::take(&mut state.frozen) {
             return;
