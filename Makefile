@@ -21,6 +21,8 @@ help:
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
 	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
+	@echo "What fails ends make with 2, as GNU make does whatever its recipe ended with; the scripts"
+	@echo "that sim and fuzz run, scripts/sim and scripts/fuzz, end with 1."
 
 build:
 	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci

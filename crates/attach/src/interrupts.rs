@@ -317,6 +317,20 @@ impl Rings {
         state.rings.retain(|incoming| !incoming.gone || !incoming.messages.is_empty());
     }
 
+    /// Rings of an interrupt that nobody triggers.
+    #[cfg(test)]
+    pub(crate) fn silent() -> Arc<Rings> {
+        let line = rackbus_memory::SharedMemory::reserve("line", DOORBELL_BYTES as u64).unwrap();
+        let event = rackbus_memory::Event::new().unwrap().as_fd().try_clone_to_owned().unwrap();
+        let bell = bell(&mut [line, event].into_iter()).unwrap();
+        Arc::new(Rings { bell: Arc::new(bell), state: Mutex::default() })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.lock().rings.len()
+    }
+
     /// The oldest message of the next sender that has one.
     fn take(&self, buffer: &mut [u8]) -> Option<usize> {
         let mut state = self.lock();

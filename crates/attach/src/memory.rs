@@ -169,6 +169,11 @@ impl Memory {
         self.unfreeze_in(&mut state);
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.lock().frozen
+    }
+
     fn unfreeze_in(&self, state: &mut State) {
         if !std::mem::take(&mut state.frozen) {
             return;

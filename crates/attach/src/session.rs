@@ -549,6 +549,7 @@ impl From<&Session> for SessionId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rackbus_memory::SharedMemory;
 
     const NOW: Option<Duration> = Some(Duration::ZERO);
 
@@ -580,6 +581,57 @@ mod tests {
         }
     }
 
+    /// Brings `first` before `watched` is known, and `second` while what came early is dealt with.
+    fn one_early_one_late(watched: Watched, first: (Event, Option<OwnedFd>), second: Event) {
+        let (events, _node) = Packets::pair().unwrap();
+        let registry = Registry::new(Calls::start().unwrap());
+        let (early, fds) = first;
+        let handle = about(&early).unwrap();
+        // Many that came early take long enough for the next one to come meanwhile.
+        let other = Event::Connected { segment: handle, node: 4 };
+        (0..64).for_each(|_| registry.came(other.clone(), Vec::new(), &events));
+        registry.came(early, fds.into_iter().collect(), &events);
+        std::thread::scope(|scope| {
+            scope.spawn(|| registry.watch_from(handle, watched, &events));
+            while lock(&registry.early).iter().any(|(about, ..)| *about == handle) {
+                std::hint::spin_loop();
+            }
+            registry.came(second, Vec::new(), &events);
+        });
+    }
+
+    #[test]
+    fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
+        for number in 0..50 {
+            let file = SharedMemory::reserve("test", 4096).unwrap();
+            let (memory, keeper) = (Memory::new(Some(file), true), Handle(number));
+            let watch = Watch::new(None);
+            let watched = Watched {
+                watch: Arc::downgrade(&watch),
+                memory: Arc::downgrade(&memory),
+                size: 4096,
+                ..Watched::default()
+            };
+            let freeze = Event::Freeze { ticket: Handle(1), keeper, offset: 0, length: 4096 };
+            let lost = Event::Remote { connection: keeper, change: Change::Lost };
+            one_early_one_late(watched, (freeze, None), lost);
+            assert!(!memory.is_frozen(), "its writers wait for ever");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_came_early_goes_when_it_is_gone() {
+        for number in 0..50 {
+            let (rings, interrupt) = (Rings::silent(), Handle(number));
+            let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
+            let ring = Handle(7);
+            let file = SharedMemory::reserve("ring", 1 << 20).unwrap();
+            let sender = (Event::Sender { interrupt, ring }, Some(file));
+            one_early_one_late(watched, sender, Event::SenderGone { interrupt, ring });
+            assert_eq!(rings.count(), 0, "its ring stays for ever");
+        }
+    }
+
     #[test]
     fn who_waits_for_the_end_of_a_move_learns_that_the_node_is_gone() {
         for number in 0..2_000 {
@@ -595,5 +647,24 @@ mod tests {
         finished.tell(Handle(1), Ok(()));
         finished.end();
         finished.wait(Handle(1), MOVED).unwrap();
+    }
+
+    /// Whoever has looked and does not sleep yet would miss it, and sleep for as long as moves may
+    /// take.
+    #[test]
+    fn that_the_node_is_gone_is_not_told_between_a_look_and_the_sleep_that_follows() {
+        let finished = Finished::default();
+        std::thread::scope(|scope| {
+            let looking = lock(&finished.state);
+            let (told, telling) = std::sync::mpsc::channel();
+            let finished = &finished;
+            scope.spawn(move || {
+                finished.end();
+                told.send(()).unwrap();
+            });
+            assert!(telling.recv_timeout(Duration::from_millis(20)).is_err(), "nobody is woken");
+            drop(looking);
+            telling.recv().unwrap();
+        });
     }
 }

@@ -4,9 +4,10 @@
 mod support;
 
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, Event, Lease, LeaseStage};
-use support::{Rack, THREE_HOSTS, open, pattern};
+use support::{PATIENCE, Process, Rack, THREE_HOSTS, open, pattern};
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 
@@ -118,4 +119,49 @@ fn a_lost_or_restored_database_lends_nothing_that_cannot_be_used() {
         old = drive;
         newest = next;
     }
+}
+
+/// A disk that is full, as far as the control plane is concerned: its files grow no more.
+fn fill_disk(control: &Process, full: bool) {
+    let current = full.then_some(0);
+    let limit = rustix::process::Rlimit { current, maximum: None };
+    rustix::process::prlimit(Some(control.pid), rustix::process::Resource::Fsize, limit).unwrap();
+}
+
+/// What cannot be stored does not happen: nobody gets a lease, nobody loses one, and a lease whose
+/// borrower died ends as soon as that can be stored.
+#[test]
+fn a_database_that_cannot_be_written_changes_nothing_and_then_goes_on() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    rack.process(None).crash();
+    rack.restart_on_small_disk();
+    rack.wait_up(&HOSTS);
+    let kept = rack.borrow("alpha/nvme1", "beta");
+    let dead = rack.borrow("alpha/nvme0", "gamma");
+    let control = rack.process(None);
+    fill_disk(&control, true);
+
+    let before = rack.json(&["leases", "--all"]);
+    rack.process(Some("gamma")).crash();
+    let refused = rack.bad(1, &["return", &kept.lease.to_string()]);
+    assert!(refused.contains("could not be stored"), "{refused}");
+    let failures = || rack.json(&["status"])["store_failures"].as_u64().unwrap();
+    // The end of gamma's lease is tried again and again, and beta's is renewed meanwhile.
+    let seen = failures();
+    let begun = Instant::now();
+    while failures() < seen + 3 || begun.elapsed() < Duration::from_secs(2) {
+        assert!(begun.elapsed() < PATIENCE, "nothing is tried any more");
+        let leases = rack.json(&["leases", "--all"]);
+        assert_eq!(leases, before, "something happened that is not stored");
+    }
+    let mut drive = open(&kept);
+    drive.write(0, &pattern(1, 4096), true).unwrap();
+    assert!(!control.is_gone());
+
+    fill_disk(&control, false);
+    rack.wait_lease(dead.lease, LeaseStage::Ended);
+    rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    assert_eq!(active(&rack).lease, kept.lease);
+    assert!(drive.compare(0, &pattern(1, 4096)).unwrap(), "beta's lease went with gamma's");
+    assert!(rack.give_back(&kept).returned);
 }

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rackbus_control::api::{DeviceState, LeaseStage};
+use rackbus_driver::{Drive, Options};
+use rackbus_pci::vfio_user::Client;
+use rackbus_spec::vfio_user::irq;
 use rustix::process::{Pid, Signal, kill_process};
 use support::{PATIENCE, Process, Rack, THREE_HOSTS};
 
@@ -24,11 +27,26 @@ struct Lab {
 
 impl Lab {
     fn up() -> Lab {
+        Lab::with(PROGRAM)
+    }
+
+    /// Whose QEMU opens the functions that it is given: this test binary does.
+    fn whose_vms_use_what_they_have() -> Lab {
+        let program = std::env::current_exe().unwrap();
+        let part = "--exact plays_qemu --ignored --nocapture";
+        Lab::with(&format!(
+            "#!/bin/sh\ncase \" $* \" in *' -S '*) exit 1 ;; esac\n\
+             PLAYED_ARGUMENTS=\"$*\" exec {} {part}\n",
+            program.display()
+        ))
+    }
+
+    fn with(program: &str) -> Lab {
         let cache = tempfile::tempdir().unwrap();
         let folder = cache.path().join("qemu/run");
         std::fs::create_dir_all(&folder).unwrap();
         let qemu = folder.join("qemu-system-x86_64");
-        std::fs::write(&qemu, PROGRAM).unwrap();
+        std::fs::write(&qemu, program).unwrap();
         std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
         Lab { rack: Rack::up(THREE_HOSTS), cache }
     }
@@ -157,4 +175,77 @@ fn a_vms_host_and_name_are_no_paths() {
     assert!(!lab.rack.run_dir().join("../x").exists());
     let run = lab.run(&["--name", "../y", "--detach"]).wait_with_output().unwrap();
     assert!(!run.status.success() && !lab.folder("../y").exists());
+}
+
+/// The sockets of the functions that QEMU is given.
+fn sockets(arguments: &str) -> Vec<PathBuf> {
+    let functions = arguments.split("-device ").filter(|it| it.contains("vfio-user-pci"));
+    let path = |it: &str| Some(it.split("\"path\":\"").nth(1)?.split('"').next()?.into());
+    functions.filter_map(path).collect()
+}
+
+#[test]
+#[ignore = "a part of the other tests, which start it"]
+fn plays_qemu() {
+    let Ok(arguments) = std::env::var("PLAYED_ARGUMENTS") else { return };
+    let open = |socket: &PathBuf| Drive::open(socket, Options { depth: 4, data: 1 << 20 }).unwrap();
+    let mut drives: Vec<Drive> = sockets(&arguments).iter().map(open).collect();
+    drives.iter_mut().for_each(|drive| drive.write(0, &[7; 512], true).unwrap());
+    // Its user sees that, and ends it.
+    let run_dir = PathBuf::from(std::env::var_os("RACKBUS_RUN_DIR").unwrap());
+    let done = run_dir.join("played");
+    std::fs::write(&done, "").unwrap();
+    while done.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// A VM whose guest powers off, or whose QEMU is killed: nobody is left to return what it had.
+#[test]
+fn a_lease_ends_with_its_vm() {
+    let lab = Lab::whose_vms_use_what_they_have();
+    let done = lab.rack.run_dir().join("played");
+    for (round, killed) in [(1, false), (2, true)] {
+        let run = lab.run(&["--detach", "--borrow", "alpha/nvme0"]);
+        lab.answer("vm1");
+        assert!(run.wait_with_output().unwrap().status.success());
+        lab.rack.block(async {
+            while !done.exists() {
+                tokio::task::yield_now().await;
+            }
+        });
+        let qemu = qemu(&lab.folder("vm1"));
+        match killed {
+            true => qemu.signal(Signal::KILL),
+            false => std::fs::remove_file(&done).unwrap(),
+        }
+        assert!(qemu.wait(PATIENCE));
+        let lease = lab.rack.wait_lease(round, LeaseStage::Ended);
+        assert!(lease.returned, "{lease:?}");
+        lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
+        let _ = std::fs::remove_file(&done);
+        let told = lab.rack.good(&["vm", "list"]);
+        assert!(!told.contains("vm1"), "{told}");
+    }
+}
+
+/// This QEMU cannot be asked whether it bears that a function with MSI-X is unplugged.
+#[test]
+fn msix_is_shown_where_the_user_asks_for_it() {
+    let lab = Lab::up();
+    for (round, asked) in [(1, false), (2, true)] {
+        let args = ["--detach", "--borrow", "alpha/nvme0", "--msix"];
+        let run = lab.run(&args[..if asked { 4 } else { 3 }]);
+        lab.answer("vm1");
+        assert!(run.wait_with_output().unwrap().status.success());
+        let lease = lab.rack.wait_lease(round, LeaseStage::Active);
+        let socket = Path::new(lease.socket.as_deref().unwrap());
+        let user = Client::connect(socket, PATIENCE).unwrap();
+        let vectors = [irq::MSIX, irq::MSI].map(|index| user.irq_info(index).unwrap().count > 0);
+        assert_eq!(vectors, [asked, !asked], "MSI-X, MSI");
+        drop(user);
+        lab.rack.good(&["vm", "stop", "--kill", "vm1"]);
+        lab.rack.wait_lease(round, LeaseStage::Ended);
+        lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    }
 }

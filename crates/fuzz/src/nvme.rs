@@ -46,6 +46,10 @@ impl Clock for Time {
     fn now_ns(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+
+    fn ticks(&self) -> u64 {
+        self.now_ns()
+    }
 }
 
 struct Driver {

@@ -138,7 +138,7 @@ impl Doorbell {
     /// ring would fetch it once more.
     #[inline]
     pub fn is_known_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire) || self.region.torn()
+        self.closed.load(Ordering::Acquire) || self.region.truncated()
     }
 
     /// Whether it was closed, or its memory was taken away.

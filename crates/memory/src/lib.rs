@@ -16,7 +16,7 @@
 //! * [`ring`]: messages from one process to another, in shared memory.
 //! * [`lock`]: locks and barriers between processes, which survive their holders.
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
-//! * [`spin`]: how long to poll before sleeping.
+//! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 //! * [`descriptors`]: room for those.
 
@@ -38,6 +38,7 @@ pub mod sparse;
 pub mod spin;
 pub mod stream;
 mod sync;
+pub mod ticks;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;

@@ -94,3 +94,117 @@ async fn give_back(client: &Client, lease: u64, lease_ended: impl Fn() -> bool) 
         wait = (wait * 2).min(most);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::{Child, Command, Stdio};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    const LEASE: u64 = 7;
+    const NOT_STORED: &str = r#"{"code":"not_stored","error":"no room","remedy":"make room"}"#;
+    const OVER: &str = r#"{"code":"over","error":"it is over","remedy":"nothing"}"#;
+    const RETURNED: &str = r#"{"lease":7,"function":"alpha/nvme0","lender":"alpha",
+        "borrower":"beta","epoch":1,"stage":"closing","socket":null,"reason":"returned",
+        "returned":false,"since_ms":1,"until_ms":null}"#;
+
+    /// What stands for a VM: it waits until its input ends.
+    fn vm() -> Child {
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    }
+
+    /// A host with a VM that has a function at the socket that is returned.
+    fn host(run_dir: &Path) -> PathBuf {
+        let socket = run_dir.join("nvme0.7.sock");
+        let notes = registry::vms_dir(run_dir, "beta").join("vm1/functions");
+        std::fs::create_dir_all(&notes).unwrap();
+        std::fs::write(notes.join("fn-x"), format!("alpha/nvme0\n{}", socket.display())).unwrap();
+        socket
+    }
+
+    /// Answers a request; what was asked.
+    fn answer(stream: UnixStream, status: u16, body: &str) -> String {
+        let mut reader = BufReader::new(&stream);
+        let (mut asked, mut length) = (String::new(), 0);
+        reader.read_line(&mut asked).unwrap();
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            let line = line.trim().to_ascii_lowercase();
+            if let Some(number) = line.strip_prefix("content-length:") {
+                length = number.trim().parse().unwrap();
+            } else if line.is_empty() {
+                break;
+            }
+        }
+        reader.read_exact(&mut vec![0; length]).unwrap();
+        let length = body.len();
+        write!(&stream, "HTTP/1.1 {status} X\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        asked
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_vm_had_is_returned_until_that_is_stored_when_the_vm_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = host(folder.path());
+        let path = folder.path().join("control.sock");
+        let users = Users::new(folder.path(), "beta", Client::new(&path));
+        let mut vm = vm();
+        users.watch(LEASE, &socket, vm.id(), || false);
+        drop(vm.stdin.take());
+        // Nobody answers at first: then it cannot be stored, twice; then it is.
+        tokio::time::sleep(AGAIN[0] / 2).await;
+        let listener = UnixListener::bind(&path).unwrap();
+        let (heard, asked) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for (status, body) in [(503, NOT_STORED), (503, NOT_STORED), (200, RETURNED)] {
+                heard.send(answer(listener.accept().unwrap().0, status, body)).unwrap();
+            }
+        });
+        let next = || asked.recv_timeout(Duration::from_secs(20)).expect("it is not asked again");
+        let asked = [next(), next(), next()];
+        assert!(asked.iter().all(|line| line.starts_with("DELETE /v1/leases/7 ")), "{asked:?}");
+        vm.wait().unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_over_is_not_returned_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::new(&path);
+        let answered = std::thread::spawn({
+            let listener = listener.try_clone().unwrap();
+            move || answer(listener.accept().unwrap().0, 409, OVER)
+        });
+        give_back(&client, LEASE, || false).await;
+        answered.join().unwrap();
+        // Or when that is known here.
+        give_back(&client, LEASE, || true).await;
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "it was returned again");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_lease_of_a_program_stays_when_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        host(folder.path());
+        let users = Users::new(folder.path(), "beta", Client::new(&folder.path().join("none")));
+        let looked = Arc::new(AtomicBool::new(false));
+        let mut program = vm();
+        let looking = looked.clone();
+        users.watch(LEASE, &folder.path().join("nvme0.8.sock"), program.id(), move || {
+            looking.store(true, Ordering::Release);
+            true
+        });
+        // Whoever watched it would have this as well.
+        assert_eq!(Arc::strong_count(&looked), 1, "it is watched");
+        drop(program.stdin.take());
+        program.wait().unwrap();
+        assert!(!looked.load(Ordering::Acquire));
+    }
+}

@@ -1,10 +1,11 @@
 //! Two hosts' segment services and processes' sessions with them: what is shared, with whom, and
 //! what becomes of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rackbus_attach::{
@@ -759,8 +760,8 @@ fn only_a_dead_node_makes_the_holders_of_locks_dead() {
     assert!(!session.alive(holder).unwrap());
 }
 
-/// Beta's node as a connector's: its conversation with alpha's.
-fn conversation(rack: &Rack) -> Packets {
+/// Beta's node, a connector's, at the door of alpha's.
+fn at_the_door(rack: &Rack) -> Arc<dyn Stream> {
     let hello = Hello {
         version: rackbus_link::VERSION,
         rack: "test".into(),
@@ -769,30 +770,101 @@ fn conversation(rack: &Rack) -> Packets {
         service: Service::Segments,
     };
     let address = rack.0.path().join("alpha/link.sock").display().to_string();
-    let stream = ShmLink.connect(&address, &hello).unwrap();
-    let (ours, theirs) = Packets::pair().unwrap();
-    stream.send(&[&[0]], &[theirs.as_fd()]).unwrap();
-    ours
+    ShmLink.connect(&address, &hello).unwrap()
 }
 
+/// The former conversation ends before, while and after the next one begins.
 #[test]
 fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
     let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
     let alpha = rack.session(ALPHA);
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
+    let is_connected = || alpha.segments().unwrap()[0].connections == [BETA];
     let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
-    let mut before = None;
-    for request in 1..500 {
+    let mut before: Option<Packets> = None;
+    for request in 1..1000 {
         let connection = Handle(request);
-        let next = conversation(&rack);
-        drop(before);
-        let what = Question::Segment { id: 7, what: Target::Segment };
-        next.send(&encode(&Ask::Question { request, connection, what }), &[]).unwrap();
-        let packet = next.receive(&mut buffer, &mut spin, None).unwrap();
-        let answer = decode(&buffer[..packet.length]);
-        assert!(matches!(answer, Some(Tell::Answer { answer: Ok(_), .. })), "{answer:?}");
-        until(|| alpha.segments().unwrap()[0].connections == [BETA]);
+        let stream = at_the_door(&rack);
+        let (next, theirs) = Packets::pair().unwrap();
+        assert!(before.is_none() || is_connected(), "its connection was lost: {request}");
+        std::thread::scope(|scope| {
+            let before = before.take();
+            scope.spawn(move || {
+                (0..request % 8 * 200).for_each(|_| std::hint::spin_loop());
+                drop(before);
+            });
+            (0..request / 8 % 8 * 200).for_each(|_| std::hint::spin_loop());
+            stream.send(&[&[0]], &[theirs.as_fd()]).unwrap();
+            drop(theirs);
+            let what = Question::Segment { id: 7, what: Target::Segment };
+            next.send(&encode(&Ask::Question { request, connection, what }), &[]).unwrap();
+            let packet = next.receive(&mut buffer, &mut spin, None).unwrap();
+            let answer = decode(&buffer[..packet.length]);
+            assert!(matches!(answer, Some(Tell::Answer { answer: Ok(_), .. })), "{answer:?}");
+        });
+        until(is_connected);
         before = Some(next);
     }
+}
+
+/// Beta's node, an owner's, that ends each conversation soon and takes the next one at once. It
+/// keeps the numbers of the segments that it has answered for.
+#[derive(Default)]
+struct Restless(Arc<Mutex<BTreeSet<u32>>>);
+
+impl Link for Restless {
+    fn connect(&self, _: &str, _: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let answered = self.0.clone();
+        std::thread::spawn(move || {
+            let mut fds = Vec::new();
+            theirs.receive(&mut [0], &mut fds).unwrap();
+            let packets = Packets::from_peer(fds.pop().unwrap()).unwrap();
+            let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+            for _ in 0..3 {
+                let Ok(packet) = packets.receive(&mut buffer, &mut spin, None) else { return };
+                let asked = decode(&buffer[..packet.length]);
+                let Some(Ask::Question { request, what: Question::Segment { id, .. }, .. }) = asked
+                else {
+                    continue;
+                };
+                let answer = Tell::Answer { request, answer: Err(Refusal::NoSuchSegment) };
+                answered.lock().unwrap().insert(id);
+                packets.send(&encode(&answer), &[]).unwrap();
+            }
+            // What was answered arrives: a socket with unread messages would take it away again.
+            packets.shut_down();
+            while packets.receive(&mut buffer, &mut spin, None).is_ok() {}
+        });
+        Ok(Arc::new(ours))
+    }
+}
+
+#[test]
+fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
+    const ASKERS: u32 = 4;
+    let link = Arc::new(Restless::default());
+    let rack = Rack::alone(ALPHA, link.clone());
+    let unanswered = Mutex::new(BTreeSet::new());
+    std::thread::scope(|scope| {
+        for asker in 0..ASKERS {
+            let (session, unanswered) = (rack.session(ALPHA), &unanswered);
+            scope.spawn(move || {
+                for nth in 0..1000 {
+                    let id = nth * ASKERS + asker + 1;
+                    match refusal(session.connect(BETA, id, 5000)) {
+                        Refusal::NoSuchSegment => {}
+                        // It was lost with its conversation.
+                        Refusal::NotResponding => drop(unanswered.lock().unwrap().insert(id)),
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+    });
+    let (answered, unanswered) = (link.0.lock().unwrap(), unanswered.into_inner().unwrap());
+    let both = answered.intersection(&unanswered).count();
+    assert_eq!(both, 0, "beta answered {}, and was said not to respond", answered.len());
+    assert!(answered.len() > 100, "{} of {ASKERS}000 were answered", answered.len());
 }

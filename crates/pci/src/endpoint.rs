@@ -8,16 +8,20 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rackbus_memory::{Access, DmaSpace, MapError, Stream, UnmapError};
+use rackbus_memory::{Access, DmaSpace, MapError, Stream, UnmapError, ticks};
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
 use crate::function::{Bar, Bus, Function, FunctionInfo, Health, ResetKind, Work};
 use crate::interrupts::{InterruptError, Interrupts};
+use crate::user::UserWatch;
 
 /// Where an endpoint has its time from.
 pub trait Clock: Send {
     /// Monotonic time in nanoseconds.
     fn now_ns(&self) -> u64;
+
+    /// As [`ticks::now`].
+    fn ticks(&self) -> u64;
 }
 
 /// The system's clock, from this moment on.
@@ -27,6 +31,11 @@ impl Clock for Monotonic {
     #[inline]
     fn now_ns(&self) -> u64 {
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    #[inline]
+    fn ticks(&self) -> u64 {
+        ticks::now()
     }
 }
 
@@ -77,10 +86,8 @@ pub struct Endpoint {
     /// The MSI-X table's memory. Its user emulates the table itself (VFIO does); the bytes are
     /// kept so that software which looks at them sees what it wrote.
     msix_table: Vec<u8>,
-    clock: Box<dyn Clock>,
     now_ns: u64,
-    /// The conversation of the user that has it, where it may end unseen.
-    user: Option<Arc<dyn Stream>>,
+    user: UserWatch,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -104,10 +111,9 @@ impl Endpoint {
         Endpoint {
             config: ConfigSpace::new(&info),
             irq: Interrupts::under(vectors, dma.revoker().clone()),
+            user: UserWatch::new(clock, dma.revoker().clone()),
             dma,
-            user: None,
             msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
-            clock,
             now_ns: 0,
             function: model,
         }
@@ -151,7 +157,8 @@ impl Endpoint {
             Region::Bar(MSIX_BAR) => self.read_msix(offset, data),
             Region::Bar(bar) => {
                 data.fill(0);
-                let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
+                let bus =
+                    Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
                 self.function.bar_read(&bus, bar, offset, data);
             }
         }
@@ -178,7 +185,8 @@ impl Endpoint {
                 }
             }
             Region::Bar(bar) => {
-                let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
+                let bus =
+                    Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
                 self.function.bar_write(&bus, bar, offset, data);
             }
         }
@@ -247,18 +255,14 @@ impl Endpoint {
 
     /// A user begins, over `conversation`: as long as that is open, the function is its.
     pub fn begin(&mut self, conversation: Arc<dyn Stream>) {
-        self.user = Some(conversation);
+        self.user.is_of(Some(conversation));
         self.dma.begin();
     }
 
     /// Time has passed in which this thread did not run. Where the user has given the function up
     /// meanwhile, what was its memory may be somebody else's: nothing of it is touched any more.
-    pub fn check_user(&mut self) {
-        if self.user.as_ref().is_some_and(|user| user.is_closed()) {
-            self.user = None;
-            tracing::warn!("the user gave the function up while this host stood still");
-            self.dma.revoker().revoke();
-        }
+    pub fn check_user(&self) {
+        self.user.check();
     }
 
     /// Somebody truncated memory that was mapped, or took it away. If it is of this function, what
@@ -276,7 +280,7 @@ impl Endpoint {
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return
     /// nothing of it can be reached, and the next user finds the function as new.
     pub fn scrub(&mut self) {
-        self.user = None;
+        self.user.is_of(None);
         // First, so that what was started is given up and not waited for.
         self.tick();
         self.reset_function(ResetKind::Scrub);
@@ -291,14 +295,15 @@ impl Endpoint {
     #[inline]
     pub fn poll(&mut self, now_ns: u64) -> Work {
         self.now_ns = now_ns;
-        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns };
         self.function.poll(&bus)
     }
 
     /// Asks the model to make what comes next ring; false when there is work already.
     pub fn park(&mut self) -> bool {
         self.tick();
-        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
+        self.user.before_access();
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         self.function.park(&bus)
     }
 
@@ -310,7 +315,7 @@ impl Endpoint {
     /// Nanoseconds on its clock.
     #[inline]
     pub fn clock(&self) -> u64 {
-        self.clock.now_ns()
+        self.user.now_ns()
     }
 
     fn tick(&mut self) {
@@ -319,12 +324,12 @@ impl Endpoint {
 
     fn quiesce(&mut self) {
         self.tick();
-        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         self.function.quiesce(&bus);
     }
 
     fn reset_function(&mut self, kind: ResetKind) {
-        let bus = Bus { dma: &self.dma, irq: &self.irq, now_ns: self.now_ns };
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         self.function.reset(&bus, kind);
     }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rackbus_memory::{DmaSpace, SharedMemory};
 
 use crate::interrupts::Interrupts;
+use crate::user::UserWatch;
 
 /// The world as one function sees it during one call.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +21,8 @@ pub struct Bus<'a> {
     pub dma: &'a DmaSpace,
     /// Its interrupts.
     pub irq: &'a Interrupts,
+    /// Its user, who may be gone; see [`Function::poll`].
+    pub user: &'a UserWatch,
     /// Monotonic time in nanoseconds. During [`Function::poll`] it may lag by a few microseconds.
     pub now_ns: u64,
 }
@@ -145,7 +148,9 @@ pub trait Function: Send {
     /// [`quiesce`](Function::quiesce).
     fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind);
 
-    /// Does a bounded amount of the work that is there now.
+    /// Does a bounded amount of the work that is there now. What is found in memory of the host's
+    /// may be looked at; before it is acted on, and before anything is written there, the model
+    /// calls [`UserWatch::before_access`].
     fn poll(&mut self, bus: &Bus<'_>) -> Work;
 
     /// The engine is about to sleep. Arrange that work which comes from now on rings, then look

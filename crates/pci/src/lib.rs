@@ -7,6 +7,7 @@
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
 //! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
+//! * [`user`]: whether a function's user is still there.
 //! * [`vfio_user`]: the protocol by which QEMU and userspace drivers use a function.
 
 pub mod config;
@@ -15,6 +16,7 @@ pub mod engine;
 pub mod function;
 pub mod interrupts;
 pub mod pace;
+pub mod user;
 pub mod vfio_user;
 
 pub use endpoint::Endpoint;

@@ -115,6 +115,12 @@ impl Assets {
         Self { cache }
     }
 
+    /// A cache elsewhere.
+    #[cfg(test)]
+    pub(crate) fn in_folder(cache: &Path) -> Self {
+        Self { cache: cache.to_owned() }
+    }
+
     /// Where the cache is.
     #[must_use]
     pub fn cache(&self) -> &Path {

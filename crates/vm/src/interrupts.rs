@@ -32,6 +32,17 @@ pub enum Interrupts {
 }
 
 impl Interrupts {
+    /// With a QEMU that [bears](unplugs_msix) that such a function is unplugged or not, for a user
+    /// who asks for MSI-X or does not.
+    #[must_use]
+    pub fn choose(bears: bool, asked: bool) -> Interrupts {
+        match (bears, asked) {
+            (true, _) => Interrupts::Msix,
+            (false, true) => Interrupts::MsixKept,
+            (false, false) => Interrupts::Msi,
+        }
+    }
+
     /// Notes for the node that serves `socket` how the function is shown to who opens it next.
     ///
     /// # Errors
@@ -176,6 +187,10 @@ impl Drop for Ending {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -192,5 +207,84 @@ mod tests {
         forget(&socket);
         assert_eq!(Interrupts::noted(&socket), Interrupts::Msi);
         fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[test]
+    fn msix_is_for_a_qemu_that_bears_it_and_for_who_asks_and_then_kept() {
+        assert_eq!(Interrupts::choose(false, false), Interrupts::Msi);
+        assert_eq!(Interrupts::choose(false, true), Interrupts::MsixKept);
+        assert_eq!(
+            [false, true].map(|asked| Interrupts::choose(true, asked)),
+            [Interrupts::Msix; 2]
+        );
+    }
+
+    /// What stands for QEMU: this program, as the script in the cache starts it.
+    #[test]
+    #[ignore = "a part of the other tests, which start it"]
+    fn plays_qemu() {
+        let Ok(args) = std::env::var("PLAYED_ARGUMENTS") else { return };
+        let manner = std::env::var("PLAYED_MANNER").expect("manner");
+        let socket = args.split("unix:").nth(1).and_then(|rest| rest.split(',').next());
+        let listener = UnixListener::bind(socket.expect("a socket")).expect("bind");
+        let mut stream = listener.accept().expect("accept").0;
+        let lines = BufReader::new(stream.try_clone().expect("clone")).lines();
+        let mut say = |text: &str| stream.write_all(format!("{text}\n").as_bytes());
+        say(r#"{"QMP": {}}"#).expect("greet");
+        for line in lines.map_while(std::result::Result::ok) {
+            let asked = |command: &str| line.contains(&format!("\"{command}\""));
+            match manner.as_str() {
+                "refuses" if asked("device_add") => say(r#"{"error": {"desc": "no"}}"#),
+                "ends" if asked("device_del") => return,
+                "ends late" if asked("query-status") => return,
+                _ => say(r#"{"return": {}}"#),
+            }
+            .expect("answer");
+            if asked("device_del") {
+                let event = json!({"event": "DEVICE_DELETED", "data": {"device": "fn-probe"}});
+                say(&event.to_string()).expect("tell");
+            }
+        }
+    }
+
+    /// A cache with a QEMU of this manner, other than the one before.
+    fn install(cache: &Path, manner: &str) {
+        let folder = cache.join("qemu/run");
+        fs::create_dir_all(&folder).expect("folder");
+        let (new, qemu) = (folder.join("new"), folder.join("qemu-system-x86_64"));
+        let program = std::env::current_exe().expect("this program");
+        let part = "--exact interrupts::tests::plays_qemu --ignored --nocapture";
+        let script = format!(
+            "#!/bin/sh\nPLAYED_MANNER='{manner}' PLAYED_ARGUMENTS=\"$*\" exec {} {part}\n",
+            program.display()
+        );
+        fs::write(&new, script).expect("script");
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("mode");
+        fs::rename(new, qemu).expect("rename");
+    }
+
+    #[test]
+    fn a_qemu_is_asked_once_whether_it_bears_to_unplug_msix() {
+        let cache = std::env::temp_dir().join(format!("rackbus-probe-{}", std::process::id()));
+        let assets = Assets::in_folder(&cache);
+        let mut asked = 0;
+        let mut bears = || {
+            let serve = |_: &Path| {
+                asked += 1;
+                Ok(())
+            };
+            let bears = unplugs_msix(&assets, serve).expect("a writable cache");
+            (bears, std::mem::take(&mut asked))
+        };
+        for (manner, answer) in [("unplugs", true), ("ends", false), ("ends late", false)] {
+            install(&cache, manner);
+            assert_eq!(bears(), (answer, 1), "{manner}");
+            assert_eq!(bears(), (answer, 0), "{manner}: it is known");
+        }
+        // One that cannot be asked bears nothing this time, and is asked again.
+        install(&cache, "refuses");
+        assert_eq!([bears(), bears()], [(false, 1); 2]);
+        fs::remove_dir_all(&cache).expect("clean up");
+        assert!(matches!(unplugs_msix(&assets, |_| Ok(())), Err(VmError::NotSetUp { .. })));
     }
 }

@@ -221,10 +221,25 @@ impl Rack {
             Some(host) => vec!["node", "--host", host],
             None => vec!["control"],
         };
+        let command = self.command(&args);
+        self.begin(command);
+    }
+
+    /// Starts the control plane again, such that files that may not grow are an error to it (EFBIG)
+    /// and no signal that ends it.
+    pub fn restart_on_small_disk(&mut self) {
+        let rackbus = self.command(&["control"]);
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" control"]).arg(rackbus.get_program());
+        command.envs(rackbus.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        self.begin(command);
+    }
+
+    fn begin(&mut self, mut command: Command) {
         let log = self.folder.path().join("restarted.log");
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let child = self.command(&args).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        self.restarted.push(child);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        self.restarted.push(child.unwrap());
     }
 
     /// Waits until the nodes of `hosts` are connected.

@@ -333,6 +333,7 @@ impl Nvme {
 
     /// With a pin interrupt pending, the host's progress matters even when there is room.
     fn refresh_pin(&mut self, bus: &Bus<'_>) {
+        bus.user.before_access();
         self.refresh_heads();
         self.update_pin(bus);
     }

@@ -267,6 +267,9 @@ impl Nvme {
                 background.reap(&mut finished);
             }
         }
+        if !finished.is_empty() {
+            bus.user.before_access();
+        }
         let mut completed = 0;
         for (tag, result) in finished.drain(..) {
             completed += u32::from(self.step_finished(bus, tag, result));

@@ -85,6 +85,7 @@ impl Nvme {
             self.state.out_of_reach(qid, bus.now_ns);
             return (0, TurnEnd::Idle);
         }
+        bus.user.before_access();
         let room = self.make_room(cqid, pending);
         let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
         if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
@@ -202,6 +203,7 @@ impl Nvme {
 
     /// Posts the completions of commands that ended while their queue was out of reach.
     pub(super) fn post_held(&mut self, bus: &Bus<'_>) {
+        bus.user.before_access();
         for Held { qid, cid, status, dw0 } in std::mem::take(&mut self.state.held) {
             self.release(qid);
             self.post(bus, qid, cid, status, dw0);
@@ -220,6 +222,7 @@ impl Nvme {
     /// Completes event requests for which there is something to tell.
     pub(super) fn tell_events(&mut self, bus: &Bus<'_>) -> u32 {
         let mut told = 0;
+        bus.user.before_access();
         while self.state.events.has_next()
             && self.state.cq(0).is_some_and(|queue| queue.reachable() && queue.room() > 0)
         {

@@ -255,6 +255,47 @@ static void queue_removed_before_it_calls(struct scenario *scenario)
     TRY(SCIRemoveSegment(local, 0, &error));
 }
 
+/* What the end of everything does to a transfer. */
+static sci_callback_action_t on_end(void *arg, sci_dma_queue_t queue, sci_error_t status)
+{
+    (void)queue, (void)status;
+    called((struct given *)arg);
+    return SCI_CALLBACK_CONTINUE;
+}
+
+/* The library ends while connections are made in the background and transfers call back. */
+static void terminated_while_it_works(unsigned int node, unsigned int id)
+{
+    enum { ROUNDS = 100 };
+    static struct given connecting[ROUNDS], transferring[ROUNDS];
+    unsigned int flags = SCI_FLAG_USE_CALLBACK | SCI_FLAG_ASYNCHRONOUS_CONNECT, i, j;
+    for (i = 0; i < ROUNDS; i++) {
+        sci_desc_t sd;
+        sci_local_segment_t local;
+        sci_remote_segment_t remote, late;
+        sci_dma_queue_t queue;
+        TRY(SCIInitialize(0, &error));
+        TRY(SCIOpen(&sd, 0, &error));
+        TRY(SCICreateSegment(sd, &local, id, SIZE, NULL, NULL, 0, &error));
+        TRY(SCIPrepareSegment(local, 0, 0, &error));
+        TRY(SCISetSegmentAvailable(local, 0, 0, &error));
+        TRY(SCIConnectSegment(sd, &remote, node, id, 0, NULL, NULL, SOON, 0, &error));
+        TRY(SCICreateDMAQueue(sd, &queue, 0, 1, 0, &error));
+        TRY(SCIStartDmaTransfer(queue, local, remote, 0, 64, 128, on_end, &transferring[i],
+                                SCI_FLAG_USE_CALLBACK, &error));
+        /* Every other one is to something that is not there. */
+        TRY(SCIConnectSegment(sd, &late, node, id + i % 2 * 64, 0, on_remote, &connecting[i], SOON,
+                              flags, &error));
+        for (j = 0; j < i % 5 * 2000; j++)
+            SCIFlush(NULL, 0);
+        SCITerminate();
+        __atomic_store_n(&connecting[i].ended, 1, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&transferring[i].ended, 1, __ATOMIC_SEQ_CST);
+    }
+    for (i = 0; i < 100; i++)
+        scenario_pause();
+}
+
 int main(int argc, char **argv)
 {
     struct scenario scenario;
@@ -267,5 +308,6 @@ int main(int argc, char **argv)
     ended_while_it_connects(&scenario);
     queue_removed_before_it_calls(&scenario);
     scenario_end(&scenario);
+    terminated_while_it_works(scenario.local, ASYNC + 2 + (scenario.owner ? 1U : 0U));
     return 0;
 }

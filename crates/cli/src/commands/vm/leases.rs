@@ -85,11 +85,7 @@ pub async fn show(leases: &[Lease], msix: bool) -> Result<(), Failure> {
             let any = Box::new(any.map_err(std::io::Error::other)?);
             serve_function(any, socket, Default::default())
         })?;
-        let shown = match (bears, msix) {
-            (true, _) => Interrupts::Msix,
-            (false, true) => Interrupts::MsixKept,
-            (false, false) => Interrupts::Msi,
-        };
+        let shown = Interrupts::choose(bears, msix);
         functions.iter().try_for_each(|function| shown.note(&function.socket))
     };
     Ok(joined(tokio::task::spawn_blocking(settle).await)??)

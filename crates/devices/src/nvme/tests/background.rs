@@ -14,8 +14,8 @@ type Held = (u32, Request<Vec<PinnedSlice>>);
 
 /// What the test and the backing share.
 #[derive(Default)]
-struct Control {
-    held: VecDeque<Held>,
+pub struct Control {
+    pub held: VecDeque<Held>,
     finished: Vec<Finished>,
     /// How further requests end.
     fail_with: Option<MediaError>,
@@ -25,7 +25,7 @@ struct Control {
 
 impl Control {
     /// Finishes the request that was held first.
-    fn finish_one(&mut self) {
+    pub fn finish_one(&mut self) {
         let (tag, request) = self.held.pop_front().expect("no request is held");
         let result = self.fail_with.map_or(Ok(()), Err);
         if result.is_ok() {
@@ -105,11 +105,16 @@ impl Background for Slow {
     }
 }
 
-fn slow() -> (Host, Arc<Mutex<Control>>) {
+/// A drive with such a backing.
+pub fn slow_drive() -> (Nvme, Arc<Mutex<Control>>) {
     let control = Control { data: vec![0x11; 1 << 20], ..Control::default() };
     let control = Arc::new(Mutex::new(control));
     let config = NvmeConfig::memory(1 << 20, "SLOW");
-    let nvme = Nvme::with_backing(&config, Box::new(Slow(control.clone()))).unwrap();
+    (Nvme::with_backing(&config, Box::new(Slow(control.clone()))).unwrap(), control)
+}
+
+fn slow() -> (Host, Arc<Mutex<Control>>) {
+    let (nvme, control) = slow_drive();
     let mut host = Host::around(nvme);
     host.enable();
     host.create_pair(1, ENTRIES);

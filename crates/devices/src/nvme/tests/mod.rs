@@ -3,6 +3,7 @@
 
 mod admin;
 mod background;
+mod frozen;
 mod hostile;
 mod interrupts;
 mod io;

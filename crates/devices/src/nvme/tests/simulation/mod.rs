@@ -62,6 +62,10 @@ impl Clock for DiskClock {
     fn now_ns(&self) -> u64 {
         self.0.state().now_ns
     }
+
+    fn ticks(&self) -> u64 {
+        self.now_ns()
+    }
 }
 
 /// Whether the engine sleeps, and until when.

@@ -1,0 +1,68 @@
+//! Whether the user of a function is still there, after a time in which this host stood still.
+//!
+//! A user waits for seconds at most; then it gives the function up, and what was its memory may be
+//! somebody else's. A lender that was frozen meanwhile, in the middle of whatever it did, must not
+//! go on. So a model calls [`UserWatch::before_access`] when it has found work and before it touches
+//! memory for it: a look at the processor's counter, and only after a gap one at the conversation.
+//! What remains is a freeze between this look and the last access that follows it: for a drive, the
+//! commands of one turn of one queue, some microseconds. No check of one's own can close that; who
+//! lends to hosts that it does not trust to run takes memory away by an IOMMU.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use rackbus_memory::{Revoker, Stream, ticks};
+
+use crate::endpoint::Clock;
+
+/// Finds out that a function's user has gone while nobody could tell.
+pub struct UserWatch {
+    clock: Box<dyn Clock>,
+    /// The counter at the last look.
+    looked: Cell<u64>,
+    /// The conversation of the user that has the function, where it may end unseen.
+    conversation: Option<Arc<dyn Stream>>,
+    revoker: Revoker,
+}
+
+impl std::fmt::Debug for UserWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UserWatch").field("looked", &self.looked).finish_non_exhaustive()
+    }
+}
+
+impl UserWatch {
+    pub(crate) fn new(clock: Box<dyn Clock>, revoker: Revoker) -> UserWatch {
+        UserWatch { looked: Cell::new(clock.ticks()), clock, conversation: None, revoker }
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// The function has this user from now on, or none.
+    pub(crate) fn is_of(&mut self, conversation: Option<Arc<dyn Stream>>) {
+        self.conversation = conversation;
+    }
+
+    /// Something in memory is about to be used or written. If this thread stood still since the
+    /// last look, and the user has given the function up meanwhile, all memory is taken away
+    /// first: whatever is done with it afterwards reaches nobody.
+    #[inline]
+    pub fn before_access(&self) {
+        let ticks = self.clock.ticks();
+        if ticks::is_gap(self.looked.replace(ticks), ticks) {
+            self.check();
+        }
+    }
+
+    /// Takes all memory away if the user has gone.
+    #[cold]
+    pub(crate) fn check(&self) {
+        let gone = self.conversation.as_ref().is_some_and(|user| user.is_closed());
+        if gone && !self.revoker.is_revoked() {
+            tracing::warn!("the user gave the function up while this host stood still");
+            self.revoker.revoke();
+        }
+    }
+}
