@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::message::{Epoch, Incarnation, LeaseId, Message};
+use crate::message::{Epoch, Incarnation, LeaseId, Message, Placement};
 
 /// What the node must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub struct Holder {
     pub epoch: Epoch,
     /// The borrowing host.
     pub borrower: String,
+    /// Where the function's front runs: who attaches says which half of the function it wants.
+    pub placement: Placement,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +94,16 @@ pub enum NotAdmitted {
         device: String,
         /// The epoch that was presented.
         epoch: Epoch,
+    },
+    /// The borrower may attach, to the other half of the function.
+    #[error("the front of {device} runs at its {} under epoch {epoch}", .placement)]
+    Placed {
+        /// The device.
+        device: String,
+        /// The epoch.
+        epoch: Epoch,
+        /// Where the front runs.
+        placement: Placement,
     },
     /// The borrower may attach, and is attached already.
     #[error("{device} is in use under epoch {epoch}")]
@@ -154,10 +166,10 @@ impl Lender {
     /// A message from the authority.
     pub fn receive(&mut self, message: Message) -> Vec<LenderAction> {
         match message {
-            Message::Arm { incarnation, device, lease, epoch, borrower }
+            Message::Arm { incarnation, device, lease, epoch, borrower, placement }
                 if incarnation == self.incarnation =>
             {
-                self.arm(device, Holder { lease, epoch, borrower })
+                self.arm(device, Holder { lease, epoch, borrower, placement })
             }
             Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
                 self.revoke(device, epoch)
@@ -228,6 +240,11 @@ impl Lender {
             (State::Armed(holder), Some(epoch)) if holder == wanted => {
                 Err(NotAdmitted::InUse { device, epoch })
             }
+            (State::Armed(holder), _)
+                if *holder == (Holder { placement: holder.placement, ..wanted.clone() }) =>
+            {
+                Err(NotAdmitted::Placed { device, epoch, placement: holder.placement })
+            }
             (State::Armed(holder), _) => {
                 Err(NotAdmitted::Held { device, epoch, holder: holder.clone() })
             }
@@ -288,7 +305,7 @@ impl Lender {
             State::Free => {
                 entry.newest = epoch;
                 entry.state = State::Arming(wanted.clone());
-                let Holder { lease, epoch, borrower } = wanted;
+                let Holder { lease, epoch, borrower, placement: _ } = wanted;
                 vec![LenderAction::Arm { device, lease, epoch, borrower }]
             }
             // An authority that knew of the older one would have had it revoked: it has lost its
@@ -334,7 +351,14 @@ mod tests {
 
     fn arm(epoch: Epoch) -> Message {
         let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
-        Message::Arm { incarnation: 1, device, lease: epoch, epoch, borrower }
+        Message::Arm {
+            incarnation: 1,
+            device,
+            lease: epoch,
+            epoch,
+            borrower,
+            placement: Placement::Lender,
+        }
     }
 
     fn revoke(epoch: Epoch) -> Message {
@@ -382,7 +406,8 @@ mod tests {
     }
 
     fn holder(epoch: Epoch) -> Holder {
-        Holder { lease: epoch, epoch, borrower: "beta".to_owned() }
+        let (borrower, placement) = ("beta".to_owned(), Placement::Lender);
+        Holder { lease: epoch, epoch, borrower, placement }
     }
 
     fn armed(epoch: Epoch) -> Lender {
@@ -402,6 +427,9 @@ mod tests {
             let refused = lender.admits("nvme0", &wanted).unwrap_err();
             assert!(matches!(refused, NotAdmitted::Held { .. }), "{wanted:?}: {refused}");
         }
+        let placed = Holder { placement: Placement::Borrower, ..holder(2) };
+        let refused = lender.admits("nvme0", &placed).unwrap_err();
+        assert!(matches!(refused, NotAdmitted::Placed { placement: Placement::Lender, .. }));
         let nowhere = NotAdmitted::NoDevice("nvme9".to_owned());
         assert_eq!(lender.admits("nvme9", &holder(2)), Err(nowhere));
     }
@@ -444,7 +472,14 @@ mod tests {
         lender.receive(arm(3));
         lender.arm_done("nvme0", 3, Ok(()));
         let (device, borrower) = ("nvme0".to_owned(), "gamma".to_owned());
-        let other = Message::Arm { incarnation: 1, device, lease: 1, epoch: 3, borrower };
+        let other = Message::Arm {
+            incarnation: 1,
+            device,
+            lease: 1,
+            epoch: 3,
+            borrower,
+            placement: Placement::Lender,
+        };
         let said = lender.receive(other);
         assert!(
             matches!(said[..], [LenderAction::Send(Message::ArmFailed { epoch: 3, .. })]),

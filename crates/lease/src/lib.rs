@@ -31,4 +31,6 @@ pub use authority::{
 };
 pub use borrower::{Borrower, BorrowerAction};
 pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
-pub use message::{BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};
+pub use message::{
+    BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis, Placement,
+};

@@ -65,6 +65,28 @@ impl TryFrom<String> for FunctionId {
     }
 }
 
+/// Where the front of a lent function runs: its registers, queues, DMA and interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// In the lender, where the borrower's memory is mapped: nothing lies between the function and
+    /// that memory.
+    #[default]
+    Lender,
+    /// In the borrower's node. The link carries the operations of its medium, and the lender never
+    /// has memory of the borrower's.
+    Borrower,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Placement::Lender => "lender",
+            Placement::Borrower => "borrower",
+        })
+    }
+}
+
 /// A lease as its borrower learns it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
@@ -78,15 +100,18 @@ pub struct Grant {
     pub address: String,
     /// How long the lease lives without being renewed, in milliseconds.
     pub ttl: Millis,
+    /// Where the function's front runs.
+    #[serde(default)]
+    pub placement: Placement,
 }
 
 impl Grant {
     /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
     /// control plane that was started anew may have another.
     pub fn same_lease(&self, other: &Grant) -> bool {
-        let Grant { lease, function, epoch, address, ttl: _ } = self;
-        (lease, function, epoch, address)
-            == (&other.lease, &other.function, &other.epoch, &other.address)
+        let Grant { lease, function, epoch, address, ttl: _, placement } = self;
+        (lease, function, epoch, address, placement)
+            == (&other.lease, &other.function, &other.epoch, &other.address, &other.placement)
     }
 }
 
@@ -129,6 +154,9 @@ pub enum Message {
         epoch: Epoch,
         /// The borrowing host.
         borrower: String,
+        /// Where the function's front runs.
+        #[serde(default)]
+        placement: Placement,
     },
     /// Lender: the epoch is armed.
     Armed {

@@ -8,9 +8,13 @@
 //! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped
 //! once needs no software afterwards.
 
+mod medium;
 pub mod shm;
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+pub use medium::Medium;
 
 use rackbus_memory::{Stream, StreamError};
 use rustix::process::Pid;
@@ -41,6 +45,16 @@ pub struct Hello {
 pub enum Service {
     /// To use a lent function; the conversation that follows is vfio-user.
     Function {
+        /// The device's name on the lender, `nvme0`.
+        device: String,
+        /// Under which lease.
+        lease: u64,
+        /// The lease's fencing epoch.
+        epoch: u64,
+    },
+    /// To use a lent function's medium, with its front on the connecting host: what the front needs to
+    /// know follows, with the exchange it joins, and the conversation stays open for as long as it is used.
+    Medium {
         /// The device's name on the lender, `nvme0`.
         device: String,
         /// Under which lease.
@@ -148,25 +162,44 @@ const MAX_FRAME: usize = 4096;
 
 /// Sends a value as its length (32 bits, little endian) and its JSON.
 fn send_frame(stream: &dyn Stream, value: &impl Serialize) -> Result<(), StreamError> {
+    send_frame_with(stream, value, &[])
+}
+
+/// The same, with descriptors beside it.
+fn send_frame_with(
+    stream: &dyn Stream,
+    value: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), StreamError> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let length = u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes();
-    stream.send(&[&length, &text], &[])
+    stream.send(&[&length, &text], fds)
 }
 
 /// Receives what [`send_frame`] sent; the inner error says what came instead.
 fn receive_frame<T: for<'a> Deserialize<'a>>(
     stream: &dyn Stream,
 ) -> Result<Result<T, String>, StreamError> {
-    let (mut length, mut fds) = ([0; 4], Vec::new());
-    stream.receive(&mut length, &mut fds)?;
+    let mut fds = Vec::new();
+    let value = receive_frame_with(stream, &mut fds)?;
+    if !fds.is_empty() {
+        return Ok(Err("descriptors beside a frame that has none".to_owned()));
+    }
+    Ok(value)
+}
+
+/// The same, with what came beside it.
+fn receive_frame_with<T: for<'a> Deserialize<'a>>(
+    stream: &dyn Stream,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Result<T, String>, StreamError> {
+    let mut length = [0; 4];
+    stream.receive(&mut length, fds)?;
     let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
     if length > MAX_FRAME {
         return Ok(Err(format!("a frame of {length} bytes")));
     }
     let mut text = vec![0; length];
-    stream.receive(&mut text, &mut fds)?;
-    if !fds.is_empty() {
-        return Ok(Err("descriptors beside a frame that has none".to_owned()));
-    }
+    stream.receive(&mut text, fds)?;
     Ok(serde_json::from_slice(&text).map_err(|cause| cause.to_string()))
 }

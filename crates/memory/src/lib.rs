@@ -24,6 +24,7 @@ pub mod copy;
 pub mod descriptors;
 pub mod doorbell;
 pub mod event;
+pub mod exchange;
 pub mod guard;
 pub mod lock;
 pub mod packets;
@@ -42,6 +43,7 @@ pub mod ticks;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
+pub use exchange::{Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
 pub use packets::{PacketListener, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::Access;

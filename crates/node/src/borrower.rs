@@ -10,13 +10,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_lease::Grant;
-use rackbus_link::{Hello, Link, Service, VERSION};
+use rackbus_lease::{Grant, Placement};
+use rackbus_link::{Hello, Link, Medium, Service, VERSION};
+use rackbus_memory::Stream;
 use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
 use rackbus_vm::{Interrupts, interrupts};
 use rustix::io::Errno;
 
-use crate::remote::{Conversation, RemoteDevice};
+use crate::front::PlacedDevice;
+use crate::remote::RemoteDevice;
 
 /// Why a function could not be opened here.
 #[derive(Debug, thiserror::Error)]
@@ -76,9 +78,12 @@ struct Open {
     grant: Grant,
     path: PathBuf,
     server: Mutex<Option<Server>>,
-    /// With the lender, while a user has the socket open.
-    conversation: Mutex<Option<Conversation>>,
+    /// Ends the conversation with the lender, while a user has the socket open.
+    end: Mutex<Option<End>>,
 }
+
+/// Lets the lender go: what was attached answers as an absent device from then on.
+type End = Box<dyn Fn() + Send>;
 
 impl Open {
     fn server(&self) -> MutexGuard<'_, Option<Server>> {
@@ -90,8 +95,8 @@ impl Open {
         self.server().as_ref().and_then(Server::client_pid)
     }
 
-    fn conversation(&self) -> MutexGuard<'_, Option<Conversation>> {
-        self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
+    fn end(&self) -> MutexGuard<'_, Option<End>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -123,7 +128,7 @@ impl BorrowedFunctions {
             grant,
             path: path.clone(),
             server: Mutex::default(),
-            conversation: Mutex::default(),
+            end: Mutex::default(),
         });
         let opener = AttachOpener {
             hello: Hello {
@@ -131,11 +136,7 @@ impl BorrowedFunctions {
                 rack: self.rack.clone(),
                 from: self.host.clone(),
                 to: open.grant.function.host.clone(),
-                service: Service::Function {
-                    device: open.grant.function.device.clone(),
-                    lease: open.grant.lease,
-                    epoch: open.grant.epoch,
-                },
+                service: wanted(&open.grant),
             },
             link: self.link.clone(),
             listener: self.listener.clone(),
@@ -152,8 +153,8 @@ impl BorrowedFunctions {
     /// open finds an absent device there. Closing what is not open changes nothing.
     pub fn close(&self, lease: u64) {
         let Some(open) = self.all().remove(&lease) else { return };
-        if let Some(conversation) = &*open.conversation() {
-            conversation.end();
+        if let Some(end) = &*open.end() {
+            end();
         }
         let server = open.server().take();
         if let Some(server) = server {
@@ -173,6 +174,16 @@ impl BorrowedFunctions {
     }
 }
 
+/// The half of the function that is attached to.
+fn wanted(grant: &Grant) -> Service {
+    let Grant { lease, epoch, .. } = *grant;
+    let device = grant.function.device.clone();
+    match grant.placement {
+        Placement::Lender => Service::Function { device, lease, epoch },
+        Placement::Borrower => Service::Medium { device, lease, epoch },
+    }
+}
+
 /// Attaches to the lender for each client that opens the socket.
 struct AttachOpener {
     hello: Hello,
@@ -189,17 +200,7 @@ impl Opener for AttachOpener {
             .link
             .connect(&open.grant.address, &self.hello)
             .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
-        let (listener, lost) = (self.listener.clone(), self.open.clone());
-        let device = RemoteDevice::attach(
-            stream,
-            Box::new(move |reason| {
-                if let Some(open) = lost.upgrade() {
-                    listener.lender_lost(&open.grant, &reason);
-                }
-            }),
-        );
-        let device = device.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
-        *open.conversation() = Some(device.conversation());
+        let device = self.attach(&open, stream)?;
         if let Some(process) = open.process() {
             let lease = self.open.clone();
             // Nobody is there any more, or still that one.
@@ -207,10 +208,49 @@ impl Opener for AttachOpener {
             let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
             self.listener.opened(&open.grant, &open.path, process, ended);
         }
-        // Without MSI-X a function can be taken out of every running QEMU, which the loss of its
-        // lender needs.
-        let msix = Interrupts::noted(&open.path) != Interrupts::Msi;
-        let shown = Shown::choose(device.shape(), msix);
-        Ok(Box::new(ShownWith::new(device, shown)?))
+        Ok(device)
+    }
+}
+
+/// Shows `device` with the kind of interrupts that its user wants. Without MSI-X a function can be
+/// taken out of every running QEMU, which the loss of its lender needs.
+fn show(path: &Path, device: impl Device + 'static) -> Result<Box<dyn Device>, DeviceError> {
+    let msix = Interrupts::noted(path) != Interrupts::Msi;
+    let shown = Shown::choose(device.shape(), msix);
+    Ok(Box::new(ShownWith::new(device, shown)?))
+}
+
+impl AttachOpener {
+    /// The device at the other end of `stream`, or the front here of the medium there.
+    fn attach(
+        &self,
+        open: &Arc<Open>,
+        stream: Arc<dyn Stream>,
+    ) -> Result<Box<dyn Device>, DeviceError> {
+        let (listener, lost) = (self.listener.clone(), self.open.clone());
+        let on_lost = Box::new(move |reason: String| {
+            if let Some(open) = lost.upgrade() {
+                listener.lender_lost(&open.grant, &reason);
+            }
+        });
+        let none = |error: String| DeviceError::new(Errno::NODEV, error);
+        match open.grant.placement {
+            Placement::Lender => {
+                let device = RemoteDevice::attach(stream, on_lost);
+                let device = device.map_err(|error| none(error.to_string()))?;
+                let conversation = device.conversation();
+                *open.end() = Some(Box::new(move || conversation.end()));
+                show(&open.path, device)
+            }
+            Placement::Borrower => {
+                let offered = Medium::receive(&*stream, &self.hello.to);
+                let (medium, files) = offered.map_err(|error| none(error.to_string()))?;
+                let name = &open.grant.function.device;
+                let device = PlacedDevice::start(name, &medium, files, stream, on_lost)?;
+                let conversation = device.conversation();
+                *open.end() = Some(Box::new(move || conversation.end()));
+                show(&open.path, device)
+            }
+        }
     }
 }

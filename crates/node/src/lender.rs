@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
 use rackbus_fabric::Topology;
-use rackbus_lease::{Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted};
-use rackbus_link::{Incoming, Service};
+use rackbus_lease::{
+    Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
+};
+use rackbus_link::{Incoming, Medium, Service};
 use rackbus_memory::Stream;
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{EngineDevice, serve};
@@ -242,8 +244,10 @@ impl LentFunctions {
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
     /// conversation on this thread until it ends.
     pub fn attend(&self, incoming: Incoming) {
-        let Service::Function { device, lease, epoch } = incoming.hello.service.clone() else {
-            return incoming.refuse("this is for functions");
+        let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
+            Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
+            Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
+            Service::Segments => return incoming.refuse("this is for functions"),
         };
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
@@ -251,7 +255,7 @@ impl LentFunctions {
             Err(error) => return incoming.refuse(&error.to_string()),
         };
         let stream = incoming.stream.clone();
-        let wanted = Holder { lease, epoch, borrower: from.clone() };
+        let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
         let (end, session) = match lent.attach(&wanted, &stream) {
             Ok(attached) => attached,
             Err(error) => {
@@ -260,20 +264,27 @@ impl LentFunctions {
             }
         };
         let function = format!("{}/{device}", self.host);
-        match self.reach.track(session, &function, &from) {
-            Ok(session) => {
-                tracing::info!(device, from, lease, epoch, "function attached");
-                if incoming.accept().is_ok()
-                    && let Err(error) = serve(&*stream, &session)
-                {
-                    tracing::warn!(device, from, %error, "conversation ended");
+        tracing::info!(device, from, lease, epoch, %placement, "function attached");
+        match placement {
+            Placement::Lender => match self.reach.track(session, &function, &from) {
+                Ok(session) => {
+                    if incoming.accept().is_ok()
+                        && let Err(error) = serve(&*stream, &session)
+                    {
+                        tracing::warn!(device, from, %error, "conversation ended");
+                    }
+                    // Dropping the session scrubs the function; only then may anybody else have it.
+                    drop(session);
                 }
-                // Dropping the session scrubs the function; only then may anybody else have it.
+                Err(error) => {
+                    tracing::error!(device, from, %error, "attach refused");
+                    incoming.refuse(&error.to_string());
+                }
+            },
+            Placement::Borrower => {
+                serve_medium(incoming, &session);
+                // This gives up what the front asked for, and ends its exchange.
                 drop(session);
-            }
-            Err(error) => {
-                tracing::error!(device, from, %error, "attach refused");
-                incoming.refuse(&error.to_string());
             }
         }
         drop(end);
@@ -289,6 +300,21 @@ impl LentFunctions {
                 _ => self.devices().collect::<Vec<_>>().join(", "),
             },
         })
+    }
+}
+
+/// Hands the medium of `session`'s function to the front that connected, and waits for its end.
+fn serve_medium(incoming: Incoming, session: &EngineDevice) {
+    let offered = session.engine().call(|endpoint| endpoint.serve_medium());
+    let offer = match offered {
+        Ok(Ok(offer)) => offer,
+        Ok(Err(refused)) => return incoming.refuse(&refused.to_string()),
+        Err(stopped) => return incoming.refuse(&stopped.to_string()),
+    };
+    let Ok(stream) = incoming.accept() else { return };
+    let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+    if medium.send(&*stream, &offer.files).is_ok() {
+        stream.wait_closed();
     }
 }
 

@@ -4,6 +4,7 @@
 //! * [`lender`]: runs the functions this host lends, one engine each, and lets in whom the lending
 //!   protocol admits.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
+//! * [`front`]: the front of a borrowed function that runs here, with its medium at the lender.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`reach`]: what lent functions reach, kept in a fabric.
 //! * [`unplug`]: takes a function out of the VM that uses it.
@@ -15,6 +16,7 @@
 
 pub mod agent;
 pub mod borrower;
+pub mod front;
 pub mod host;
 pub mod lender;
 pub mod presence;

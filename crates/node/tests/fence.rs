@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
-use rackbus_lease::{Holder, Lender, LenderAction, Message};
+use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::Stream;
 use rackbus_node::LentFunctions;
@@ -30,7 +30,14 @@ fn functions() -> Arc<LentFunctions> {
 
 fn arm(epoch: u64, borrower: &str) -> Message {
     let (device, borrower) = (DEVICE.to_owned(), borrower.to_owned());
-    Message::Arm { incarnation: 0, device, lease: epoch, epoch, borrower }
+    Message::Arm {
+        incarnation: 0,
+        device,
+        lease: epoch,
+        epoch,
+        borrower,
+        placement: Placement::Lender,
+    }
 }
 
 fn revoke(epoch: u64) -> Message {
@@ -47,8 +54,12 @@ impl Attempt {
     /// Who is not let in gets the reason.
     fn start(lender: &Arc<LentFunctions>, wanted: &Holder) -> Result<Attempt, String> {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let Holder { lease, epoch, borrower } = wanted.clone();
-        let service = Service::Function { device: DEVICE.to_owned(), lease, epoch };
+        let Holder { lease, epoch, borrower, placement } = wanted.clone();
+        let device = DEVICE.to_owned();
+        let service = match placement {
+            Placement::Lender => Service::Function { device, lease, epoch },
+            Placement::Borrower => Service::Medium { device, lease, epoch },
+        };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
         let hello = Hello { version: VERSION, rack, from: borrower, to, service };
         let process = rustix::process::getpid();
@@ -82,7 +93,8 @@ fn a_decided_revocation_refuses_before_it_is_carried_out() {
     let lender = functions();
     lender.receive(arm(5, "beta"));
     lender.arm(DEVICE, 5);
-    let beta = Holder { lease: 5, epoch: 5, borrower: "beta".to_owned() };
+    let (borrower, placement) = ("beta".to_owned(), Placement::Lender);
+    let beta = Holder { lease: 5, epoch: 5, borrower, placement };
     Attempt::start(&lender, &beta).expect("it is armed for beta").end();
     lender.receive(revoke(5));
     let refused = Attempt::start(&lender, &beta).err().expect("its lease is being revoked");
@@ -127,7 +139,9 @@ fn the_node_lets_in_whom_the_protocol_admits() {
                     assert_eq!(done, decided, "seed {seed}, step {step}");
                 }
                 _ => {
-                    let wanted = Holder { lease: epoch, epoch, borrower: borrower.to_owned() };
+                    let placement = [Placement::Lender, Placement::Borrower][random.below(2)];
+                    let borrower = borrower.to_owned();
+                    let wanted = Holder { lease: epoch, epoch, borrower, placement };
                     let live = Attempt::start(&lender, &wanted);
                     match (pure.admits(DEVICE, &wanted), live) {
                         (Ok(()), Ok(attempt)) => attempt.end(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client as ControlClient, Options};
-use rackbus_lease::{Config, Grant, LenderAction, Message};
+use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
@@ -180,7 +180,14 @@ fn hear_welcome(stream: &UnixStream) {
 /// The control plane has the lender let beta in.
 fn arm(lender: &LentFunctions, epoch: u64) {
     let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
-    let message = Message::Arm { incarnation: 0, device, lease: epoch, epoch, borrower };
+    let message = Message::Arm {
+        incarnation: 0,
+        device,
+        lease: epoch,
+        epoch,
+        borrower,
+        placement: Placement::Lender,
+    };
     let decided = lender.receive(message);
     let [LenderAction::Arm { device, epoch, .. }] = &decided[..] else { panic!("{decided:?}") };
     let said = lender.arm(device, *epoch);
@@ -233,7 +240,14 @@ fn revocation_of_what_hangs(place: Where) {
     let trouble = || lender.report()["nvme0"].trouble.clone();
     assert!(trouble().unwrap().contains("does not answer"));
     let (device, borrower) = ("nvme0".to_owned(), "beta".to_owned());
-    let next = Message::Arm { incarnation: 0, device, lease: 2, epoch: 2, borrower };
+    let next = Message::Arm {
+        incarnation: 0,
+        device,
+        lease: 2,
+        epoch: 2,
+        borrower,
+        placement: Placement::Lender,
+    };
     assert_eq!(lender.receive(next), [], "it is lent while its old borrower's memory is reachable");
     // It comes back with addresses of the borrower's in its hands.
     gate.change(|gate| gate.open = true);

@@ -11,7 +11,9 @@ use std::time::Instant;
 use rackbus_memory::{Access, DmaSpace, MapError, Stream, UnmapError, ticks};
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
-use crate::function::{Bar, Bus, Function, FunctionInfo, Health, ResetKind, Work};
+use crate::function::{
+    Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ResetKind, Work,
+};
 use crate::interrupts::{InterruptError, Interrupts};
 use crate::user::UserWatch;
 
@@ -275,6 +277,14 @@ impl Endpoint {
         }
         self.drop_memory();
         self.reset();
+    }
+
+    /// Hands the function's medium to a front elsewhere, until the next [`scrub`](Endpoint::scrub).
+    ///
+    /// # Errors
+    /// [`MediumRefused`].
+    pub fn serve_medium(&mut self) -> Result<MediumOffer, MediumRefused> {
+        self.function.serve_medium()
     }
 
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return

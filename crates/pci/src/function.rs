@@ -9,7 +9,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{DmaSpace, SharedMemory};
+use rackbus_memory::{DmaSpace, ExchangeFiles, SharedMemory};
 
 use crate::interrupts::Interrupts;
 use crate::user::UserWatch;
@@ -126,6 +126,31 @@ impl Health {
     }
 }
 
+/// What a front on another host needs to run in the place of this function.
+#[derive(Debug)]
+pub struct MediumOffer {
+    /// The class, by which the front is chosen.
+    pub class: &'static str,
+    /// What the front shows, as its class writes it (JSON).
+    pub description: String,
+    /// The exchange by which it reaches the medium.
+    pub files: ExchangeFiles,
+}
+
+/// Why a function's medium cannot be had apart from it.
+#[derive(Debug, thiserror::Error)]
+pub enum MediumRefused {
+    /// Functions of its class run beside their medium only.
+    #[error("functions of this class run at their lender only")]
+    Inseparable,
+    /// A front has it already.
+    #[error("another front has the medium")]
+    InUse,
+    /// Memory or descriptors could not be had.
+    #[error(transparent)]
+    Exchange(#[from] rackbus_memory::ExchangeError),
+}
+
 /// A device model. See the module's text for who calls it and how.
 pub trait Function: Send {
     /// Who it is. The answer never changes.
@@ -159,6 +184,15 @@ pub trait Function: Send {
 
     /// Readable when asynchronous work of the model's own has finished.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Hands the medium to a front elsewhere, until the next reset: from now on
+    /// [`poll`](Function::poll) serves that front, and the function itself does nothing.
+    ///
+    /// # Errors
+    /// [`MediumRefused`]; the function goes on as it was.
+    fn serve_medium(&mut self) -> Result<MediumOffer, MediumRefused> {
+        Err(MediumRefused::Inseparable)
+    }
 
     /// On return no DMA of the function is in flight: what uses memory of the host has finished,
     /// and slices kept from [`Bus::dma`] are dropped or will be resolved again. Work that uses none

@@ -21,5 +21,7 @@ pub mod vfio_user;
 
 pub use endpoint::Endpoint;
 pub use engine::{Engine, EngineHandle};
-pub use function::{Bar, Bus, Function, FunctionInfo, Health, Mappable, ResetKind, Work};
+pub use function::{
+    Bar, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused, ResetKind, Work,
+};
 pub use interrupts::{Interrupts, Mode};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, BorrowRefused, FunctionId, LeaseId, Message, Outcome, ReturnRefused,
+    Authority, BorrowRefused, FunctionId, LeaseId, Message, Outcome, Placement, ReturnRefused,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -168,11 +168,12 @@ impl Writer {
         match request {
             Request::Borrow { function, borrower, answer } => {
                 let unwanted = self.unwanted.clone();
-                let granted =
-                    self.step(|authority, now| match authority.borrow(now, &function, &borrower) {
+                let granted = self.step(|authority, now| {
+                    match authority.borrow(now, &function, &borrower, Placement::Lender) {
                         Ok((lease, outcome)) => (Ok(lease), outcome),
                         Err(refused) => (Err(refused), Outcome::default()),
-                    });
+                    }
+                });
                 let wanted = |lease| Wanted { lease, unwanted: Some(unwanted) };
                 // Nobody there any more: then the lease is dropped, and so given back.
                 let _ = answer.send(granted.map(|granted| granted.map(wanted)));

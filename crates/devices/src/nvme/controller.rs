@@ -8,7 +8,9 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Health, Mode, ResetKind, Work};
+use rackbus_pci::{
+    Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, Mode, ResetKind, Work,
+};
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{
     DOORBELLS, SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_OCCURRING,
@@ -21,6 +23,7 @@ use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
+use super::medium::{CLASS, Description, Port};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::{Change, DOORBELL_STRIDE};
 use super::state::State;
@@ -66,6 +69,9 @@ pub struct Nvme {
     pub(super) arbiter: Box<dyn Arbiter>,
     /// Bytes that the command being executed is about.
     pub(super) cost: u64,
+    /// A front elsewhere has the medium.
+    port: Option<Port>,
+    config: NvmeConfig,
 }
 
 impl std::fmt::Debug for Nvme {
@@ -115,6 +121,8 @@ impl Nvme {
             finished: Vec::new(),
             arbiter: Box::new(RoundRobin::default()),
             cost: 0,
+            port: None,
+            config: config.clone(),
         })
     }
 
@@ -393,6 +401,9 @@ impl Function for Nvme {
 
     fn reset(&mut self, bus: &Bus<'_>, kind: ResetKind) {
         self.abort_jobs();
+        if let Some(mut port) = self.port.take() {
+            port.end(&mut *self.backing);
+        }
         if self.state.pin {
             bus.irq.intx(false);
         }
@@ -410,6 +421,9 @@ impl Function for Nvme {
     }
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        if let Some(port) = &mut self.port {
+            return port.poll(&mut *self.backing, bus);
+        }
         if self.state.generation != bus.dma.generation() {
             self.state.resolve(bus.dma);
         }
@@ -454,6 +468,9 @@ impl Function for Nvme {
     }
 
     fn park(&mut self, bus: &Bus<'_>) -> bool {
+        if let Some(port) = &mut self.port {
+            return port.park(&mut *self.backing);
+        }
         if self.state.untimed && self.state.vectors.any_waiting() {
             self.raise(bus, Default::default(), u32::MAX);
         }
@@ -495,7 +512,27 @@ impl Function for Nvme {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.backing.wake_fd()
+        match &self.port {
+            Some(port) => Some(port.wake_fd()),
+            None => self.backing.wake_fd(),
+        }
+    }
+
+    fn serve_medium(&mut self) -> Result<MediumOffer, MediumRefused> {
+        if self.port.is_some() {
+            return Err(MediumRefused::InUse);
+        }
+        let description = Description {
+            size: self.backing.capacity(),
+            block_size: self.config.block_size,
+            serial: self.config.serial.clone(),
+            model: self.config.model.clone(),
+            volatile_cache: self.backing.volatile_cache(),
+        };
+        let description = serde_json::to_string(&description).unwrap_or_default();
+        let (port, files) = Port::new(&*self.backing, self.config.block_size.into())?;
+        self.port = Some(port);
+        Ok(MediumOffer { class: CLASS, description, files })
     }
 
     fn quiesce(&mut self, bus: &Bus<'_>) {

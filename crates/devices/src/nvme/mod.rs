@@ -20,6 +20,7 @@ mod interrupts;
 mod io;
 mod jobs;
 mod logs;
+pub mod medium;
 mod queue;
 mod registers;
 mod service;

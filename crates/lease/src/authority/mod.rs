@@ -17,7 +17,7 @@ pub use records::{
     Record, ReturnRefused,
 };
 
-use crate::message::{FunctionId, LeaseId, Message, Millis};
+use crate::message::{FunctionId, LeaseId, Message, Millis, Placement};
 
 /// Time limits, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl Authority {
         authority
     }
 
-    /// Lends `function` to `borrower`, if it can be had.
+    /// Lends `function` to `borrower`, if it can be had; its front runs where `placement` says.
     ///
     /// # Errors
     /// [`BorrowRefused`], which names the holder; nothing changes then.
@@ -183,6 +183,7 @@ impl Authority {
         now: Millis,
         function: &FunctionId,
         borrower: &str,
+        placement: Placement,
     ) -> Result<(LeaseId, Outcome), BorrowRefused> {
         let now = self.enter(now);
         self.check_contact(now, borrower)?;
@@ -206,6 +207,7 @@ impl Authority {
             function: function.clone(),
             epoch,
             borrower,
+            placement,
             since: now,
             until: None,
             state,

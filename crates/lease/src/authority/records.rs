@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis};
+use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement};
 
 /// Why a lease ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +77,9 @@ pub struct LeaseRecord {
     pub epoch: Epoch,
     /// The borrowing host.
     pub borrower: String,
+    /// Where the function's front runs.
+    #[serde(default)]
+    pub placement: Placement,
     /// When it was asked for.
     pub since: Millis,
     /// When it ended.

@@ -100,7 +100,8 @@ impl Authority {
             LeaseState::Opening => {
                 let (function, epoch) = (record.function, record.epoch);
                 let (address, ttl) = (lender.address, self.config.ttl);
-                let grant = Grant { lease, function, epoch, address, ttl };
+                let placement = record.placement;
+                let grant = Grant { lease, function, epoch, address, ttl, placement };
                 self.send(&record.borrower, Message::Granted(grant));
             }
             LeaseState::Closing { reason } => {
@@ -112,9 +113,9 @@ impl Authority {
     }
 
     fn say_arm(&mut self, record: LeaseRecord, lender: &HostRecord) {
-        let LeaseRecord { lease, function, epoch, borrower, .. } = record;
+        let LeaseRecord { lease, function, epoch, borrower, placement, .. } = record;
         let (incarnation, device) = (lender.incarnation, function.device);
-        let message = Message::Arm { incarnation, device, lease, epoch, borrower };
+        let message = Message::Arm { incarnation, device, lease, epoch, borrower, placement };
         self.send(&lender.host, message);
     }
 

@@ -29,7 +29,7 @@ fn pass(authority: &mut Authority, from: Millis, until: Millis) {
 /// Borrows for beta, and carries the messages of a faultless rack.
 fn lend(authority: &mut Authority, now: Millis) -> LeaseId {
     let function: FunctionId = "alpha/nvme0".parse().unwrap();
-    let (lease, _) = authority.borrow(now, &function, "beta").unwrap();
+    let (lease, _) = authority.borrow(now, &function, "beta", Placement::Lender).unwrap();
     let epoch = authority.lease(lease).unwrap().epoch;
     let device = "nvme0".to_owned();
     authority.receive(now, "alpha", Message::Armed { incarnation: 1, device, epoch });
@@ -81,7 +81,7 @@ fn the_refusal_names_the_holder() {
     let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[]), ("gamma", &[])]);
     let lease = lend(&mut authority, 5);
     let function: FunctionId = "alpha/nvme0".parse().unwrap();
-    let refused = authority.borrow(6, &function, "gamma").unwrap_err();
+    let refused = authority.borrow(6, &function, "gamma", Placement::Lender).unwrap_err();
     let borrower = "beta".to_owned();
     assert_eq!(refused, BorrowRefused::Held { function, borrower, lease, since: 5 });
 }
@@ -143,7 +143,8 @@ fn a_lease_number_is_not_used_again_after_a_restart() {
     let (mut stored, mut last) = (BTreeMap::new(), 0);
     let function: FunctionId = "alpha/nvme0".parse().unwrap();
     for round in 0..3 {
-        let (lease, outcome) = authority.borrow(round, &function, "beta").unwrap();
+        let (lease, outcome) =
+            authority.borrow(round, &function, "beta", Placement::Lender).unwrap();
         last = lease;
         store(&mut stored, outcome.records);
         let epoch = authority.lease(lease).unwrap().epoch;
@@ -160,7 +161,7 @@ fn a_lease_number_is_not_used_again_after_a_restart() {
     for host in ["alpha", "beta"] {
         register(&mut returned, 10, host, &["nvme0"]);
     }
-    assert_eq!(returned.borrow(10, &function, "beta").unwrap().0, last + 1);
+    assert_eq!(returned.borrow(10, &function, "beta", Placement::Lender).unwrap().0, last + 1);
 }
 
 fn store(stored: &mut BTreeMap<String, Record>, records: Vec<Record>) {
@@ -176,7 +177,7 @@ fn store(stored: &mut BTreeMap<String, Record>, records: Vec<Record>) {
 fn a_step_that_cannot_be_stored_never_happened() {
     let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
     let function: FunctionId = "alpha/nvme0".parse().unwrap();
-    let (lease, _) = authority.borrow(1, &function, "beta").unwrap();
+    let (lease, _) = authority.borrow(1, &function, "beta", Placement::Lender).unwrap();
     authority.take_back();
     assert!(authority.lease(lease).is_none());
     assert_eq!(authority.function(&function).unwrap().state, FunctionState::Offered);
@@ -205,7 +206,7 @@ fn nodes_that_know_more_than_the_records_are_believed() {
     authority.receive(0, "alpha", message);
     register(&mut authority, 0, "beta", &[]);
     let function: FunctionId = "alpha/nvme0".parse().unwrap();
-    let (lease, _) = authority.borrow(1, &function, "beta").unwrap();
+    let (lease, _) = authority.borrow(1, &function, "beta", Placement::Lender).unwrap();
     assert_eq!((lease, authority.lease(lease).unwrap().epoch), (41, 8));
 }
 
@@ -218,8 +219,8 @@ fn who_has_not_registered_since_a_restart_gets_nothing_yet() {
     let function: FunctionId = "alpha/nvme0".parse().unwrap();
     for host in ["beta", "alpha"] {
         let awaited = BorrowRefused::Awaited(host.to_owned());
-        assert_eq!(returned.borrow(5, &function, "beta").unwrap_err(), awaited);
+        assert_eq!(returned.borrow(5, &function, "beta", Placement::Lender).unwrap_err(), awaited);
         register(&mut returned, 5, host, if host == "alpha" { &["nvme0"] } else { &[] });
     }
-    assert!(returned.borrow(5, &function, "beta").is_ok());
+    assert!(returned.borrow(5, &function, "beta", Placement::Lender).is_ok());
 }

@@ -8,7 +8,7 @@ use rackbus_lease::{
 };
 
 use crate::patience::Patience;
-use crate::world::{World, host_index};
+use crate::world::{World, host_index, placement};
 use crate::{AUTHORITY, CONFIG, Mistake};
 
 /// What an authority has to know again when it returns.
@@ -129,7 +129,8 @@ impl World {
                     return Ok(());
                 };
                 let (epoch, borrower) = (lease.epoch, lease.borrower.clone());
-                let wanted = Holder { lease: number, epoch, borrower };
+                let placement = lease.placement;
+                let wanted = Holder { lease: number, epoch, borrower, placement };
                 let admitted = node.lender.admitted(&function.device);
                 if admitted != Some(&wanted) {
                     return Err(format!("active, but not let in: {wanted:?}, but {admitted:?}"));
@@ -158,7 +159,7 @@ impl World {
         function: &FunctionId,
         borrower: &str,
     ) -> Result<Option<Result<LeaseId, String>>, String> {
-        self.decide(|a, now| match a.borrow(now, function, borrower) {
+        self.decide(|a, now| match a.borrow(now, function, borrower, placement(borrower)) {
             Ok((lease, outcome)) => (Ok(lease), outcome),
             Err(refused) => (Err(refused.to_string()), Outcome::default()),
         })

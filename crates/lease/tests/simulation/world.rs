@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use rackbus_lease::{
     Authority, Borrower, BorrowerAction, Epoch, FunctionId, Holder, LeaseId, LeaseState, Lender,
-    LenderAction, Message, Millis, Record,
+    LenderAction, Message, Millis, Placement, Record,
 };
 use rackbus_seeds::Random;
 
@@ -69,6 +69,11 @@ pub struct World {
 
 pub fn host_index(host: &str) -> usize {
     HOSTS.iter().position(|h| *h == host).expect("a host of the world")
+}
+
+/// Where the front runs of what a host borrows: some want it themselves.
+pub fn placement(borrower: &str) -> Placement {
+    if borrower == HOSTS[1] { Placement::Borrower } else { Placement::Lender }
 }
 
 impl World {
@@ -299,7 +304,8 @@ impl World {
         let Some(node) = &mut self.nodes[host_index(&function.host)] else {
             return Ok(());
         };
-        let wanted = Holder { lease, epoch, borrower: HOSTS[host].to_owned() };
+        let (borrower, placement) = (HOSTS[host].to_owned(), placement(HOSTS[host]));
+        let wanted = Holder { lease, epoch, borrower, placement };
         let let_in = node.lender.attach(&function.device, &wanted).is_ok();
         if !let_in && self.mistake != Mistake::NoFence {
             return Ok(());

@@ -81,6 +81,8 @@ pub enum MediaError {
     NotDurable,
     /// It was given up before it was done.
     Aborted,
+    /// The node that has the medium is lost.
+    Unreachable,
 }
 
 impl From<MediaError> for Status {
@@ -94,6 +96,7 @@ impl From<MediaError> for Status {
             // To try again is no use: the system has forgotten what it could not write.
             MediaError::NotDurable => Status::WRITE_FAULT.do_not_retry(),
             MediaError::Aborted => Status::ABORT_REQUESTED,
+            MediaError::Unreachable => Status::INTERNAL_ERROR,
         }
     }
 }

@@ -1,0 +1,143 @@
+//! A drive's medium as a front elsewhere uses it: what goes through the exchange between the node
+//! that has the drive's blocks and the node that runs its controller.
+//!
+//! An operation is a [`Request`](super::backing::Request) whose buffer is the place for data of its
+//! tag. Both messages fit a cache line.
+
+mod port;
+mod remote;
+
+pub(super) use port::Port;
+pub use remote::Lost;
+use remote::Remote;
+
+use rackbus_memory::{ExchangeFiles, ExchangeLayout};
+use serde::{Deserialize, Serialize};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::backing::MediaError;
+use super::config::{BackingConfig, NvmeConfig, NvmeError};
+use super::controller::Nvme;
+use super::identify::MAX_TRANSFER;
+
+/// The name of the class.
+pub const CLASS: &str = "nvme";
+
+/// Operations under way at a time. Others wait at the front.
+const TAGS: u32 = 64;
+
+const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_TRANSFER as usize };
+
+/// What a front needs to know of the drive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// Capacity in bytes.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Serial number.
+    pub serial: String,
+    /// Model number.
+    pub model: String,
+    /// Whether written data needs a flush to survive a loss of power.
+    pub volatile_cache: bool,
+}
+
+impl Description {
+    /// The drive that a front shows.
+    pub fn config(&self) -> NvmeConfig {
+        NvmeConfig {
+            size: self.size,
+            block_size: self.block_size,
+            backing: BackingConfig::Null,
+            serial: self.serial.clone(),
+            model: self.model.clone(),
+        }
+    }
+}
+
+/// Why a front could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontError {
+    /// The medium's description is none.
+    #[error("the medium's description: {0}")]
+    Description(#[from] serde_json::Error),
+    /// What was offered is not fit.
+    #[error(transparent)]
+    Exchange(#[from] rackbus_memory::ExchangeError),
+    /// The drive cannot be shown.
+    #[error(transparent)]
+    Drive(#[from] NvmeError),
+}
+
+/// Makes the controller of a drive whose blocks another node has; `lost` says when it is gone.
+///
+/// # Errors
+/// [`FrontError`].
+pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme, FrontError> {
+    let description: Description = serde_json::from_str(description)?;
+    let config = description.config();
+    let remote = Remote::new(description, files, lost)?;
+    Ok(Nvme::with_backing(&config, Box::new(remote))?)
+}
+
+/// What an [`Ask`] asks for.
+mod kind {
+    pub const READ: u8 = 1;
+    pub const WRITE: u8 = 2;
+    pub const FLUSH: u8 = 3;
+    pub const ZERO: u8 = 4;
+}
+
+/// Of a write: durable. Of zeroing: the space may be given back.
+const FLAG: u8 = 1;
+
+/// A question: do this.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Ask {
+    tag: U32,
+    kind: u8,
+    flags: u8,
+    reserved: [u8; 2],
+    offset: U64,
+    length: U64,
+}
+
+/// An answer: it is done, with this result.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Answer {
+    tag: U32,
+    result: U32,
+}
+
+/// The numbers of results; 0 is success.
+const RESULTS: [MediaError; 7] = [
+    MediaError::Read,
+    MediaError::Write,
+    MediaError::NoSpace,
+    MediaError::ReadOnly,
+    MediaError::Buffer,
+    MediaError::NotDurable,
+    MediaError::Aborted,
+];
+
+fn number(result: Result<(), MediaError>) -> u32 {
+    let Err(error) = result else { return 0 };
+    let place = RESULTS.iter().position(|it| *it == error);
+    // What has no number is a failure of what was asked all the same.
+    place.map_or(RESULTS.len() as u32 + 1, |place| place as u32 + 1)
+}
+
+fn result(number: u32) -> Result<(), MediaError> {
+    match number.checked_sub(1) {
+        None => Ok(()),
+        Some(place) => Err(RESULTS.get(place as usize).copied().unwrap_or(MediaError::Unreachable)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! The end that has the blocks: takes operations of a front elsewhere and does them.
+//!
+//! The front is hostile: a message is copied out once, and its tag, range and length are checked
+//! before anything is done. One that breaks the rules is not listened to any more.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rackbus_memory::exchange::MESSAGE_BYTES;
+use rackbus_memory::{Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_pci::{Bus, Work};
+use rustix::event::epoll;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::backing::{Attempt, Backing, Finished, MediaError, Request};
+use super::{Answer, Ask, FLAG, LAYOUT, TAGS, kind, number};
+
+/// Operations taken in one poll: a revocation waits no longer than these take to begin.
+const TURN: usize = 32;
+
+/// Serves the medium to one front.
+#[derive(Debug)]
+pub struct Port {
+    exchange: Exchange,
+    /// Tags of operations under way.
+    busy: [bool; TAGS as usize],
+    under_way: usize,
+    finished: Vec<Finished>,
+    /// Of the exchange's event and the backing's: an engine waits for one descriptor.
+    either: OwnedFd,
+    /// Offsets and lengths are multiples of this.
+    block: u64,
+}
+
+impl Port {
+    /// Over `backing`, in blocks of `block` bytes; with what the front joins by.
+    ///
+    /// # Errors
+    /// When memory or descriptors cannot be had.
+    pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
+        let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
+        let either = wait_for([Some(exchange.as_fd()), backing.wake_fd()])
+            .map_err(|cause| ExchangeError::Events(cause.into()))?;
+        let (busy, finished) = ([false; TAGS as usize], Vec::new());
+        Ok((Port { exchange, busy, under_way: 0, finished, either, block }, files))
+    }
+
+    /// Answers what has finished and takes operations.
+    pub fn poll(&mut self, backing: &mut dyn Backing, bus: &Bus<'_>) -> Work {
+        let mut done = 0;
+        if self.under_way > 0
+            && let Some(background) = backing.background()
+        {
+            background.reap(&mut self.finished);
+        }
+        for (tag, result) in std::mem::take(&mut self.finished) {
+            self.answer(tag, result);
+            done += 1;
+        }
+        let mut message = [0; MESSAGE_BYTES];
+        for _ in 0..TURN {
+            let Some(length) = self.exchange.receive(&mut message) else { break };
+            if done == 0 {
+                bus.user.before_access();
+            }
+            if bus.dma.revoker().is_revoked() {
+                // It was given up while this host stood still: what it asked for is not done.
+                self.exchange.close();
+                break;
+            }
+            done += 1;
+            let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
+            if !ask.is_some_and(|ask| self.take(backing, &ask)) {
+                tracing::warn!("a front that breaks the rules is not listened to any more");
+                self.exchange.close();
+            }
+        }
+        if done > 0 {
+            if let Some(background) = backing.background() {
+                background.submit();
+            }
+            self.exchange.ring();
+            return Work::Done;
+        }
+        match self.exchange.is_closed() && self.under_way == 0 {
+            true => Work::Asleep(None),
+            false => Work::Idle,
+        }
+    }
+
+    /// Begins an operation; false when it is none that there can be.
+    fn take(&mut self, backing: &mut dyn Backing, ask: &Ask) -> bool {
+        let (tag, offset, length) = (ask.tag.get(), ask.offset.get(), ask.length.get());
+        let Some(busy) = self.busy.get_mut(tag as usize) else { return false };
+        let end = offset.checked_add(length);
+        let inside = end.is_some_and(|end| end <= backing.capacity())
+            && offset.is_multiple_of(self.block)
+            && length.is_multiple_of(self.block);
+        if *busy || !inside || (length == 0 && ask.kind != kind::FLUSH) {
+            return false;
+        }
+        let flag = ask.flags & FLAG != 0;
+        let data =
+            || -> Option<PinnedSlice> { self.exchange.data(tag, usize::try_from(length).ok()?) };
+        let request = match ask.kind {
+            kind::READ => data().map(|into| Request::Read { offset, into: vec![into] }),
+            kind::WRITE => {
+                data().map(|from| Request::Write { offset, from: vec![from], durable: flag })
+            }
+            kind::FLUSH => Some(Request::Flush),
+            kind::ZERO => Some(Request::Zero { offset, length, deallocate: flag }),
+            _ => None,
+        };
+        let Some(request) = request else { return false };
+        *busy = true;
+        self.under_way += 1;
+        match attempt(backing, &request) {
+            Attempt::Done(result) => self.answer(tag, result),
+            Attempt::WouldBlock => match backing.background() {
+                Some(background) => background.start(tag, request),
+                None => self.answer(tag, Err(MediaError::Aborted)),
+            },
+        }
+        true
+    }
+
+    fn answer(&mut self, tag: u32, result: Result<(), MediaError>) {
+        if let Some(busy) = self.busy.get_mut(tag as usize)
+            && std::mem::take(busy)
+        {
+            self.under_way -= 1;
+        }
+        let answer = Answer { tag: tag.into(), result: number(result).into() };
+        // There is room for one answer of each tag, unless the front does not take them.
+        if self.exchange.send(answer.as_bytes()).is_err() {
+            self.exchange.close();
+        }
+    }
+
+    /// Ends it: on return nothing that the front asked for is under way, and it hears no more.
+    pub fn end(&mut self, backing: &mut dyn Backing) {
+        self.exchange.close();
+        if let Some(background) = backing.background() {
+            background.abort();
+        }
+    }
+
+    /// The engine is about to sleep; false when there is something to do.
+    pub fn park(&mut self, backing: &mut dyn Backing) -> bool {
+        let quiet = self.exchange.rest();
+        let finished = backing.background().is_some_and(|background| background.rearm());
+        (quiet || self.exchange.is_closed()) && !finished
+    }
+
+    /// Readable when there is something to do.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
+    }
+}
+
+/// A descriptor that is readable when one of `others` is.
+fn wait_for(others: [Option<BorrowedFd<'_>>; 2]) -> rustix::io::Result<OwnedFd> {
+    let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for fd in others.into_iter().flatten() {
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&either, fd, data, epoll::EventFlags::IN)?;
+    }
+    Ok(either)
+}
+
+fn attempt(backing: &mut dyn Backing, request: &Request<Vec<PinnedSlice>>) -> Attempt {
+    match request {
+        Request::Read { offset, into } => {
+            let into: Vec<_> = into.iter().map(PinnedSlice::get).collect();
+            backing.attempt(&Request::Read { offset: *offset, into: &into })
+        }
+        Request::Write { offset, from, durable } => {
+            let from: Vec<_> = from.iter().map(PinnedSlice::get).collect();
+            let request = Request::Write { offset: *offset, from: &from[..], durable: *durable };
+            backing.attempt(&request)
+        }
+        Request::Flush => backing.attempt(&Request::Flush),
+        Request::Zero { offset, length, deallocate } => backing.attempt(&Request::Zero {
+            offset: *offset,
+            length: *length,
+            deallocate: *deallocate,
+        }),
+    }
+}

@@ -1,0 +1,304 @@
+//! The end that has the controller: a backing whose blocks another node has.
+//!
+//! Data passes through the exchange: the other node never sees the memory of this side's user. A
+//! write's data is copied when the operation is sent, a read's when its answer comes.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rackbus_memory::exchange::MESSAGE_BYTES;
+use rackbus_memory::{DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_pci::Health;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
+use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
+
+/// Between two looks whether the other node is lost, when something is waited for.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Whether the node that has the blocks is lost: said by who holds the conversation with it.
+#[derive(Debug, Clone, Default)]
+pub struct Lost(Arc<AtomicBool>);
+
+impl Lost {
+    /// It is. What is under way fails when the engine next polls.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// An operation that the other node has.
+#[derive(Debug)]
+struct Operation {
+    /// Of who started it; `None` when it was given up.
+    owner: Option<u32>,
+    /// Where what it reads goes.
+    into: Vec<PinnedSlice>,
+}
+
+/// Blocks that another node has.
+#[derive(Debug)]
+pub struct Remote {
+    description: Description,
+    exchange: Exchange,
+    lost: Lost,
+    /// By tag.
+    operations: [Option<Operation>; TAGS as usize],
+    /// Tags that are free; the one freed last is used first, its data may still be near.
+    free: Vec<u32>,
+    /// What waits for a tag.
+    waiting: VecDeque<(u32, Request<Vec<PinnedSlice>>)>,
+    /// Sent, and not rung for.
+    unrung: bool,
+    failed: bool,
+    health: Health,
+}
+
+impl Remote {
+    /// Over what the other node offered.
+    ///
+    /// # Errors
+    /// [`ExchangeError`] when that is not fit.
+    pub fn new(
+        description: Description,
+        files: ExchangeFiles,
+        lost: Lost,
+    ) -> Result<Remote, ExchangeError> {
+        Ok(Remote {
+            description,
+            exchange: Exchange::join(files, LAYOUT)?,
+            lost,
+            operations: [const { None }; TAGS as usize],
+            free: (0..TAGS).rev().collect(),
+            waiting: VecDeque::new(),
+            unrung: false,
+            failed: false,
+            health: Health::default(),
+        })
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.get() || self.exchange.is_closed()
+    }
+
+    fn under_way(&self) -> usize {
+        TAGS as usize - self.free.len()
+    }
+
+    /// Sends what waits, as far as there are tags.
+    fn advance(&mut self) {
+        while !self.waiting.is_empty() {
+            let Some(tag) = self.free.pop() else { return };
+            let Some((owner, request)) = self.waiting.pop_front() else { return };
+            self.send(tag, owner, request);
+        }
+    }
+
+    fn send(&mut self, tag: u32, owner: u32, request: Request<Vec<PinnedSlice>>) {
+        let mut ask = Ask {
+            tag: tag.into(),
+            kind: kind::FLUSH,
+            flags: 0,
+            reserved: [0; 2],
+            offset: 0.into(),
+            length: 0.into(),
+        };
+        let mut buffers = Vec::new();
+        match request {
+            Request::Read { offset, into } => {
+                (ask.kind, ask.offset) = (kind::READ, offset.into());
+                ask.length = bytes(&into).into();
+                buffers = into;
+            }
+            Request::Write { offset, from, durable } => {
+                (ask.kind, ask.offset) = (kind::WRITE, offset.into());
+                ask.flags = if durable { FLAG } else { 0 };
+                ask.length = bytes(&from).into();
+                self.copy(tag, &from, |place, host| {
+                    place.copy_from_slice(host);
+                });
+            }
+            Request::Flush => {}
+            Request::Zero { offset, length, deallocate } => {
+                (ask.kind, ask.offset) = (kind::ZERO, offset.into());
+                ask.flags = if deallocate { FLAG } else { 0 };
+                ask.length = length.into();
+            }
+        }
+        self.operations[tag as usize] = Some(Operation { owner: Some(owner), into: buffers });
+        // There is room for one question of each tag, unless the other side spoilt the ring: then
+        // no answer comes, and the conversation is over.
+        if self.exchange.send(ask.as_bytes()).is_err() {
+            self.exchange.close();
+        }
+        self.unrung = true;
+    }
+
+    /// Pairs the place for data of `tag` with `buffers`, piece by piece.
+    fn copy(&self, tag: u32, buffers: &[PinnedSlice], one: impl Fn(DmaSlice<'_>, DmaSlice<'_>)) {
+        let mut at = 0;
+        for buffer in buffers {
+            let host = buffer.get();
+            let Some(place) = self.exchange.data(tag, at + host.len()) else { return };
+            if let Some(part) = place.get().part(at, host.len()) {
+                one(part, host);
+            }
+            at += host.len();
+        }
+    }
+
+    /// Ends the operation with `tag`.
+    fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<Finished>) {
+        let slot = self.operations.get_mut(tag as usize);
+        let Some(Operation { owner, into }) = slot.and_then(Option::take) else {
+            // An answer to nothing that was asked: its data could be anybody's.
+            tracing::warn!("a medium's node that breaks the rules is not listened to any more");
+            self.exchange.close();
+            return;
+        };
+        if outcome.is_ok() && owner.is_some() {
+            self.copy(tag, &into, |place, host| {
+                host.copy_from_slice(place);
+            });
+        }
+        if outcome == Err(MediaError::NotDurable) && !self.failed {
+            self.failed = true;
+            self.health.fail(
+                "the medium did not take data that it was to make durable: flushes fail until it \
+                 is returned",
+            );
+        }
+        self.free.push(tag);
+        out.extend(owner.map(|owner| (owner, outcome)));
+    }
+
+    /// Nobody answers any more: everything fails.
+    fn fail_all(&mut self, out: &mut Vec<Finished>) {
+        for tag in 0..TAGS {
+            if self.operations[tag as usize].is_some() {
+                self.finish(tag, Err(MediaError::Unreachable), out);
+            }
+        }
+        let waiting = std::mem::take(&mut self.waiting);
+        out.extend(waiting.into_iter().map(|(owner, _)| (owner, Err(MediaError::Unreachable))));
+    }
+}
+
+impl Backing for Remote {
+    fn capacity(&self) -> u64 {
+        self.description.size
+    }
+
+    fn volatile_cache(&self) -> bool {
+        self.description.volatile_cache
+    }
+
+    fn attempt(&mut self, _request: &Request<&[DmaSlice<'_>]>) -> Attempt {
+        Attempt::WouldBlock
+    }
+
+    fn background(&mut self) -> Option<&mut dyn Background> {
+        Some(self)
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.exchange.as_fd())
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    fn health(&self) -> Health {
+        self.health.clone()
+    }
+
+    /// The node that has the blocks opens them anew when this conversation ends.
+    fn reload(&mut self) -> Result<(), MediaError> {
+        if self.failed { Err(MediaError::NotDurable) } else { Ok(()) }
+    }
+}
+
+impl Background for Remote {
+    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+        self.waiting.push_back((tag, request));
+        self.advance();
+    }
+
+    fn submit(&mut self) {
+        if std::mem::take(&mut self.unrung) {
+            self.exchange.ring();
+        }
+    }
+
+    fn reap(&mut self, finished: &mut Vec<Finished>) {
+        let mut message = [0; MESSAGE_BYTES];
+        // As many as there can be: a peer that answers without pause keeps nobody.
+        for _ in 0..TAGS {
+            let Some(length) = self.exchange.receive(&mut message) else { break };
+            let answer =
+                message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
+            match answer {
+                Some(answer) => {
+                    self.finish(answer.tag.get(), result(answer.result.get()), finished);
+                }
+                None => self.exchange.close(),
+            }
+        }
+        self.advance();
+        self.submit();
+        if self.is_lost() {
+            self.fail_all(finished);
+        }
+    }
+
+    fn wait(&mut self, finished: &mut Vec<Finished>) {
+        let before = finished.len();
+        self.submit();
+        self.reap(finished);
+        while finished.len() == before && self.under_way() > 0 {
+            if self.exchange.rest() && !self.is_lost() {
+                Event::wait_any(&[self.exchange.as_fd()], Some(LOOK.as_nanos() as u64));
+            }
+            let under_way = self.under_way();
+            self.reap(finished);
+            if self.under_way() < under_way {
+                // Of what was given up nothing is reported.
+                return;
+            }
+        }
+    }
+
+    fn has_buffers(&self) -> bool {
+        let reads = self.operations.iter().flatten().any(|operation| !operation.into.is_empty());
+        reads || !self.waiting.is_empty()
+    }
+
+    fn abort(&mut self) {
+        self.waiting.clear();
+        for operation in self.operations.iter_mut().flatten() {
+            operation.owner = None;
+        }
+        let mut nobody = Vec::new();
+        while self.under_way() > 0 {
+            self.wait(&mut nobody);
+        }
+    }
+
+    fn rearm(&mut self) -> bool {
+        !self.exchange.rest()
+    }
+}
+
+fn bytes(buffers: &[PinnedSlice]) -> u64 {
+    buffers.iter().map(|buffer| buffer.get().len() as u64).sum()
+}

@@ -1,0 +1,185 @@
+//! The two ends over one exchange: what a front reads, writes and may not do.
+
+use proptest::prelude::*;
+use rackbus_memory::exchange::MESSAGE_BYTES;
+use rackbus_memory::{Exchange, PinnedSlice, SharedMemory};
+use rackbus_pci::endpoint::Endpoint;
+use rackbus_pci::{MediumOffer, MediumRefused, Work};
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::nvme::Nvme;
+use crate::nvme::backing::{Backing, Finished, Request};
+
+const SIZE: u64 = 1 << 20;
+
+struct Both {
+    lender: Endpoint,
+    front: Remote,
+    lost: Lost,
+}
+
+/// A lender's function whose medium is had by a front.
+fn offered(config: &NvmeConfig) -> (Endpoint, MediumOffer) {
+    let mut lender = Endpoint::new(Box::new(Nvme::new(config).unwrap()));
+    let offer = lender.serve_medium().unwrap();
+    (lender, offer)
+}
+
+fn both(config: &NvmeConfig) -> Both {
+    let (lender, offer) = offered(config);
+    let description: Description = serde_json::from_str(&offer.description).unwrap();
+    assert_eq!((description.size, description.serial.as_str()), (SIZE, "M1"));
+    let lost = Lost::default();
+    let front = Remote::new(description, offer.files, lost.clone()).unwrap();
+    Both { lender, front, lost }
+}
+
+impl Both {
+    /// Polls both ends until everything that was started has ended.
+    fn settle(&mut self, count: usize) -> Vec<Finished> {
+        let mut finished = Vec::new();
+        let background = self.front.background().unwrap();
+        background.submit();
+        while finished.len() < count {
+            self.lender.poll(0);
+            self.front.background().unwrap().reap(&mut finished);
+        }
+        finished
+    }
+
+    fn start(&mut self, tag: u32, request: Request<Vec<PinnedSlice>>) {
+        self.front.background().unwrap().start(tag, request);
+    }
+}
+
+fn buffer(bytes: usize) -> (SharedMemory, Vec<PinnedSlice>) {
+    let memory = SharedMemory::create("buffer", bytes as u64).unwrap();
+    // In two pieces, as a guest's pages are.
+    let half = bytes / 2;
+    let pieces = [(0, half), (half, bytes - half)]
+        .map(|(at, length)| PinnedSlice::new(memory.region().clone(), at, length).unwrap());
+    (memory, pieces.into())
+}
+
+fn round_trip(config: &NvmeConfig) {
+    let mut both = both(config);
+    let (source, from) = buffer(8192);
+    source.whole().fill(5);
+    both.start(9, Request::Write { offset: 4096, from, durable: true });
+    assert_eq!(both.settle(1), [(9, Ok(()))]);
+    both.start(1, Request::Flush);
+    both.start(2, Request::Zero { offset: 8192, length: 512, deallocate: false });
+    let mut finished = both.settle(2);
+    finished.sort_by_key(|(tag, _)| *tag);
+    assert_eq!(finished, [(1, Ok(())), (2, Ok(()))]);
+    let (target, into) = buffer(8192);
+    both.start(3, Request::Read { offset: 4096, into });
+    assert_eq!(both.settle(1), [(3, Ok(()))]);
+    let mut data = vec![0; 8192];
+    target.whole().copy_to(&mut data);
+    assert!(data[..4096].iter().all(|byte| *byte == 5));
+    assert!(data[4096..4608].iter().all(|byte| *byte == 0));
+    assert!(data[4608..].iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn what_is_written_is_read_in_memory() {
+    round_trip(&NvmeConfig::memory(SIZE, "M1"));
+}
+
+#[test]
+fn what_is_written_is_read_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    round_trip(&NvmeConfig::file(dir.path().join("disk"), SIZE, "M1"));
+}
+
+#[test]
+fn more_operations_than_tags_all_end() {
+    let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
+    let count = 3 * TAGS;
+    for tag in 0..count {
+        let (_, into) = buffer(512);
+        both.start(tag, Request::Read { offset: 512 * u64::from(tag), into });
+    }
+    let mut tags: Vec<u32> = both.settle(count as usize).into_iter().map(|(tag, _)| tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (0..count).collect::<Vec<_>>());
+}
+
+#[test]
+fn when_the_other_node_is_lost_everything_fails_and_nothing_waits() {
+    let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
+    for tag in 0..2 * TAGS {
+        let (_, into) = buffer(512);
+        both.start(tag, Request::Read { offset: 0, into });
+    }
+    both.lost.set();
+    let mut finished = Vec::new();
+    both.front.background().unwrap().reap(&mut finished);
+    assert_eq!(finished.len(), 2 * TAGS as usize);
+    assert!(finished.iter().all(|(_, result)| *result == Err(MediaError::Unreachable)));
+    assert!(!both.front.background().unwrap().has_buffers());
+    both.start(0, Request::Flush);
+    both.front.background().unwrap().abort();
+}
+
+#[test]
+fn a_scrub_of_the_function_is_the_end_of_its_front() {
+    let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
+    assert!(matches!(both.lender.serve_medium(), Err(MediumRefused::InUse)));
+    both.start(7, Request::Flush);
+    both.lender.scrub();
+    assert!(both.lender.serve_medium().is_ok());
+    let mut finished = Vec::new();
+    both.front.background().unwrap().wait(&mut finished);
+    assert_eq!(finished, [(7, Err(MediaError::Unreachable))]);
+}
+
+#[test]
+fn an_answer_to_nothing_ends_the_conversation() {
+    let (mut port, files) = Exchange::create("exchange", LAYOUT).unwrap();
+    let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let description = serde_json::from_str(&offer.description).unwrap();
+    let mut front = Remote::new(description, files, Lost::default()).unwrap();
+    port.send(Answer { tag: 3.into(), result: 0.into() }.as_bytes()).unwrap();
+    let mut finished = Vec::new();
+    front.background().unwrap().reap(&mut finished);
+    assert!(finished.is_empty() && port.is_closed());
+}
+
+fn arbitrary_ask() -> impl Strategy<Value = Vec<u8>> {
+    let number = || prop_oneof![0u64..2 * SIZE, any::<u64>(), (0u64..5000).prop_map(|n| n * 512)];
+    let ask = (0u32..70, 0u8..6, any::<u8>(), number(), number()).prop_map(
+        |(tag, kind, flags, offset, length)| {
+            let (tag, offset, length) = (tag.into(), offset.into(), length.into());
+            Ask { tag, kind, flags, reserved: [0; 2], offset, length }.as_bytes().to_vec()
+        },
+    );
+    prop_oneof![ask, prop::collection::vec(any::<u8>(), 0..MESSAGE_BYTES)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever a front says, the port neither panics nor does anything outside of the drive, and
+    /// each operation that it takes is answered once.
+    #[test]
+    fn a_hostile_front_does_no_harm(asks in prop::collection::vec(arbitrary_ask(), 1..100)) {
+        let (mut lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+        let mut front = Exchange::join(offer.files, LAYOUT).unwrap();
+        let (mut message, mut answered) = ([0; MESSAGE_BYTES], 0);
+        let mut sent = 0;
+        for ask in &asks {
+            sent += usize::from(front.send(ask).is_ok());
+            while lender.poll(0) == Work::Done {}
+            while front.receive(&mut message).is_some() {
+                answered += 1;
+            }
+        }
+        prop_assert!(answered <= sent);
+        if !front.is_closed() {
+            prop_assert_eq!(answered, sent);
+        }
+    }
+}

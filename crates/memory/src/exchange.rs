@@ -1,0 +1,279 @@
+//! Questions and answers between two processes that trust each other with nothing: one memory file
+//! with a ring of messages and a doorbell in each direction, and room for the data that goes along.
+//!
+//! Every question has a *tag*, and every tag a place for data of its own, so that neither side has to
+//! agree with the other on what lies where. The memory is made, and sealed, by the side that answers:
+//! it holds no memory of the side that asks. What comes out of a ring is a copy; data in a place may
+//! change while it is used, by whoever has the other end.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_fabric::Access;
+
+use crate::doorbell::{DOORBELL_BYTES, Doorbell};
+use crate::event::Event;
+use crate::peer_event::PeerEvent;
+use crate::region::{Region, RegionError, SharedMemory};
+use crate::ring::{Consumer, Producer, PushError, RingLayout};
+use crate::slice::PinnedSlice;
+
+/// Bytes of the longest message: with its length, one cache line.
+pub const MESSAGE_BYTES: usize = 60;
+/// Places for data begin at pages.
+const PAGE: usize = 4096;
+
+/// How large an exchange is; both sides must agree on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExchangeLayout {
+    /// Questions that may be open at a time: a power of two, at most 2^16.
+    pub tags: u32,
+    /// Bytes of data that go with one.
+    pub data_bytes: usize,
+}
+
+/// Where the parts are in the memory.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    ring: RingLayout,
+    /// The ring of questions, and that of answers.
+    rings: [usize; 2],
+    data: usize,
+    total: usize,
+}
+
+impl ExchangeLayout {
+    fn places(self) -> Option<Places> {
+        let slot_bytes = u32::try_from(MESSAGE_BYTES).ok()?;
+        let ring = RingLayout { slots: self.tags, slot_bytes };
+        let bytes = ring.bytes().filter(|_| self.tags <= 1 << 16)?;
+        let first = 2 * DOORBELL_BYTES;
+        let second = first + bytes.next_multiple_of(DOORBELL_BYTES);
+        let data = (second + bytes).next_multiple_of(PAGE);
+        let stride = self.data_bytes.checked_next_multiple_of(PAGE)?;
+        let total = stride.checked_mul(self.tags as usize)?.checked_add(data)?;
+        Some(Places { ring, rings: [first, second], data, total })
+    }
+}
+
+/// What the other side needs to [join](Exchange::join).
+#[derive(Debug)]
+pub struct ExchangeFiles {
+    /// The memory.
+    pub memory: OwnedFd,
+    /// The event of who answers, and that of who asks.
+    pub events: [OwnedFd; 2],
+}
+
+/// Why an exchange cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// Its memory cannot be had.
+    #[error(transparent)]
+    Memory(#[from] RegionError),
+    /// Its events cannot be had.
+    #[error("an exchange's events: {0}")]
+    Events(#[from] std::io::Error),
+    /// The layout is none that can be, or the memory is smaller.
+    #[error("an exchange of {tags} tags of {data_bytes} bytes does not fit its memory")]
+    Layout {
+        /// Its tags.
+        tags: u32,
+        /// Bytes of each.
+        data_bytes: usize,
+    },
+}
+
+/// One end of an exchange.
+#[derive(Debug)]
+pub struct Exchange {
+    incoming: Consumer,
+    outgoing: Producer,
+    heard: Doorbell,
+    rung: Doorbell,
+    region: Arc<Region>,
+    layout: ExchangeLayout,
+    data: usize,
+}
+
+impl Exchange {
+    /// Makes one, for the side that answers.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn create(
+        name: &str,
+        layout: ExchangeLayout,
+    ) -> Result<(Exchange, ExchangeFiles), ExchangeError> {
+        let places = layout.places().ok_or_else(|| unfit(layout))?;
+        let memory = SharedMemory::create(name, places.total as u64)?;
+        let events = [Event::new()?, Event::new()?];
+        let copies = [copy(&events[0])?, copy(&events[1])?];
+        let files = ExchangeFiles { memory: memory.descriptor()?, events: copies };
+        let events = events.map(PeerEvent::from);
+        Ok((Exchange::over(memory.region().clone(), events, layout, 0)?, files))
+    }
+
+    /// The other end, for the side that asks.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn join(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
+        let places = layout.places().ok_or_else(|| unfit(layout))?;
+        let access = Access::READ | Access::WRITE;
+        let region = Region::map(files.memory.as_fd(), 0, places.total as u64, access)?;
+        let [answers, asks] = files.events;
+        let events = [PeerEvent::new(answers)?, PeerEvent::new(asks)?];
+        Exchange::over(Arc::new(region), events, layout, 1)
+    }
+
+    /// The end that hears doorbell `own`: 0 for who answers.
+    fn over(
+        region: Arc<Region>,
+        [first, second]: [PeerEvent; 2],
+        layout: ExchangeLayout,
+        own: usize,
+    ) -> Result<Exchange, ExchangeError> {
+        let parts = layout.places().and_then(|places| {
+            let first = Doorbell::new(region.clone(), 0, first)?;
+            let second = Doorbell::new(region.clone(), DOORBELL_BYTES, second)?;
+            let (heard, rung) = if own == 0 { (first, second) } else { (second, first) };
+            let incoming = Consumer::new(region.clone(), places.rings[own], places.ring)?;
+            let outgoing = Producer::new(region.clone(), places.rings[1 - own], places.ring)?;
+            Some((heard, rung, incoming, outgoing, places.data))
+        });
+        let (heard, rung, incoming, outgoing, data) = parts.ok_or_else(|| unfit(layout))?;
+        Ok(Exchange { incoming, outgoing, heard, rung, region, layout, data })
+    }
+
+    /// Puts a message in, behind all others. The other side hears of it with the next
+    /// [`ring`](Exchange::ring).
+    ///
+    /// # Errors
+    /// [`PushError`], and nothing was put in.
+    #[inline]
+    pub fn send(&mut self, message: &[u8]) -> Result<(), PushError> {
+        self.outgoing.push(message)
+    }
+
+    /// Tells the other side to look.
+    #[inline]
+    pub fn ring(&self) {
+        self.rung.ring();
+    }
+
+    /// Takes the next message out, if there is one; its length.
+    #[inline]
+    pub fn receive(&mut self, message: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
+        self.incoming.pop(message)
+    }
+
+    /// Arranges that the next ring makes the descriptor ([`AsFd`]) readable; false when there is a
+    /// message already, or nothing will come any more.
+    pub fn rest(&mut self) -> bool {
+        self.heard.disarm();
+        let armed = self.heard.arm(self.heard.count());
+        // After it: what was sent before rings nobody.
+        armed && self.incoming.is_empty()
+    }
+
+    /// The first `length` bytes of the place for data of `tag`; `None` when it has not so many.
+    pub fn data(&self, tag: u32, length: usize) -> Option<PinnedSlice> {
+        if tag >= self.layout.tags || length > self.layout.data_bytes {
+            return None;
+        }
+        let stride = self.layout.data_bytes.next_multiple_of(PAGE);
+        PinnedSlice::new(self.region.clone(), self.data + tag as usize * stride, length)
+    }
+
+    /// Ends it for both sides.
+    pub fn close(&self) {
+        self.heard.close();
+        self.rung.close();
+    }
+
+    /// Whether either side ended it, or its memory is gone.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.heard.is_closed()
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl AsFd for Exchange {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.heard.as_fd()
+    }
+}
+
+fn unfit(layout: ExchangeLayout) -> ExchangeError {
+    ExchangeError::Layout { tags: layout.tags, data_bytes: layout.data_bytes }
+}
+
+fn copy(event: &Event) -> std::io::Result<OwnedFd> {
+    event.as_fd().try_clone_to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 4, data_bytes: 5000 };
+
+    fn both() -> (Exchange, Exchange) {
+        let (answers, files) = Exchange::create("exchange", LAYOUT).unwrap();
+        (answers, Exchange::join(files, LAYOUT).unwrap())
+    }
+
+    #[test]
+    fn a_question_its_data_and_its_answer_arrive() {
+        let (mut answers, mut asks) = both();
+        let mut message = [0; MESSAGE_BYTES];
+        assert!(answers.rest() && answers.receive(&mut message).is_none());
+        asks.data(3, 5000).unwrap().get().fill(7);
+        asks.send(b"three").unwrap();
+        asks.ring();
+        assert!(!answers.rest());
+        assert_eq!(answers.receive(&mut message), Some(5));
+        let mut data = [0; 5000];
+        answers.data(3, 5000).unwrap().get().copy_to(&mut data);
+        assert_eq!((&message[..5], data), (&b"three"[..], [7; 5000]));
+        answers.send(b"ok").unwrap();
+        answers.ring();
+        assert_eq!(asks.receive(&mut message), Some(2));
+    }
+
+    #[test]
+    fn places_for_data_do_not_overlap_and_end() {
+        let (answers, asks) = both();
+        for tag in 0..4 {
+            asks.data(tag, 5000).unwrap().get().fill(tag as u8 + 1);
+        }
+        for tag in 0..4 {
+            let mut data = [0; 5000];
+            answers.data(tag, 5000).unwrap().get().copy_to(&mut data);
+            assert_eq!(data, [tag as u8 + 1; 5000]);
+        }
+        assert!(asks.data(4, 1).is_none() && asks.data(0, 5001).is_none());
+    }
+
+    #[test]
+    fn the_end_of_one_side_is_that_of_both() {
+        let (answers, mut asks) = both();
+        drop(answers);
+        assert!(asks.is_closed() && !asks.rest());
+    }
+
+    #[test]
+    fn memory_that_is_too_small_is_refused() {
+        let (_answers, files) = Exchange::create("exchange", LAYOUT).unwrap();
+        let larger = ExchangeLayout { data_bytes: 50_000, ..LAYOUT };
+        assert!(Exchange::join(files, larger).is_err());
+        assert!(Exchange::create("exchange", ExchangeLayout { tags: 3, ..LAYOUT }).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! The front of a borrowed function that runs in the borrower's node: its engine is here, its medium
+//! at the lender.
+//!
+//! The lender has none of this host's memory. When it is lost, what was under way fails, and the
+//! function answers as an absent one does.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rackbus_devices::nvme::medium::{self, Lost};
+use rackbus_link::Medium;
+use rackbus_memory::{Access, ExchangeFiles, Stream};
+use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, EngineDevice};
+use rackbus_pci::{Engine, EngineHandle, Function};
+use rustix::io::Errno;
+
+use crate::remote::OnLost;
+
+/// A function whose front runs here.
+#[derive(Debug)]
+pub struct PlacedDevice {
+    /// Before the engine: dropping it scrubs the function, which lets go of its user's memory.
+    device: EngineDevice,
+    conversation: MediumConversation,
+    _engine: Engine,
+}
+
+/// The conversation with the node that has the medium, which others may end.
+#[derive(Debug, Clone)]
+pub struct MediumConversation(Arc<Conversation>);
+
+struct Conversation {
+    stream: Arc<dyn Stream>,
+    engine: EngineHandle,
+    lost: Lost,
+    gone: AtomicBool,
+}
+
+impl std::fmt::Debug for Conversation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Conversation").field("gone", &self.gone).finish_non_exhaustive()
+    }
+}
+
+impl MediumConversation {
+    /// Lets the lender go. The function answers as an absent one from now on.
+    pub fn end(&self) {
+        self.over();
+    }
+
+    /// It has ended; true for the first who says so.
+    fn over(&self) -> bool {
+        let first = !self.0.gone.swap(true, Ordering::AcqRel);
+        self.0.lost.set();
+        self.0.stream.shut_down();
+        // It may sleep, and wait for an answer that does not come. One that has stopped waits for
+        // nothing.
+        let _ = self.0.engine.post(|_| ());
+        first
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.gone.load(Ordering::Acquire)
+    }
+}
+
+/// The front of `medium`'s class.
+fn front(
+    medium: &Medium,
+    files: ExchangeFiles,
+    lost: Lost,
+) -> Result<Box<dyn Function>, DeviceError> {
+    let unfit = |reason: String| DeviceError::new(Errno::NODEV, reason);
+    match medium.class.as_str() {
+        medium::CLASS => {
+            let front = medium::front(&medium.description, files, lost);
+            Ok(Box::new(front.map_err(|error| unfit(error.to_string()))?))
+        }
+        other => Err(unfit(format!("there is no front for a medium of class {other:?}"))),
+    }
+}
+
+impl PlacedDevice {
+    /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end.
+    ///
+    /// # Errors
+    /// When the medium is none that this host has a front for, or no engine can be had.
+    pub fn start(
+        name: &str,
+        medium: &Medium,
+        files: ExchangeFiles,
+        stream: Arc<dyn Stream>,
+        on_lost: OnLost,
+    ) -> Result<PlacedDevice, DeviceError> {
+        let lost = Lost::default();
+        let model = front(medium, files, lost.clone())?;
+        let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
+        let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;
+        let device = EngineDevice::new(engine.handle().clone())?.session();
+        let conversation = MediumConversation(Arc::new(Conversation {
+            stream: stream.clone(),
+            engine: engine.handle().clone(),
+            lost,
+            gone: AtomicBool::new(false),
+        }));
+        let watched = conversation.clone();
+        let watch = move || {
+            stream.wait_closed();
+            if watched.over() {
+                on_lost("its node closed the link, or does not answer".to_owned());
+            }
+        };
+        std::thread::Builder::new().name("lender watch".into()).spawn(watch).map_err(system)?;
+        Ok(PlacedDevice { device, conversation, _engine: engine })
+    }
+
+    /// The conversation with the node that has the medium.
+    pub fn conversation(&self) -> MediumConversation {
+        self.conversation.clone()
+    }
+
+    fn unless_gone<T>(
+        &self,
+        absent: T,
+        call: impl FnOnce(&EngineDevice) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        if self.conversation.is_gone() { Ok(absent) } else { call(&self.device) }
+    }
+}
+
+impl Drop for PlacedDevice {
+    fn drop(&mut self) {
+        // First: what is under way is not waited for at the lender's pace.
+        self.conversation.end();
+    }
+}
+
+impl Device for PlacedDevice {
+    fn shape(&self) -> &DeviceShape {
+        self.device.shape()
+    }
+
+    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        self.unless_gone(vec![0xff; count], |device| device.read(region, offset, count))
+    }
+
+    fn write(
+        &self,
+        region: Region,
+        offset: u64,
+        data: Vec<u8>,
+        posted: bool,
+    ) -> Result<(), DeviceError> {
+        self.unless_gone((), |device| device.write(region, offset, data, posted))
+    }
+
+    // Mappings and interrupts are this host's own: they change whether or not the lender is there,
+    // so that nothing is reached that the user took away.
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(OwnedFd, u64)>,
+    ) -> Result<(), DeviceError> {
+        self.device.map(iova, length, access, memory)
+    }
+
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        self.device.unmap(iova, length)
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        self.device.unmap_all()
+    }
+
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+        self.device.set_irqs(change)
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        self.unless_gone((), Device::reset)
+    }
+}
