@@ -110,6 +110,10 @@ pub struct DeviceReport {
     pub dma_refused: u64,
     /// The last of them.
     pub last_refused: Option<String>,
+    /// Borrowers that were not let in, because no lease or another one has it.
+    pub attach_refused: u64,
+    /// Why, the last time.
+    pub last_attach_refused: Option<String>,
     /// Polls of its engine that found work.
     pub busy_polls: u64,
     /// Times that its engine went to sleep.
@@ -212,16 +216,57 @@ pub struct NodeMessages {
     pub report: Option<NodeReport>,
 }
 
-/// What changed, as `/v1/events` streams it: a line of JSON each.
+/// What changed, as `/v1/changes` streams it: a line of JSON each, with the whole new state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Change {
     /// A lease is new or moved on.
     Lease(Lease),
     /// A function's state changed.
     Device(Device),
     /// A host's node came or went.
     Host(HostStatus),
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A function was offered, lent, or returned in order.
+    Lease,
+    /// A lease ended otherwise than by its return, or a function is no longer offered.
+    Loss,
+    /// A request was refused, or a borrower was not let in.
+    Refusal,
+    /// Something does not work: an access to memory that no mapping covers, a device that hangs.
+    Fault,
+    /// The control plane or a node was started.
+    Restart,
+}
+
+/// Something that happened, as it is kept: up to 10,000 of them, for up to 30 days.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Its number; later ones are greater.
+    pub id: u64,
+    /// When it was decided or heard of, milliseconds since 1970.
+    pub at_ms: u64,
+    /// What it is about.
+    pub kind: EventKind,
+    /// The host concerned: a lease's borrower, the node that reports or was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The function concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// The lease concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<u64>,
+    /// Its fencing epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// What happened, with its cause.
+    pub text: String,
 }
 
 /// One component on a path.

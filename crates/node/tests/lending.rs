@@ -49,7 +49,7 @@ async fn rack() -> Rack {
     .unwrap();
     let socket = control_socket(folder.path());
     let client = Client::new(&socket);
-    let mut events = service.subscribe();
+    let mut changes = service.changes();
     tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
     for host in HOSTS {
         tokio::spawn(rackbus_node::run(node(folder.path(), host)));
@@ -57,7 +57,7 @@ async fn rack() -> Rack {
     // Every host says that it is there.
     let mut up = std::collections::BTreeSet::new();
     while up.len() < HOSTS.len() {
-        if let rackbus_control::api::Event::Host(host) = events.recv().await.unwrap()
+        if let rackbus_control::api::Change::Host(host) = changes.recv().await.unwrap()
             && host.state == rackbus_control::api::HostState::Up
         {
             up.insert(host.host);
