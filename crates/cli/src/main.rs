@@ -57,6 +57,7 @@ enum Command {
     Borrow(borrow::Args),
     Return(give_back::Args),
     Leases(leases::Args),
+    Events(events::Args),
     Path(path::Args),
     #[command(name = "node-id")]
     NodeId(node_id::Args),
@@ -100,6 +101,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Borrow(args) => args.run(common, output).await,
         Command::Return(args) => args.run(common, output).await,
         Command::Leases(args) => args.run(common, output).await,
+        Command::Events(args) => args.run(common, output).await,
         Command::Path(args) => args.run(common, output).await,
         Command::NodeId(args) => args.run(common, output),
         Command::Mem(args) => args.run(common, output),

@@ -115,14 +115,20 @@ impl Output {
         }
         let head: Vec<Cell> = head.iter().map(|h| Cell(h.to_uppercase(), Tone::Plain)).collect();
         for row in std::iter::once(head).chain(rows) {
-            let mut line = String::new();
-            for (width, cell) in widths.iter().zip(&row) {
-                let gap = " ".repeat(width - cell.0.chars().count() + 2);
-                line.push_str(&self.paint(cell));
-                line.push_str(&gap);
-            }
-            self.line(line.trim_end());
+            self.row(&row, &widths);
         }
+    }
+
+    /// A row by itself, with columns of these widths; a last one without a width follows them.
+    pub fn row(&self, row: &[Cell], widths: &[usize]) {
+        let mut line = String::new();
+        for (nth, cell) in row.iter().enumerate() {
+            let width = widths.get(nth).copied().unwrap_or_default();
+            let gap = width.saturating_sub(cell.0.chars().count()) + 2;
+            line.push_str(&self.paint(cell));
+            line.push_str(&" ".repeat(gap));
+        }
+        self.line(line.trim_end());
     }
 
     /// What is being done, on stderr.

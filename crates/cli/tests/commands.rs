@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -283,6 +284,46 @@ fn of_several_racks_one_must_be_named() {
 }
 
 #[test]
+fn events_tell_what_happened_and_why() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let follow = rack.command(&["events", "--follow", "--json", "--last", "0"]);
+    let mut following = { follow }.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    rack.bad(1, &["borrow", "alpha/nvme0", "--for", "gamma"]);
+    let mut told = Vec::new();
+    while told.len() < 3 {
+        let event: serde_json::Value =
+            serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        told.push((event["kind"].as_str().unwrap().to_owned(), event["lease"].clone()));
+    }
+    let number: serde_json::Value = lease.lease.into();
+    let lent = ("lease".to_owned(), number.clone());
+    let refused = ("refusal".to_owned(), serde_json::Value::Null);
+    assert_eq!(told, [lent.clone(), lent, refused]);
+    following.kill().unwrap();
+    following.wait().unwrap();
+
+    rack.process(Some("alpha")).crash();
+    rack.restart(Some("alpha"));
+    rack.wait_lease(lease.lease, LeaseStage::Ended);
+    rack.process(None).crash();
+    rack.restart(None);
+    rack.wait_up(&HOSTS);
+    let losses = rack.json(&["events", "--kind", "loss"]);
+    let losses = losses.as_array().unwrap();
+    assert!(!losses.is_empty() && losses.iter().all(|loss| loss["lease"] == number), "{losses:?}");
+    let table = rack.good(&["events"]);
+    for said in
+        ["beta can use alpha/nvme0", "gamma was refused", "the control plane", "node was restarted"]
+    {
+        assert!(table.contains(said), "{said}: {table}");
+    }
+    assert_eq!(rack.good(&["events", "--last", "2"]).lines().count(), 3, "the head and two");
+    assert_eq!(rack.run(&["events", "--kind", "weather"]).status.code(), Some(2));
+}
+
+#[test]
 fn help_has_examples_and_shells_complete() {
     let rack = Rack::described("");
     for command in [
@@ -293,6 +334,7 @@ fn help_has_examples_and_shells_complete() {
         "borrow",
         "return",
         "leases",
+        "events",
         "path",
         "node-id",
         "mem map",

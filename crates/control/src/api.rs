@@ -1,6 +1,7 @@
 //! What the API says: the bodies of requests and answers, as programs and the command line see them.
 
 use rackbus_lease::Message;
+pub use rackbus_lease::Placement;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -110,6 +111,10 @@ pub struct DeviceReport {
     pub dma_refused: u64,
     /// The last of them.
     pub last_refused: Option<String>,
+    /// Borrowers that were not let in, because no lease or another one has it.
+    pub attach_refused: u64,
+    /// Why, the last time.
+    pub last_attach_refused: Option<String>,
     /// Polls of its engine that found work.
     pub busy_polls: u64,
     /// Times that its engine went to sleep.
@@ -159,6 +164,10 @@ pub struct Lease {
     pub borrower: String,
     /// Its fencing epoch.
     pub epoch: u64,
+    /// Where the function's front runs: at its lender, or at its borrower.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub placement: Placement,
     /// Where it stands.
     pub stage: LeaseStage,
     /// Where the borrower serves the function (a vfio-user socket), while it is active.
@@ -181,6 +190,53 @@ pub struct BorrowRequest {
     pub function: String,
     /// The host that shall have it.
     pub borrower: String,
+    /// What the lender must not be able to do.
+    #[serde(default)]
+    pub isolation: Isolation,
+    /// Where the function's front shall run, `lender` or `borrower`; nothing lets the isolation
+    /// decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub placement: Option<Placement>,
+}
+
+/// How far a borrower trusts its lender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// The lender reaches what the borrower's driver maps for the function.
+    #[default]
+    Shared,
+    /// The lender has no memory of the borrower's.
+    Strict,
+}
+
+impl BorrowRequest {
+    /// A function for a host, with nothing particular asked for.
+    pub fn new(function: &str, borrower: &str) -> BorrowRequest {
+        let (function, borrower) = (function.to_owned(), borrower.to_owned());
+        BorrowRequest { function, borrower, isolation: Isolation::Shared, placement: None }
+    }
+
+    /// Where the function's front runs.
+    ///
+    /// # Errors
+    /// When what is asked for contradicts itself.
+    pub fn placed(&self) -> Result<Placement, ApiError> {
+        match (self.isolation, self.placement) {
+            (Isolation::Strict, Some(Placement::Lender)) => Err(ApiError {
+                code: "contradiction".to_owned(),
+                error: "strict isolation and a front at the lender exclude each other: the lender \
+                        would have memory of the borrower's"
+                    .to_owned(),
+                remedy: "ask for placement `borrower`, or for no placement".to_owned(),
+                holder: None,
+                lease: None,
+            }),
+            (Isolation::Strict, _) => Ok(Placement::Borrower),
+            (Isolation::Shared, asked) => Ok(asked.unwrap_or_default()),
+        }
+    }
 }
 
 /// Something went wrong, and what to do about it.
@@ -212,16 +268,57 @@ pub struct NodeMessages {
     pub report: Option<NodeReport>,
 }
 
-/// What changed, as `/v1/events` streams it: a line of JSON each.
+/// What changed, as `/v1/changes` streams it: a line of JSON each, with the whole new state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Change {
     /// A lease is new or moved on.
     Lease(Lease),
     /// A function's state changed.
     Device(Device),
     /// A host's node came or went.
     Host(HostStatus),
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A function was offered, lent, or returned in order.
+    Lease,
+    /// A lease ended otherwise than by its return, or a function is no longer offered.
+    Loss,
+    /// A request was refused, or a borrower was not let in.
+    Refusal,
+    /// Something does not work: an access to memory that no mapping covers, a device that hangs.
+    Fault,
+    /// The control plane or a node was started.
+    Restart,
+}
+
+/// Something that happened, as it is kept: up to 10,000 of them, for up to 30 days.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Its number; later ones are greater.
+    pub id: u64,
+    /// When it was decided or heard of, milliseconds since 1970.
+    pub at_ms: u64,
+    /// What it is about.
+    pub kind: EventKind,
+    /// The host concerned: a lease's borrower, the node that reports or was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The function concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// The lease concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<u64>,
+    /// Its fencing epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// What happened, with its cause.
+    pub text: String,
 }
 
 /// One component on a path.

@@ -1,6 +1,8 @@
 //! The API's client: what the command line and the nodes use.
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -11,7 +13,14 @@ use rackbus_lease::Message;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::net::UnixStream;
 
-use crate::api::{ApiError, BorrowRequest, Device, Lease, NodeMessages, RackStatus};
+use crate::api::{
+    ApiError, BorrowRequest, Change, Device, Event, EventKind, Lease, NodeMessages, RackStatus,
+};
+
+/// How long a request whose answer was lost is repeated.
+const REPEATED: Duration = Duration::from_secs(10);
+/// How long is waited before it is repeated.
+const BEFORE_REPEATING: Duration = Duration::from_millis(100);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -80,21 +89,30 @@ impl Client {
         self.get(&format!("/v1/leases/{lease}")).await
     }
 
-    /// Borrows a function; answers when it can be used.
+    /// Borrows a function; answers when it can be used. A control plane that is restarted meanwhile
+    /// is asked again.
     ///
     /// # Errors
     /// [`ClientError`]; [`ClientError::Refused`] names the holder.
     pub async fn borrow(&self, function: &str, borrower: &str) -> Result<Lease, ClientError> {
-        let (function, borrower) = (function.to_owned(), borrower.to_owned());
-        self.call(Method::POST, "/v1/leases", &BorrowRequest { function, borrower }).await
+        self.borrow_as(&BorrowRequest::new(function, borrower)).await
     }
 
-    /// Returns a lease; answers when the function is offered again.
+    /// The same, with all that can be asked for.
+    ///
+    /// # Errors
+    /// As [`borrow`](Client::borrow).
+    pub async fn borrow_as(&self, request: &BorrowRequest) -> Result<Lease, ClientError> {
+        self.change(Method::POST, "/v1/leases", request).await
+    }
+
+    /// Returns a lease; answers when the function is offered again. A control plane that is restarted
+    /// meanwhile is asked again.
     ///
     /// # Errors
     /// [`ClientError`].
     pub async fn give_back(&self, lease: u64) -> Result<Lease, ClientError> {
-        self.call(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
+        self.change(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
     }
 
     /// The way from a host or function to another.
@@ -136,17 +154,69 @@ impl Client {
     /// [`ClientError`].
     pub async fn listen(&self, host: &str) -> Result<Lines<Message>, ClientError> {
         let path = format!("/v1/hosts/{host}/messages");
-        let response = self.request(Method::GET, &path, &()).await?;
-        Ok(Lines::new(checked(response).await?))
+        self.stream(&path).await
     }
 
     /// What changes in the rack, from now on.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn events(&self) -> Result<Lines<crate::api::Event>, ClientError> {
-        let response = self.request(Method::GET, "/v1/events", &()).await?;
+    pub async fn changes(&self) -> Result<Lines<Change>, ClientError> {
+        self.stream("/v1/changes").await
+    }
+
+    /// What happened, of one kind or of all; of these the last `most`, and with `follow` also what is
+    /// still to happen.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn events(
+        &self,
+        kind: Option<EventKind>,
+        most: Option<usize>,
+        follow: bool,
+    ) -> Result<Lines<Event>, ClientError> {
+        let mut path = format!("/v1/events?follow={follow}");
+        if let Some(kind) = kind {
+            let word = serde_json::to_value(kind).unwrap_or_default();
+            path += &format!("&kind={}", word.as_str().unwrap_or_default());
+        }
+        if let Some(most) = most {
+            path += &format!("&most={most}");
+        }
+        self.stream(&path).await
+    }
+
+    async fn stream<T: DeserializeOwned>(&self, path: &str) -> Result<Lines<T>, ClientError> {
+        let response = self.request(Method::GET, path, &(), None).await?;
         Ok(Lines::new(checked(response).await?))
+    }
+
+    /// A request that changes something. It carries a key, so that one whose answer was lost may be
+    /// repeated.
+    async fn change<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let (key, begun) = (new_key(), Instant::now());
+        let mut sent = false;
+        loop {
+            let outcome = self.ask(method.clone(), path, body, Some(&key)).await;
+            let lost = match &outcome {
+                Err(ClientError::Broken(_)) => true,
+                Err(ClientError::Refused(refused)) => refused.code == "ending",
+                // It was there before, and is on its way back.
+                Err(ClientError::Unreachable { .. }) => sent,
+                _ => false,
+            };
+            if !lost || begun.elapsed() > REPEATED {
+                return outcome;
+            }
+            sent = true;
+            tokio::time::sleep(BEFORE_REPEATING).await;
+        }
     }
 
     async fn call<T: DeserializeOwned>(
@@ -155,7 +225,17 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        let response = checked(self.request(method, path, body).await?).await?;
+        self.ask(method, path, body, None).await
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        key: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let response = checked(self.request(method, path, body, key).await?).await?;
         let bytes = response.into_body().collect().await?.to_bytes();
         serde_json::from_slice(&bytes).map_err(|cause| ClientError::Answer(cause.to_string()))
     }
@@ -165,6 +245,7 @@ impl Client {
         method: Method,
         path: &str,
         body: &impl Serialize,
+        key: Option<&str>,
     ) -> Result<Response<Incoming>, ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
@@ -173,15 +254,25 @@ impl Client {
         tokio::spawn(connection);
         let text =
             serde_json::to_vec(body).map_err(|cause| ClientError::Answer(cause.to_string()))?;
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", "rackbus")
-            .header("content-type", "application/json")
+            .header("content-type", "application/json");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        let request = request
             .body(Full::new(Bytes::from(text)))
             .map_err(|cause| ClientError::Answer(cause.to_string()))?;
         Ok(sender.send_request(request).await?)
     }
+}
+
+/// A key that no other request has: 128 bits, seeded by the system.
+fn new_key() -> String {
+    let random = || RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()));
+    format!("{:016x}{:016x}", random(), random())
 }
 
 /// Percent-encodes what may not stand in a query.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::IncomingStream;
@@ -21,9 +21,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use utoipa::{IntoParams, OpenApi};
 
+use crate::answers::check_key;
 use crate::api::{
-    ApiError, BorrowRequest, Device, DeviceReport, DeviceState, Event, Hop, HostState, HostStatus,
-    Lease, LeaseStage, NodeMessages, NodeReport, RackStatus,
+    ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
+    HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, RackStatus,
 };
 use crate::service::{Service, problem};
 
@@ -37,14 +38,17 @@ type Shared = State<Arc<Service>>;
                        `control.sock` of the rack's run directory.",
         license(name = "Apache-2.0 OR MIT")
     ),
-    paths(status, devices, leases, lease, borrow, give_back, path, events, listen, say),
+    paths(status, devices, leases, lease, borrow, give_back, path, events, changes, listen, say),
     components(schemas(
         ApiError,
         BorrowRequest,
+        Isolation,
+        Change,
         Device,
         DeviceReport,
         DeviceState,
         Event,
+        EventKind,
         Hop,
         HostState,
         HostStatus,
@@ -69,11 +73,12 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.code.as_str() {
             "not_the_node" => StatusCode::FORBIDDEN,
-            "bad_name" | "bad_request" => StatusCode::BAD_REQUEST,
+            "bad_name" | "bad_key" | "bad_request" => StatusCode::BAD_REQUEST,
             "unknown_function" | "unknown_host" | "unknown_lease" | "unknown_place" | "no_way" => {
                 StatusCode::NOT_FOUND
             }
             "held" | "returning" | "withdrawn" | "over" => StatusCode::CONFLICT,
+            "key_reused" | "contradiction" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -121,27 +126,48 @@ async fn lease(State(service): Shared, Path(lease): Path<u64>) -> Result<Json<Le
     })
 }
 
+/// The header of a request that may be repeated.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// The idempotency key that a request carries.
+fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    headers.get(IDEMPOTENCY_KEY).map(|value| check_key(value.as_bytes())).transpose()
+}
+
 /// Borrows a function; answers when it can be used.
-#[utoipa::path(post, path = "/v1/leases", request_body = BorrowRequest, responses(
-    (status = 200, body = Lease),
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day gets the answer to the first
+/// one, and no second lease. A refusal changed nothing: then the request is decided anew.
+#[utoipa::path(post, path = "/v1/leases", request_body = BorrowRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Lease),
     (status = 404, body = ApiError, description = "No such function or host"),
     (status = 409, body = ApiError, description = "Somebody has it; `holder` and `lease` tell who"),
+    (status = 422, body = ApiError, description = "The key belongs to another request, or what is asked for contradicts itself"),
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): Shared,
+    headers: HeaderMap,
     Json(request): Json<BorrowRequest>,
 ) -> Result<Json<Lease>, ApiError> {
-    service.borrow(&request.function, &request.borrower).await.map(Json)
+    service.borrow(&request, key(&headers)?).await.map(Json)
 }
 
 /// Returns a lease; answers when the function is reset, scrubbed and offered again.
-#[utoipa::path(delete, path = "/v1/leases/{lease}", params(("lease" = u64, Path, description = "Its number")),
-    responses((status = 200, body = Lease), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day gets the answer to the first
+/// one.
+#[utoipa::path(delete, path = "/v1/leases/{lease}", params(
+        ("lease" = u64, Path, description = "Its number"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Lease), (status = 404, body = ApiError), (status = 409, body = ApiError),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn give_back(
     State(service): Shared,
+    headers: HeaderMap,
     Path(lease): Path<u64>,
 ) -> Result<Json<Lease>, ApiError> {
-    service.give_back(lease).await.map(Json)
+    service.give_back(lease, key(&headers)?).await.map(Json)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -164,11 +190,43 @@ async fn path(
     service.path(&query.from, &query.to).map(Json)
 }
 
-/// What changes, from now on: one JSON object a line.
-#[utoipa::path(get, path = "/v1/events", responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-async fn events(State(service): Shared) -> Response {
-    // A listener that is too slow misses events; it sees the next.
-    lines(BroadcastStream::new(service.subscribe()).filter_map(|e| async { e.ok() }))
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    /// Only those with a greater number.
+    #[serde(default)]
+    after: u64,
+    /// Only those of this kind.
+    kind: Option<EventKind>,
+    /// The last so many; without it, all that are kept.
+    most: Option<usize>,
+    /// Also those that are still to happen: the answer has no end.
+    #[serde(default)]
+    follow: bool,
+}
+
+/// What happened, with its cause, oldest first: one JSON object a line. The last 10,000 events are
+/// kept, for up to 30 days.
+#[utoipa::path(get, path = "/v1/events", params(EventsQuery),
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+async fn events(State(service): Shared, Query(query): Query<EventsQuery>) -> Response {
+    let EventsQuery { after, kind, most, follow } = query;
+    let (kept, coming) = service.events(after, kind, most.unwrap_or(usize::MAX));
+    let kept = futures_util::stream::iter(kept);
+    if !follow {
+        return lines(kept);
+    }
+    let wanted = move |event: &Event| kind.is_none_or(|kind| kind == event.kind);
+    // Who is too slow misses events; they are kept, and can be asked for.
+    let coming = BroadcastStream::new(coming).filter_map(|event| async { event.ok() });
+    lines(kept.chain(coming.filter(move |event| std::future::ready(wanted(event)))))
+}
+
+/// What changes, from now on: the new state of leases, functions and hosts, one JSON object a line.
+#[utoipa::path(get, path = "/v1/changes", responses((status = 200, body = Change, content_type = "application/x-ndjson")))]
+async fn changes(State(service): Shared) -> Response {
+    // A listener that is too slow misses changes; it sees the next.
+    lines(BroadcastStream::new(service.changes()).filter_map(|change| async { change.ok() }))
 }
 
 /// What the control plane says to a host's node, from now on: one message a line. For nodes.
@@ -219,6 +277,7 @@ pub fn routes(service: Arc<Service>) -> Router {
         .route("/v1/leases/{lease}", get(lease).delete(give_back))
         .route("/v1/path", get(path))
         .route("/v1/events", get(events))
+        .route("/v1/changes", get(changes))
         .route("/v1/hosts/{host}/messages", get(listen).post(say))
         .route(
             "/openapi.json",

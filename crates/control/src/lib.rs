@@ -4,11 +4,15 @@
 //! * [`api`]: the bodies of requests and answers.
 //! * [`service`]: the lending protocol's authority with its store: decides, stores, then tells.
 //! * [`http`]: the routes, and the OpenAPI document that describes them.
-//! * [`store`]: the SQLite file.
+//! * [`store`]: what is remembered, behind a trait: an SQLite file.
+//! * [`answers`]: requests with an idempotency key, and their answers.
+//! * [`events`]: what happened, with its cause.
 //! * [`client`]: the other side, for the command line and the nodes.
 
+pub mod answers;
 pub mod api;
 pub mod client;
+pub mod events;
 pub mod http;
 pub mod service;
 pub mod store;

@@ -3,14 +3,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rackbus_control::api::{
-    BorrowRequest, DeviceReport, Lease, LeaseStage, NodeMessages, NodeReport,
+    BorrowRequest, DeviceReport, Event, EventKind, Lease, LeaseStage, NodeMessages, NodeReport,
 };
 use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::store::{Commit, Memory, StoreError};
 use rackbus_control::{Client, ClientError, Options, Service, serve};
-use rackbus_lease::{Config, Message};
+use rackbus_lease::{Config, Message, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -25,6 +27,11 @@ struct Control {
 impl Control {
     /// A control plane with two hosts that have registered.
     async fn start() -> Control {
+        Control::start_with(None).await
+    }
+
+    /// The same, whose state is in `store`.
+    async fn start_with(store: Option<Memory>) -> Control {
         let folder = tempfile::tempdir().unwrap();
         let device = InventoryDevice {
             function: "alpha/nvme0".parse().unwrap(),
@@ -45,7 +52,11 @@ impl Control {
             log_lines_left_out: || 7,
             is_node: Arc::new(|_, _| false),
         };
-        let service = Service::open(options).unwrap();
+        let service = match store {
+            Some(store) => Service::open_with(options, Box::new(store)),
+            None => Service::open(options),
+        };
+        let service = service.unwrap();
         let socket = folder.path().join("control.sock");
         let client = Client::new(&socket);
         let serving: Arc<Path> = socket.into();
@@ -61,6 +72,53 @@ impl Control {
 
     async fn say(&self, host: &str, messages: Vec<Message>) -> Result<(), ClientError> {
         self.client.say(host, &NodeMessages { messages, report: None }).await
+    }
+
+    /// The nodes do what the only lease there is needs to become active.
+    async fn activate(&self) -> Lease {
+        let lease = self.wait_stage(LeaseStage::Arming).await;
+        let device = "nvme0".to_owned();
+        let armed = Message::Armed { incarnation: 1, device, epoch: lease.epoch };
+        self.say("alpha", vec![armed]).await.unwrap();
+        self.wait_stage(LeaseStage::Opening).await;
+        let opened = Message::Opened { lease: lease.lease, outcome: Ok("socket".to_owned()) };
+        self.say("beta", vec![opened]).await.unwrap();
+        self.wait_stage(LeaseStage::Active).await
+    }
+
+    /// The nodes do what its return needs.
+    async fn take_back(&self, lease: &Lease) {
+        self.say("beta", vec![Message::Closed { lease: lease.lease }]).await.unwrap();
+        let device = "nvme0".to_owned();
+        let revoked = Message::Revoked { incarnation: 1, device, epoch: lease.epoch };
+        self.say("alpha", vec![revoked]).await.unwrap();
+    }
+
+    /// A request as any program may make it: its status and its answer.
+    async fn ask(&self, method: &str, path: &str, key: &str, body: &str) -> (u16, String) {
+        let mut caller = UnixStream::connect(self.path("control.sock")).await.unwrap();
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: rackbus\r\nconnection: close\r\n\
+             idempotency-key: {key}\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        );
+        caller.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        caller.read_to_string(&mut answer).await.unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = answer.split_once("\r\n\r\n").unwrap().1;
+        (status, body.to_owned())
+    }
+
+    /// What happened, of one kind or of all.
+    async fn events(&self, kind: Option<EventKind>) -> Vec<Event> {
+        let mut lines = self.client.events(kind, None, false).await.unwrap();
+        let mut events = Vec::new();
+        while let Some(event) = lines.next().await {
+            events.push(event);
+        }
+        events
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -116,7 +174,7 @@ async fn nobody_else_speaks_for_a_host() {
 #[tokio::test]
 async fn a_borrow_whose_caller_goes_is_given_back() {
     let control = Control::start().await;
-    let request = BorrowRequest { function: "alpha/nvme0".into(), borrower: "beta".into() };
+    let request = BorrowRequest::new("alpha/nvme0", "beta");
     let body = serde_json::to_string(&request).unwrap();
     let mut caller = UnixStream::connect(control.path("control.sock")).await.unwrap();
     let head = format!(
@@ -224,4 +282,176 @@ async fn whoever_returns_a_lease_is_answered_when_its_function_is_back() {
     second.await.unwrap().unwrap();
     let over = control.client.give_back(number).await.unwrap_err().to_string();
     assert!(over.contains("over") || over.contains("returned"), "{over}");
+}
+
+const BORROW: &str = r#"{"function":"alpha/nvme0","borrower":"beta"}"#;
+
+/// A request whose answer was lost, because the control plane died or the connection did.
+#[tokio::test]
+async fn a_repeated_request_gets_the_answer_to_the_first() {
+    let store = Memory::default();
+    let control = Control::start_with(Some(store.clone())).await;
+    let both = async {
+        let first = control.ask("POST", "/v1/leases", "k1", BORROW);
+        let second = control.ask("POST", "/v1/leases", "k1", BORROW);
+        let (first, second, lease) = tokio::join!(first, second, control.activate());
+        assert_eq!(first, second, "both wait for one lease");
+        (first, lease)
+    };
+    let (first, lease) = tokio::time::timeout(PATIENCE, both).await.unwrap();
+    assert_eq!(first.0, 200, "{}", first.1);
+    assert_eq!(control.client.leases(true).await.unwrap().len(), 1, "another lease was made");
+
+    // Another life of the control plane finds the answer.
+    let control = Control::start_with(Some(store.clone())).await;
+    assert_eq!(control.ask("POST", "/v1/leases", "k1", BORROW).await, first);
+    let path = format!("/v1/leases/{}", lease.lease);
+    let (back, ()) = tokio::join!(control.ask("DELETE", &path, "k2", ""), async {
+        control.wait_stage(LeaseStage::Closing).await;
+        control.take_back(&lease).await;
+    });
+    assert_eq!(back.0, 200, "{}", back.1);
+    let control = Control::start_with(Some(store)).await;
+    assert_eq!(control.ask("DELETE", &path, "k2", "").await, back);
+    assert_eq!(control.ask("POST", "/v1/leases", "k1", BORROW).await, first, "as it was answered");
+    let over = control.ask("DELETE", &path, "k3", "").await;
+    assert!(over.0 == 409 && over.1.contains("has ended already"), "{over:?}");
+    let other = control.ask("DELETE", &path, "k1", "").await;
+    assert!(other.0 == 422 && other.1.contains("another request"), "{other:?}");
+    let bad = control.ask("DELETE", &path, "a b", "").await;
+    assert!(bad.0 == 400 && bad.1.contains("visible"), "{bad:?}");
+    assert_eq!(control.client.leases(true).await.unwrap().len(), 1);
+}
+
+/// A decision that is made and not stored: it is not decided twice, and not at all.
+#[tokio::test]
+async fn a_request_that_could_not_be_stored_may_be_repeated() {
+    let full = Arc::new(AtomicBool::new(false));
+    let judge = {
+        let full = full.clone();
+        Arc::new(move |_: &Commit| match full.load(Ordering::SeqCst) {
+            true => Err(StoreError::Other("the disk is full".to_owned())),
+            false => Ok(()),
+        })
+    };
+    let control = Control::start_with(Some(Memory::default().judged_by(judge))).await;
+    full.store(true, Ordering::SeqCst);
+    let (status, refused) = control.ask("POST", "/v1/leases", "k", BORROW).await;
+    assert!(status == 503 && refused.contains("the disk is full"), "{refused}");
+    full.store(false, Ordering::SeqCst);
+    let (again, _) =
+        tokio::join!(control.ask("POST", "/v1/leases", "k", BORROW), control.activate());
+    assert_eq!(again.0, 200, "{}", again.1);
+}
+
+/// Who has its answer lost and is gone itself leaves no lease, and may ask again.
+#[tokio::test]
+async fn a_request_whose_caller_goes_is_decided_anew() {
+    let control = Control::start().await;
+    let mut caller = UnixStream::connect(control.path("control.sock")).await.unwrap();
+    let length = BORROW.len();
+    let head = format!(
+        "POST /v1/leases HTTP/1.1\r\nhost: rackbus\r\nidempotency-key: k\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{BORROW}"
+    );
+    caller.write_all(head.as_bytes()).await.unwrap();
+    let first = control.wait_stage(LeaseStage::Arming).await;
+    drop(caller);
+    control.wait_stage(LeaseStage::Closing).await;
+    control.take_back(&first).await;
+    let (again, next) =
+        tokio::join!(control.ask("POST", "/v1/leases", "k", BORROW), control.activate());
+    assert_eq!(again.0, 200, "{}", again.1);
+    assert_ne!(next.lease, first.lease);
+}
+
+/// What is said to a node is stored before.
+#[tokio::test]
+async fn nothing_is_sent_before_it_is_stored() {
+    let (stored, storing) = std::sync::mpsc::channel::<()>();
+    let storing = std::sync::Mutex::new(storing);
+    let judge = Arc::new(move |commit: &Commit| {
+        if commit.records.iter().any(|record| matches!(record, Record::Lease(_))) {
+            // Until the test has looked.
+            storing.lock().unwrap().recv().unwrap();
+        }
+        Ok(())
+    });
+    let control = Control::start_with(Some(Memory::default().judged_by(judge))).await;
+    let mut heard = control.client.listen("alpha").await.unwrap();
+    let client = control.client.clone();
+    let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
+    let early = tokio::time::timeout(Duration::from_millis(200), heard.next()).await;
+    assert!(early.is_err(), "sent before it is stored: {early:?}");
+    assert_eq!(control.client.leases(true).await.unwrap(), []);
+    stored.send(()).unwrap();
+    let said = tokio::time::timeout(PATIENCE, heard.next()).await.unwrap();
+    assert!(matches!(said, Some(Message::Arm { .. })), "{said:?}");
+    borrow.abort();
+    // What follows is stored as it comes.
+    (0..100).for_each(|_| stored.send(()).unwrap_or_default());
+}
+
+#[tokio::test]
+async fn events_tell_what_happened_and_outlive_the_control_plane() {
+    let store = Memory::default();
+    let control = Control::start_with(Some(store.clone())).await;
+    let mut coming = control.client.events(Some(EventKind::Loss), None, true).await.unwrap();
+    let (lent, lease) =
+        tokio::join!(control.ask("POST", "/v1/leases", "k", BORROW), control.activate());
+    assert_eq!(lent.0, 200, "{}", lent.1);
+    for _ in 0..3 {
+        assert_eq!(control.ask("POST", "/v1/leases", "other", BORROW).await.0, 409);
+    }
+    let report = |dma_refused| {
+        let last_refused = Some("DMA to 0x2000+0x1000: no mapping covers it".to_owned());
+        let report = DeviceReport { dma_refused, last_refused, ..Default::default() };
+        let report =
+            NodeReport { devices: [("nvme0".to_owned(), report)].into(), ..Default::default() };
+        NodeMessages { messages: Vec::new(), report: Some(report) }
+    };
+    for count in [0, 4, 4] {
+        control.client.say("alpha", &report(count)).await.unwrap();
+    }
+    let again = Message::Register {
+        incarnation: 2,
+        devices: [("nvme0".to_owned(), 1)].into(),
+        newest_lease: 1,
+        address: "alpha".to_owned(),
+    };
+    control.say("alpha", vec![again]).await.unwrap();
+    let lost = tokio::time::timeout(PATIENCE, coming.next()).await.unwrap().unwrap();
+    assert_eq!((lost.lease, lost.epoch), (Some(lease.lease), Some(1)));
+    assert!(lost.text.contains("its lender's node was restarted"), "{lost:?}");
+
+    let control = Control::start_with(Some(store)).await;
+    let events = control.events(None).await;
+    let told = |kind| {
+        let of_kind = events.iter().filter(move |event| event.kind == kind);
+        of_kind.map(|event| event.text.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(EventKind::Lease),
+        [
+            "alpha/nvme0 is offered",
+            "alpha/nvme0 is being lent to beta",
+            "beta can use alpha/nvme0",
+            "alpha/nvme0 is offered again",
+        ]
+    );
+    assert_eq!(
+        told(EventKind::Refusal),
+        ["beta was refused: alpha/nvme0 is lent to beta (lease 1)"]
+    );
+    let fault = "4 accesses of alpha/nvme0 were refused; the last: DMA to 0x2000+0x1000: no mapping \
+                 covers it";
+    assert_eq!(told(EventKind::Fault), [fault]);
+    assert_eq!(told(EventKind::Loss), [lost.text.as_str()]);
+    let restarts = told(EventKind::Restart);
+    let again = "the node of alpha was started again";
+    assert!(restarts.contains(&"the node of beta was started") && restarts.contains(&again));
+    let started = restarts.iter().filter(|text| text.starts_with("the control plane"));
+    assert_eq!(started.count(), 2, "{restarts:?}");
+    assert!(events.windows(2).all(|pair| pair[0].id < pair[1].id));
+    assert_eq!(control.events(Some(EventKind::Fault)).await.len(), 1);
 }

@@ -111,6 +111,9 @@ struct Seen {
     engine: Option<EngineHandle>,
     /// Why it cannot be had now.
     trouble: Option<String>,
+    /// How many were not let in, and why the last was not.
+    attach_refused: u64,
+    last_attach_refused: Option<String>,
 }
 
 impl std::fmt::Debug for Lent {
@@ -259,7 +262,11 @@ impl LentFunctions {
         let (end, session) = match lent.attach(&wanted, &stream) {
             Ok(attached) => attached,
             Err(error) => {
-                tracing::warn!(device, from, epoch, %error, "attach refused");
+                tracing::warn!(device, from, lease, epoch, %error, "attach refused");
+                let mut seen = lent.seen();
+                seen.attach_refused += 1;
+                seen.last_attach_refused = Some(format!("{from}, by lease {lease}: {error}"));
+                drop(seen);
                 return incoming.refuse(&error.to_string());
             }
         };
@@ -342,22 +349,29 @@ impl Lent {
     }
 
     fn report(&self) -> DeviceReport {
-        let (engine, trouble) = {
+        let (engine, report) = {
             let seen = self.seen();
-            (seen.engine.clone(), seen.trouble.clone())
+            let report = DeviceReport {
+                trouble: seen.trouble.clone(),
+                attach_refused: seen.attach_refused,
+                last_attach_refused: seen.last_attach_refused.clone(),
+                ..DeviceReport::default()
+            };
+            (seen.engine.clone(), report)
         };
-        let Some(engine) = engine else { return DeviceReport { trouble, ..Default::default() } };
+        let Some(engine) = engine else { return report };
         let (dma_refused, last_refused) = engine.refusals().get();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = engine.counters();
         DeviceReport {
-            trouble: trouble.or_else(|| engine.health().trouble()),
+            trouble: report.trouble.or_else(|| engine.health().trouble()),
             dma_refused,
             last_refused: last_refused.map(|fault| fault.to_string()),
             busy_polls: count(&counters.busy_polls),
             parks: count(&counters.parks),
             jobs: count(&counters.jobs),
             moves: count(&counters.moves),
+            ..report
         }
     }
 

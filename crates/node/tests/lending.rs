@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use rackbus_control::api::{DeviceState, LeaseStage};
+use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, LeaseStage, Placement};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client, ClientError, Options, Service};
 use rackbus_devices::nvme::NvmeConfig;
@@ -49,7 +49,7 @@ async fn rack() -> Rack {
     .unwrap();
     let socket = control_socket(folder.path());
     let client = Client::new(&socket);
-    let mut events = service.subscribe();
+    let mut changes = service.changes();
     tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
     for host in HOSTS {
         tokio::spawn(rackbus_node::run(node(folder.path(), host)));
@@ -57,7 +57,7 @@ async fn rack() -> Rack {
     // Every host says that it is there.
     let mut up = std::collections::BTreeSet::new();
     while up.len() < HOSTS.len() {
-        if let rackbus_control::api::Event::Host(host) = events.recv().await.unwrap()
+        if let rackbus_control::api::Change::Host(host) = changes.recv().await.unwrap()
             && host.state == rackbus_control::api::HostState::Up
         {
             up.insert(host.host);
@@ -243,4 +243,115 @@ async fn a_function_is_borrowed_again_while_its_last_user_is_still_there() {
     blocking(move || drive.read(0, &mut vec![0; 512]).unwrap()).await;
     assert!(Path::new(&second.socket.unwrap()).exists());
     assert!(!Path::new(&first.socket.unwrap()).exists());
+}
+
+/// A request for the function with its front at the borrower.
+fn strict(borrower: &str) -> BorrowRequest {
+    BorrowRequest { isolation: Isolation::Strict, ..BorrowRequest::new("alpha/nvme0", borrower) }
+}
+
+/// The front runs at the borrower: what a driver does is the same, and so is what the next borrower
+/// finds, wherever its front runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_strict_isolation_the_drive_is_the_same() {
+    let rack = rack().await;
+    let lease = rack.client.borrow_as(&strict("beta")).await.unwrap();
+    assert_eq!(lease.placement, Placement::Borrower);
+    let drive = blocking(move || {
+        let mut drive = open(&lease.socket.unwrap()).unwrap();
+        let long: Vec<u8> = (0..256 << 10).map(|n| (n / 512) as u8).collect();
+        drive.write(8, &long, true).unwrap();
+        assert!(drive.compare(8, &long[..4096]).unwrap());
+        assert!(!drive.compare(9, &long[..4096]).unwrap());
+        drive.write_zeroes(8, 2).unwrap();
+        drive.deallocate(10, 2).unwrap();
+        drive.flush().unwrap();
+        let mut found = vec![1; long.len()];
+        drive.read(8, &mut found).unwrap();
+        assert!(found[..2048].iter().all(|byte| *byte == 0) && found[2048..] == long[2048..]);
+        drive
+    })
+    .await;
+    let back = rack.client.give_back(lease.lease).await.unwrap();
+    assert!(back.returned);
+    let mut drive = drive;
+    blocking(move || assert!(drive.flush().is_err())).await;
+
+    let lease = rack.client.borrow("alpha/nvme0", "gamma").await.unwrap();
+    assert_eq!(lease.placement, Placement::Lender);
+    blocking(move || {
+        let mut drive = open(&lease.socket.unwrap()).unwrap();
+        let mut block = vec![0; 512];
+        drive.read(8 + 200, &mut block).unwrap();
+        assert_eq!(block, vec![200; 512]);
+    })
+    .await;
+}
+
+/// The lender lets in the half of the function that was asked for, and no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_front_and_its_medium_cannot_be_exchanged() {
+    use rackbus_link::{Hello, Link, Service as Wanted, VERSION, shm::ShmLink};
+    let rack = rack().await;
+    let address = rack.folder.path().join("alpha/link.sock").display().to_string();
+    let attempt = |service: Wanted| {
+        let (rack, from, to) = ("test".to_owned(), "beta".to_owned(), "alpha".to_owned());
+        let hello = Hello { version: VERSION, rack, from, to, service };
+        ShmLink.connect(&address, &hello).map(drop)
+    };
+    let lease = rack.client.borrow_as(&strict("beta")).await.unwrap();
+    let (device, lease, epoch) = ("nvme0".to_owned(), lease.lease, lease.epoch);
+    let refused = attempt(Wanted::Function { device: device.clone(), lease, epoch }).unwrap_err();
+    assert!(refused.to_string().contains("runs at its borrower"), "{refused}");
+    attempt(Wanted::Medium { device: device.clone(), lease, epoch }).unwrap();
+    rack.client.give_back(lease).await.unwrap();
+    let lease = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
+    let refused = attempt(Wanted::Medium { device, lease: lease.lease, epoch: lease.epoch });
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("runs at its lender"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_contradicts_itself_is_refused() {
+    let rack = rack().await;
+    let request = BorrowRequest { placement: Some(Placement::Lender), ..strict("beta") };
+    let error = rack.client.borrow_as(&request).await.unwrap_err();
+    let ClientError::Refused(error) = error else { panic!("{error}") };
+    assert_eq!(error.code, "contradiction");
+    assert_eq!(rack.client.devices().await.unwrap()[0].state, DeviceState::Offered);
+}
+
+/// Operations that go on when the function is taken back: on return nothing is done any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_ends_what_a_front_has_under_way() {
+    let rack = rack().await;
+    for round in 0..20u8 {
+        let lease = rack.client.borrow_as(&strict("beta")).await.unwrap();
+        let socket = lease.socket.unwrap();
+        let (begun, working) = tokio::sync::oneshot::channel();
+        let writer = tokio::task::spawn_blocking(move || {
+            let mut drive = open(&socket).unwrap();
+            let data = vec![round; 128 << 10];
+            drive.write(0, &data, false).unwrap();
+            begun.send(()).unwrap();
+            while drive.write(0, &data, false).is_ok() {}
+        });
+        working.await.unwrap();
+        rack.client.give_back(lease.lease).await.unwrap();
+        let next = rack.client.borrow_as(&strict("gamma")).await.unwrap();
+        let socket = next.socket.unwrap();
+        blocking(move || {
+            let mut drive = open(&socket).unwrap();
+            let mut data = vec![0xff; 128 << 10];
+            drive.write(0, &data, false).unwrap();
+            // What the former user had under way would be seen here.
+            for _ in 0..20 {
+                drive.read(0, &mut data).unwrap();
+                assert!(data.iter().all(|byte| *byte == 0xff), "round {round}");
+            }
+        })
+        .await;
+        writer.await.unwrap();
+        rack.client.give_back(next.lease).await.unwrap();
+    }
 }

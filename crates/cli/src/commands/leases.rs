@@ -40,13 +40,22 @@ impl Args {
                     lease.function.clone().into(),
                     lease.borrower.clone().into(),
                     lease.epoch.to_string().into(),
+                    lease.placement.to_string().into(),
                     Cell(stage.into(), tone),
                     format!("{} ago", ago(now.saturating_sub(lease.since_ms))).into(),
                     told.into(),
                 ]
             });
-            let head =
-                ["lease", "device", "borrower", "epoch", "stage", "since", "socket or reason"];
+            let head = [
+                "lease",
+                "device",
+                "borrower",
+                "epoch",
+                "front",
+                "stage",
+                "since",
+                "socket or reason",
+            ];
             o.table(&head, rows.collect());
         });
         Ok(())

@@ -6,6 +6,7 @@ pub mod completions;
 pub mod control;
 pub mod devices;
 pub mod down;
+pub mod events;
 pub mod give_back;
 pub mod leases;
 pub mod mem;

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use rustix::process::Pid;
 
 use crate::Common;
+use crate::commands::borrow::Trust;
 use crate::commands::{named_host, read_rack};
 use crate::output::{Cell, Failure, Output};
 use crate::paths::{find_run_dir, running};
@@ -50,7 +51,7 @@ enum VmCommand {
     /// Run a command in a prepared guest
     Exec(ExecArgs),
     /// Borrow a function and plug it into a running VM
-    Add(PlugArgs),
+    Add(AddArgs),
     /// Unplug a function from a running VM and return it
     Remove(PlugArgs),
 }
@@ -64,6 +65,8 @@ struct RunArgs {
     /// A function to borrow for it, as HOST/DEVICE; may be repeated
     #[arg(long, value_name = "FUNCTION")]
     borrow: Vec<String>,
+    #[command(flatten)]
+    trust: Trust,
     /// The VM's name [default: vm1, vm2, ...]
     #[arg(long)]
     name: Option<String>,
@@ -112,6 +115,8 @@ struct OwnArgs {
     /// A function to borrow for it, as HOST/DEVICE; may be repeated
     #[arg(long, value_name = "FUNCTION", required = true)]
     borrow: Vec<String>,
+    #[command(flatten)]
+    trust: Trust,
     /// Guest memory, which must be shared with the lender: 512M, 2G
     #[arg(long, value_name = "SIZE", value_parser = memory, default_value_t = DEFAULT_MEMORY_MIB)]
     memory: u32,
@@ -142,6 +147,15 @@ struct ExecArgs {
     /// The command and its arguments, run by bash
     #[arg(last = true, required = true)]
     command: Vec<String>,
+}
+
+/// `rackbus vm add`.
+#[derive(Debug, clap::Args)]
+struct AddArgs {
+    #[command(flatten)]
+    plug: PlugArgs,
+    #[command(flatten)]
+    trust: Trust,
 }
 
 /// `rackbus vm add` and `rackbus vm remove`.
@@ -183,7 +197,7 @@ impl Args {
             VmCommand::List => list(&context),
             VmCommand::Stop(args) => stop(args, &context).await,
             VmCommand::Exec(args) => exec(args, &context),
-            VmCommand::Add(args) => add(args, &context).await,
+            VmCommand::Add(args) => add(&args.plug, args.trust, &context).await,
             VmCommand::Remove(args) => remove(args, &context).await,
         }
     }
@@ -207,7 +221,7 @@ async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
     check_host(context, &args.host)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
-    let leases = borrow_all(context, &args.host, &args.borrow).await?;
+    let leases = borrow_all(context, &args.host, &args.borrow, args.trust).await?;
     let launched = match show(&leases, args.msix).await {
         Ok(()) => launch(args, &leases, context).await,
         Err(failure) => Err(failure),
@@ -303,7 +317,7 @@ fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> 
 
 async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> {
     check_host(context, &args.host)?;
-    let leases = borrow_all(context, &args.host, &args.borrow).await?;
+    let leases = borrow_all(context, &args.host, &args.borrow, args.trust).await?;
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
     if args.msix {
         // Nothing is known of that QEMU.
@@ -395,9 +409,10 @@ fn exec(args: &ExecArgs, context: &Context<'_>) -> Result<(), Failure> {
     std::process::exit(output.status)
 }
 
-async fn add(args: &PlugArgs, context: &Context<'_>) -> Result<(), Failure> {
+async fn add(args: &PlugArgs, trust: Trust, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
-    let leases = borrow_all(context, &record.host, std::slice::from_ref(&args.function)).await?;
+    let leases =
+        borrow_all(context, &record.host, std::slice::from_ref(&args.function), trust).await?;
     let mut vm = Vm::attach(record);
     if let Err(failure) = show(&leases, false).await {
         give_back_all(context, &leases).await;

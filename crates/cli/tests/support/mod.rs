@@ -273,13 +273,13 @@ impl Rack {
         outcome.unwrap_or_else(|_| panic!("nothing happens any more{}", self.logs()))
     }
 
-    /// Waits until `ready` gives a value; looked at again at each event of the control plane.
+    /// Waits until `ready` gives a value; looked at again at each change that is told by the control plane.
     pub fn wait<T>(&self, ready: impl AsyncFn(&Client) -> Option<T>) -> T {
         let client = self.client();
         self.block(async {
             loop {
                 // Listening before looking, so that no change is missed.
-                let Ok(mut events) = client.events().await else {
+                let Ok(mut changes) = client.changes().await else {
                     tokio::task::yield_now().await;
                     continue;
                 };
@@ -287,7 +287,7 @@ impl Rack {
                     if let Some(value) = ready(&client).await {
                         return value;
                     }
-                    if events.next().await.is_none() {
+                    if changes.next().await.is_none() {
                         break;
                     }
                 }

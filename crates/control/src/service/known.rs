@@ -11,7 +11,8 @@ use rackbus_lease::{
 };
 use tokio::sync::mpsc;
 
-use crate::api::{DeviceReport, NodeReport};
+use crate::api::{DeviceReport, EventKind, NodeReport};
+use crate::events::{Draft, Log};
 
 /// Messages that a node may be behind. One that takes nothing for longer is cut off, and told what
 /// it still has to know when it comes back: the authority repeats what was not answered.
@@ -31,6 +32,8 @@ pub(super) struct Known {
     pub overruns: BTreeMap<String, u64>,
     /// What each node said of itself last.
     pub reports: BTreeMap<String, NodeReport>,
+    /// What happened, as far as it is kept.
+    pub log: Log,
     /// Requests that were refused.
     pub refused: u64,
     /// Decisions that could not be stored, and were taken back.
@@ -61,6 +64,24 @@ impl Known {
             }
             _ => false,
         })
+    }
+
+    /// What `records` tell that is not known yet.
+    pub fn events_of(&self, records: &[Record]) -> Vec<Draft> {
+        let event = |record: &Record| match record {
+            Record::Lease(lease) => Draft::of_lease(self.leases.get(&lease.lease), lease),
+            Record::Function(state) => Draft::of_state(self.functions.get(&state.function), state),
+            Record::Host(life) => {
+                let text = match self.hosts.get(&life.host) {
+                    Some(before) if before.incarnation == life.incarnation => return None,
+                    Some(_) => format!("the node of {} was started again", life.host),
+                    None => format!("the node of {} was started", life.host),
+                };
+                Some(Draft::of_host(EventKind::Restart, Some(&life.host), text))
+            }
+            Record::NextLease { .. } | Record::Forgotten { .. } => None,
+        };
+        records.iter().filter_map(event).collect()
     }
 
     /// Notes what was stored, and sends what is to be said then.

@@ -14,18 +14,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_fabric::Topology;
 use rackbus_lease::{
-    Authority, BorrowRefused, Config, FunctionId, LeaseRecord, LeaseState, Message, Outcome,
-    Record, ReturnRefused,
+    Authority, BorrowRefused, Config, FunctionId, LeaseState, Message, Outcome, Record,
+    ReturnRefused,
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::api::{ApiError, Event, Lease, NodeMessages, NodeReport};
-use crate::store::{Store, StoreError};
+use crate::answers::Answers;
+use crate::api::{
+    ApiError, BorrowRequest, Change, Event, EventKind, Lease, NodeMessages, NodeReport,
+};
+use crate::events::{Draft, Log};
+use crate::store::{Sqlite, Store, StoreError};
 
 use known::Known;
-use views::present;
-pub(crate) use views::problem;
-use writer::{Request, Writing};
+pub(crate) use views::{not_lent, present, problem};
+use writer::{Granted, Request, Returned, Writing};
 
 /// How long a request waits for nodes to do what it asks for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RETURN_PATIENCE: Duration = Duration::from_secs(40);
 /// How many incidents the status tells.
 const INCIDENTS: usize = 10;
-/// Events that a slow listener may be behind.
-const EVENT_BACKLOG: usize = 1024;
+/// Changes and events that a slow listener may be behind.
+const LISTENER_BACKLOG: usize = 1024;
 
 /// What the rack file says there is.
 #[derive(Debug, Clone, Default)]
@@ -106,6 +109,7 @@ struct Shared {
     known: Mutex<Known>,
     /// Moves with every step.
     steps: watch::Sender<u64>,
+    changes: broadcast::Sender<Change>,
     events: broadcast::Sender<Event>,
 }
 
@@ -148,28 +152,53 @@ impl Service {
     /// # Errors
     /// [`OpenError`].
     pub fn open(options: Options) -> Result<Arc<Service>, OpenError> {
-        let store = Store::open(&options.database, &options.inventory.rack)?;
+        let store = Sqlite::open(&options.database, &options.inventory.rack)?;
+        Service::open_with(options, Box::new(store))
+    }
+
+    /// The same, with a store of the caller's.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_with(
+        options: Options,
+        mut store: Box<dyn Store>,
+    ) -> Result<Arc<Service>, OpenError> {
         let clock = Clock::new();
-        let authority = Authority::restore(options.config, clock.now(), store.load()?);
+        let state = store.load()?;
+        let authority = Authority::restore(options.config, clock.now(), state.records);
+        let mut known = Known::of(&authority);
+        known.log = Log::of(state.events);
         let shared = Arc::new(Shared {
             inventory: options.inventory,
             clock,
             log_lines_left_out: options.log_lines_left_out,
-            known: Mutex::new(Known::of(&authority)),
+            known: Mutex::new(known),
             steps: watch::Sender::new(0),
-            events: broadcast::Sender::new(EVENT_BACKLOG),
+            changes: broadcast::Sender::new(LISTENER_BACKLOG),
+            events: broadcast::Sender::new(LISTENER_BACKLOG),
         });
-        let writing =
-            Writing::start(authority, store, shared.clone()).map_err(OpenError::Thread)?;
+        let answers = Answers::of(state.answers);
+        let writing = Writing::start(authority, store, answers, shared.clone());
+        let writing = writing.map_err(OpenError::Thread)?;
+        let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
+        writing.note(vec![Draft::of_host(EventKind::Restart, None, text)]);
         Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
     }
 
     /// Borrows a function and waits until it can be used. When the caller does not wait so long
-    /// (the future is dropped), the lease is given back.
+    /// (the future is dropped), the lease is given back. Asked again with the same idempotency key,
+    /// the answer is that to the first request.
     ///
     /// # Errors
     /// [`ApiError`], which names the holder when there is one.
-    pub async fn borrow(&self, function: &str, borrower: &str) -> Result<Lease, ApiError> {
+    pub async fn borrow(
+        &self,
+        request: &BorrowRequest,
+        key: Option<String>,
+    ) -> Result<Lease, ApiError> {
+        let (function, borrower) = (request.function.as_str(), request.borrower.as_str());
+        let placement = request.placed()?;
         let id: FunctionId = function.parse().map_err(|cause: rackbus_lease::BadFunctionId| {
             problem("bad_name", cause.to_string(), "`rackbus devices` lists the functions")
         })?;
@@ -177,7 +206,8 @@ impl Service {
         let mut steps = self.shared.steps.subscribe();
         let granted = loop {
             let (function, borrower) = (id.clone(), borrower.to_owned());
-            let ask = |answer| Request::Borrow { function, borrower, answer };
+            let key = key.clone();
+            let ask = |answer| Request::Borrow { function, borrower, placement, key, answer };
             match self.writing.ask(ask).await? {
                 // Just after a restart: the nodes are on their way.
                 Err(BorrowRefused::Awaited(_))
@@ -185,11 +215,19 @@ impl Service {
                 granted => break granted,
             }
         };
-        let wanted = granted.map_err(|refused| {
-            self.shared.known().refused += 1;
+        let granted = granted.map_err(|refused| {
             tracing::info!(function, borrower, %refused, "borrow refused");
+            if let BorrowRefused::Awaited(_) = refused {
+                self.shared.known().refused += 1;
+                let text = format!("{borrower} was refused: {refused}");
+                self.writing.note(vec![Draft::of_host(EventKind::Refusal, Some(borrower), text)]);
+            }
             self.shared.explain(refused)
         })?;
+        let wanted = match granted {
+            Granted::Lease(wanted) => wanted,
+            Granted::Answered(answer) => return *answer,
+        };
         let lease = wanted.lease;
         let settled = |known: &Known| {
             let record = known.leases.get(&lease)?;
@@ -197,15 +235,13 @@ impl Service {
                 .then(|| record.clone())
         };
         match self.shared.wait(deadline, settled).await {
-            Some(LeaseRecord { state: LeaseState::Ended { reason }, .. }) => Err(problem(
-                "failed",
-                format!("{function} could not be lent to {borrower}: {reason}"),
-                "`rackbus status` tells how the nodes are",
-            )),
-            Some(record) => {
-                wanted.keep();
-                Ok(present(&record))
-            }
+            Some(record) => match &record.state {
+                LeaseState::Ended { reason } => Err(not_lent(&record, reason)),
+                _ => {
+                    wanted.keep();
+                    Ok(present(&record))
+                }
+            },
             None => Err(problem(
                 "timeout",
                 format!("{function} could not be lent to {borrower} in {PATIENCE:?}"),
@@ -214,20 +250,20 @@ impl Service {
         }
     }
 
-    /// Returns a lease and waits until the function is offered again.
+    /// Returns a lease and waits until the function is offered again. Asked again with the same
+    /// idempotency key, the answer is that to the first request.
     ///
     /// # Errors
     /// [`ApiError`].
-    pub async fn give_back(&self, lease: u64) -> Result<Lease, ApiError> {
-        let outcome = self.writing.ask(|answer| Request::GiveBack { lease, answer }).await?;
-        match outcome {
-            Ok(()) => {}
+    pub async fn give_back(&self, lease: u64, key: Option<String>) -> Result<Lease, ApiError> {
+        let ask = |answer| Request::GiveBack { lease, key, answer };
+        match self.writing.ask(ask).await? {
+            Ok(Returned::Awaited) => {}
+            Ok(Returned::Answered(answer)) => return *answer,
             Err(refused @ ReturnRefused::Unknown(_)) => {
                 let help = "`rackbus leases` lists them";
                 return Err(problem("unknown_lease", refused.to_string(), help));
             }
-            // Somebody else has returned it, and its function is still on the way back.
-            Err(ReturnRefused::AlreadyEnded { .. }) if self.shared.known().is_held(lease) => {}
             Err(refused @ ReturnRefused::AlreadyEnded { .. }) => {
                 let help = "there is nothing left to return";
                 return Err(problem("over", refused.to_string(), help));
@@ -276,11 +312,9 @@ impl Service {
         self.shared.check_host(host)?;
         let NodeMessages { messages, report } = said;
         tracing::debug!(host, ?messages, "received");
-        if let Some(report) = report {
-            self.shared.note(host, report);
-        }
+        let events = report.map(|report| self.shared.note(host, report)).unwrap_or_default();
         let host = host.to_owned();
-        self.writing.ask(|answer| Request::Heard { host, messages, answer }).await
+        self.writing.ask(|answer| Request::Heard { host, messages, events, answer }).await
     }
 
     /// A node listens: what is said to it from now on. A later listener takes its place.
@@ -296,8 +330,21 @@ impl Service {
     }
 
     /// What changes, from now on.
-    pub fn subscribe(&self) -> broadcast::Receiver<Event> {
-        self.shared.events.subscribe()
+    pub fn changes(&self) -> broadcast::Receiver<Change> {
+        self.shared.changes.subscribe()
+    }
+
+    /// What happened after event number `after`, of one kind or of all, at most the last `most`; and
+    /// where to hear what happens from then on.
+    pub fn events(
+        &self,
+        after: u64,
+        kind: Option<EventKind>,
+        most: usize,
+    ) -> (Vec<Event>, broadcast::Receiver<Event>) {
+        // Events are kept and sent under the same lock: none is in both, and none in neither.
+        let known = self.shared.known();
+        (known.log.after(after, kind, most), self.shared.events.subscribe())
     }
 }
 
@@ -316,26 +363,36 @@ impl Shared {
         }
     }
 
-    /// A node said how it is. Only what the rack has is kept.
-    fn note(&self, host: &str, mut report: NodeReport) {
+    /// A node said how it is. Only what the rack has is kept. Returns what is new in it.
+    fn note(&self, host: &str, mut report: NodeReport) -> Vec<Draft> {
         let own = self.inventory.devices.iter().filter(|device| device.function.host == host);
         let own: Vec<&InventoryDevice> = own.collect();
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
         let mut known = self.known();
         let before = known.reports.insert(host.to_owned(), report).unwrap_or_default();
+        let mut drafts = Vec::new();
         for device in own {
             let name = &device.function.device;
-            let trouble = |report: &NodeReport| report.devices.get(name)?.trouble.clone();
-            if trouble(&before) != known.reports.get(host).and_then(trouble) {
-                let _ = self.events.send(Event::Device(self.device(&known, device)));
+            let of = |report: &NodeReport| report.devices.get(name).cloned().unwrap_or_default();
+            let (before, now) = (of(&before), known.reports.get(host).map(of).unwrap_or_default());
+            if before.trouble != now.trouble {
+                let _ = self.changes.send(Change::Device(self.device(&known, device)));
             }
+            let function = device.function.to_string();
+            drafts.extend(Draft::of_report(host, &function, &before, &now));
         }
+        drafts
     }
 
     /// A step is stored: lets everybody know.
-    fn publish(&self, outcome: Outcome) {
+    fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
         let records = outcome.records.clone();
         let mut known = self.known();
+        known.log.put(&events, first_event);
+        for event in events {
+            // Nobody listening is no failure.
+            let _ = self.events.send(event);
+        }
         known.publish(outcome);
         records.iter().for_each(|record| self.announce(&known, record));
         drop(known);
@@ -343,25 +400,24 @@ impl Shared {
     }
 
     fn announce(&self, known: &Known, record: &Record) {
-        let event = match record {
-            Record::Lease(lease) => Some(Event::Lease(present(lease))),
+        let change = match record {
+            Record::Lease(lease) => Some(Change::Lease(present(lease))),
             Record::Function(function) => self
                 .inventory
                 .devices
                 .iter()
                 .find(|d| d.function == function.function)
-                .map(|device| Event::Device(self.device(known, device))),
+                .map(|device| Change::Device(self.device(known, device))),
             Record::Host(_) | Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
-        if let Some(event) = event {
-            // Nobody listening is no failure.
-            let _ = self.events.send(event);
+        if let Some(change) = change {
+            let _ = self.changes.send(change);
         }
     }
 
     fn tell_host(&self, host: &str) {
         let status = self.host(&self.known(), host);
-        let _ = self.events.send(Event::Host(status));
+        let _ = self.changes.send(Change::Host(status));
     }
 
     /// Waits until `ready` gives a value, at most until `deadline`.

@@ -161,8 +161,17 @@ pub(crate) fn problem(code: &str, error: String, remedy: &str) -> ApiError {
     ApiError { code: code.to_owned(), error, remedy: remedy.to_owned(), holder: None, lease: None }
 }
 
+/// A lease ended before its borrower could use its function.
+pub(crate) fn not_lent(lease: &LeaseRecord, reason: &EndReason) -> ApiError {
+    problem(
+        "failed",
+        format!("{} could not be lent to {}: {reason}", lease.function, lease.borrower),
+        "`rackbus status` tells how the nodes are",
+    )
+}
+
 /// A lease as the API shows it.
-pub(super) fn present(record: &LeaseRecord) -> Lease {
+pub(crate) fn present(record: &LeaseRecord) -> Lease {
     let (stage, socket, reason) = match &record.state {
         LeaseState::Arming => (LeaseStage::Arming, None, None),
         LeaseState::Opening => (LeaseStage::Opening, None, None),
@@ -176,6 +185,7 @@ pub(super) fn present(record: &LeaseRecord) -> Lease {
         lender: record.function.host.clone(),
         borrower: record.borrower.clone(),
         epoch: record.epoch,
+        placement: record.placement,
         stage,
         socket,
         reason: reason.map(EndReason::to_string),

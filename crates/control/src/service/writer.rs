@@ -4,8 +4,9 @@
 //! disk; nobody else does. What it is asked comes through a bounded queue, so that whoever asks
 //! faster than the disk stores waits for a place in it.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
@@ -14,8 +15,10 @@ use rackbus_lease::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Shared, problem};
-use crate::api::ApiError;
-use crate::store::Store;
+use crate::answers::{Answer as Kept, Answers, Found, KeptAnswer, KeyedRequest};
+use crate::api::{ApiError, Event};
+use crate::events::{Draft, Refusals};
+use crate::store::{Commit, Store};
 
 /// Requests that may wait for the writer.
 const BACKLOG: usize = 256;
@@ -27,11 +30,41 @@ type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 #[derive(Debug)]
 pub(super) enum Request {
     /// Lend a function.
-    Borrow { function: FunctionId, borrower: String, answer: Answer<Result<Wanted, BorrowRefused>> },
+    Borrow {
+        function: FunctionId,
+        borrower: String,
+        placement: Placement,
+        key: Option<String>,
+        answer: Answer<Result<Granted, BorrowRefused>>,
+    },
     /// End a lease.
-    GiveBack { lease: LeaseId, answer: Answer<Result<(), ReturnRefused>> },
+    GiveBack {
+        lease: LeaseId,
+        key: Option<String>,
+        answer: Answer<Result<Returned, ReturnRefused>>,
+    },
     /// A node said something.
-    Heard { host: String, messages: Vec<Message>, answer: Answer<()> },
+    Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
+    /// Something happened that decides nothing.
+    Note { events: Vec<Draft> },
+}
+
+/// What became of a request for a function.
+#[derive(Debug)]
+pub(super) enum Granted {
+    /// A lease, on its way to its borrower.
+    Lease(Wanted),
+    /// The request was answered before.
+    Answered(Box<Kept>),
+}
+
+/// What became of a request to end a lease.
+#[derive(Debug)]
+pub(super) enum Returned {
+    /// It ends; its function is on the way back.
+    Awaited,
+    /// The request was answered before.
+    Answered(Box<Kept>),
 }
 
 /// A lease that somebody asked for and waits for. Dropped before it is [kept](Wanted::keep), it is
@@ -39,21 +72,29 @@ pub(super) enum Request {
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub lease: LeaseId,
-    unwanted: Option<mpsc::UnboundedSender<LeaseId>>,
+    interest: Arc<Interest>,
 }
 
 impl Wanted {
     /// The caller has it.
-    pub fn keep(mut self) {
-        self.unwanted = None;
+    pub fn keep(self) {
+        self.interest.kept.store(true, Ordering::Release);
     }
 }
 
-impl Drop for Wanted {
+/// All who wait for one lease: a request that is asked again waits beside the first.
+#[derive(Debug)]
+struct Interest {
+    lease: LeaseId,
+    kept: AtomicBool,
+    unwanted: mpsc::UnboundedSender<LeaseId>,
+}
+
+impl Drop for Interest {
     fn drop(&mut self) {
-        if let Some(unwanted) = self.unwanted.take() {
+        if !self.kept.load(Ordering::Acquire) {
             // A writer that is gone gives nothing back; the process ends with it.
-            let _ = unwanted.send(self.lease);
+            let _ = self.unwanted.send(self.lease);
         }
     }
 }
@@ -68,16 +109,25 @@ impl Writing {
     /// Starts the writer's thread. It ends when the way to it is dropped.
     pub fn start(
         authority: Authority,
-        store: Store,
+        store: Box<dyn Store>,
+        answers: Answers,
         shared: Arc<Shared>,
     ) -> std::io::Result<Writing> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (requests, inbox) = mpsc::channel(BACKLOG);
         // Not bounded by itself, but each lease comes once.
         let (unwanted, returns) = mpsc::unbounded_channel();
-        let returning = BTreeSet::new();
-        let again = Instant::now();
-        let mut writer = Writer { authority, store, shared, unwanted, returning, again };
+        let mut writer = Writer {
+            authority,
+            store,
+            answers,
+            shared,
+            refusals: Refusals::default(),
+            unwanted,
+            interests: BTreeMap::new(),
+            returning: BTreeSet::new(),
+            again: Instant::now(),
+        };
         let run = move || {
             let work = || runtime.block_on(writer.run(inbox, returns));
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
@@ -99,13 +149,39 @@ impl Writing {
         self.requests.send(request(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
+
+    /// Has something noted that decides nothing. Where the writer is far behind, it is left out.
+    pub fn note(&self, events: Vec<Draft>) {
+        if self.requests.try_send(Request::Note { events }).is_err() {
+            tracing::warn!("the writer is behind; an event is left out");
+        }
+    }
+}
+
+/// What a step comes to, beside the answer to who asked for it.
+#[derive(Debug, Default)]
+struct Step {
+    outcome: Outcome,
+    events: Vec<Draft>,
+    answers: Vec<KeptAnswer>,
+    forgotten_keys: Vec<String>,
+}
+
+impl From<Outcome> for Step {
+    fn from(outcome: Outcome) -> Step {
+        Step { outcome, ..Step::default() }
+    }
 }
 
 struct Writer {
     authority: Authority,
-    store: Store,
+    store: Box<dyn Store>,
+    answers: Answers,
     shared: Arc<Shared>,
+    refusals: Refusals,
     unwanted: mpsc::UnboundedSender<LeaseId>,
+    /// Who waits for which lease.
+    interests: BTreeMap<LeaseId, Weak<Interest>>,
     /// Leases to be given back as soon as that can be stored.
     returning: BTreeSet<LeaseId>,
     /// Not before then is tried again what could not be stored.
@@ -141,7 +217,7 @@ impl Writer {
     }
 
     fn tick(&mut self) {
-        let ticked = self.step(|authority, now| ((), authority.tick(now)));
+        let ticked = self.step(|authority, now| ((), authority.tick(now).into()));
         if ticked.is_err() {
             // It is due at once, but the disk needs time.
             self.again = Instant::now() + Duration::from_millis(self.authority.config().resend);
@@ -151,9 +227,15 @@ impl Writer {
 
     fn give_back_unwanted(&mut self) {
         for lease in std::mem::take(&mut self.returning) {
+            if self.interests.get(&lease).is_some_and(|interest| interest.strong_count() > 0) {
+                // The request was made again meanwhile, and is waited for.
+                continue;
+            }
+            // Nobody has the answer: who asks again with the same key asks for another lease.
+            let forgotten_keys = self.answers.borrow_keys(lease);
             let returned = self.step(|authority, now| match authority.give_back(now, lease) {
-                Ok(outcome) => (true, outcome),
-                Err(_) => (false, Outcome::default()),
+                Ok(outcome) => (true, Step { forgotten_keys, ..outcome.into() }),
+                Err(_) => (false, Step { forgotten_keys, ..Step::default() }),
             });
             match returned {
                 Ok(true) => tracing::info!(lease, "given back: who asked for it is gone"),
@@ -166,43 +248,152 @@ impl Writer {
 
     fn serve(&mut self, request: Request) {
         match request {
-            Request::Borrow { function, borrower, answer } => {
-                let unwanted = self.unwanted.clone();
-                let granted = self.step(|authority, now| {
-                    match authority.borrow(now, &function, &borrower, Placement::Lender) {
-                        Ok((lease, outcome)) => (Ok(lease), outcome),
-                        Err(refused) => (Err(refused), Outcome::default()),
-                    }
-                });
-                let wanted = |lease| Wanted { lease, unwanted: Some(unwanted) };
-                // Nobody there any more: then the lease is dropped, and so given back.
-                let _ = answer.send(granted.map(|granted| granted.map(wanted)));
+            // Nobody there any more: then the lease is dropped, and so given back.
+            Request::Borrow { function, borrower, placement, key, answer } => {
+                let _ = answer.send(self.borrow(&function, &borrower, placement, key));
             }
-            Request::GiveBack { lease, answer } => {
-                let outcome = self.step(|authority, now| match authority.give_back(now, lease) {
-                    Ok(outcome) => (Ok(()), outcome),
-                    Err(refused) => (Err(refused), Outcome::default()),
-                });
-                let _ = answer.send(outcome);
+            Request::GiveBack { lease, key, answer } => {
+                let _ = answer.send(self.give_back(lease, key));
             }
-            Request::Heard { host, messages, answer } => {
+            Request::Heard { host, messages, events, answer } => {
                 let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
-                let heard = self
-                    .step(|authority, now| (now, authority.receive_all(now, &host, messages)))
-                    .map(|now| self.shared.heard(&host, now, registers));
+                let hear = |authority: &mut Authority, now| {
+                    let outcome = authority.receive_all(now, &host, messages);
+                    (now, Step { events, ..outcome.into() })
+                };
+                let heard = self.step(hear).map(|now| self.shared.heard(&host, now, registers));
                 let _ = answer.send(heard);
             }
+            Request::Note { events } => self.note(events),
         }
+    }
+
+    fn borrow(
+        &mut self,
+        function: &FunctionId,
+        borrower: &str,
+        placement: Placement,
+        key: Option<String>,
+    ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
+        let (name, host) = (function.to_string(), borrower.to_owned());
+        let request = KeyedRequest::Borrow { function: name, borrower: host, placement };
+        match self.find(key.as_deref(), &request)? {
+            Found::New => {}
+            Found::Pending(lease) => return Ok(Ok(Granted::Lease(self.want(lease)))),
+            Found::Answered(answer) => return Ok(Ok(Granted::Answered(answer))),
+        }
+        let granted = self.step(|authority, at_ms| {
+            match authority.borrow(at_ms, function, borrower, placement) {
+                Ok((lease, outcome)) => {
+                    let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
+                    let answers = key.map(keep).into_iter().collect();
+                    (Ok(lease), Step { answers, ..outcome.into() })
+                }
+                Err(refused) => (Err(refused), Step::default()),
+            }
+        })?;
+        Ok(match granted {
+            Ok(lease) => Ok(Granted::Lease(self.want(lease))),
+            Err(refused) => {
+                self.refused_borrow(borrower, &refused);
+                Err(refused)
+            }
+        })
+    }
+
+    fn refused_borrow(&mut self, borrower: &str, refused: &BorrowRefused) {
+        // Asked again as soon as the nodes have registered.
+        if matches!(refused, BorrowRefused::Awaited(_)) {
+            return;
+        }
+        self.shared.known().refused += 1;
+        self.refused(Some(borrower), &format!("{borrower} was refused: {refused}"));
+    }
+
+    fn give_back(
+        &mut self,
+        lease: LeaseId,
+        key: Option<String>,
+    ) -> Result<Result<Returned, ReturnRefused>, ApiError> {
+        let request = KeyedRequest::Return { lease };
+        match self.find(key.as_deref(), &request)? {
+            Found::New => {}
+            Found::Pending(_) => return Ok(Ok(Returned::Awaited)),
+            Found::Answered(answer) => return Ok(Ok(Returned::Answered(answer))),
+        }
+        // Somebody else may have returned it, and its function still be on the way back.
+        let held = self.shared.known().is_held(lease);
+        let returned = self.step(|authority, at_ms| {
+            let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
+            let answers = key.map(keep).into_iter().collect();
+            match authority.give_back(at_ms, lease) {
+                Ok(outcome) => (Ok(Returned::Awaited), Step { answers, ..outcome.into() }),
+                Err(ReturnRefused::AlreadyEnded { .. }) if held => {
+                    (Ok(Returned::Awaited), Step { answers, ..Step::default() })
+                }
+                Err(refused) => (Err(refused), Step::default()),
+            }
+        })?;
+        if let Err(refused) = &returned {
+            self.refused(None, &format!("a return was refused: {refused}"));
+        }
+        Ok(returned)
+    }
+
+    /// Notes that somebody was refused.
+    fn refused(&mut self, host: Option<&str>, text: &str) {
+        let now = self.shared.clock.now();
+        if let Some(event) = self.refusals.refused(now, host, text) {
+            self.note(vec![event]);
+        }
+    }
+
+    /// Keeps events that no decision belongs to.
+    fn note(&mut self, events: Vec<Draft>) {
+        let outcome = Outcome::default();
+        let (events, first_event) = self.number(self.shared.clock.now(), &outcome, events);
+        let commit = Commit { events, first_event, ..Commit::default() };
+        match self.store.commit(&commit) {
+            Ok(()) => self.shared.publish(outcome, commit.events, first_event),
+            Err(error) => {
+                tracing::error!(%error, "an event could not be stored");
+                self.shared.known().store_failures += 1;
+            }
+        }
+    }
+
+    fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<Found, ApiError> {
+        key.map_or(Ok(Found::New), |key| self.answers.find(key, request))
+    }
+
+    /// Somebody waits for a lease.
+    fn want(&mut self, lease: LeaseId) -> Wanted {
+        self.interests.retain(|_, interest| interest.strong_count() > 0);
+        if let Some(interest) = self.interests.get(&lease).and_then(Weak::upgrade) {
+            return Wanted { lease, interest };
+        }
+        let unwanted = self.unwanted.clone();
+        let interest = Arc::new(Interest { lease, kept: AtomicBool::new(false), unwanted });
+        self.interests.insert(lease, Arc::downgrade(&interest));
+        Wanted { lease, interest }
     }
 
     /// One step of the authority: decide, store, then let it be known and send.
     fn step<R>(
         &mut self,
-        decide: impl FnOnce(&mut Authority, u64) -> (R, Outcome),
+        decide: impl FnOnce(&mut Authority, u64) -> (R, Step),
     ) -> Result<R, ApiError> {
         let now = self.shared.clock.now();
-        let (answer, outcome) = decide(&mut self.authority, now);
-        if let Err(error) = self.store.save(&outcome.records) {
+        let (answer, step) = decide(&mut self.authority, now);
+        let Step { outcome, events, mut answers, mut forgotten_keys } = step;
+        answers.extend(self.answers.settled(&self.authority));
+        if !answers.is_empty() {
+            forgotten_keys.extend(self.answers.outdated(now, answers.len()));
+        }
+        let (events, first_event) = self.number(now, &outcome, events);
+        let records = outcome.records.clone();
+        let commit = Commit { records, answers, forgotten_keys, events, first_event };
+        if let Err(error) = self.store.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
             self.shared.known().store_failures += 1;
@@ -212,7 +403,21 @@ impl Writer {
                 "nothing was changed; see to the disk of the control plane and try again",
             ));
         }
-        self.shared.publish(outcome);
+        commit.answers.into_iter().for_each(|kept| self.answers.put(kept));
+        commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
+        self.shared.publish(outcome, commit.events, first_event);
         Ok(answer)
+    }
+
+    /// The events of a step, and the number of the first event that is kept.
+    fn number(&self, now: u64, outcome: &Outcome, mut drafts: Vec<Draft>) -> (Vec<Event>, u64) {
+        let known = self.shared.known();
+        drafts.extend(known.events_of(&outcome.records));
+        if drafts.is_empty() {
+            return (Vec::new(), 0);
+        }
+        let events = known.log.number(now, drafts);
+        let first = known.log.first_kept(now, events.len());
+        (events, first)
     }
 }

@@ -9,6 +9,7 @@ use rackbus_pci::vfio_user::serve_function;
 use rackbus_vm::{Assets, FunctionSpec, Interrupts, Plugged, Record, Vm, interrupts};
 
 use super::{Context, joined};
+use crate::commands::borrow::Trust;
 use crate::output::Failure;
 
 /// Borrows all of them, or none.
@@ -16,10 +17,11 @@ pub async fn borrow_all(
     context: &Context<'_>,
     host: &str,
     functions: &[String],
+    trust: Trust,
 ) -> Result<Vec<Lease>, Failure> {
     let mut leases = Vec::new();
     for name in functions {
-        match context.client.borrow(name, host).await {
+        match context.client.borrow_as(&trust.request(name, host)).await {
             Ok(lease) => leases.push(lease),
             Err(error) => {
                 give_back_all(context, &leases).await;

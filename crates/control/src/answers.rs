@@ -1,0 +1,243 @@
+//! Requests that carry an idempotency key, and their answers.
+//!
+//! Whoever asked and got no answer (the control plane was restarted, the connection broke) asks again
+//! with the same key and gets the answer to the first request, instead of a second lease. A key is
+//! stored in the same commit as the decision that its request led to, and its answer in the same
+//! commit as the state that it tells of. A request that was refused changed nothing, and is decided
+//! anew when it comes again; so is one whose lease was given back because its caller went away.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rackbus_lease::{Authority, FunctionState, LeaseId, LeaseRecord, LeaseState, Placement};
+use serde::{Deserialize, Serialize};
+
+use crate::api::{ApiError, Lease};
+use crate::service::{not_lent, present, problem};
+
+/// How long an answer is kept: a day, in milliseconds.
+pub const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+/// Keys that are kept at most; the oldest are forgotten first.
+pub const MOST_KEYS: usize = 10_000;
+/// The longest key.
+const LONGEST_KEY: usize = 128;
+
+/// What is answered to a request.
+pub type Answer = Result<Lease, ApiError>;
+
+/// What was asked for under a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum KeyedRequest {
+    /// A function for a host.
+    Borrow {
+        /// The function.
+        function: String,
+        /// The host that shall have it.
+        borrower: String,
+        /// Where the function's front runs.
+        #[serde(default)]
+        placement: Placement,
+    },
+    /// The end of a lease.
+    Return {
+        /// The lease's number.
+        lease: LeaseId,
+    },
+}
+
+/// A request with a key, as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptAnswer {
+    /// The key, as the caller chose it.
+    pub key: String,
+    /// What was asked for.
+    pub request: KeyedRequest,
+    /// The lease that it is about.
+    pub lease: LeaseId,
+    /// When it was decided, milliseconds since 1970.
+    pub at_ms: u64,
+    /// The answer, when it is known.
+    pub answer: Option<Answer>,
+}
+
+/// What is known of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing: it is a new request.
+    New,
+    /// It was decided, and is not answered yet.
+    Pending(LeaseId),
+    /// It was answered.
+    Answered(Box<Answer>),
+}
+
+/// All keys that are kept.
+#[derive(Debug, Default)]
+pub struct Answers {
+    by_key: BTreeMap<String, KeptAnswer>,
+    /// Those without an answer.
+    pending: BTreeSet<String>,
+    /// By age.
+    by_time: BTreeSet<(u64, String)>,
+}
+
+impl Answers {
+    /// What was stored.
+    pub fn of(kept: impl IntoIterator<Item = KeptAnswer>) -> Answers {
+        let mut answers = Answers::default();
+        kept.into_iter().for_each(|kept| answers.put(kept));
+        answers
+    }
+
+    /// Looks for what was asked under `key` before.
+    ///
+    /// # Errors
+    /// [`ApiError`] when it was something else than `request`.
+    pub fn find(&self, key: &str, request: &KeyedRequest) -> Result<Found, ApiError> {
+        match self.by_key.get(key) {
+            None => Ok(Found::New),
+            Some(kept) if kept.request != *request => Err(problem(
+                "key_reused",
+                format!("the idempotency key {key} belongs to another request"),
+                "give each request a key of its own",
+            )),
+            Some(KeptAnswer { answer: Some(answer), .. }) => {
+                Ok(Found::Answered(Box::new(answer.clone())))
+            }
+            Some(kept) => Ok(Found::Pending(kept.lease)),
+        }
+    }
+
+    /// The requests that are answered by what `authority` has come to.
+    pub fn settled(&self, authority: &Authority) -> Vec<KeptAnswer> {
+        let pending = self.pending.iter().filter_map(|key| self.by_key.get(key));
+        let answered = pending.filter_map(|kept| {
+            let answer = answer(authority, &kept.request, kept.lease)?;
+            Some(KeptAnswer { answer: Some(answer), ..kept.clone() })
+        });
+        answered.collect()
+    }
+
+    /// The keys under which `lease` was asked for.
+    pub fn borrow_keys(&self, lease: LeaseId) -> Vec<String> {
+        let borrowed = |kept: &&KeptAnswer| {
+            kept.lease == lease && matches!(kept.request, KeyedRequest::Borrow { .. })
+        };
+        self.by_key.values().filter(borrowed).map(|kept| kept.key.clone()).collect()
+    }
+
+    /// The keys that are to be forgotten at `now`, before `new` more are kept.
+    pub fn outdated(&self, now: u64, new: usize) -> Vec<String> {
+        let excess = (self.by_key.len() + new).saturating_sub(MOST_KEYS);
+        let old = |(nth, (at, _)): &(usize, &(u64, String))| {
+            *nth < excess || at.saturating_add(KEPT_MS) <= now
+        };
+        let oldest = self.by_time.iter().enumerate().take_while(old);
+        oldest.map(|(_, (_, key))| key.clone()).collect()
+    }
+
+    /// Keeps what is stored now.
+    pub fn put(&mut self, kept: KeptAnswer) {
+        self.forget(&kept.key);
+        if kept.answer.is_none() {
+            self.pending.insert(kept.key.clone());
+        }
+        self.by_time.insert((kept.at_ms, kept.key.clone()));
+        self.by_key.insert(kept.key.clone(), kept);
+    }
+
+    /// Forgets a key that is not stored any more.
+    pub fn forget(&mut self, key: &str) {
+        if let Some(kept) = self.by_key.remove(key) {
+            self.pending.remove(key);
+            self.by_time.remove(&(kept.at_ms, kept.key));
+        }
+    }
+}
+
+/// The answer to a request, as soon as there is one.
+fn answer(authority: &Authority, request: &KeyedRequest, lease: LeaseId) -> Option<Answer> {
+    let Some(record) = authority.lease(lease) else {
+        return Some(Err(problem(
+            "unknown_lease",
+            format!("lease {lease} is not known any more"),
+            "`rackbus leases` lists those that are",
+        )));
+    };
+    match (request, &record.state) {
+        (KeyedRequest::Borrow { .. }, LeaseState::Active { .. }) => Some(Ok(present(record))),
+        (KeyedRequest::Borrow { .. }, LeaseState::Ended { reason }) => {
+            Some(Err(not_lent(record, reason)))
+        }
+        (KeyedRequest::Return { .. }, LeaseState::Ended { .. }) if is_back(authority, record) => {
+            Some(Ok(present(record)))
+        }
+        _ => None,
+    }
+}
+
+/// Whether the function of a lease that has ended is not held by it any more.
+fn is_back(authority: &Authority, record: &LeaseRecord) -> bool {
+    authority.function(&record.function).is_none_or(|function| match function.state {
+        FunctionState::Lent { lease } | FunctionState::Revoking { lease } => lease != record.lease,
+        FunctionState::Offered | FunctionState::Withdrawn => true,
+    })
+}
+
+/// A key that a request carries.
+///
+/// # Errors
+/// [`ApiError`] when it is none.
+pub fn check_key(key: &[u8]) -> Result<String, ApiError> {
+    let visible = key.iter().all(u8::is_ascii_graphic);
+    match std::str::from_utf8(key) {
+        Ok(text) if visible && (1..=LONGEST_KEY).contains(&text.len()) => Ok(text.to_owned()),
+        _ => Err(problem(
+            "bad_key",
+            "the idempotency key is not 1 to 128 visible ASCII characters".to_owned(),
+            "use a random key, for example a UUID",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(key: &str, at_ms: u64) -> KeptAnswer {
+        let request = KeyedRequest::Return { lease: 1 };
+        KeptAnswer { key: key.to_owned(), request, lease: 1, at_ms, answer: None }
+    }
+
+    #[test]
+    fn keys_are_kept_for_a_day_and_not_without_limit() {
+        let mut answers = Answers::of([kept("old", 5), kept("young", 6)]);
+        assert_eq!(answers.outdated(KEPT_MS, 1), [] as [&str; 0]);
+        assert_eq!(answers.outdated(KEPT_MS + 5, 1), ["old"]);
+        for number in answers.by_key.len()..MOST_KEYS {
+            answers.put(kept(&format!("key {number}"), 7 + number as u64));
+        }
+        assert_eq!(answers.outdated(10, 0), [] as [&str; 0]);
+        assert_eq!(answers.outdated(10, 2), ["old", "young"]);
+        answers.put(kept("old", 7));
+        assert_eq!((answers.by_key.len(), answers.by_time.len()), (MOST_KEYS, MOST_KEYS));
+    }
+
+    #[test]
+    fn a_key_belongs_to_one_request() {
+        let answers = Answers::of([kept("a", 5)]);
+        let same = KeyedRequest::Return { lease: 1 };
+        assert_eq!(answers.find("a", &same).unwrap(), Found::Pending(1));
+        assert_eq!(answers.find("b", &same).unwrap(), Found::New);
+        let refused = answers.find("a", &KeyedRequest::Return { lease: 2 }).unwrap_err();
+        assert_eq!(refused.code, "key_reused");
+    }
+
+    #[test]
+    fn keys_are_short_and_visible() {
+        assert_eq!(check_key(b"7c2f-1").unwrap(), "7c2f-1");
+        for bad in [&b""[..], b"a b", b"\xff", &[b'a'; 129]] {
+            assert_eq!(check_key(bad).unwrap_err().code, "bad_key");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! What happened in the rack, with its cause: events as they are made of decisions, refusals and
+//! reports, and the bounded log of them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rackbus_lease::{EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState};
+
+use crate::api::{DeviceReport, Event, EventKind};
+
+/// Events that are kept at most; the oldest are forgotten first.
+pub const MOST_EVENTS: usize = 10_000;
+/// How long an event is kept: thirty days, in milliseconds.
+pub const KEPT_MS: u64 = 30 * 24 * 60 * 60 * 1000;
+/// Refusals that say the same are an event once in this time, with their number.
+const REFUSALS_EVERY_MS: u64 = 1000;
+/// Refusals that are told apart at most.
+const MOST_REFUSALS: usize = 1000;
+
+/// An event that has no number yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Draft {
+    kind: EventKind,
+    host: Option<String>,
+    function: Option<String>,
+    lease: Option<u64>,
+    epoch: Option<u64>,
+    text: String,
+}
+
+impl Draft {
+    /// Something about no function or lease.
+    pub fn of_host(kind: EventKind, host: Option<&str>, text: String) -> Draft {
+        let host = host.map(str::to_owned);
+        Draft { kind, host, function: None, lease: None, epoch: None, text }
+    }
+
+    /// Something about a function that no lease has to do with.
+    pub fn of_function(kind: EventKind, host: &str, function: &str, text: String) -> Draft {
+        let function = Some(function.to_owned());
+        Draft { function, ..Draft::of_host(kind, Some(host), text) }
+    }
+
+    /// A lease's new state. Nothing where it is not news.
+    pub fn of_lease(before: Option<&LeaseRecord>, lease: &LeaseRecord) -> Option<Draft> {
+        if before.is_some_and(|before| before.state == lease.state) {
+            return None;
+        }
+        let LeaseRecord { function, borrower, .. } = lease;
+        let (kind, text) = match &lease.state {
+            LeaseState::Arming if before.is_none() => {
+                (EventKind::Lease, format!("{function} is being lent to {borrower}"))
+            }
+            // Between the decision and the use.
+            LeaseState::Arming | LeaseState::Opening => return None,
+            LeaseState::Active { .. } => {
+                (EventKind::Lease, format!("{borrower} can use {function}"))
+            }
+            LeaseState::Closing { reason } => {
+                let text = format!("{borrower} is asked to let go of {function}: {reason}");
+                (kind_of(reason), text)
+            }
+            LeaseState::Ended { reason } => {
+                (kind_of(reason), format!("the lease of {function} to {borrower} ended: {reason}"))
+            }
+        };
+        Some(Draft {
+            kind,
+            host: Some(borrower.clone()),
+            function: Some(function.to_string()),
+            lease: Some(lease.lease),
+            epoch: Some(lease.epoch),
+            text,
+        })
+    }
+
+    /// A function's new state, as far as its lease does not tell it.
+    pub fn of_state(before: Option<&FunctionRecord>, record: &FunctionRecord) -> Option<Draft> {
+        let FunctionRecord { function, epoch, state } = record;
+        let (kind, text) = match (before.map(|before| &before.state), state) {
+            (None, FunctionState::Offered) => (EventKind::Lease, "is offered"),
+            (Some(FunctionState::Offered), FunctionState::Offered) => return None,
+            (_, FunctionState::Offered) => (EventKind::Lease, "is offered again"),
+            (before, FunctionState::Withdrawn) if before != Some(&FunctionState::Withdrawn) => {
+                (EventKind::Loss, "is no longer offered by its host")
+            }
+            _ => return None,
+        };
+        let text = format!("{function} {text}");
+        let draft = Draft::of_function(kind, &function.host, &function.to_string(), text);
+        Some(Draft { epoch: Some(*epoch), ..draft })
+    }
+
+    /// What is new in what a node says of a function.
+    pub fn of_report(
+        host: &str,
+        function: &str,
+        before: &DeviceReport,
+        now: &DeviceReport,
+    ) -> Vec<Draft> {
+        let event = |kind, text| Draft::of_function(kind, host, function, text);
+        let mut drafts = Vec::new();
+        // A smaller count is one that began anew: its engine, or its node, was started again.
+        let new = |now: u64, before: u64| if now < before { now } else { now - before };
+        let refused = new(now.dma_refused, before.dma_refused);
+        if refused > 0 {
+            let last = now.last_refused.as_deref().unwrap_or("unknown");
+            let text = format!("{refused} accesses of {function} were refused; the last: {last}");
+            drafts.push(event(EventKind::Fault, text));
+        }
+        let refused = new(now.attach_refused, before.attach_refused);
+        if refused > 0 {
+            let last = now.last_attach_refused.as_deref().unwrap_or("unknown");
+            let text = format!("{refused} times {function} let nobody in; the last: {last}");
+            drafts.push(event(EventKind::Refusal, text));
+        }
+        match (&before.trouble, &now.trouble) {
+            (before, Some(trouble)) if before.as_ref() != Some(trouble) => {
+                drafts.push(event(EventKind::Fault, format!("{function}: {trouble}")));
+            }
+            (Some(trouble), None) => {
+                let text = format!("{function} is well again; before: {trouble}");
+                drafts.push(event(EventKind::Fault, text));
+            }
+            _ => {}
+        }
+        drafts
+    }
+}
+
+fn kind_of(reason: &EndReason) -> EventKind {
+    match reason {
+        EndReason::Returned => EventKind::Lease,
+        EndReason::LenderFailed(_) | EndReason::BorrowerFailed(_) => EventKind::Fault,
+        EndReason::Expired
+        | EndReason::BorrowerRestarted
+        | EndReason::LenderLost(_)
+        | EndReason::LenderRestarted
+        | EndReason::RecordsLost => EventKind::Loss,
+    }
+}
+
+/// Keeps somebody who is refused again and again from filling the log.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// By what is said: when it last was, and how often it was not since.
+    said: BTreeMap<String, (u64, u64)>,
+}
+
+impl Refusals {
+    /// The event of a refusal at `now`; nothing when the same was said a moment ago.
+    pub fn refused(&mut self, now: u64, host: Option<&str>, text: &str) -> Option<Draft> {
+        let recent = |at: u64| now < at.saturating_add(REFUSALS_EVERY_MS);
+        if !self.said.contains_key(text) && self.said.len() >= MOST_REFUSALS {
+            self.said.retain(|_, (at, _)| recent(*at));
+            if self.said.len() >= MOST_REFUSALS {
+                return None;
+            }
+        }
+        let (at, left_out) = self.said.entry(text.to_owned()).or_insert((0, 0));
+        if *at > 0 && recent(*at) {
+            *left_out += 1;
+            return None;
+        }
+        let text = match std::mem::take(left_out) {
+            0 => text.to_owned(),
+            count => format!("{text} ({count} more times since the last)"),
+        };
+        *at = now;
+        Some(Draft::of_host(EventKind::Refusal, host, text))
+    }
+}
+
+/// The events that are kept, oldest first.
+#[derive(Debug, Default)]
+pub struct Log {
+    events: VecDeque<Event>,
+    /// The greatest number that was given.
+    newest: u64,
+}
+
+impl Log {
+    /// What was stored, in order.
+    pub fn of(events: Vec<Event>) -> Log {
+        let newest = events.last().map_or(0, |event| event.id);
+        Log { events: events.into(), newest }
+    }
+
+    /// Numbers events that happen at `now`; nothing is kept yet.
+    pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<Event> {
+        let numbered = drafts.into_iter().zip(self.newest + 1..);
+        let event = |(draft, id): (Draft, u64)| {
+            let Draft { kind, host, function, lease, epoch, text } = draft;
+            Event { id, at_ms: now, kind, host, function, lease, epoch, text }
+        };
+        numbered.map(event).collect()
+    }
+
+    /// The first that stays when `new` are added at `now`; 0 when none is forgotten.
+    pub fn first_kept(&self, now: u64, new: usize) -> u64 {
+        let excess = (self.events.len() + new).saturating_sub(MOST_EVENTS);
+        let old = |(nth, event): &(usize, &Event)| {
+            *nth < excess || event.at_ms.saturating_add(KEPT_MS) <= now
+        };
+        let gone = self.events.iter().enumerate().take_while(old).last();
+        gone.map_or(0, |(_, event)| event.id + 1)
+    }
+
+    /// Keeps events that are stored now.
+    pub fn put(&mut self, events: &[Event], first: u64) {
+        while self.events.front().is_some_and(|event| event.id < first) {
+            self.events.pop_front();
+        }
+        self.newest = events.last().map_or(self.newest, |event| event.id);
+        self.events.extend(events.iter().cloned());
+    }
+
+    /// The events after number `after`, of one kind or of all, in order; of these the last `most`.
+    pub fn after(&self, after: u64, kind: Option<EventKind>, most: usize) -> Vec<Event> {
+        let wanted = self.events.iter().rev().take_while(|event| event.id > after);
+        let wanted = wanted.filter(|event| kind.is_none_or(|kind| kind == event.kind));
+        let mut events: Vec<Event> = wanted.take(most).cloned().collect();
+        events.reverse();
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drafts(count: usize) -> Vec<Draft> {
+        vec![Draft::of_host(EventKind::Restart, None, "again".to_owned()); count]
+    }
+
+    #[test]
+    fn the_log_is_bounded_by_number_and_age() {
+        let mut log = Log::default();
+        for now in 1..=3 {
+            let events = log.number(now, drafts(MOST_EVENTS / 2));
+            let first = log.first_kept(now, events.len());
+            log.put(&events, first);
+        }
+        let kept = log.after(0, None, usize::MAX);
+        assert_eq!(kept.len(), MOST_EVENTS);
+        assert_eq!(kept[0].id, MOST_EVENTS as u64 / 2 + 1);
+        assert_eq!(log.first_kept(2 + KEPT_MS, 0), MOST_EVENTS as u64 + 1, "the older half");
+        let last = log.after(0, Some(EventKind::Restart), 2);
+        assert_eq!(last.iter().map(|e| e.id).collect::<Vec<_>>(), [14_999, 15_000]);
+        assert_eq!(log.after(14_999, None, 10).len(), 1);
+        assert!(log.after(0, Some(EventKind::Fault), 10).is_empty());
+    }
+
+    #[test]
+    fn numbers_go_on_after_all_were_forgotten() {
+        let mut log = Log::default();
+        let events = log.number(1, drafts(3));
+        log.put(&events, 0);
+        let next = log.number(2, drafts(1));
+        log.put(&next, 4);
+        assert_eq!(log.after(0, None, 10), next);
+        assert_eq!(next[0].id, 4);
+    }
+
+    #[test]
+    fn refusals_that_say_the_same_are_counted() {
+        let mut refusals = Refusals::default();
+        assert!(refusals.refused(5000, Some("beta"), "held").is_some());
+        assert!(refusals.refused(5001, Some("beta"), "held").is_none());
+        assert!(refusals.refused(5999, Some("beta"), "held").is_none());
+        assert!(refusals.refused(5999, Some("gamma"), "held by another").is_some());
+        let next = refusals.refused(6000, Some("beta"), "held").unwrap();
+        assert_eq!(next.text, "held (2 more times since the last)");
+        for number in 0..2 * MOST_REFUSALS {
+            refusals.refused(7000, None, &number.to_string());
+        }
+        assert!(refusals.said.len() <= MOST_REFUSALS);
+    }
+
+    #[test]
+    fn a_report_tells_of_what_is_new_in_it() {
+        let report = |dma_refused, trouble: Option<&str>| DeviceReport {
+            dma_refused,
+            last_refused: Some("DMA to 0x1000".to_owned()),
+            trouble: trouble.map(str::to_owned),
+            ..DeviceReport::default()
+        };
+        let texts = |before, now| {
+            let drafts = Draft::of_report("alpha", "alpha/nvme0", &before, &now);
+            drafts.into_iter().map(|draft| draft.text).collect::<Vec<_>>()
+        };
+        assert_eq!(texts(report(3, None), report(3, None)), [] as [&str; 0]);
+        let refused = "2 accesses of alpha/nvme0 were refused; the last: DMA to 0x1000";
+        assert_eq!(texts(report(3, None), report(5, None)), [refused]);
+        assert_eq!(texts(report(9, None), report(2, None)), [refused], "it began to count anew");
+        assert_eq!(texts(report(1, None), report(1, Some("hangs"))), ["alpha/nvme0: hangs"]);
+        assert_eq!(texts(report(1, Some("hangs")), report(1, Some("hangs"))), [] as [&str; 0]);
+        let well = texts(report(1, Some("hangs")), report(1, None));
+        assert_eq!(well, ["alpha/nvme0 is well again; before: hangs"]);
+    }
+}

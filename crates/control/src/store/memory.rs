@@ -1,0 +1,74 @@
+//! A store that forgets with its process: for tests, which also make it fail.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rackbus_lease::Record;
+
+use super::{Commit, State, Store, StoreError};
+use crate::answers::KeptAnswer;
+use crate::api::Event;
+
+/// Decides whether a commit may be stored; may wait.
+pub type Judge = Arc<dyn Fn(&Commit) -> Result<(), StoreError> + Send + Sync>;
+
+/// A store in memory. Its clones share what is stored: so another control plane can find it.
+#[derive(Clone, Default)]
+pub struct Memory {
+    kept: Arc<Mutex<Kept>>,
+    judge: Option<Judge>,
+}
+
+#[derive(Default)]
+struct Kept {
+    records: BTreeMap<String, Record>,
+    answers: BTreeMap<String, KeptAnswer>,
+    events: BTreeMap<u64, Event>,
+}
+
+impl Memory {
+    /// The same store, which asks `judge` before each commit.
+    #[must_use]
+    pub fn judged_by(self, judge: Judge) -> Memory {
+        Memory { judge: Some(judge), ..self }
+    }
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}
+
+impl Store for Memory {
+    fn load(&mut self) -> Result<State, StoreError> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(State {
+            records: kept.records.values().cloned().collect(),
+            answers: kept.answers.values().cloned().collect(),
+            events: kept.events.values().cloned().collect(),
+        })
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
+        if let Some(judge) = &self.judge {
+            judge(commit)?;
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        for record in &commit.records {
+            match record {
+                Record::Forgotten { .. } => drop(kept.records.remove(&record.key())),
+                _ => drop(kept.records.insert(record.key(), record.clone())),
+            }
+        }
+        for answer in &commit.answers {
+            kept.answers.insert(answer.key.clone(), answer.clone());
+        }
+        for key in &commit.forgotten_keys {
+            kept.answers.remove(key);
+        }
+        kept.events.extend(commit.events.iter().map(|event| (event.id, event.clone())));
+        kept.events.retain(|id, _| *id >= commit.first_event);
+        Ok(())
+    }
+}

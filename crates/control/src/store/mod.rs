@@ -1,0 +1,181 @@
+//! What the control plane remembers, behind a trait: the records of the lending protocol, the answers
+//! to requests that carry an idempotency key, and the events of the rack.
+//!
+//! A change is stored before anybody is told of it, all of a step in one [`Commit`]. A control plane
+//! that is killed at any point finds, when it returns, a state that it has been in. The writer's
+//! thread owns the store and may wait for it; nobody else does.
+//!
+//! [`Sqlite`] is the file of a single control plane. [`Memory`] keeps nothing, for tests.
+
+mod memory;
+mod sqlite;
+
+use std::path::PathBuf;
+
+use rackbus_lease::Record;
+
+pub use memory::Memory;
+pub use sqlite::{LAYOUT, Sqlite};
+
+use crate::answers::KeptAnswer;
+use crate::api::Event;
+
+/// Why the state could not be read or stored.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file, as SQLite sees it.
+    #[error("{path}: {cause}")]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: rusqlite::Error,
+    },
+    /// A newer version wrote the file.
+    #[error(
+        "{path} was written by a newer version of rackbus (layout {found}, this one knows up to \
+         {LAYOUT}); run that version, or give this one a state directory of its own"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its layout.
+        found: i64,
+    },
+    /// The file belongs to another rack.
+    #[error("{path} is the state of rack {found}; give this rack a state directory of its own")]
+    OtherRack {
+        /// The file.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+    },
+    /// Something that was stored makes no sense.
+    #[error("{path}: {key} cannot be read: {cause}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Where it stands.
+        key: String,
+        /// What is wrong.
+        cause: serde_json::Error,
+    },
+    /// The store fails, for another reason.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// What one step changes: stored as a whole or not at all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Commit {
+    /// Records of the lending protocol; a later one of the same key takes an earlier one's place.
+    pub records: Vec<Record>,
+    /// Requests with an idempotency key, begun or answered; a later one of the same key takes an
+    /// earlier one's place.
+    pub answers: Vec<KeptAnswer>,
+    /// Keys whose requests are forgotten.
+    pub forgotten_keys: Vec<String>,
+    /// Events, each with a greater number than all before.
+    pub events: Vec<Event>,
+    /// Events with a smaller number are forgotten; 0 for none.
+    pub first_event: u64,
+}
+
+impl Commit {
+    /// Whether there is nothing to store.
+    pub fn is_empty(&self) -> bool {
+        *self == Commit::default()
+    }
+}
+
+/// Everything that was stored.
+#[derive(Debug, Default)]
+pub struct State {
+    /// Records of the lending protocol.
+    pub records: Vec<Record>,
+    /// Requests with an idempotency key.
+    pub answers: Vec<KeptAnswer>,
+    /// Events, by number.
+    pub events: Vec<Event>,
+}
+
+/// Where the control plane's state is kept.
+pub trait Store: Send + std::fmt::Debug {
+    /// Everything that was stored.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn load(&mut self) -> Result<State, StoreError>;
+
+    /// Stores all of it or nothing; on return it is safe from a crash of this process and, where
+    /// the store outlives the machine's crash, from that too.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing is stored then.
+    fn commit(&mut self, commit: &Commit) -> Result<(), StoreError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_lease::{HostRecord, LeaseId};
+
+    use super::*;
+    use crate::answers::{Answer, KeyedRequest};
+    use crate::api::EventKind;
+
+    fn host(incarnation: u64) -> Record {
+        let (host, address) = ("alpha".to_owned(), "here".to_owned());
+        Record::Host(HostRecord { host, incarnation, address })
+    }
+
+    fn answer(key: &str, lease: LeaseId, answer: Option<Answer>) -> KeptAnswer {
+        let request = KeyedRequest::Return { lease };
+        KeptAnswer { key: key.to_owned(), request, lease, at_ms: 1, answer }
+    }
+
+    fn event(id: u64) -> Event {
+        let (kind, text) = (EventKind::Fault, format!("number {id}"));
+        Event { id, at_ms: 5, kind, host: None, function: None, lease: None, epoch: None, text }
+    }
+
+    /// What every store does, whatever keeps it.
+    fn keeps_what_is_committed(store: &mut dyn Store, again: impl FnOnce() -> Option<Sqlite>) {
+        let state = store.load().unwrap();
+        assert!(state.records.is_empty() && state.answers.is_empty() && state.events.is_empty());
+        let lease = Record::NextLease { lease: 4 };
+        let first = Commit {
+            records: vec![host(1), lease.clone()],
+            answers: vec![answer("a", 1, None), answer("b", 2, None)],
+            events: vec![event(1), event(2)],
+            ..Commit::default()
+        };
+        store.commit(&first).unwrap();
+        let refused = crate::service::problem("over", "it has ended".to_owned(), "leave it");
+        let second = Commit {
+            records: vec![host(2)],
+            answers: vec![answer("a", 1, Some(Err(refused.clone())))],
+            forgotten_keys: vec!["b".to_owned()],
+            events: vec![event(3)],
+            first_event: 2,
+        };
+        store.commit(&second).unwrap();
+        let mut opened = again();
+        let store = opened.as_mut().map_or(store, |opened| opened);
+        let state = store.load().unwrap();
+        assert_eq!(state.records, [host(2), lease]);
+        assert_eq!(state.answers, [answer("a", 1, Some(Err(refused)))]);
+        assert_eq!(state.events, [event(2), event(3)]);
+        store.commit(&Commit::default()).unwrap();
+        let forget = Commit { records: vec![Record::Forgotten { lease: 9 }], ..Commit::default() };
+        store.commit(&forget).unwrap();
+    }
+
+    #[test]
+    fn both_stores_keep_what_is_committed() {
+        keeps_what_is_committed(&mut Memory::default(), || None);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.db");
+        let open = || Sqlite::open(&path, "demo").unwrap();
+        keeps_what_is_committed(&mut open(), || Some(open()));
+    }
+}

@@ -1,0 +1,222 @@
+//! The state of a single control plane: an SQLite file.
+//!
+//! The version of its layout is SQLite's `user_version`. A file of an older version is upgraded in
+//! place when it is opened, in one transaction; one of a newer version is left alone.
+
+use std::path::{Path, PathBuf};
+
+use rackbus_lease::Record;
+use rusqlite::{Connection, Transaction, params};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Commit, State, Store, StoreError};
+
+/// Version of the file's layout: how many of [`UPGRADES`] it has had.
+pub const LAYOUT: i64 = UPGRADES.len() as i64;
+
+/// What makes a file of each version from one of the version before. The first begins an empty file.
+const UPGRADES: [&str; 3] = [
+    "CREATE TABLE rack (name TEXT NOT NULL);
+     CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
+    // Records of a kind that the version before does not know: the number of the next lease.
+    "",
+    "CREATE TABLE answer (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+     CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
+];
+
+/// The open file.
+#[derive(Debug)]
+pub struct Sqlite {
+    path: PathBuf,
+    connection: Connection,
+}
+
+impl Sqlite {
+    /// Opens the state of `rack` at `path`, or begins it.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the file is unchanged then.
+    pub fn open(path: &Path, rack: &str) -> Result<Sqlite, StoreError> {
+        let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
+        let mut connection = Connection::open(path).map_err(sqlite)?;
+        connection.execute_batch("PRAGMA busy_timeout = 2000;").map_err(sqlite)?;
+        let transaction = connection.transaction().map_err(sqlite)?;
+        upgrade(&transaction, path, rack)?;
+        transaction.commit().map_err(sqlite)?;
+        // FULL: a commit is on disk when it returns, also in write-ahead mode.
+        let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;";
+        connection.execute_batch(pragmas).map_err(sqlite)?;
+        Ok(Sqlite { path: path.to_owned(), connection })
+    }
+
+    fn sqlite(&self, cause: rusqlite::Error) -> StoreError {
+        StoreError::Sqlite { path: self.path.clone(), cause }
+    }
+
+    /// All values of a table, by key.
+    fn values<T: DeserializeOwned>(&self, table: &str, key: &str) -> Result<Vec<T>, StoreError> {
+        let sqlite = |cause| self.sqlite(cause);
+        let text = format!("SELECT CAST({key} AS TEXT), value FROM {table} ORDER BY {key}");
+        let mut statement = self.connection.prepare(&text).map_err(sqlite)?;
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let rows = statement.query_map([], row).map_err(sqlite)?;
+        let mut values = Vec::new();
+        for row in rows {
+            let (key, value): (String, String) = row.map_err(sqlite)?;
+            values.push(serde_json::from_str(&value).map_err(|cause| StoreError::Value {
+                path: self.path.clone(),
+                key: format!("{table} {key}"),
+                cause,
+            })?);
+        }
+        Ok(values)
+    }
+}
+
+/// Brings the file to today's layout.
+fn upgrade(transaction: &Transaction<'_>, path: &Path, rack: &str) -> Result<(), StoreError> {
+    let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
+    let version = "PRAGMA user_version";
+    let found: i64 = transaction.query_row(version, [], |row| row.get(0)).map_err(sqlite)?;
+    let done = match usize::try_from(found) {
+        Ok(done) if done <= UPGRADES.len() => done,
+        _ => return Err(StoreError::Newer { path: path.to_owned(), found }),
+    };
+    if done > 0 {
+        let name = "SELECT name FROM rack";
+        let found: String = transaction.query_row(name, [], |row| row.get(0)).map_err(sqlite)?;
+        if found != rack {
+            return Err(StoreError::OtherRack { path: path.to_owned(), found });
+        }
+    }
+    for step in &UPGRADES[done..] {
+        transaction.execute_batch(step).map_err(sqlite)?;
+    }
+    if done == 0 {
+        transaction.execute("INSERT INTO rack VALUES (?1)", [rack]).map_err(sqlite)?;
+    }
+    if (1..UPGRADES.len()).contains(&done) {
+        tracing::info!(path = %path.display(), from = found, to = LAYOUT, "state file upgraded");
+    }
+    if done < UPGRADES.len() {
+        // A version that knows less would not understand what is stored from now on.
+        transaction.pragma_update(None, "user_version", LAYOUT).map_err(sqlite)?;
+    }
+    Ok(())
+}
+
+impl Store for Sqlite {
+    fn load(&mut self) -> Result<State, StoreError> {
+        Ok(State {
+            records: self.values("record", "key")?,
+            answers: self.values("answer", "key")?,
+            events: self.values("event", "id")?,
+        })
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
+        if commit.is_empty() {
+            return Ok(());
+        }
+        let path = self.path.clone();
+        let sqlite = |cause| StoreError::Sqlite { path: path.clone(), cause };
+        let transaction = self.connection.transaction().map_err(sqlite)?;
+        let delete = |table: &str, key: &str| {
+            let text = format!("DELETE FROM {table} WHERE key = ?1");
+            transaction.prepare_cached(&text)?.execute([key]).map(drop)
+        };
+        let put = |table: &str, key: &dyn rusqlite::ToSql, value: String| {
+            let text = format!("INSERT OR REPLACE INTO {table} VALUES (?1, ?2)");
+            transaction.prepare_cached(&text)?.execute(params![key, value]).map(drop)
+        };
+        for record in &commit.records {
+            let key = record.key();
+            match record {
+                Record::Forgotten { .. } => delete("record", &key).map_err(sqlite)?,
+                _ => put("record", &key, text(&path, &key, record)?).map_err(sqlite)?,
+            }
+        }
+        for answer in &commit.answers {
+            let value = text(&path, &answer.key, answer)?;
+            put("answer", &answer.key, value).map_err(sqlite)?;
+        }
+        for key in &commit.forgotten_keys {
+            delete("answer", key).map_err(sqlite)?;
+        }
+        for event in &commit.events {
+            let id = i64::try_from(event.id).unwrap_or(i64::MAX);
+            put("event", &id, text(&path, "event", event)?).map_err(sqlite)?;
+        }
+        if commit.first_event > 0 {
+            let first = i64::try_from(commit.first_event).unwrap_or(i64::MAX);
+            let text = "DELETE FROM event WHERE id < ?1";
+            transaction.execute(text, [first]).map_err(sqlite)?;
+        }
+        transaction.commit().map_err(sqlite)
+    }
+}
+
+fn text(path: &Path, key: &str, value: &impl Serialize) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|cause| StoreError::Value {
+        path: path.to_owned(),
+        key: key.to_owned(),
+        cause,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file as an older version left it: its schema, its rows and its number.
+    fn landed(path: &Path, dump: &str) {
+        Connection::open(path).unwrap().execute_batch(dump).unwrap();
+    }
+
+    fn layout(path: &Path) -> i64 {
+        let file = Connection::open(path).unwrap();
+        file.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn files_of_older_versions_are_upgraded_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        for (version, dump, records) in [
+            (1, include_str!("../../tests/layouts/1.sql"), 5),
+            (2, include_str!("../../tests/layouts/2.sql"), 6),
+        ] {
+            let path = folder.path().join(format!("{version}.db"));
+            landed(&path, dump);
+            assert_eq!(layout(&path), version);
+            let refused = Sqlite::open(&path, "lab").unwrap_err();
+            assert!(matches!(refused, StoreError::OtherRack { .. }), "{refused}");
+            assert_eq!(layout(&path), version, "a refused file is left alone");
+            let mut store = Sqlite::open(&path, "demo").unwrap();
+            let state = store.load().unwrap();
+            assert_eq!(state.records.len(), records, "{:?}", state.records);
+            assert_eq!(layout(&path), LAYOUT);
+            let commit = Commit { records: state.records.clone(), ..Commit::default() };
+            store.commit(&commit).unwrap();
+            drop(store);
+            assert_eq!(Sqlite::open(&path, "demo").unwrap().load().unwrap().records, state.records);
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_newer_version_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.db");
+        drop(Sqlite::open(&path, "demo").unwrap());
+        for newer in [LAYOUT + 1, -1] {
+            let file = Connection::open(&path).unwrap();
+            file.pragma_update(None, "user_version", newer).unwrap();
+            drop(file);
+            let before = std::fs::read(&path).unwrap();
+            let refused = Sqlite::open(&path, "demo").unwrap_err().to_string();
+            assert!(refused.contains("newer version of rackbus"), "{refused}");
+            assert!(refused.contains("state directory"), "it says what to do: {refused}");
+            assert_eq!(std::fs::read(&path).unwrap(), before);
+        }
+    }
+}
