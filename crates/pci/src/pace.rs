@@ -13,7 +13,8 @@
 //!
 //! A gap between two looks tells that the thread did not run, or slept: the whole host may have
 //! stood still for so long that the function's user has given it up. So after a gap the engine
-//! checks that there still is a user, before it touches memory again.
+//! checks that there still is a user. Looks are many polls apart, so models look more often, before
+//! they touch memory ([`UserWatch`](crate::user::UserWatch)); this one is for what they leave out.
 
 use rackbus_memory::AdaptiveSpin;
 

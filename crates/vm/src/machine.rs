@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Value, json};
 
 use crate::assets::Assets;
@@ -221,13 +224,12 @@ impl Vm {
                 let _ = child.wait();
             }
             None => {
-                let pid =
-                    i32::try_from(self.record.pid).ok().and_then(rustix::process::Pid::from_raw);
-                if let Some(pid) = pid.filter(|_| self.record.alive()) {
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                    while self.record.alive() {
-                        std::thread::sleep(Duration::from_millis(5));
-                    }
+                if let Some(process) = self.record.process() {
+                    // An error means that it has ended, as above.
+                    let _ = pidfd_send_signal(&process, Signal::KILL);
+                    while poll(&mut [PollFd::new(&process, PollFlags::IN)], None)
+                        == Err(Errno::INTR)
+                    {}
                 }
             }
         }

@@ -5,8 +5,10 @@
 //! that uses the function by the socket it serves.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -71,6 +73,14 @@ impl Record {
     #[must_use]
     pub fn alive(&self) -> bool {
         self.birth.is_some() && birth(self.pid) == self.birth
+    }
+
+    /// Its QEMU, while it runs: what is done by this is done to no other process.
+    pub(crate) fn process(&self) -> Option<OwnedFd> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw)?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Looked at last: a process that lives now lived when it was opened.
+        self.alive().then_some(process)
     }
 
     /// What was plugged in at some time; QEMU is not asked whether it is still.

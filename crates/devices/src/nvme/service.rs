@@ -85,6 +85,8 @@ impl Nvme {
             self.state.out_of_reach(qid, bus.now_ns);
             return (0, TurnEnd::Idle);
         }
+        // First, so that the look at the user takes no time of its own.
+        queue.prefetch(pending.min(PREFETCHED));
         bus.user.before_access();
         let room = self.make_room(cqid, pending);
         let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
@@ -113,11 +115,6 @@ impl Nvme {
     /// Fetches and executes up to `count` commands of a queue; returns how many, and why not all.
     #[inline]
     fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) -> (u32, Option<TurnEnd>) {
-        if let Some(queue) = self.state.sq(qid)
-            && count > 1
-        {
-            queue.prefetch(count.min(PREFETCHED));
-        }
         for left in (1..=count).rev() {
             let taken = u32::from(count - left);
             if self.state.jobs.is_full() {
