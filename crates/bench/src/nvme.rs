@@ -127,7 +127,8 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     bench.against_servers()?;
     bench.idle_and_busy()?;
     bench.borrowing()?;
-    bench.whole_rack()
+    bench.whole_rack()?;
+    bench.placements()
 }
 
 impl Bench<'_> {
@@ -415,6 +416,46 @@ impl Bench<'_> {
         self.pairs(case, "limit", "ms", offered_again, limit, |a, b| a / b)?;
         self.reads_through(&rack)?;
         self.unpinned_starts(&rack)
+    }
+
+    /// The same drive in a file, with its controller at the borrower and at the lender.
+    fn placements(&mut self) -> Result<(), BenchError> {
+        let cases = [
+            ("front at borrower: 4k read qd1 file", READ_1, As::Latency),
+            ("front at borrower: 4k write qd1 file", WRITE_1, As::Latency),
+            ("front at borrower: 4k read qd32 file", READ_32, As::Rate),
+            ("front at borrower: 128k seq qd8 file", SEQUENTIAL_8, As::Bandwidth(128 << 10)),
+        ];
+        if !cases.iter().any(|(case, ..)| self.wanted(case)) {
+            return Ok(());
+        }
+        let Settings { dir, time, .. } = self.settings.clone();
+        unpin();
+        let Some(rack) = Rack::start(&dir, &rack::lending_files())? else {
+            self.report.left_out("placements", "the rackbus binary is not beside this one");
+            return Ok(());
+        };
+        let strict = rack.borrow(&["alpha/nvme0", "--isolation", "strict"])?;
+        let direct = rack.borrow(&["alpha/nvme1"])?;
+        let mut strict = lent::open(&strict.socket, DATA)?;
+        let mut direct = lent::open(&direct.socket, DATA)?;
+        fill(&mut strict, time)?;
+        fill(&mut direct, time)?;
+        for (case, load, kind) in cases {
+            let (unit, relate): (_, fn(f64, f64) -> f64) = match kind {
+                As::Latency => ("us added", |strict, direct| strict - direct),
+                _ => (kind.unit(), |strict, direct| strict / direct),
+            };
+            self.pairs(
+                case,
+                "front at lender",
+                unit,
+                || Ok(kind.figure(lent::run(&mut strict, &load, time)?)),
+                || Ok(kind.figure(lent::run(&mut direct, &load, time)?)),
+                relate,
+            )?;
+        }
+        Ok(())
     }
 
     /// Lone reads through the rack, the driver pinned and the engine where it likes.

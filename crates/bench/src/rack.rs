@@ -17,6 +17,15 @@ pub fn lending() -> String {
     )
 }
 
+/// A rack in which `alpha` lends two drives in files, and `beta` borrows.
+pub fn lending_files() -> String {
+    let mib = STORE >> 20;
+    format!(
+        "name = \"bench\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"{mib} MiB\"\n\
+         [hosts.alpha.devices.nvme1]\nkind = \"nvme\"\nsize = \"{mib} MiB\"\n[hosts.beta]\n",
+    )
+}
+
 /// A running rack. Ended when dropped.
 #[derive(Debug)]
 pub struct Rack {
@@ -87,7 +96,15 @@ impl Rack {
     /// # Errors
     /// When it is refused.
     pub fn borrow_drive(&self) -> Result<Lease, BenchError> {
-        let lease = self.json(&["borrow", "alpha/nvme0", "--for", "beta"])?;
+        self.borrow(&["alpha/nvme0"])
+    }
+
+    /// Borrows what `arguments` say for beta.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn borrow(&self, arguments: &[&str]) -> Result<Lease, BenchError> {
+        let lease = self.json(&[&["borrow", "--for", "beta"], arguments].concat())?;
         match (lease["lease"].as_u64(), lease["socket"].as_str()) {
             (Some(number), Some(socket)) => Ok(Lease { number, socket: socket.into() }),
             _ => Err(BenchError::Peer(format!("rackbus borrow gave no socket: {lease}"))),

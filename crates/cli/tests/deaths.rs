@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rackbus_control::api::{DeviceState, LeaseStage};
+use rackbus_control::api::{DeviceState, Lease, LeaseStage, Placement};
 use rackbus_driver::{Drive, Options};
 use rustix::process::Signal;
 use support::{Rack, THREE_HOSTS, open, socket};
@@ -130,6 +130,37 @@ fn a_borrower_that_dies_is_revoked_and_the_drive_offered_again() {
 }
 
 /// Flushed data survives the lender: it is on the medium when the flush is acknowledged (I5).
+/// With strict isolation the controller is the borrower's: its driver sees a device that was pulled
+/// out all the same, and what was acknowledged as durable is there when the lender is back. The
+/// lender's node never had memory of the driver's.
+#[test]
+fn a_front_at_the_borrower_outlives_its_medium_and_shares_no_memory() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let strict = ["borrow", "alpha/nvme1", "--for", "beta", "--isolation", "strict"];
+    let lease: Lease = serde_json::from_value(rack.json(&strict)).unwrap();
+    assert_eq!(lease.placement, Placement::Borrower);
+    let mut drive = open(&lease);
+    drive.write(8 * 1000, &[7; 4096], true).unwrap();
+    assert!(rack.process(Some("beta")).has_memory("nvme-driver"));
+    assert!(!rack.process(Some("alpha")).has_memory("nvme-driver"));
+    drop(drive);
+    let load = Load::start(socket(&lease).to_owned());
+    load.progress(100);
+    rack.process(Some("alpha")).crash();
+    let failed = load.thread.join().unwrap().unwrap_err();
+    assert!(!failed.is_empty());
+    rack.restart(Some("alpha"));
+    rack.wait_up(&["alpha", "beta", "gamma"]);
+    rack.wait_lease(lease.lease, LeaseStage::Ended);
+    let lease = rack.borrow("alpha/nvme1", "gamma");
+    let mut block = [0; 4096];
+    let mut drive = open(&lease);
+    drive.read(8 * 1000, &mut block).unwrap();
+    assert_eq!(block, [7; 4096]);
+    // The front is at the lender now, and so is the memory that it works with.
+    assert!(rack.process(Some("alpha")).has_memory("nvme-driver"));
+}
+
 #[test]
 fn acknowledged_data_survives_the_lender() {
     let mut rack = Rack::up(THREE_HOSTS);

@@ -75,6 +75,16 @@ impl Process {
         rustix::event::poll(&mut fds, Some(&limit)).unwrap() == 1
     }
 
+    /// Whether it has memory of that name mapped, or open.
+    pub fn has_memory(&self, name: &str) -> bool {
+        let folder = format!("/proc/{}", self.pid.as_raw_nonzero());
+        let maps = std::fs::read_to_string(format!("{folder}/maps")).unwrap();
+        let files = std::fs::read_dir(format!("{folder}/fd")).unwrap();
+        let mut open = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        let named = format!("memfd:{name} ");
+        maps.contains(&named) || open.any(|file| file.to_string_lossy().contains(&named))
+    }
+
     /// Ends it as a crash would; returns when it is gone.
     pub fn crash(self) {
         self.signal(Signal::KILL);
