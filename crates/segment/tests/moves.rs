@@ -24,7 +24,9 @@ use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, Sess
 const NODES: [NodeId; 3] = [4, 8, 12];
 /// One that is emptied at once, and one that takes its time.
 const SIZES: [u64; 2] = [8192, 8 << 20];
-const SEEDS: u64 = 10_000;
+const SEEDS: u64 = 100_000;
+/// So many show each mistake.
+const FOUND_WITHIN: u64 = 10_000;
 
 type Who = (NodeId, SessionId);
 
@@ -669,7 +671,7 @@ fn a_move_loses_nothing_and_leaves_nobody_behind() {
 fn planted_mistakes_are_found() {
     use Mistake::{ForgetFirst, LateCopy, NeverEmptied, UnfreezeAtAdoption};
     for mistake in [UnfreezeAtAdoption, ForgetFirst, LateCopy, NeverEmptied] {
-        let found = (0..SEEDS).find(|seed| run(*seed, mistake, false).is_err());
+        let found = (0..FOUND_WITHIN).find(|seed| run(*seed, mistake, false).is_err());
         assert!(found.is_some(), "{mistake:?} went unnoticed");
         println!("{mistake:?} is found by seed {found:?}");
     }

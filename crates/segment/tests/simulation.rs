@@ -18,7 +18,7 @@ use rackbus_segment::{Directory, Handle, NodeId, ObjectId, Objects, Output, Sess
 
 const NODES: [NodeId; 3] = [4, 8, 12];
 const EXPORT: u64 = 1 << 20;
-const SEEDS: u64 = 10_000;
+const SEEDS: u64 = 100_000;
 
 /// A host's objects, and the whole rack's record of them: an object is the same wherever it goes.
 #[derive(Debug, Default)]
