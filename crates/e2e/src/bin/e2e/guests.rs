@@ -42,6 +42,31 @@ pub fn data_follows(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// With the controller at the borrower, a stock guest finds the same drive: what it wrote under load
+/// and verified, the next guest finds with the controller at the lender.
+pub fn strict_isolation(world: &mut World) -> Result<()> {
+    const SCRIPT: &str = "cd /tmp && fio --name=verify --filename=$(ls -d /dev/nvme?n1) \
+        --rw=randrw --bs=4k-32k --bsrange=4k-32k --direct=1 --ioengine=libaio --iodepth=8 \
+        --size=16M --offset=64M --verify=crc32c --verify_fatal=1";
+    let World { rack, old, new } = world;
+    let lease = rack.json(&["vm", "add", "old", "alpha/nvme0", "--isolation", "strict"])?;
+    ensure!(lease.to_string().contains("\"placement\":\"borrower\""), "{lease}");
+    old.wait_drives(1)?;
+    let text = old.begin(SCRIPT, FIO)?.wait()?;
+    ensure!(succeeded("old", SCRIPT, &text)?.contains("err= 0"), "fio found errors");
+    let sum = old.run(
+        "mkfs.ext4 -q /dev/nvme?n1 && mount -o discard /dev/nvme?n1 /mnt/a && \
+         dd if=/dev/urandom of=/mnt/a/data bs=1M count=16 status=none && \
+         sha256sum </mnt/a/data && umount /mnt/a && fstrim --version >/dev/null",
+    )?;
+    remove(rack, old, "old", "alpha/nvme0")?;
+    add(rack, new, "new", "alpha/nvme0")?;
+    let found = new.run("mount /dev/nvme?n1 /mnt/a && sha256sum </mnt/a/data && umount /mnt/a")?;
+    remove(rack, new, "new", "alpha/nvme0")?;
+    ensure!(found == sum, "written {sum}, found {found}");
+    Ok(())
+}
+
 /// nvme-cli of both kernels: identify, logs, features, reset, flush.
 pub fn administration(world: &mut World) -> Result<()> {
     let World { rack, old, new } = world;
