@@ -91,7 +91,12 @@ fn figures(
     settings: &Settings,
     with_notes: bool,
 ) -> Result<BTreeMap<String, Figure>, BenchError> {
-    let rows = settings.dir.join("rows.jsonl");
+    // A folder each: an earlier build may not read what a later one leaves behind.
+    let name = if program == settings.before { "before" } else { "after" };
+    let folder = settings.dir.join(name);
+    std::fs::create_dir_all(&folder)
+        .map_err(BenchError::io(format!("making {}", folder.display())))?;
+    let rows = folder.join("rows.jsonl");
     match std::fs::remove_file(&rows) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(BenchError::io(format!("removing {}", rows.display()))(error));
@@ -100,8 +105,8 @@ fn figures(
     }
     let status = Command::new(program)
         .args(&settings.arguments)
-        .args(["--runs", "1", "--results"])
-        .arg(&rows)
+        .args(["--runs", "1", "--results", "rows.jsonl"])
+        .current_dir(&folder)
         .stdout(Stdio::null())
         .stderr(if with_notes { Stdio::inherit() } else { Stdio::null() })
         .status()
@@ -130,8 +135,9 @@ pub fn run(settings: &Settings) -> Result<Vec<String>, BenchError> {
         return Err(BenchError::Peer(needs.to_owned()));
     }
     let after = std::env::current_exe().map_err(BenchError::io("finding this program"))?;
-    std::fs::create_dir_all(&settings.dir)
-        .map_err(BenchError::io(format!("making {}", settings.dir.display())))?;
+    let before = settings.before.canonicalize();
+    let before = before.map_err(BenchError::io(format!("{}", settings.before.display())))?;
+    let settings = &Settings { before, ..settings.clone() };
     let mut ratios: BTreeMap<String, (String, Vec<f64>)> = BTreeMap::new();
     for pair in 0..settings.pairs {
         eprintln!("pair {} of {}", pair + 1, settings.pairs);

@@ -136,12 +136,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
         service,
     };
     let function = Service::Function { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
+    let medium = Service::Medium { device: "nvme0".to_owned(), lease: 3, epoch: 7 };
     let said = |choice: u8, text: String| [&[choice], text.as_bytes()].concat();
     let json = |value: &Hello| serde_json::to_string(value).expect("it is plain data");
     vec![
         said(0, json(&hello(Service::Segments))),
         said(0, json(&hello(function))),
         said(4, json(&hello(Service::Segments))),
+        said(0, json(&hello(medium))),
         said(1, "\"accepted\"".to_owned()),
         said(1, "{\"refused\":\"no\"}".to_owned()),
     ]

@@ -15,6 +15,7 @@
 pub(crate) mod bytes;
 mod cache;
 mod channel;
+mod choice;
 mod queue;
 mod ticket;
 mod transaction;

@@ -2,13 +2,17 @@
 //!
 //! A plain copy reads the destination's lines before it overwrites them, and leaves them in the
 //! cache. *Streaming* stores do neither: to memory that is in no cache that is 1.3 to 1.4 times as
-//! fast, but to lines that are in one 0.7 times. So a large copy looks, part by part, whether its
-//! destination is in a cache ([`cache`](super::cache)), or was copied to so lately that it should be.
+//! fast, but to lines that are in one 0.7 times. So a large copy chooses, part by part
+//! ([`choice`](super::choice)), by whether its destination is in a cache ([`cache`](super::cache)), or
+//! was copied to so lately that it should be, and by how fast both ways were.
 
 use std::cell::RefCell;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::choice::{Choice, Way};
+use crate::ticks;
 
 /// Bytes copied between two looks at the cache, and at whether to stop.
 const ROUND: usize = 4 << 20;
@@ -57,32 +61,8 @@ fn caches() -> Vec<(u32, usize)> {
     (0..8).filter_map(one).collect()
 }
 
-/// The parts that this thread copied to last, and what it has copied since. A part that comes again
-/// soon pays for being brought into the cache, where streaming would keep it out for ever.
-struct Recent {
-    parts: [(usize, u64); 16],
-    next: usize,
-    copied: u64,
-}
-
 thread_local! {
-    static RECENT: RefCell<Recent> =
-        const { RefCell::new(Recent { parts: [(0, 0); 16], next: 0, copied: 0 }) };
-}
-
-impl Recent {
-    /// Notes a part; whether it was copied to before, with at most `cache` bytes since.
-    fn comes_again(&mut self, start: usize, length: usize, cache: usize) -> bool {
-        self.copied += length as u64;
-        match self.parts.iter_mut().find(|(known, _)| *known == start) {
-            Some((_, at)) => self.copied - std::mem::replace(at, self.copied) <= cache as u64,
-            None => {
-                self.parts[self.next] = (start, self.copied);
-                self.next = (self.next + 1) % self.parts.len();
-                false
-            }
-        }
-    }
+    static CHOICE: RefCell<Choice> = const { RefCell::new(Choice::new()) };
 }
 
 /// A size as the system writes it: `2048K`.
@@ -92,6 +72,7 @@ fn kibibytes(text: &str) -> Option<usize> {
 
 /// Copies of up to so many bytes store each byte once.
 const SMALL: usize = 64;
+const _: () = assert!(SMALL + 1 == 65, "`copy` matches by it");
 
 /// Copies `length` bytes; the two ranges may overlap.
 ///
@@ -107,10 +88,12 @@ pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
     // SAFETY: as promised.
     unsafe {
         match length {
+            // The long ones first: they pay for a call already. What is below any limit needs no
+            // look at the one that holds here.
+            65.. if length < LEAST || !is_large(length) => ptr::copy(source, destination, length),
+            65.. => copy_rounds(source, destination, length),
+            1.. => copy_small(source, &mut To(destination), length),
             0 => {}
-            1..=SMALL => copy_small(source, &mut To(destination), length),
-            _ if !is_large(length) => ptr::copy(source, destination, length),
-            _ => copy_rounds(source, destination, length),
         }
     }
 }
@@ -215,29 +198,43 @@ pub(crate) unsafe fn copy_large(
     length: usize,
     stop: impl Fn() -> bool,
 ) -> bool {
-    let cold = |start: *const u8, length: usize| {
-        // Half of the cache: the source needs a place, too.
-        // A handler of a signal may copy while this thread looks here.
-        let again = RECENT.with(|recent| {
-            let recent = recent.try_borrow_mut();
-            recent.is_ok_and(|mut it| it.comes_again(start.addr(), length, last_cache() / 2))
-        });
+    // A handler of a signal may copy while this thread looks at its choice: then nothing is known.
+    let by_choice = |start: *const u8, length: usize| {
         // SAFETY: it is asked about parts of the destination.
-        !again && unsafe { is_cold(start, length) }
+        let cold = || unsafe { is_cold(start, length) };
+        CHOICE.with(|choice| {
+            let choice = choice.try_borrow_mut();
+            // Half of the cache: the source needs a place, too.
+            let cache = last_cache() / 2;
+            choice.ok().map(|mut it| it.choose(start.addr(), length, cache, cold))
+        })
+    };
+    let took = |chosen, length, ticks| {
+        CHOICE.with(|choice| {
+            if let (Ok(mut choice), Some(chosen)) = (choice.try_borrow_mut(), chosen) {
+                choice.took(chosen, length, ticks);
+            }
+        });
+    };
+    let choose = |start, length| {
+        let (chosen, begun) = (by_choice(start, length), ticks::now());
+        let way = chosen.map_or(Way::Plain, |chosen| chosen.way);
+        (way, move || took(chosen, length, ticks::now().wrapping_sub(begun)))
     };
     // SAFETY: as promised.
-    unsafe { copy_by(source, destination, length, cold, stop) }
+    unsafe { copy_by(source, destination, length, choose, stop) }
 }
 
-/// [`copy_large`] with somebody who says which parts of the destination are in no cache.
+/// [`copy_large`] with somebody who says how each part of the destination is copied, and what is
+/// called when it was.
 ///
 /// # Safety
 /// As [`copy`].
-unsafe fn copy_by(
+unsafe fn copy_by<F: FnOnce()>(
     source: *const u8,
     destination: *mut u8,
     length: usize,
-    is_cold: impl Fn(*const u8, usize) -> bool,
+    choose: impl Fn(*const u8, usize) -> (Way, F),
     stop: impl Fn() -> bool,
 ) -> bool {
     let apart = (source as usize).abs_diff(destination as usize) >= length;
@@ -255,10 +252,12 @@ unsafe fn copy_by(
         // SAFETY: inside of both ranges, which do not overlap.
         unsafe {
             let (source, destination) = (source.add(at), destination.add(at));
-            match is_cold(destination, count) {
-                true => stream(source, destination, count),
-                false => ptr::copy_nonoverlapping(source, destination, count),
+            let (way, done) = choose(destination, count);
+            match way {
+                Way::Stream => stream(source, destination, count),
+                Way::Plain => ptr::copy_nonoverlapping(source, destination, count),
             }
+            done();
         }
     }
     true
@@ -432,9 +431,12 @@ mod tests {
                 let (from, to) = (source[skip..].as_ptr(), destination.as_mut_ptr());
                 let parts = std::cell::Cell::new(0);
                 // All by one way, or by both in turns.
-                let cold = |_, _| way & 1 << (parts.replace(parts.get() + 1) % 2) != 0;
+                let choose = |_, _| {
+                    let streams = way & 1 << (parts.replace(parts.get() + 1) % 2) != 0;
+                    (if streams { Way::Stream } else { Way::Plain }, || {})
+                };
                 // SAFETY: both vectors have the range.
-                assert!(unsafe { copy_by(from, to, length, cold, || false) });
+                assert!(unsafe { copy_by(from, to, length, choose, || false) });
                 assert!(destination[..length] == source[skip..]);
                 assert_eq!(destination[length], 0);
             }
@@ -453,18 +455,6 @@ mod tests {
         // SAFETY: both ranges are inside of the vector.
         unsafe { copy(start, start.add(100), ROUND) };
         assert!(bytes[100..] == before[..ROUND]);
-    }
-
-    #[test]
-    fn a_part_comes_again_while_the_cache_could_hold_what_was_copied_since() {
-        let mut recent = Recent { parts: [(0, 0); 16], next: 0, copied: 0 };
-        assert!(!recent.comes_again(0x1000, 10, 100));
-        assert!(recent.comes_again(0x1000, 10, 100));
-        assert!(!recent.comes_again(0x2000, 95, 100));
-        assert!(!recent.comes_again(0x1000, 10, 100), "105 bytes since");
-        // Only so many are remembered.
-        (0..16).for_each(|nth| assert!(!recent.comes_again(0x10_000 + nth, 1, 100)));
-        assert!(!recent.comes_again(0x1000, 1, 100));
     }
 
     #[test]

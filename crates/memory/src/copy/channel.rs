@@ -311,7 +311,7 @@ impl Runner {
 
     /// Looks for work for as long as that pays, then sleeps.
     fn idle(&mut self) {
-        let (signals, begun) = (&self.shared.signals, Instant::now());
+        let signals = &self.shared.signals;
         let mut spinning = Spinning::new(self.spin.budget());
         while spinning.goes_on() {
             if self.shared.queue.has(self.taken) {
@@ -322,13 +322,15 @@ impl Runner {
                 return;
             }
         }
+        // The spin's beginning was no time to look at the clock.
+        let (spun, slept) = (self.spin.budget_ns(), Instant::now());
         signals.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.shared.queue.has(self.taken) && !signals.stopping.load(Ordering::Relaxed) {
             std::thread::park();
         }
         signals.asleep.store(false, Ordering::Relaxed);
-        self.spin.waited(nanoseconds(begun.elapsed()));
+        self.spin.waited(spun.saturating_add(nanoseconds(slept.elapsed())));
     }
 }
 

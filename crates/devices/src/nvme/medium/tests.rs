@@ -159,8 +159,44 @@ fn arbitrary_ask() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![ask, prop::collection::vec(any::<u8>(), 0..MESSAGE_BYTES)]
 }
 
+fn arbitrary_answer() -> impl Strategy<Value = Vec<u8>> {
+    let answer = (0u32..70, prop_oneof![0u32..10, any::<u32>()]).prop_map(|(tag, result)| {
+        Answer { tag: tag.into(), result: result.into() }.as_bytes().to_vec()
+    });
+    prop_oneof![4 => answer, 1 => prop::collection::vec(any::<u8>(), 0..MESSAGE_BYTES)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever a medium's node says, the front neither panics nor waits, and each operation ends
+    /// once.
+    #[test]
+    fn a_hostile_medium_does_no_harm(
+        answers in prop::collection::vec(arbitrary_answer(), 1..100), operations in 1u32..100,
+    ) {
+        let (mut hostile, files) = Exchange::create("exchange", LAYOUT).unwrap();
+        let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+        let description = serde_json::from_str(&offer.description).unwrap();
+        let lost = Lost::default();
+        let mut front = Remote::new(description, files, lost.clone()).unwrap();
+        let background = front.background().unwrap();
+        let mut finished = Vec::new();
+        for tag in 0..operations {
+            let (_, into) = buffer(512);
+            background.start(tag, Request::Read { offset: 0, into });
+        }
+        for answer in &answers {
+            let _ = hostile.send(answer);
+            background.reap(&mut finished);
+        }
+        lost.set();
+        background.reap(&mut finished);
+        let mut ended: Vec<u32> = finished.iter().map(|(tag, _)| *tag).collect();
+        ended.sort_unstable();
+        prop_assert_eq!(ended, (0..operations).collect::<Vec<_>>());
+        prop_assert!(!background.has_buffers());
+    }
 
     /// Whatever a front says, the port neither panics nor does anything outside of the drive, and
     /// each operation that it takes is answered once.
