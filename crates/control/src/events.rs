@@ -214,6 +214,11 @@ impl Log {
         self.events.extend(events.iter().cloned());
     }
 
+    /// The number of the newest event there ever was.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
     /// The events after number `after`, of one kind or of all, in order; of these the last `most`.
     pub fn after(&self, after: u64, kind: Option<EventKind>, most: usize) -> Vec<Event> {
         let wanted = self.events.iter().rev().take_while(|event| event.id > after);

@@ -211,15 +211,30 @@ struct EventsQuery {
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 async fn events(State(service): Shared, Query(query): Query<EventsQuery>) -> Response {
     let EventsQuery { after, kind, most, follow } = query;
-    let (kept, coming) = service.events(after, kind, most.unwrap_or(usize::MAX));
-    let kept = futures_util::stream::iter(kept);
+    let most = most.unwrap_or(usize::MAX);
     if !follow {
-        return lines(kept);
+        let (kept, _) = service.events(after, kind, most);
+        return lines(futures_util::stream::iter(kept));
     }
-    let wanted = move |event: &Event| kind.is_none_or(|kind| kind == event.kind);
-    // Who is too slow misses events; they are kept, and can be asked for.
-    let coming = BroadcastStream::new(coming).filter_map(|event| async { event.ok() });
-    lines(kept.chain(coming.filter(move |event| std::future::ready(wanted(event)))))
+    let steps = service.steps();
+    // Read from what is kept, whenever something was added: who is slow misses nothing.
+    let batches =
+        futures_util::stream::unfold((steps, after, most), move |(mut steps, after, most)| {
+            let service = service.clone();
+            async move {
+                let (mut after, mut most) = (after, most);
+                loop {
+                    steps.borrow_and_update();
+                    let (batch, newest) = service.events(after, kind, most);
+                    (after, most) = (newest, usize::MAX);
+                    if !batch.is_empty() {
+                        return Some((futures_util::stream::iter(batch), (steps, after, most)));
+                    }
+                    steps.changed().await.ok()?;
+                }
+            }
+        });
+    lines(batches.flatten())
 }
 
 /// What changes, from now on: the new state of leases, functions and hosts, one JSON object a line.

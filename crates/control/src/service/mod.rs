@@ -36,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RETURN_PATIENCE: Duration = Duration::from_secs(40);
 /// How many incidents the status tells.
 const INCIDENTS: usize = 10;
-/// Changes and events that a slow listener may be behind.
-const LISTENER_BACKLOG: usize = 1024;
+/// Changes that a slow listener may be behind.
+const CHANGES_BACKLOG: usize = 1024;
 
 /// What the rack file says there is.
 #[derive(Debug, Clone, Default)]
@@ -110,7 +110,6 @@ struct Shared {
     /// Moves with every step.
     steps: watch::Sender<u64>,
     changes: broadcast::Sender<Change>,
-    events: broadcast::Sender<Event>,
 }
 
 /// Milliseconds since 1970 that never go back while the process runs.
@@ -175,8 +174,7 @@ impl Service {
             log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(known),
             steps: watch::Sender::new(0),
-            changes: broadcast::Sender::new(LISTENER_BACKLOG),
-            events: broadcast::Sender::new(LISTENER_BACKLOG),
+            changes: broadcast::Sender::new(CHANGES_BACKLOG),
         });
         let answers = Answers::of(state.answers);
         let writing = Writing::start(authority, store, answers, shared.clone());
@@ -335,16 +333,15 @@ impl Service {
     }
 
     /// What happened after event number `after`, of one kind or of all, at most the last `most`; and
-    /// where to hear what happens from then on.
-    pub fn events(
-        &self,
-        after: u64,
-        kind: Option<EventKind>,
-        most: usize,
-    ) -> (Vec<Event>, broadcast::Receiver<Event>) {
-        // Events are kept and sent under the same lock: none is in both, and none in neither.
+    /// the number of the newest event.
+    pub fn events(&self, after: u64, kind: Option<EventKind>, most: usize) -> (Vec<Event>, u64) {
         let known = self.shared.known();
-        (known.log.after(after, kind, most), self.shared.events.subscribe())
+        (known.log.after(after, kind, most), known.log.newest())
+    }
+
+    /// Moves whenever something was stored.
+    pub fn steps(&self) -> watch::Receiver<u64> {
+        self.shared.steps.subscribe()
     }
 }
 
@@ -389,10 +386,6 @@ impl Shared {
         let records = outcome.records.clone();
         let mut known = self.known();
         known.log.put(&events, first_event);
-        for event in events {
-            // Nobody listening is no failure.
-            let _ = self.events.send(event);
-        }
         known.publish(outcome);
         records.iter().for_each(|record| self.announce(&known, record));
         drop(known);
@@ -411,6 +404,7 @@ impl Shared {
             Record::Host(_) | Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         if let Some(change) = change {
+            // Nobody listening is no failure.
             let _ = self.changes.send(change);
         }
     }
