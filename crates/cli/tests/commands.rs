@@ -328,6 +328,31 @@ fn events_tell_what_happened_and_why() {
 }
 
 #[test]
+fn metrics_count_what_is_done() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    drive.write(0, &pattern(1, 4096), true).unwrap();
+    let control = rack.good(&["metrics"]);
+    assert!(control.contains("rackbus_leases{stage=\"active\"} 1"), "{control}");
+    let node = rack.good(&["metrics", "alpha"]);
+    for line in [
+        "rackbus_function_attached{function=\"alpha/nvme0\"} 1.0",
+        "rackbus_function_attached{function=\"alpha/nvme1\"} 0.0",
+        "rackbus_link_conversations{service=\"functions\"} 1.0",
+        "rackbus_link_conversations_begun_total{service=\"functions\"} 1",
+        "rackbus_shared_memory{what=\"segments\"} 0.0",
+    ] {
+        assert!(node.lines().any(|found| found == line), "{line} is not in\n{node}");
+    }
+    let polls = "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\"} ";
+    let polls = node.lines().find_map(|line| line.strip_prefix(polls)).unwrap();
+    assert_ne!(polls, "0", "nobody served the drive");
+    drop(drive);
+    assert!(rack.bad(2, &["metrics", "delta"]).contains("no host delta"));
+}
+
+#[test]
 fn help_has_examples_and_shells_complete() {
     let rack = Rack::described("");
     for command in [
@@ -339,6 +364,7 @@ fn help_has_examples_and_shells_complete() {
         "return",
         "leases",
         "events",
+        "metrics",
         "path",
         "node-id",
         "mem map",

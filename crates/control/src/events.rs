@@ -176,13 +176,15 @@ pub struct Log {
     events: VecDeque<Event>,
     /// The greatest number that was given.
     newest: u64,
+    /// How many of each kind were put here in this life.
+    counts: BTreeMap<EventKind, u64>,
 }
 
 impl Log {
     /// What was stored, in order.
     pub fn of(events: Vec<Event>) -> Log {
         let newest = events.last().map_or(0, |event| event.id);
-        Log { events: events.into(), newest }
+        Log { events: events.into(), newest, counts: BTreeMap::new() }
     }
 
     /// Numbers events that happen at `now`; nothing is kept yet.
@@ -212,6 +214,14 @@ impl Log {
         }
         self.newest = events.last().map_or(self.newest, |event| event.id);
         self.events.extend(events.iter().cloned());
+        for event in events {
+            *self.counts.entry(event.kind).or_default() += 1;
+        }
+    }
+
+    /// How many events of a kind there were in this life of the control plane.
+    pub fn count(&self, kind: EventKind) -> u64 {
+        self.counts.get(&kind).copied().unwrap_or_default()
     }
 
     /// The number of the newest event there ever was.

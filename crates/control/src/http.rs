@@ -298,7 +298,8 @@ pub fn routes(service: Arc<Service>) -> Router {
             "/openapi.json",
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
         )
-        .with_state(service)
+        .with_state(service.clone())
+        .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }
 
 /// Serves the API at `socket` until the process ends.
@@ -306,8 +307,13 @@ pub fn routes(service: Arc<Service>) -> Router {
 /// # Errors
 /// When the socket cannot be made, or fails.
 pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<()> {
+    serve_routes(routes(service), socket).await
+}
+
+/// Serves `routes` at `socket` until the process ends, to processes of the same user and root's.
+pub(crate) async fn serve_routes(routes: Router, socket: &FilePath) -> std::io::Result<()> {
     if UnixStream::connect(socket).await.is_ok() {
-        let text = format!("another control plane listens at {}", socket.display());
+        let text = format!("another process listens at {}", socket.display());
         return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
     }
     match std::fs::remove_file(socket) {
@@ -315,8 +321,7 @@ pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<
         _ => {}
     }
     let listener = OwnUsers(UnixListener::bind(socket)?);
-    let routes = routes(service).into_make_service_with_connect_info::<Peer>();
-    axum::serve(listener, routes).await
+    axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>()).await
 }
 
 /// Who connected.

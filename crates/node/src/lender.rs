@@ -239,6 +239,13 @@ impl LentFunctions {
         Ok(self.fence.lock().revoke_done(device, epoch))
     }
 
+    /// Whether a borrower is attached to each device.
+    pub fn attached(&self) -> BTreeMap<String, bool> {
+        let fence = self.fence.lock();
+        let attached = |name: &String| (name.clone(), fence.attached_up_to(name, Epoch::MAX));
+        self.lent.keys().map(attached).collect()
+    }
+
     /// How the devices are, without waiting for any of them.
     pub fn report(&self) -> BTreeMap<String, DeviceReport> {
         self.lent.iter().map(|(name, lent)| (name.clone(), lent.report())).collect()
@@ -361,11 +368,13 @@ impl Lent {
         };
         let Some(engine) = engine else { return report };
         let (dma_refused, last_refused) = engine.refusals().get();
+        let by_cause = engine.refusals().by_cause();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = engine.counters();
         DeviceReport {
             trouble: report.trouble.or_else(|| engine.health().trouble()),
             dma_refused,
+            dma_refused_by_cause: by_cause.map(|(cause, n)| (cause.to_owned(), n)).collect(),
             last_refused: last_refused.map(|fault| fault.to_string()),
             busy_polls: count(&counters.busy_polls),
             parks: count(&counters.parks),

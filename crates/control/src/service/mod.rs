@@ -4,6 +4,7 @@
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
 mod known;
+mod metrics;
 mod paths;
 mod views;
 mod writer;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::metrics::histogram::Histogram;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
     Authority, BorrowRefused, Config, FunctionId, LeaseState, Message, Outcome, Record,
@@ -38,6 +40,9 @@ const RETURN_PATIENCE: Duration = Duration::from_secs(40);
 const INCIDENTS: usize = 10;
 /// Changes that a slow listener may be behind.
 const CHANGES_BACKLOG: usize = 1024;
+
+/// How long commits take, in seconds: what is told apart.
+const COMMIT_TIMES: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
 /// What the rack file says there is.
 #[derive(Debug, Clone, Default)]
@@ -110,6 +115,8 @@ struct Shared {
     /// Moves with every step.
     steps: watch::Sender<u64>,
     changes: broadcast::Sender<Change>,
+    /// How long commits took, in seconds.
+    commits: Histogram,
 }
 
 /// Milliseconds since 1970 that never go back while the process runs.
@@ -175,6 +182,7 @@ impl Service {
             known: Mutex::new(known),
             steps: watch::Sender::new(0),
             changes: broadcast::Sender::new(CHANGES_BACKLOG),
+            commits: Histogram::new(COMMIT_TIMES),
         });
         let answers = Answers::of(state.answers);
         let writing = Writing::start(authority, store, answers, shared.clone());

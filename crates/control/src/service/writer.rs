@@ -18,7 +18,7 @@ use super::{Shared, problem};
 use crate::answers::{Answer as Kept, Answers, Found, KeptAnswer, KeyedRequest};
 use crate::api::{ApiError, Event};
 use crate::events::{Draft, Refusals};
-use crate::store::{Commit, Store};
+use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
 const BACKLOG: usize = 256;
@@ -353,7 +353,7 @@ impl Writer {
         let outcome = Outcome::default();
         let (events, first_event) = self.number(self.shared.clock.now(), &outcome, events);
         let commit = Commit { events, first_event, ..Commit::default() };
-        match self.store.commit(&commit) {
+        match self.commit(&commit) {
             Ok(()) => self.shared.publish(outcome, commit.events, first_event),
             Err(error) => {
                 tracing::error!(%error, "an event could not be stored");
@@ -393,7 +393,7 @@ impl Writer {
         let (events, first_event) = self.number(now, &outcome, events);
         let records = outcome.records.clone();
         let commit = Commit { records, answers, forgotten_keys, events, first_event };
-        if let Err(error) = self.store.commit(&commit) {
+        if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
             self.shared.known().store_failures += 1;
@@ -407,6 +407,15 @@ impl Writer {
         commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
         self.shared.publish(outcome, commit.events, first_event);
         Ok(answer)
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
+        let begun = Instant::now();
+        let outcome = self.store.commit(commit);
+        if !commit.is_empty() {
+            self.shared.commits.observe(begun.elapsed().as_secs_f64());
+        }
+        outcome
     }
 
     /// The events of a step, and the number of the first event that is kept.
