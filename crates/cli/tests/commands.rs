@@ -352,6 +352,32 @@ fn metrics_count_what_is_done() {
     assert!(rack.bad(2, &["metrics", "delta"]).contains("no host delta"));
 }
 
+/// Who looks for a lease's number in the logs finds what each process did for it.
+#[test]
+fn a_lease_is_traced_through_control_plane_lender_and_borrower() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    drop(open(&lease));
+    rack.give_back(&lease);
+    let about = format!("lease{{id={}}}", lease.lease);
+    let of = |log: &str| {
+        let text = std::fs::read_to_string(rack.run_dir().join(log)).unwrap();
+        let lines = text.lines().filter(|line| line.contains(&about));
+        lines.map(str::to_owned).collect::<Vec<_>>().join("\n")
+    };
+    for (log, steps) in [
+        ("control.log", &["is being lent to beta", "beta can use", "ended: returned"][..]),
+        ("alpha/node.log", &["to be lent", "function attached", "to be taken back"]),
+        ("beta/node.log", &["borrowed", "in use", "letting go"]),
+    ] {
+        let told = of(log);
+        for step in steps {
+            assert!(told.contains(step), "{step} is not in {log}:\n{told}");
+        }
+    }
+    assert!(of("gamma/node.log").is_empty());
+}
+
 #[test]
 fn help_has_examples_and_shells_complete() {
     let rack = Rack::described("");

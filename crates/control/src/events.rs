@@ -139,6 +139,23 @@ fn kind_of(reason: &EndReason) -> EventKind {
     }
 }
 
+/// What is logged about a lease, in whatever process: its lines are found by its number.
+pub fn lease_span(lease: u64) -> tracing::Span {
+    tracing::info_span!("lease", id = lease)
+}
+
+/// Logs an event that is stored.
+pub fn log(event: &Event) {
+    let _about = event.lease.map(|lease| lease_span(lease).entered());
+    let Event { id, text, .. } = event;
+    match event.kind {
+        EventKind::Lease | EventKind::Refusal | EventKind::Restart => {
+            tracing::info!(event = id, "{text}");
+        }
+        EventKind::Loss | EventKind::Fault => tracing::warn!(event = id, "{text}"),
+    }
+}
+
 /// Keeps somebody who is refused again and again from filling the log.
 #[derive(Debug, Default)]
 pub struct Refusals {

@@ -20,5 +20,6 @@ pub mod service;
 pub mod store;
 
 pub use client::{Client, ClientError};
+pub use events::lease_span;
 pub use http::{openapi, serve};
 pub use service::{Inventory, Options, Service};

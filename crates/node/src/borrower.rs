@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rackbus_control::lease_span;
 use rackbus_lease::{Grant, Placement};
 use rackbus_link::{Hello, Link, Medium, Service, VERSION};
 use rackbus_memory::Stream;
@@ -196,6 +197,7 @@ impl Opener for AttachOpener {
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
         let gone = || DeviceError::new(Errno::NODEV, "the lease was returned");
         let open = self.open.upgrade().ok_or_else(gone)?;
+        let _about = lease_span(open.grant.lease).entered();
         let stream = self
             .link
             .connect(&open.grant.address, &self.hello)
@@ -208,6 +210,7 @@ impl Opener for AttachOpener {
             let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
             self.listener.opened(&open.grant, &open.path, process, ended);
         }
+        tracing::info!(process = open.process(), "in use");
         Ok(device)
     }
 }

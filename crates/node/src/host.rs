@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rackbus_control::Client;
 use rackbus_control::metrics::{Source, serve_at};
+use rackbus_control::{Client, lease_span};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
 use rackbus_lease::Grant;
@@ -178,7 +178,9 @@ fn attend(
                     let _open = counters.begin(&incoming.hello.service);
                     match incoming.hello.service {
                         Service::Segments => segments.attend(incoming),
-                        Service::Function { .. } => lender.attend(incoming),
+                        Service::Function { .. } | Service::Medium { .. } => {
+                            lender.attend(incoming)
+                        }
                     }
                 }
                 None => counters.refuse(),
@@ -209,12 +211,8 @@ struct Listener {
 
 impl UseListener for Listener {
     fn lender_lost(&self, grant: &Grant, reason: &str) {
-        tracing::warn!(
-            lease = grant.lease,
-            lender = grant.function.host,
-            reason,
-            "the lender is lost"
-        );
+        let _about = lease_span(grant.lease).entered();
+        tracing::warn!(lender = grant.function.host, reason, "the lender is lost");
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
     }
 

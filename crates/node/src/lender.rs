@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
+use rackbus_control::lease_span;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
@@ -259,6 +260,7 @@ impl LentFunctions {
             Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
             Service::Segments => return incoming.refuse("this is for functions"),
         };
+        let _about = lease_span(lease).entered();
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
             Ok(lent) => lent.clone(),
@@ -269,7 +271,7 @@ impl LentFunctions {
         let (end, session) = match lent.attach(&wanted, &stream) {
             Ok(attached) => attached,
             Err(error) => {
-                tracing::warn!(device, from, lease, epoch, %error, "attach refused");
+                tracing::warn!(device, from, epoch, %error, "attach refused");
                 let mut seen = lent.seen();
                 seen.attach_refused += 1;
                 seen.last_attach_refused = Some(format!("{from}, by lease {lease}: {error}"));
@@ -278,7 +280,7 @@ impl LentFunctions {
             }
         };
         let function = format!("{}/{device}", self.host);
-        tracing::info!(device, from, lease, epoch, %placement, "function attached");
+        tracing::info!(device, from, epoch, %placement, "function attached");
         match placement {
             Placement::Lender => match self.reach.track(session, &function, &from) {
                 Ok(session) => {
@@ -302,7 +304,7 @@ impl LentFunctions {
             }
         }
         drop(end);
-        tracing::info!(device, from, lease, epoch, "function released");
+        tracing::info!(device, from, epoch, "function released");
     }
 
     fn find(&self, device: &str) -> Result<&Arc<Lent>, LendError> {

@@ -24,6 +24,7 @@ struct Conversations {
 #[derive(Debug, Default)]
 pub struct LinkCounters {
     functions: Conversations,
+    mediums: Conversations,
     segments: Conversations,
     refused: AtomicU64,
 }
@@ -33,6 +34,7 @@ impl LinkCounters {
     pub fn begin(self: &Arc<Self>, service: &Service) -> impl Drop + Send + use<> {
         let of: fn(&LinkCounters) -> &Conversations = match service {
             Service::Function { .. } => |link| &link.functions,
+            Service::Medium { .. } => |link| &link.mediums,
             Service::Segments => |link| &link.segments,
         };
         of(self).begun.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +85,8 @@ pub fn source(
 }
 
 fn link_page(link: &LinkCounters, page: &mut Page) {
-    let kinds = [("functions", &link.functions), ("segments", &link.segments)];
+    let kinds =
+        [("functions", &link.functions), ("mediums", &link.mediums), ("segments", &link.segments)];
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let of = |kind: &str| vec![("service", kind.to_owned())];
     let open = kinds.map(|(kind, of_kind)| (of(kind), count(&of_kind.open) as f64));

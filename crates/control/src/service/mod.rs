@@ -222,7 +222,6 @@ impl Service {
             }
         };
         let granted = granted.map_err(|refused| {
-            tracing::info!(function, borrower, %refused, "borrow refused");
             if let BorrowRefused::Awaited(_) = refused {
                 self.shared.known().refused += 1;
                 let text = format!("{borrower} was refused: {refused}");
@@ -391,6 +390,7 @@ impl Shared {
 
     /// A step is stored: lets everybody know.
     fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
+        events.iter().for_each(crate::events::log);
         let records = outcome.records.clone();
         let mut known = self.known();
         known.log.put(&events, first_event);

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Shared, problem};
 use crate::answers::{Answer as Kept, Answers, Found, KeptAnswer, KeyedRequest};
 use crate::api::{ApiError, Event};
-use crate::events::{Draft, Refusals};
+use crate::events::{Draft, Refusals, lease_span};
 use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
@@ -238,7 +238,10 @@ impl Writer {
                 Err(_) => (false, Step { forgotten_keys, ..Step::default() }),
             });
             match returned {
-                Ok(true) => tracing::info!(lease, "given back: who asked for it is gone"),
+                Ok(true) => {
+                    let _about = lease_span(lease).entered();
+                    tracing::info!("given back: who asked for it is gone");
+                }
                 // It has ended already.
                 Ok(false) => {}
                 Err(_) => drop(self.returning.insert(lease)),
