@@ -133,6 +133,8 @@ pub struct DeviceReport {
 pub struct NodeReport {
     /// Its functions, by their names there.
     pub devices: std::collections::BTreeMap<String, DeviceReport>,
+    /// Functions of others whose fronts run there, by their names in the rack.
+    pub fronts: std::collections::BTreeMap<String, DeviceReport>,
     /// Lines left out of its log.
     pub log_lines_left_out: u64,
 }

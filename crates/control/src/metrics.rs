@@ -71,10 +71,11 @@ impl Page {
         self.0.register(name, help, histogram.clone());
     }
 
-    /// Adds what nodes report of their functions.
+    /// Adds what nodes report of functions: each by the function's name and the host whose node runs
+    /// its front.
     pub fn functions<'r>(
         &mut self,
-        reports: impl Iterator<Item = (String, &'r DeviceReport)> + Clone,
+        reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
     ) {
         type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
         let counts: [Count; 5] = [
@@ -90,7 +91,8 @@ impl Page {
         }
         let refused = reports.clone().flat_map(|(name, report)| {
             report.dma_refused_by_cause.iter().map(move |(cause, count)| {
-                let labels = vec![("function", name.clone()), ("cause", cause.clone())];
+                let mut labels = of_function(name.clone());
+                labels.push(("cause", cause.clone()));
                 (labels, *count)
             })
         });
@@ -111,8 +113,8 @@ impl Page {
     }
 }
 
-fn of_function(name: String) -> Labels {
-    vec![("function", name)]
+fn of_function((function, host): (String, String)) -> Labels {
+    vec![("function", function), ("host", host)]
 }
 
 /// Makes a page whenever one is asked for.
@@ -158,14 +160,15 @@ mod tests {
             ..DeviceReport::default()
         };
         let mut page = Page::default();
-        page.functions([("alpha/nvme0".to_owned(), &report)].into_iter());
+        let name = ("alpha/nvme0".to_owned(), "beta".to_owned());
+        page.functions([(name, &report)].into_iter());
         let text = page.text();
         for line in [
             "# HELP rackbus_engine_busy_polls Polls of a function's engine that found work.",
             "# TYPE rackbus_engine_busy_polls counter",
-            "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\"} 7",
-            "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",cause=\"not mapped\"} 3",
-            "rackbus_function_trouble{function=\"alpha/nvme0\"} 1.0",
+            "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 7",
+            "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"beta\",cause=\"not mapped\"} 3",
+            "rackbus_function_trouble{function=\"alpha/nvme0\",host=\"beta\"} 1.0",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -194,7 +194,8 @@ async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
     let control = Control::start().await;
     let engine = DeviceReport { trouble: Some("it hangs".into()), parks: 3, ..Default::default() };
     let devices = ["nvme0", "nvme1"].map(|name| (name.to_owned(), engine.clone()));
-    let report = Some(NodeReport { devices: devices.into(), log_lines_left_out: 5 });
+    let report =
+        Some(NodeReport { devices: devices.into(), log_lines_left_out: 5, ..Default::default() });
     let said = NodeMessages { messages: Vec::new(), report };
     control.client.say("alpha", &said).await.unwrap();
     let shown = async || control.client.devices().await.unwrap().remove(0).report;
@@ -480,7 +481,7 @@ async fn what_is_counted_is_served_to_prometheus() {
         "rackbus_functions{state=\"lent\"} 1.0",
         "rackbus_node_up{host=\"alpha\"} 1.0",
         "rackbus_node_up{host=\"beta\"} 0.0",
-        "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",cause=\"not mapped\"} 3",
+        "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"alpha\",cause=\"not mapped\"} 3",
         "rackbus_events_total{kind=\"fault\"} 1",
         "rackbus_requests_refused_total{} 0",
         "rackbus_log_lines_left_out_total{} 7",

@@ -158,7 +158,8 @@ impl Agent {
             address: self.identity.address.clone(),
         };
         let log_lines_left_out = (self.identity.log_lines_left_out)();
-        let report = NodeReport { devices: self.lender.report(), log_lines_left_out };
+        let (devices, fronts) = (self.lender.report(), self.borrower.fronts());
+        let report = NodeReport { devices, fronts, log_lines_left_out };
         self.tell(NodeMessages { messages: vec![register], report: Some(report) });
     }
 

@@ -103,7 +103,6 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let counters = Arc::new(LinkCounters::default());
     attend(listener, &options, lender.clone(), segments.clone(), counters.clone())
         .map_err(NodeError::Thread)?;
-    let metrics = metrics::source(&options.host, lender.clone(), segments.clone(), counters);
     segments.start(&folder).map_err(path_error(&folder.join(SOCKET)))?;
 
     let (heard, inbox) = mpsc::unbounded_channel();
@@ -120,6 +119,14 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         Arc::new(ShmLink),
         listener,
     );
+    let borrower = Arc::new(borrower);
+    let metrics = metrics::source(
+        &options.host,
+        lender.clone(),
+        borrower.clone(),
+        segments.clone(),
+        counters,
+    );
     let identity = Identity {
         host: options.host.clone(),
         address: link.display().to_string(),
@@ -127,7 +134,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         log_lines_left_out: options.log_lines_left_out,
     };
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
-    let agent = Agent::new(identity, lender, Arc::new(borrower), unplugger, heard);
+    let agent = Agent::new(identity, lender, borrower, unplugger, heard);
     let metrics = metrics_server(metrics, folder.join(metrics::SOCKET));
     tokio::select! {
         () = agent.run(inbox) => Ok(()),

@@ -9,7 +9,6 @@
 //! after a while, and the revocation ends when the engine answers again.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +25,7 @@ use rackbus_pci::vfio_user::{EngineDevice, serve};
 use rackbus_pci::{Engine, EngineHandle, Function};
 
 use crate::reach::Reach;
+use crate::report;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
@@ -368,21 +368,9 @@ impl Lent {
             };
             (seen.engine.clone(), report)
         };
-        let Some(engine) = engine else { return report };
-        let (dma_refused, last_refused) = engine.refusals().get();
-        let by_cause = engine.refusals().by_cause();
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = engine.counters();
-        DeviceReport {
-            trouble: report.trouble.or_else(|| engine.health().trouble()),
-            dma_refused,
-            dma_refused_by_cause: by_cause.map(|(cause, n)| (cause.to_owned(), n)).collect(),
-            last_refused: last_refused.map(|fault| fault.to_string()),
-            busy_polls: count(&counters.busy_polls),
-            parks: count(&counters.parks),
-            jobs: count(&counters.jobs),
-            moves: count(&counters.moves),
-            ..report
+        match engine {
+            Some(engine) => report::of_engine(&engine, report),
+            None => report,
         }
     }
 

@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod presence;
 pub mod reach;
 pub mod remote;
+mod report;
 pub mod segments;
 pub mod unplug;
 pub mod users;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rackbus_control::metrics::{Labels, Page, Source};
 use rackbus_link::Service;
 
+use crate::borrower::BorrowedFunctions;
 use crate::lender::LentFunctions;
 use crate::segments::Segments;
 
@@ -61,6 +62,7 @@ impl Drop for Open {
 pub fn source(
     host: &str,
     lender: Arc<LentFunctions>,
+    borrower: Arc<BorrowedFunctions>,
     segments: Arc<Segments>,
     link: Arc<LinkCounters>,
 ) -> Source {
@@ -68,8 +70,11 @@ pub fn source(
     Arc::new(move || {
         let mut page = Page::default();
         let reports = lender.report();
-        let named = |(device, report)| (format!("{host}/{device}"), report);
-        page.functions(reports.iter().map(named));
+        let fronts = borrower.fronts();
+        let own = reports.iter().map(|(device, report)| (format!("{host}/{device}"), report));
+        let borrowed = fronts.iter().map(|(function, report)| (function.clone(), report));
+        let here = |(function, report)| ((function, host.clone()), report);
+        page.functions(own.chain(borrowed).map(here));
         let attached = lender.attached().into_iter().map(|(device, attached)| {
             let labels = vec![("function", format!("{host}/{device}"))];
             (labels, f64::from(u8::from(attached)))

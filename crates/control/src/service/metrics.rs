@@ -58,10 +58,16 @@ impl Shared {
             (vec![("state", word(&state))], count as f64)
         });
         page.gauge("functions", "Functions of the rack file, by state", states);
-        let reports = devices.iter().filter_map(|device| {
-            device.report.as_ref().map(|report| (device.function.clone(), report))
+        let own = devices.iter().filter_map(|device| {
+            let host = device.function.split('/').next().unwrap_or_default();
+            Some(((device.function.clone(), host.to_owned()), device.report.as_ref()?))
         });
-        page.functions(reports);
+        let reports = known.reports.iter().filter(|(host, _)| known.listens(host));
+        let fronts = reports.flat_map(|(host, report)| {
+            let named = |function: &String| (function.clone(), host.clone());
+            report.fronts.iter().map(move |(function, report)| (named(function), report))
+        });
+        page.functions(own.chain(fronts));
     }
 
     fn hosts(&self, known: &Known, page: &mut Page) {

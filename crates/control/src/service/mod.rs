@@ -373,6 +373,7 @@ impl Shared {
         let own: Vec<&InventoryDevice> = own.collect();
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
         let mut known = self.known();
+        report.fronts.retain(|name, _| known.borrows(host, name));
         let before = known.reports.insert(host.to_owned(), report).unwrap_or_default();
         let mut drafts = Vec::new();
         for device in own {
@@ -384,6 +385,10 @@ impl Shared {
             }
             let function = device.function.to_string();
             drafts.extend(Draft::of_report(host, &function, &before, &now));
+        }
+        for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.fronts) {
+            let before = before.fronts.get(function).cloned().unwrap_or_default();
+            drafts.extend(Draft::of_report(host, function, &before, now));
         }
         drafts
     }
