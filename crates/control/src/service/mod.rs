@@ -185,10 +185,10 @@ impl Service {
             commits: Histogram::new(COMMIT_TIMES),
         });
         let answers = Answers::of(state.answers);
-        let writing = Writing::start(authority, store, answers, shared.clone());
-        let writing = writing.map_err(OpenError::Thread)?;
         let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
-        writing.note(vec![Draft::of_host(EventKind::Restart, None, text)]);
+        let started = vec![Draft::of_host(EventKind::Restart, None, text)];
+        let writing = Writing::start(authority, store, answers, shared.clone(), started);
+        let writing = writing.map_err(OpenError::Thread)?;
         Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
     }
 
@@ -221,14 +221,13 @@ impl Service {
                 granted => break granted,
             }
         };
-        let granted = granted.map_err(|refused| {
-            if let BorrowRefused::Awaited(_) = refused {
-                self.shared.known().refused += 1;
-                let text = format!("{borrower} was refused: {refused}");
-                self.writing.note(vec![Draft::of_host(EventKind::Refusal, Some(borrower), text)]);
-            }
-            self.shared.explain(refused)
-        })?;
+        if let Err(refused @ BorrowRefused::Awaited(_)) = &granted {
+            self.shared.known().refused += 1;
+            let text = format!("{borrower} was refused: {refused}");
+            let refusal = Draft::of_host(EventKind::Refusal, Some(borrower), text);
+            self.writing.note(vec![refusal]).await;
+        }
+        let granted = granted.map_err(|refused| self.shared.explain(refused))?;
         let wanted = match granted {
             Granted::Lease(wanted) => wanted,
             Granted::Answered(answer) => return *answer,

@@ -106,12 +106,13 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    /// Starts the writer's thread. It ends when the way to it is dropped.
+    /// Starts the writer's thread, which notes `events` first. It ends when the way to it is dropped.
     pub fn start(
         authority: Authority,
         store: Box<dyn Store>,
         answers: Answers,
         shared: Arc<Shared>,
+        events: Vec<Draft>,
     ) -> std::io::Result<Writing> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (requests, inbox) = mpsc::channel(BACKLOG);
@@ -129,7 +130,10 @@ impl Writing {
             again: Instant::now(),
         };
         let run = move || {
-            let work = || runtime.block_on(writer.run(inbox, returns));
+            let work = || {
+                writer.note(events);
+                runtime.block_on(writer.run(inbox, returns));
+            };
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
                 // Its successor begins with what is stored, which is whole.
                 tracing::error!("the control plane's writer failed; the process ends");
@@ -150,11 +154,10 @@ impl Writing {
         answered.await.map_err(|_| gone())?
     }
 
-    /// Has something noted that decides nothing. Where the writer is far behind, it is left out.
-    pub fn note(&self, events: Vec<Draft>) {
-        if self.requests.try_send(Request::Note { events }).is_err() {
-            tracing::warn!("the writer is behind; an event is left out");
-        }
+    /// Has something noted that decides nothing.
+    pub async fn note(&self, events: Vec<Draft>) {
+        // A writer that is gone notes nothing any more: the process ends.
+        let _ = self.requests.send(Request::Note { events }).await;
     }
 }
 
