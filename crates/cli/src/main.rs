@@ -58,6 +58,7 @@ enum Command {
     Return(give_back::Args),
     Leases(leases::Args),
     Events(events::Args),
+    Metrics(metrics::Args),
     Path(path::Args),
     #[command(name = "node-id")]
     NodeId(node_id::Args),
@@ -102,6 +103,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Return(args) => args.run(common, output).await,
         Command::Leases(args) => args.run(common, output).await,
         Command::Events(args) => args.run(common, output).await,
+        Command::Metrics(args) => args.run(common, output).await,
         Command::Path(args) => args.run(common, output).await,
         Command::NodeId(args) => args.run(common, output),
         Command::Mem(args) => args.run(common, output),

@@ -286,16 +286,20 @@ fn of_several_racks_one_must_be_named() {
 #[test]
 fn events_tell_what_happened_and_why() {
     let mut rack = Rack::up(THREE_HOSTS);
-    let follow = rack.command(&["events", "--follow", "--json", "--last", "0"]);
+    let follow = rack.command(&["events", "--follow", "--json"]);
     let mut following = { follow }.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
     let lease = rack.borrow("alpha/nvme0", "beta");
     rack.bad(1, &["borrow", "alpha/nvme0", "--for", "gamma"]);
     let mut told = Vec::new();
-    while told.len() < 3 {
+    while told.last().is_none_or(|(kind, _)| kind != "refusal") {
         let event: serde_json::Value =
             serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        told.push((event["kind"].as_str().unwrap().to_owned(), event["lease"].clone()));
+        let kind = event["kind"].as_str().unwrap();
+        // That the nodes were started and offer functions is told as well.
+        if event["lease"].is_u64() || kind == "refusal" {
+            told.push((kind.to_owned(), event["lease"].clone()));
+        }
     }
     let number: serde_json::Value = lease.lease.into();
     let lent = ("lease".to_owned(), number.clone());
@@ -324,6 +328,57 @@ fn events_tell_what_happened_and_why() {
 }
 
 #[test]
+fn metrics_count_what_is_done() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    drive.write(0, &pattern(1, 4096), true).unwrap();
+    let control = rack.good(&["metrics"]);
+    assert!(control.contains("rackbus_leases{stage=\"active\"} 1"), "{control}");
+    let node = rack.good(&["metrics", "alpha"]);
+    for line in [
+        "rackbus_function_attached{function=\"alpha/nvme0\"} 1.0",
+        "rackbus_function_attached{function=\"alpha/nvme1\"} 0.0",
+        "rackbus_link_conversations{service=\"functions\"} 1.0",
+        "rackbus_link_conversations_begun_total{service=\"functions\"} 1",
+        "rackbus_shared_memory{what=\"segments\"} 0.0",
+    ] {
+        assert!(node.lines().any(|found| found == line), "{line} is not in\n{node}");
+    }
+    let polls = "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"alpha\"} ";
+    let polls = node.lines().find_map(|line| line.strip_prefix(polls)).unwrap();
+    assert_ne!(polls, "0", "nobody served the drive");
+    drop(drive);
+    assert!(rack.bad(2, &["metrics", "delta"]).contains("no host delta"));
+}
+
+/// Who looks for a lease's number in the logs finds what each process did for it.
+#[test]
+fn a_lease_is_traced_through_control_plane_lender_and_borrower() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    drop(open(&lease));
+    rack.give_back(&lease);
+    let about = format!("lease{{id={}}}", lease.lease);
+    let of = |log: &str| {
+        let text = std::fs::read_to_string(rack.run_dir().join(log)).unwrap();
+        let lines = text.lines().filter(|line| line.contains(&about));
+        lines.map(str::to_owned).collect::<Vec<_>>().join("\n")
+    };
+    for (log, steps) in [
+        ("control.log", &["is being lent to beta", "beta can use", "ended: returned"][..]),
+        ("alpha/node.log", &["to be lent", "function attached", "to be taken back"]),
+        ("beta/node.log", &["borrowed", "in use", "letting go"]),
+    ] {
+        let told = of(log);
+        for step in steps {
+            assert!(told.contains(step), "{step} is not in {log}:\n{told}");
+        }
+    }
+    assert!(of("gamma/node.log").is_empty());
+}
+
+#[test]
 fn help_has_examples_and_shells_complete() {
     let rack = Rack::described("");
     for command in [
@@ -335,6 +390,7 @@ fn help_has_examples_and_shells_complete() {
         "return",
         "leases",
         "events",
+        "metrics",
         "path",
         "node-id",
         "mem map",

@@ -109,6 +109,8 @@ pub struct DeviceReport {
     pub trouble: Option<String>,
     /// Accesses to memory that were refused to it.
     pub dma_refused: u64,
+    /// The same, by cause.
+    pub dma_refused_by_cause: std::collections::BTreeMap<String, u64>,
     /// The last of them.
     pub last_refused: Option<String>,
     /// Borrowers that were not let in, because no lease or another one has it.
@@ -131,6 +133,8 @@ pub struct DeviceReport {
 pub struct NodeReport {
     /// Its functions, by their names there.
     pub devices: std::collections::BTreeMap<String, DeviceReport>,
+    /// Functions of others whose fronts run there, by their names in the rack.
+    pub fronts: std::collections::BTreeMap<String, DeviceReport>,
     /// Lines left out of its log.
     pub log_lines_left_out: u64,
 }
@@ -281,7 +285,7 @@ pub enum Change {
 }
 
 /// What an event is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
     /// A function was offered, lent, or returned in order.

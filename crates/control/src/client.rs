@@ -131,6 +131,17 @@ impl Client {
         self.get("/openapi.json").await
     }
 
+    /// The metrics of the process that listens at the client's socket: the control plane's, or a
+    /// node's.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn metrics(&self) -> Result<String, ClientError> {
+        let response = checked(self.request(Method::GET, "/metrics", &(), None).await?).await?;
+        let bytes = response.into_body().collect().await?.to_bytes();
+        String::from_utf8(bytes.into()).map_err(|cause| ClientError::Answer(cause.to_string()))
+    }
+
     /// A `GET` of any path whose answer is JSON.
     ///
     /// # Errors

@@ -139,6 +139,23 @@ fn kind_of(reason: &EndReason) -> EventKind {
     }
 }
 
+/// What is logged about a lease, in whatever process: its lines are found by its number.
+pub fn lease_span(lease: u64) -> tracing::Span {
+    tracing::info_span!("lease", id = lease)
+}
+
+/// Logs an event that is stored.
+pub fn log(event: &Event) {
+    let _about = event.lease.map(|lease| lease_span(lease).entered());
+    let Event { id, text, .. } = event;
+    match event.kind {
+        EventKind::Lease | EventKind::Refusal | EventKind::Restart => {
+            tracing::info!(event = id, "{text}");
+        }
+        EventKind::Loss | EventKind::Fault => tracing::warn!(event = id, "{text}"),
+    }
+}
+
 /// Keeps somebody who is refused again and again from filling the log.
 #[derive(Debug, Default)]
 pub struct Refusals {
@@ -176,13 +193,15 @@ pub struct Log {
     events: VecDeque<Event>,
     /// The greatest number that was given.
     newest: u64,
+    /// How many of each kind were put here in this life.
+    counts: BTreeMap<EventKind, u64>,
 }
 
 impl Log {
     /// What was stored, in order.
     pub fn of(events: Vec<Event>) -> Log {
         let newest = events.last().map_or(0, |event| event.id);
-        Log { events: events.into(), newest }
+        Log { events: events.into(), newest, counts: BTreeMap::new() }
     }
 
     /// Numbers events that happen at `now`; nothing is kept yet.
@@ -212,6 +231,19 @@ impl Log {
         }
         self.newest = events.last().map_or(self.newest, |event| event.id);
         self.events.extend(events.iter().cloned());
+        for event in events {
+            *self.counts.entry(event.kind).or_default() += 1;
+        }
+    }
+
+    /// How many events of a kind there were in this life of the control plane.
+    pub fn count(&self, kind: EventKind) -> u64 {
+        self.counts.get(&kind).copied().unwrap_or_default()
+    }
+
+    /// The number of the newest event there ever was.
+    pub fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// The events after number `after`, of one kind or of all, in order; of these the last `most`.

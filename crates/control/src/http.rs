@@ -211,15 +211,30 @@ struct EventsQuery {
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 async fn events(State(service): Shared, Query(query): Query<EventsQuery>) -> Response {
     let EventsQuery { after, kind, most, follow } = query;
-    let (kept, coming) = service.events(after, kind, most.unwrap_or(usize::MAX));
-    let kept = futures_util::stream::iter(kept);
+    let most = most.unwrap_or(usize::MAX);
     if !follow {
-        return lines(kept);
+        let (kept, _) = service.events(after, kind, most);
+        return lines(futures_util::stream::iter(kept));
     }
-    let wanted = move |event: &Event| kind.is_none_or(|kind| kind == event.kind);
-    // Who is too slow misses events; they are kept, and can be asked for.
-    let coming = BroadcastStream::new(coming).filter_map(|event| async { event.ok() });
-    lines(kept.chain(coming.filter(move |event| std::future::ready(wanted(event)))))
+    let steps = service.steps();
+    // Read from what is kept, whenever something was added: who is slow misses nothing.
+    let batches =
+        futures_util::stream::unfold((steps, after, most), move |(mut steps, after, most)| {
+            let service = service.clone();
+            async move {
+                let (mut after, mut most) = (after, most);
+                loop {
+                    steps.borrow_and_update();
+                    let (batch, newest) = service.events(after, kind, most);
+                    (after, most) = (newest, usize::MAX);
+                    if !batch.is_empty() {
+                        return Some((futures_util::stream::iter(batch), (steps, after, most)));
+                    }
+                    steps.changed().await.ok()?;
+                }
+            }
+        });
+    lines(batches.flatten())
 }
 
 /// What changes, from now on: the new state of leases, functions and hosts, one JSON object a line.
@@ -283,7 +298,8 @@ pub fn routes(service: Arc<Service>) -> Router {
             "/openapi.json",
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
         )
-        .with_state(service)
+        .with_state(service.clone())
+        .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }
 
 /// Serves the API at `socket` until the process ends.
@@ -291,8 +307,13 @@ pub fn routes(service: Arc<Service>) -> Router {
 /// # Errors
 /// When the socket cannot be made, or fails.
 pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<()> {
+    serve_routes(routes(service), socket).await
+}
+
+/// Serves `routes` at `socket` until the process ends, to processes of the same user and root's.
+pub(crate) async fn serve_routes(routes: Router, socket: &FilePath) -> std::io::Result<()> {
     if UnixStream::connect(socket).await.is_ok() {
-        let text = format!("another control plane listens at {}", socket.display());
+        let text = format!("another process listens at {}", socket.display());
         return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
     }
     match std::fs::remove_file(socket) {
@@ -300,8 +321,7 @@ pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<
         _ => {}
     }
     let listener = OwnUsers(UnixListener::bind(socket)?);
-    let routes = routes(service).into_make_service_with_connect_info::<Peer>();
-    axum::serve(listener, routes).await
+    axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>()).await
 }
 
 /// Who connected.

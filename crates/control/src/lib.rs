@@ -7,6 +7,7 @@
 //! * [`store`]: what is remembered, behind a trait: an SQLite file.
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
+//! * [`metrics`]: what is counted, for Prometheus.
 //! * [`client`]: the other side, for the command line and the nodes.
 
 pub mod answers;
@@ -14,9 +15,11 @@ pub mod api;
 pub mod client;
 pub mod events;
 pub mod http;
+pub mod metrics;
 pub mod service;
 pub mod store;
 
 pub use client::{Client, ClientError};
+pub use events::lease_span;
 pub use http::{openapi, serve};
 pub use service::{Inventory, Options, Service};

@@ -194,7 +194,8 @@ async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
     let control = Control::start().await;
     let engine = DeviceReport { trouble: Some("it hangs".into()), parks: 3, ..Default::default() };
     let devices = ["nvme0", "nvme1"].map(|name| (name.to_owned(), engine.clone()));
-    let report = Some(NodeReport { devices: devices.into(), log_lines_left_out: 5 });
+    let report =
+        Some(NodeReport { devices: devices.into(), log_lines_left_out: 5, ..Default::default() });
     let said = NodeMessages { messages: Vec::new(), report };
     control.client.say("alpha", &said).await.unwrap();
     let shown = async || control.client.devices().await.unwrap().remove(0).report;
@@ -454,4 +455,49 @@ async fn events_tell_what_happened_and_outlive_the_control_plane() {
     assert_eq!(started.count(), 2, "{restarts:?}");
     assert!(events.windows(2).all(|pair| pair[0].id < pair[1].id));
     assert_eq!(control.events(Some(EventKind::Fault)).await.len(), 1);
+}
+
+/// A Prometheus asks over the network, and everybody else the API's socket.
+#[tokio::test]
+async fn what_is_counted_is_served_to_prometheus() {
+    let control = Control::start().await;
+    let (lent, _) =
+        tokio::join!(control.ask("POST", "/v1/leases", "k", BORROW), control.activate());
+    assert_eq!(lent.0, 200, "{}", lent.1);
+    let report = DeviceReport {
+        dma_refused: 3,
+        dma_refused_by_cause: [("not mapped".to_owned(), 3)].into(),
+        ..DeviceReport::default()
+    };
+    let report =
+        NodeReport { devices: [("nvme0".to_owned(), report)].into(), ..Default::default() };
+    let said = NodeMessages { messages: Vec::new(), report: Some(report) };
+    let _listening = control.client.listen("alpha").await.unwrap();
+    control.client.say("alpha", &said).await.unwrap();
+
+    let text = control.client.metrics().await.unwrap();
+    for line in [
+        "rackbus_leases{stage=\"active\"} 1.0",
+        "rackbus_functions{state=\"lent\"} 1.0",
+        "rackbus_node_up{host=\"alpha\"} 1.0",
+        "rackbus_node_up{host=\"beta\"} 0.0",
+        "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"alpha\",cause=\"not mapped\"} 3",
+        "rackbus_events_total{kind=\"fault\"} 1",
+        "rackbus_requests_refused_total{} 0",
+        "rackbus_log_lines_left_out_total{} 7",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    assert!(text.contains("rackbus_store_commit_seconds_bucket{le="), "{text}");
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let source = Arc::new(rackbus_control::metrics::Page::default);
+    tokio::spawn(rackbus_control::metrics::serve_on(source, listener));
+    let mut scrape = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nhost: rack\r\nconnection: close\r\n\r\n";
+    scrape.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    scrape.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.contains("openmetrics-text") && answer.ends_with("# EOF\n"), "{answer}");
 }

@@ -107,7 +107,12 @@ fn request(input: &mut Input<'_>) -> Option<Request<Body>> {
         }
     };
     let kind = if choice == 0xff { "text/plain" } else { "application/json" };
-    let request = Request::builder().method(method).uri(uri).header(header::CONTENT_TYPE, kind);
+    let mut request = Request::builder().method(method).uri(uri).header(header::CONTENT_TYPE, kind);
+    if choice & 32 != 0 {
+        // Short, so that one comes again.
+        let length = usize::from(input.u8() & 3);
+        request = request.header("idempotency-key", input.bytes(length));
+    }
     request.body(Body::from(body)).ok()
 }
 

@@ -28,6 +28,8 @@ pub enum LenderAction {
         device: String,
         /// The epoch.
         epoch: Epoch,
+        /// The lease that has it, as far as this is known here.
+        lease: Option<LeaseId>,
     },
     /// Send this to the authority.
     Send(Message),
@@ -311,9 +313,9 @@ impl Lender {
             // An authority that knew of the older one would have had it revoked: it has lost its
             // records. The older one is taken back first; the authority says this one again.
             State::Armed(older) | State::Arming(older) => {
-                let epoch = older.epoch;
+                let (epoch, lease) = (older.epoch, Some(older.lease));
                 entry.state = State::Revoking(epoch);
-                vec![LenderAction::Revoke { device, epoch }]
+                vec![LenderAction::Revoke { device, epoch, lease }]
             }
             // Too early; the authority says it again.
             State::Revoking(_) => Vec::new(),
@@ -327,13 +329,14 @@ impl Lender {
         entry.newest = entry.newest.max(epoch);
         match &entry.state {
             State::Armed(current) | State::Arming(current) if current.epoch <= epoch => {
+                let lease = Some(current.lease);
                 entry.state = State::Revoking(epoch);
-                vec![LenderAction::Revoke { device, epoch }]
+                vec![LenderAction::Revoke { device, epoch, lease }]
             }
             State::Revoking(current) if *current >= epoch => Vec::new(),
             State::Revoking(_) => {
                 entry.state = State::Revoking(epoch);
-                vec![LenderAction::Revoke { device, epoch }]
+                vec![LenderAction::Revoke { device, epoch, lease: None }]
             }
             // A newer epoch has it, or nobody: this one is over either way.
             State::Free | State::Armed(_) | State::Arming(_) => vec![self.revoked(device, epoch)],

@@ -51,6 +51,34 @@ pub enum DmaFault {
     },
 }
 
+impl DmaFault {
+    /// What refusals are counted by.
+    pub(crate) const CAUSES: [&str; 7] = [
+        "not mapped",
+        "denied",
+        "past the address space",
+        "empty",
+        "no memory",
+        "bus mastering is off",
+        "truncated",
+    ];
+
+    /// Its place in [`CAUSES`](DmaFault::CAUSES).
+    pub(crate) fn cause(&self) -> usize {
+        match self {
+            DmaFault::Domain(fault) => match fault.cause {
+                FaultCause::NotMapped => 0,
+                FaultCause::Denied => 1,
+                FaultCause::Wraps => 2,
+                FaultCause::Empty => 3,
+            },
+            DmaFault::NoMemory { .. } => 4,
+            DmaFault::NotMaster { .. } => 5,
+            DmaFault::Truncated { .. } => 6,
+        }
+    }
+}
+
 /// Why a range could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {

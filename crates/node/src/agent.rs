@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rackbus_control::Client;
 use rackbus_control::api::{NodeMessages, NodeReport};
+use rackbus_control::{Client, lease_span};
 use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -158,7 +158,8 @@ impl Agent {
             address: self.identity.address.clone(),
         };
         let log_lines_left_out = (self.identity.log_lines_left_out)();
-        let report = NodeReport { devices: self.lender.report(), log_lines_left_out };
+        let (devices, fronts) = (self.lender.report(), self.borrower.fronts());
+        let report = NodeReport { devices, fronts, log_lines_left_out };
         self.tell(NodeMessages { messages: vec![register], report: Some(report) });
     }
 
@@ -195,7 +196,10 @@ impl Agent {
                 self.do_borrower(actions);
                 // The guest loses the device now, control plane or not.
                 let (borrower, unplugger) = (self.borrower.clone(), self.unplugger.clone());
-                self.by_lease.run(lease, move || unplug(&borrower, &unplugger, lease));
+                self.by_lease.run(lease, move || {
+                    let _about = lease_span(lease).entered();
+                    unplug(&borrower, &unplugger, lease);
+                });
             }
         }
     }
@@ -229,13 +233,17 @@ impl Agent {
             let (lender, heard) = (self.lender.clone(), self.heard.clone());
             match action {
                 LenderAction::Send(message) => self.say(message),
-                LenderAction::Arm { device, epoch, .. } => {
+                LenderAction::Arm { device, lease, epoch, borrower } => {
                     self.by_device.run(device.clone(), move || {
+                        let _about = lease_span(lease).entered();
+                        tracing::info!(device, epoch, borrower, "to be lent");
                         let _ = heard.send(Heard::Lending(lender.arm(&device, epoch)));
                     });
                 }
-                LenderAction::Revoke { device, epoch } => {
+                LenderAction::Revoke { device, epoch, lease } => {
                     self.by_device.run(device.clone(), move || {
+                        let _about = lease.map(|lease| lease_span(lease).entered());
+                        tracing::info!(device, epoch, "to be taken back");
                         let actions = lender.revoke(&device, epoch).unwrap_or_else(|error| {
                             tracing::error!(device, %error, "a revocation takes long");
                             let _ = heard.send(Heard::Trouble);
@@ -258,6 +266,8 @@ impl Agent {
                 BorrowerAction::Open(grant) => {
                     let lease = grant.lease;
                     self.by_lease.run(lease, move || {
+                        let _about = lease_span(lease).entered();
+                        tracing::info!(function = %grant.function, epoch = grant.epoch, "borrowed");
                         let outcome = borrower
                             .open(grant)
                             .map(|path| path.display().to_string())
@@ -268,7 +278,8 @@ impl Agent {
                 BorrowerAction::Close { lease, reason } => {
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
-                        tracing::info!(lease, reason, "letting go");
+                        let _about = lease_span(lease).entered();
+                        tracing::info!(reason, "letting go");
                         unplug(&borrower, &unplugger, lease);
                         borrower.close(lease);
                         let _ = heard.send(Heard::CloseDone(lease));

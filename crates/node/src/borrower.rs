@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rackbus_control::api::DeviceReport;
+use rackbus_control::lease_span;
 use rackbus_lease::{Grant, Placement};
 use rackbus_link::{Hello, Link, Medium, Service, VERSION};
 use rackbus_memory::Stream;
@@ -17,8 +19,9 @@ use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWi
 use rackbus_vm::{Interrupts, interrupts};
 use rustix::io::Errno;
 
-use crate::front::PlacedDevice;
+use crate::front::{MediumConversation, PlacedDevice};
 use crate::remote::RemoteDevice;
+use crate::report;
 
 /// Why a function could not be opened here.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +83,8 @@ struct Open {
     server: Mutex<Option<Server>>,
     /// Ends the conversation with the lender, while a user has the socket open.
     end: Mutex<Option<End>>,
+    /// Of the front, where it runs here.
+    front: Mutex<Option<MediumConversation>>,
 }
 
 /// Lets the lender go: what was attached answers as an absent device from then on.
@@ -97,6 +102,10 @@ impl Open {
 
     fn end(&self) -> MutexGuard<'_, Option<End>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn front(&self) -> MutexGuard<'_, Option<MediumConversation>> {
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,6 +138,7 @@ impl BorrowedFunctions {
             path: path.clone(),
             server: Mutex::default(),
             end: Mutex::default(),
+            front: Mutex::default(),
         });
         let opener = AttachOpener {
             hello: Hello {
@@ -161,6 +171,17 @@ impl BorrowedFunctions {
             server.retire();
         }
         interrupts::forget(&open.path);
+    }
+
+    /// How the functions are whose fronts run here, by their names in the rack.
+    pub fn fronts(&self) -> BTreeMap<String, DeviceReport> {
+        let open: Vec<Arc<Open>> = self.all().values().cloned().collect();
+        let report = |open: &Arc<Open>| {
+            let front = open.front();
+            let report = report::of_engine(front.as_ref()?.engine()?, DeviceReport::default());
+            Some((open.grant.function.to_string(), report))
+        };
+        open.iter().filter_map(report).collect()
     }
 
     /// The socket of a lease, and the process that uses it now.
@@ -196,6 +217,7 @@ impl Opener for AttachOpener {
     fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
         let gone = || DeviceError::new(Errno::NODEV, "the lease was returned");
         let open = self.open.upgrade().ok_or_else(gone)?;
+        let _about = lease_span(open.grant.lease).entered();
         let stream = self
             .link
             .connect(&open.grant.address, &self.hello)
@@ -208,6 +230,7 @@ impl Opener for AttachOpener {
             let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
             self.listener.opened(&open.grant, &open.path, process, ended);
         }
+        tracing::info!(process = open.process(), "in use");
         Ok(device)
     }
 }
@@ -248,6 +271,7 @@ impl AttachOpener {
                 let name = &open.grant.function.device;
                 let device = PlacedDevice::start(name, &medium, files, stream, on_lost)?;
                 let conversation = device.conversation();
+                *open.front() = Some(conversation.clone());
                 *open.end() = Some(Box::new(move || conversation.end()));
                 show(&open.path, device)
             }

@@ -51,6 +51,11 @@ impl MediumConversation {
         self.over();
     }
 
+    /// The front's engine; nothing when it has ended.
+    pub fn engine(&self) -> Option<&EngineHandle> {
+        (!self.is_gone()).then_some(&self.0.engine)
+    }
+
     /// It has ended; true for the first who says so.
     fn over(&self) -> bool {
         let first = !self.0.gone.swap(true, Ordering::AcqRel);

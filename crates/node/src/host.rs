@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rackbus_control::Client;
+use rackbus_control::metrics::{Source, serve_at};
+use rackbus_control::{Client, lease_span};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
 use rackbus_lease::Grant;
@@ -17,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::lender::{LendError, LentFunctions};
+use crate::metrics::{self, LinkCounters};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
@@ -98,7 +100,9 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let settings = options.segments.clone();
     let segments =
         Segments::new(&options.rack, &options.host, &options.run_dir, Arc::new(ShmLink), settings);
-    attend(listener, &options, lender.clone(), segments.clone()).map_err(NodeError::Thread)?;
+    let counters = Arc::new(LinkCounters::default());
+    attend(listener, &options, lender.clone(), segments.clone(), counters.clone())
+        .map_err(NodeError::Thread)?;
     segments.start(&folder).map_err(path_error(&folder.join(SOCKET)))?;
 
     let (heard, inbox) = mpsc::unbounded_channel();
@@ -115,6 +119,14 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         Arc::new(ShmLink),
         listener,
     );
+    let borrower = Arc::new(borrower);
+    let metrics = metrics::source(
+        &options.host,
+        lender.clone(),
+        borrower.clone(),
+        segments.clone(),
+        counters,
+    );
     let identity = Identity {
         host: options.host.clone(),
         address: link.display().to_string(),
@@ -122,8 +134,20 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         log_lines_left_out: options.log_lines_left_out,
     };
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
-    Agent::new(identity, lender, Arc::new(borrower), unplugger, heard).run(inbox).await;
-    Ok(())
+    let agent = Agent::new(identity, lender, borrower, unplugger, heard);
+    let metrics = metrics_server(metrics, folder.join(metrics::SOCKET));
+    tokio::select! {
+        () = agent.run(inbox) => Ok(()),
+        never = metrics => match never {},
+    }
+}
+
+/// Serves the node's metrics. Where that fails, the node goes on without.
+async fn metrics_server(source: Source, socket: PathBuf) -> std::convert::Infallible {
+    if let Err(error) = serve_at(source, &socket).await {
+        tracing::error!(%error, socket = %socket.display(), "metrics cannot be served");
+    }
+    std::future::pending().await
 }
 
 /// A thread that hears who connects to the link; each conversation gets its own.
@@ -132,6 +156,7 @@ fn attend(
     options: &NodeOptions,
     lender: Arc<LentFunctions>,
     segments: Arc<Segments>,
+    counters: Arc<LinkCounters>,
 ) -> std::io::Result<()> {
     let (rack, host) = (options.rack.clone(), options.host.clone());
     let run_dir = options.run_dir.clone();
@@ -148,18 +173,24 @@ fn attend(
             };
             let (lender, segments) = (lender.clone(), segments.clone());
             let (rack, host) = (rack.clone(), host.clone());
-            let (run_dir, hosts) = (run_dir.clone(), hosts.clone());
+            let (run_dir, hosts, counters) = (run_dir.clone(), hosts.clone(), counters.clone());
             let talk = move || match hear(stream, &rack, &host) {
                 Some(incoming) if !speaks_for_its_host(&run_dir, &hosts, &incoming) => {
                     let reason = format!("you are not the node of {}", incoming.hello.from);
                     tracing::warn!(process = ?incoming.process, reason, "a connection to the link was refused");
+                    counters.refuse();
                     incoming.refuse(&reason);
                 }
-                Some(incoming) if incoming.hello.service == Service::Segments => {
-                    segments.attend(incoming);
+                Some(incoming) => {
+                    let _open = counters.begin(&incoming.hello.service);
+                    match incoming.hello.service {
+                        Service::Segments => segments.attend(incoming),
+                        Service::Function { .. } | Service::Medium { .. } => {
+                            lender.attend(incoming)
+                        }
+                    }
                 }
-                Some(incoming) => lender.attend(incoming),
-                None => {}
+                None => counters.refuse(),
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
                 tracing::error!(%error, "a connection to the link was dropped: no thread for it");
@@ -187,12 +218,8 @@ struct Listener {
 
 impl UseListener for Listener {
     fn lender_lost(&self, grant: &Grant, reason: &str) {
-        tracing::warn!(
-            lease = grant.lease,
-            lender = grant.function.host,
-            reason,
-            "the lender is lost"
-        );
+        let _about = lease_span(grant.lease).entered();
+        tracing::warn!(lender = grant.function.host, reason, "the lender is lost");
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
     }
 

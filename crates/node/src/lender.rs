@@ -9,11 +9,11 @@
 //! after a while, and the revocation ends when the engine answers again.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
+use rackbus_control::lease_span;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
@@ -25,6 +25,7 @@ use rackbus_pci::vfio_user::{EngineDevice, serve};
 use rackbus_pci::{Engine, EngineHandle, Function};
 
 use crate::reach::Reach;
+use crate::report;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
@@ -239,6 +240,13 @@ impl LentFunctions {
         Ok(self.fence.lock().revoke_done(device, epoch))
     }
 
+    /// Whether a borrower is attached to each device.
+    pub fn attached(&self) -> BTreeMap<String, bool> {
+        let fence = self.fence.lock();
+        let attached = |name: &String| (name.clone(), fence.attached_up_to(name, Epoch::MAX));
+        self.lent.keys().map(attached).collect()
+    }
+
     /// How the devices are, without waiting for any of them.
     pub fn report(&self) -> BTreeMap<String, DeviceReport> {
         self.lent.iter().map(|(name, lent)| (name.clone(), lent.report())).collect()
@@ -252,6 +260,7 @@ impl LentFunctions {
             Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
             Service::Segments => return incoming.refuse("this is for functions"),
         };
+        let _about = lease_span(lease).entered();
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
             Ok(lent) => lent.clone(),
@@ -262,7 +271,7 @@ impl LentFunctions {
         let (end, session) = match lent.attach(&wanted, &stream) {
             Ok(attached) => attached,
             Err(error) => {
-                tracing::warn!(device, from, lease, epoch, %error, "attach refused");
+                tracing::warn!(device, from, epoch, %error, "attach refused");
                 let mut seen = lent.seen();
                 seen.attach_refused += 1;
                 seen.last_attach_refused = Some(format!("{from}, by lease {lease}: {error}"));
@@ -271,7 +280,7 @@ impl LentFunctions {
             }
         };
         let function = format!("{}/{device}", self.host);
-        tracing::info!(device, from, lease, epoch, %placement, "function attached");
+        tracing::info!(device, from, epoch, %placement, "function attached");
         match placement {
             Placement::Lender => match self.reach.track(session, &function, &from) {
                 Ok(session) => {
@@ -295,7 +304,7 @@ impl LentFunctions {
             }
         }
         drop(end);
-        tracing::info!(device, from, lease, epoch, "function released");
+        tracing::info!(device, from, epoch, "function released");
     }
 
     fn find(&self, device: &str) -> Result<&Arc<Lent>, LendError> {
@@ -359,19 +368,9 @@ impl Lent {
             };
             (seen.engine.clone(), report)
         };
-        let Some(engine) = engine else { return report };
-        let (dma_refused, last_refused) = engine.refusals().get();
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = engine.counters();
-        DeviceReport {
-            trouble: report.trouble.or_else(|| engine.health().trouble()),
-            dma_refused,
-            last_refused: last_refused.map(|fault| fault.to_string()),
-            busy_polls: count(&counters.busy_polls),
-            parks: count(&counters.parks),
-            jobs: count(&counters.jobs),
-            moves: count(&counters.moves),
-            ..report
+        match engine {
+            Some(engine) => report::of_engine(&engine, report),
+            None => report,
         }
     }
 

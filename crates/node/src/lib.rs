@@ -11,6 +11,7 @@
 //! * [`users`]: ends leases with the VM that used them.
 //! * [`presence`]: which process is whose node.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
+//! * [`metrics`]: what is counted, for Prometheus.
 //! * [`agent`]: the node's side of the lending protocol.
 //! * [`host`]: all of it together, as a process.
 
@@ -19,9 +20,11 @@ pub mod borrower;
 pub mod front;
 pub mod host;
 pub mod lender;
+pub mod metrics;
 pub mod presence;
 pub mod reach;
 pub mod remote;
+mod report;
 pub mod segments;
 pub mod unplug;
 pub mod users;

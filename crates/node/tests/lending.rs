@@ -2,17 +2,23 @@
 //! driver as the user. Lending from beginning to end, and what is refused.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, LeaseStage, Placement};
+use rackbus_control::api::{
+    BorrowRequest, DeviceState, EventKind, Isolation, LeaseStage, Placement,
+};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client, ClientError, Options, Service};
 use rackbus_devices::nvme::NvmeConfig;
 use rackbus_driver::{Drive, DriveError, Options as DriveOptions};
 use rackbus_lease::Config;
+use rackbus_node::metrics::SOCKET;
 use rackbus_node::{DeviceKind, NodeOptions, control_socket};
 use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::Client as User;
 use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_spec::nvme::registers;
+use rackbus_spec::vfio_user::region;
 use tempfile::TempDir;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -195,8 +201,16 @@ async fn a_forged_epoch_is_not_let_in() {
     attempt("beta", lease.lease, lease.epoch).unwrap();
 }
 
+/// The test runs itself as another process, whose descriptors are nobody else's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_cycles_lose_no_data_and_leave_nothing() {
+    const ALONE: &str = "RACKBUS_LENDING_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let mut alone = tokio::process::Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", "a_hundred_cycles_lose_no_data_and_leave_nothing", "--nocapture"]);
+        assert!(alone.env(ALONE, "1").status().await.unwrap().success());
+        return;
+    }
     let rack = rack().await;
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut before = 0;
@@ -353,5 +367,58 @@ async fn a_revocation_ends_what_a_front_has_under_way() {
         .await;
         writer.await.unwrap();
         rack.client.give_back(next.lease).await.unwrap();
+    }
+}
+
+/// A driver enables a controller and names memory that it never gave it: refused where the front runs,
+/// and told there and at the control plane.
+#[tokio::test(flavor = "multi_thread")]
+async fn faults_are_events_wherever_the_front_runs() {
+    let rack = rack().await;
+    for (placement, host) in [("lender", "alpha"), ("borrower", "beta")] {
+        let request = match host {
+            "alpha" => BorrowRequest::new("alpha/nvme0", "beta"),
+            _ => strict("beta"),
+        };
+        let lease = rack.client.borrow_as(&request).await.unwrap();
+        let mut faults = rack.client.events(Some(EventKind::Fault), Some(0), true).await.unwrap();
+        let socket = lease.socket.unwrap();
+        let user = blocking(move || {
+            let user = User::connect(Path::new(&socket), Duration::from_secs(5)).unwrap();
+            let register = |offset: u64, bytes: &[u8]| user.write(0, offset, bytes).unwrap();
+            // Memory space and bus mastering.
+            user.write(region::CONFIG, 4, &6u16.to_le_bytes()).unwrap();
+            register(registers::AQA, &0x001f_001f_u32.to_le_bytes());
+            register(registers::ASQ, &0x10_0000_u64.to_le_bytes());
+            register(registers::ACQ, &0x20_0000_u64.to_le_bytes());
+            // 64 and 16 byte entries; enabled.
+            register(registers::CC, &0x0046_0001_u32.to_le_bytes());
+            register(registers::sq_tail_doorbell(0, 0), &1u32.to_le_bytes());
+            user
+        })
+        .await;
+        let heard = async {
+            loop {
+                // The node of the round before may still tell of more.
+                let fault = faults.next().await.expect("the control plane ended");
+                if fault.host.as_deref() == Some(host) {
+                    return fault;
+                }
+            }
+        };
+        let told = tokio::time::timeout(Duration::from_secs(20), heard).await;
+        let told = told
+            .unwrap_or_else(|_| panic!("nobody tells of it, with the front at the {placement}"));
+        assert!(told.text.contains("accesses of alpha/nvme0 were refused"), "{told:?}");
+        let node = Client::new(&rack.folder.path().join(host).join(SOCKET));
+        let text = node.metrics().await.unwrap();
+        let counted = format!(
+            "rackbus_function_dma_refused_total{{function=\"alpha/nvme0\",host=\"{host}\",\
+             cause=\"not mapped\"}} "
+        );
+        let count = text.lines().find_map(|line| line.strip_prefix(&counted));
+        assert!(count.is_some_and(|count| count != "0"), "{placement}: {text}");
+        drop(user);
+        rack.client.give_back(lease.lease).await.unwrap();
     }
 }

@@ -1,8 +1,10 @@
 //! `rackbus control`: the control plane, in the foreground. `up` starts it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
 use rackbus_fabric::rack::format_size;
@@ -20,6 +22,9 @@ pub struct Args {
     /// The file that stderr goes to, which is exchanged when it has grown.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Serve `/metrics` at this address too, for Prometheus.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
 }
 
 impl Args {
@@ -63,10 +68,22 @@ impl Args {
         let socket = rackbus_node::control_socket(&run_dir);
         tracing::info!(rack = rack.name, "control plane up");
         tokio::select! {
+            outcome = scraped(service.clone(), self.metrics) => outcome,
             outcome = serve(service, &socket) => outcome.map_err(|error| failed(error.to_string())),
             () = process::asked_to_end() => Ok(()),
         }
     }
+}
+
+/// Serves the metrics at a network address, if one is named.
+async fn scraped(service: Arc<Service>, address: Option<SocketAddr>) -> Result<(), Failure> {
+    let Some(address) = address else { return std::future::pending().await };
+    let failed = |error: std::io::Error| {
+        let error = format!("metrics cannot be served at {address}: {error}");
+        Failure::new(error, "name an address of this machine and a port that is free")
+    };
+    let listener = tokio::net::TcpListener::bind(address).await.map_err(failed)?;
+    serve_on(Arc::new(move || service.metrics()), listener).await.map_err(failed)
 }
 
 /// Which process is which host's node: the kernel knows who holds the host's file.

@@ -10,6 +10,7 @@ pub mod events;
 pub mod give_back;
 pub mod leases;
 pub mod mem;
+pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod node_id;

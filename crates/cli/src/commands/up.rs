@@ -1,5 +1,6 @@
 //! `rackbus up`: starts the rack on this machine, one process per host and the control plane.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
   rackbus up                              the rack of ./rack.toml
   rackbus up examples/demo/rack.toml
   rackbus up --foreground                 stay until Ctrl-C, then stop the rack
+  rackbus up --metrics 127.0.0.1:9470     for Prometheus: http://127.0.0.1:9470/metrics
   rackbus up --low-latency                keep processors awake: interrupts in 2-4 us instead of 30-60")]
 pub struct Args {
     /// The rack file.
@@ -37,6 +39,9 @@ pub struct Args {
     /// Hold the processors out of idle states: faster wake-ups, more power. Needs root.
     #[arg(long)]
     low_latency: bool,
+    /// Serve the rack's metrics at this address, for Prometheus.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
 }
 
 impl Args {
@@ -115,7 +120,10 @@ impl Args {
     ) -> Result<(), Failure> {
         let folder = run_dir.display().to_string();
         let log = run_dir.join("control.log");
-        let control = process::start(&["control", "--run-dir", &folder], &log)?;
+        let metrics = self.metrics.map(|address| address.to_string());
+        let mut args = vec!["control", "--run-dir", &folder];
+        args.extend(metrics.iter().flat_map(|address| ["--metrics", address]));
+        let control = process::start(&args, &log)?;
         children.push(("the control plane".to_owned(), control, log));
         for host in rack.hosts.iter().map(|h| h.name.as_str()) {
             paths::make_private(&run_dir.join(host))?;

@@ -127,6 +127,12 @@ impl Known {
         report?.devices.get(&function.device)
     }
 
+    /// Whether `host` has borrowed `function`.
+    pub fn borrows(&self, host: &str, function: &str) -> bool {
+        let mut live = self.leases.values().filter(|lease| lease.is_live());
+        live.any(|lease| lease.borrower == host && lease.function.to_string() == function)
+    }
+
     /// Whether the node of a host listens.
     pub fn listens(&self, host: &str) -> bool {
         self.nodes.get(host).is_some_and(|node| !node.is_closed())

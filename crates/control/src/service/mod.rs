@@ -4,6 +4,7 @@
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
 mod known;
+mod metrics;
 mod paths;
 mod views;
 mod writer;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::metrics::histogram::Histogram;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
     Authority, BorrowRefused, Config, FunctionId, LeaseState, Message, Outcome, Record,
@@ -36,8 +38,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RETURN_PATIENCE: Duration = Duration::from_secs(40);
 /// How many incidents the status tells.
 const INCIDENTS: usize = 10;
-/// Changes and events that a slow listener may be behind.
-const LISTENER_BACKLOG: usize = 1024;
+/// Changes that a slow listener may be behind.
+const CHANGES_BACKLOG: usize = 1024;
+
+/// How long commits take, in seconds: what is told apart.
+const COMMIT_TIMES: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0];
 
 /// What the rack file says there is.
 #[derive(Debug, Clone, Default)]
@@ -110,7 +115,8 @@ struct Shared {
     /// Moves with every step.
     steps: watch::Sender<u64>,
     changes: broadcast::Sender<Change>,
-    events: broadcast::Sender<Event>,
+    /// How long commits took, in seconds.
+    commits: Histogram,
 }
 
 /// Milliseconds since 1970 that never go back while the process runs.
@@ -175,14 +181,14 @@ impl Service {
             log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(known),
             steps: watch::Sender::new(0),
-            changes: broadcast::Sender::new(LISTENER_BACKLOG),
-            events: broadcast::Sender::new(LISTENER_BACKLOG),
+            changes: broadcast::Sender::new(CHANGES_BACKLOG),
+            commits: Histogram::new(COMMIT_TIMES),
         });
         let answers = Answers::of(state.answers);
-        let writing = Writing::start(authority, store, answers, shared.clone());
-        let writing = writing.map_err(OpenError::Thread)?;
         let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
-        writing.note(vec![Draft::of_host(EventKind::Restart, None, text)]);
+        let started = vec![Draft::of_host(EventKind::Restart, None, text)];
+        let writing = Writing::start(authority, store, answers, shared.clone(), started);
+        let writing = writing.map_err(OpenError::Thread)?;
         Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
     }
 
@@ -215,15 +221,13 @@ impl Service {
                 granted => break granted,
             }
         };
-        let granted = granted.map_err(|refused| {
-            tracing::info!(function, borrower, %refused, "borrow refused");
-            if let BorrowRefused::Awaited(_) = refused {
-                self.shared.known().refused += 1;
-                let text = format!("{borrower} was refused: {refused}");
-                self.writing.note(vec![Draft::of_host(EventKind::Refusal, Some(borrower), text)]);
-            }
-            self.shared.explain(refused)
-        })?;
+        if let Err(refused @ BorrowRefused::Awaited(_)) = &granted {
+            self.shared.known().refused += 1;
+            let text = format!("{borrower} was refused: {refused}");
+            let refusal = Draft::of_host(EventKind::Refusal, Some(borrower), text);
+            self.writing.note(vec![refusal]).await;
+        }
+        let granted = granted.map_err(|refused| self.shared.explain(refused))?;
         let wanted = match granted {
             Granted::Lease(wanted) => wanted,
             Granted::Answered(answer) => return *answer,
@@ -335,16 +339,15 @@ impl Service {
     }
 
     /// What happened after event number `after`, of one kind or of all, at most the last `most`; and
-    /// where to hear what happens from then on.
-    pub fn events(
-        &self,
-        after: u64,
-        kind: Option<EventKind>,
-        most: usize,
-    ) -> (Vec<Event>, broadcast::Receiver<Event>) {
-        // Events are kept and sent under the same lock: none is in both, and none in neither.
+    /// the number of the newest event.
+    pub fn events(&self, after: u64, kind: Option<EventKind>, most: usize) -> (Vec<Event>, u64) {
         let known = self.shared.known();
-        (known.log.after(after, kind, most), self.shared.events.subscribe())
+        (known.log.after(after, kind, most), known.log.newest())
+    }
+
+    /// Moves whenever something was stored.
+    pub fn steps(&self) -> watch::Receiver<u64> {
+        self.shared.steps.subscribe()
     }
 }
 
@@ -369,6 +372,7 @@ impl Shared {
         let own: Vec<&InventoryDevice> = own.collect();
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
         let mut known = self.known();
+        report.fronts.retain(|name, _| known.borrows(host, name));
         let before = known.reports.insert(host.to_owned(), report).unwrap_or_default();
         let mut drafts = Vec::new();
         for device in own {
@@ -381,18 +385,19 @@ impl Shared {
             let function = device.function.to_string();
             drafts.extend(Draft::of_report(host, &function, &before, &now));
         }
+        for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.fronts) {
+            let before = before.fronts.get(function).cloned().unwrap_or_default();
+            drafts.extend(Draft::of_report(host, function, &before, now));
+        }
         drafts
     }
 
     /// A step is stored: lets everybody know.
     fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
+        events.iter().for_each(crate::events::log);
         let records = outcome.records.clone();
         let mut known = self.known();
         known.log.put(&events, first_event);
-        for event in events {
-            // Nobody listening is no failure.
-            let _ = self.events.send(event);
-        }
         known.publish(outcome);
         records.iter().for_each(|record| self.announce(&known, record));
         drop(known);
@@ -411,6 +416,7 @@ impl Shared {
             Record::Host(_) | Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         if let Some(change) = change {
+            // Nobody listening is no failure.
             let _ = self.changes.send(change);
         }
     }

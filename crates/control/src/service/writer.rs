@@ -17,8 +17,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Shared, problem};
 use crate::answers::{Answer as Kept, Answers, Found, KeptAnswer, KeyedRequest};
 use crate::api::{ApiError, Event};
-use crate::events::{Draft, Refusals};
-use crate::store::{Commit, Store};
+use crate::events::{Draft, Refusals, lease_span};
+use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
 const BACKLOG: usize = 256;
@@ -106,12 +106,13 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    /// Starts the writer's thread. It ends when the way to it is dropped.
+    /// Starts the writer's thread, which notes `events` first. It ends when the way to it is dropped.
     pub fn start(
         authority: Authority,
         store: Box<dyn Store>,
         answers: Answers,
         shared: Arc<Shared>,
+        events: Vec<Draft>,
     ) -> std::io::Result<Writing> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (requests, inbox) = mpsc::channel(BACKLOG);
@@ -129,7 +130,10 @@ impl Writing {
             again: Instant::now(),
         };
         let run = move || {
-            let work = || runtime.block_on(writer.run(inbox, returns));
+            let work = || {
+                writer.note(events);
+                runtime.block_on(writer.run(inbox, returns));
+            };
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
                 // Its successor begins with what is stored, which is whole.
                 tracing::error!("the control plane's writer failed; the process ends");
@@ -150,11 +154,10 @@ impl Writing {
         answered.await.map_err(|_| gone())?
     }
 
-    /// Has something noted that decides nothing. Where the writer is far behind, it is left out.
-    pub fn note(&self, events: Vec<Draft>) {
-        if self.requests.try_send(Request::Note { events }).is_err() {
-            tracing::warn!("the writer is behind; an event is left out");
-        }
+    /// Has something noted that decides nothing.
+    pub async fn note(&self, events: Vec<Draft>) {
+        // A writer that is gone notes nothing any more: the process ends.
+        let _ = self.requests.send(Request::Note { events }).await;
     }
 }
 
@@ -238,7 +241,10 @@ impl Writer {
                 Err(_) => (false, Step { forgotten_keys, ..Step::default() }),
             });
             match returned {
-                Ok(true) => tracing::info!(lease, "given back: who asked for it is gone"),
+                Ok(true) => {
+                    let _about = lease_span(lease).entered();
+                    tracing::info!("given back: who asked for it is gone");
+                }
                 // It has ended already.
                 Ok(false) => {}
                 Err(_) => drop(self.returning.insert(lease)),
@@ -353,7 +359,7 @@ impl Writer {
         let outcome = Outcome::default();
         let (events, first_event) = self.number(self.shared.clock.now(), &outcome, events);
         let commit = Commit { events, first_event, ..Commit::default() };
-        match self.store.commit(&commit) {
+        match self.commit(&commit) {
             Ok(()) => self.shared.publish(outcome, commit.events, first_event),
             Err(error) => {
                 tracing::error!(%error, "an event could not be stored");
@@ -393,7 +399,7 @@ impl Writer {
         let (events, first_event) = self.number(now, &outcome, events);
         let records = outcome.records.clone();
         let commit = Commit { records, answers, forgotten_keys, events, first_event };
-        if let Err(error) = self.store.commit(&commit) {
+        if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
             self.shared.known().store_failures += 1;
@@ -407,6 +413,15 @@ impl Writer {
         commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
         self.shared.publish(outcome, commit.events, first_event);
         Ok(answer)
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
+        let begun = Instant::now();
+        let outcome = self.store.commit(commit);
+        if !commit.is_empty() {
+            self.shared.commits.observe(begun.elapsed().as_secs_f64());
+        }
+        outcome
     }
 
     /// The events of a step, and the number of the first event that is kept.

@@ -209,7 +209,7 @@ impl World {
                 LenderAction::Arm { device, epoch, .. } => {
                     node.pending.push(Work::Arm(device, epoch));
                 }
-                LenderAction::Revoke { device, epoch } => {
+                LenderAction::Revoke { device, epoch, .. } => {
                     node.pending.push(Work::Revoke(device, epoch));
                 }
             }

@@ -145,6 +145,11 @@ impl Segments {
         std::thread::Builder::new().name("segments' time".into()).spawn(keep_time).map(drop)
     }
 
+    /// How many there are now of what the host's processes share, each by its name.
+    pub fn statistics(&self) -> [(&'static str, usize); 8] {
+        self.lock().directory.statistics()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -383,6 +383,20 @@ impl Directory {
         questions.chain(self.moves.values().map(|one| one.deadline)).min()
     }
 
+    /// How many there are now of what is kept here, each by its name.
+    pub fn statistics(&self) -> [(&'static str, usize); 8] {
+        [
+            ("sessions", self.sessions.len()),
+            ("segments", self.segments.len()),
+            ("groups", self.groups.len()),
+            ("interrupts", self.interrupts.len()),
+            ("page extents", self.extents.len()),
+            ("connections to others", self.connections.len()),
+            ("connections of others", self.guests.len()),
+            ("moves under way", self.moves.len()),
+        ]
+    }
+
     /// Time does not go back, whoever looked at the clock last.
     fn at(&mut self, now: u64) {
         self.now = self.now.max(now);

@@ -1,0 +1,177 @@
+//! Metrics in Prometheus' (OpenMetrics) text format, for the control plane and for nodes.
+//!
+//! A page is made when it is asked for, from counters that are kept anyway: who is not looked at pays
+//! nothing, and no data path waits for a scrape.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use axum::Router;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+use crate::api::DeviceReport;
+
+/// What the format is called.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What tells one value of a metric from the others.
+pub type Labels = Vec<(&'static str, String)>;
+
+/// One page of metrics. The names of all begin with `rackbus_`.
+#[derive(Debug)]
+pub struct Page(Registry);
+
+impl Default for Page {
+    fn default() -> Self {
+        Page(Registry::with_prefix("rackbus"))
+    }
+}
+
+impl Page {
+    /// Adds something that goes up and down. A full stop is appended to the help.
+    pub fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).set(value);
+        }
+        self.0.register(name, help, family);
+    }
+
+    /// Adds something that only goes up while its process lives; `_total` is appended to the name.
+    pub fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, u64)>,
+    ) {
+        let family = Family::<Labels, Counter>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.0.register(name, help, family);
+    }
+
+    /// Adds a distribution that is kept.
+    pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.0.register(name, help, histogram.clone());
+    }
+
+    /// Adds what nodes report of functions: each by the function's name and the host whose node runs
+    /// its front.
+    pub fn functions<'r>(
+        &mut self,
+        reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
+    ) {
+        type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
+        let counts: [Count; 5] = [
+            ("function_attach_refused", "Borrowers that were not let in", |r| r.attach_refused),
+            ("engine_busy_polls", "Polls of a function's engine that found work", |r| r.busy_polls),
+            ("engine_sleeps", "Times that an engine slept, and was woken", |r| r.parks),
+            ("engine_jobs", "Register accesses, mappings and resets", |r| r.jobs),
+            ("engine_moves", "Times that an engine went to another processor", |r| r.moves),
+        ];
+        for (name, help, count) in counts {
+            let values = reports.clone().map(|(name, report)| (of_function(name), count(report)));
+            self.counter(name, help, values);
+        }
+        let refused = reports.clone().flat_map(|(name, report)| {
+            report.dma_refused_by_cause.iter().map(move |(cause, count)| {
+                let mut labels = of_function(name.clone());
+                labels.push(("cause", cause.clone()));
+                (labels, *count)
+            })
+        });
+        let help = "Accesses to memory that were refused to a function";
+        self.counter("function_dma_refused", help, refused);
+        let trouble = reports.map(|(name, report)| {
+            (of_function(name), f64::from(u8::from(report.trouble.is_some())))
+        });
+        self.gauge("function_trouble", "Whether something is wrong with a function", trouble);
+    }
+
+    /// The page as text.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // A String takes everything.
+        let _ = encode(&mut text, &self.0);
+        text
+    }
+}
+
+fn of_function((function, host): (String, String)) -> Labels {
+    vec![("function", function), ("host", host)]
+}
+
+/// Makes a page whenever one is asked for.
+pub type Source = Arc<dyn Fn() -> Page + Send + Sync>;
+
+/// The route `/metrics` alone.
+pub fn routes(source: Source) -> Router {
+    let page = move || {
+        let text = source().text();
+        async { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response() }
+    };
+    Router::new().route("/metrics", get(page))
+}
+
+/// Serves `/metrics` at a UNIX socket, until the process ends, to processes of the same user and
+/// root's.
+///
+/// # Errors
+/// When the socket cannot be made, or fails.
+pub async fn serve_at(source: Source, socket: &Path) -> std::io::Result<()> {
+    crate::http::serve_routes(routes(source), socket).await
+}
+
+/// Serves `/metrics` on a network socket, until the process ends, to everybody who reaches it.
+///
+/// # Errors
+/// When the socket fails.
+pub async fn serve_on(source: Source, listener: TcpListener) -> std::io::Result<()> {
+    axum::serve(listener, routes(source)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_names_help_labels_and_values() {
+        let by_cause = [("not mapped".to_owned(), 3)].into();
+        let report = DeviceReport {
+            dma_refused_by_cause: by_cause,
+            busy_polls: 7,
+            trouble: Some("hangs \"now\"".to_owned()),
+            ..DeviceReport::default()
+        };
+        let mut page = Page::default();
+        let name = ("alpha/nvme0".to_owned(), "beta".to_owned());
+        page.functions([(name, &report)].into_iter());
+        let text = page.text();
+        for line in [
+            "# HELP rackbus_engine_busy_polls Polls of a function's engine that found work.",
+            "# TYPE rackbus_engine_busy_polls counter",
+            "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 7",
+            "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"beta\",cause=\"not mapped\"} 3",
+            "rackbus_function_trouble{function=\"alpha/nvme0\",host=\"beta\"} 1.0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}

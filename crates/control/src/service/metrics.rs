@@ -1,0 +1,104 @@
+//! The control plane's metrics.
+
+use rackbus_lease::LeaseState;
+
+use super::{Known, Service, Shared};
+use crate::api::{DeviceState, EventKind, HostState};
+use crate::metrics::{Labels, Page};
+
+impl Service {
+    /// What the control plane counts, now.
+    pub fn metrics(&self) -> Page {
+        let mut page = Page::default();
+        let known = self.shared.known();
+        self.shared.leases_and_functions(&known, &mut page);
+        self.shared.hosts(&known, &mut page);
+        let own = |value| [(Labels::new(), value)];
+        page.counter(
+            "requests_refused",
+            "Requests for functions that were refused",
+            own(known.refused),
+        );
+        let help = "Decisions and events that could not be stored";
+        page.counter("store_failures", help, own(known.store_failures));
+        let help = "How long a commit to the store takes";
+        page.histogram("store_commit_seconds", help, &self.shared.commits);
+        let events = [
+            EventKind::Lease,
+            EventKind::Loss,
+            EventKind::Refusal,
+            EventKind::Fault,
+            EventKind::Restart,
+        ];
+        let events = events.map(|kind| (vec![("kind", word(&kind))], known.log.count(kind)));
+        page.counter("events", "Events since the control plane was started", events);
+        page
+    }
+}
+
+impl Shared {
+    fn leases_and_functions(&self, known: &Known, page: &mut Page) {
+        let stages = ["arming", "opening", "active", "closing"].map(|stage| {
+            let count =
+                known.leases.values().filter(|lease| live_stage(&lease.state) == Some(stage));
+            (vec![("stage", stage.to_owned())], count.count() as f64)
+        });
+        page.gauge("leases", "Leases that have not ended, by stage", stages);
+        let devices: Vec<_> =
+            self.inventory.devices.iter().map(|device| self.device(known, device)).collect();
+        let states = [
+            DeviceState::Offered,
+            DeviceState::Lent,
+            DeviceState::Returning,
+            DeviceState::Unreachable,
+            DeviceState::Absent,
+        ];
+        let states = states.map(|state| {
+            let count = devices.iter().filter(|device| device.state == state).count();
+            (vec![("state", word(&state))], count as f64)
+        });
+        page.gauge("functions", "Functions of the rack file, by state", states);
+        let own = devices.iter().filter_map(|device| {
+            let host = device.function.split('/').next().unwrap_or_default();
+            Some(((device.function.clone(), host.to_owned()), device.report.as_ref()?))
+        });
+        let reports = known.reports.iter().filter(|(host, _)| known.listens(host));
+        let fronts = reports.flat_map(|(host, report)| {
+            let named = |function: &String| (function.clone(), host.clone());
+            report.fronts.iter().map(move |(function, report)| (named(function), report))
+        });
+        page.functions(own.chain(fronts));
+    }
+
+    fn hosts(&self, known: &Known, page: &mut Page) {
+        let hosts: Vec<_> = self.inventory.hosts.iter().map(|h| self.host(known, h)).collect();
+        let of = |host: &String| vec![("host", host.clone())];
+        let up = hosts
+            .iter()
+            .map(|host| (of(&host.host), f64::from(u8::from(host.state == HostState::Up))));
+        page.gauge("node_up", "Whether a host's node is connected", up);
+        let overruns = hosts.iter().map(|host| (of(&host.host), host.overruns));
+        let help = "Times that a node was cut off because it took nothing";
+        page.counter("node_overruns", help, overruns);
+        let left_out = hosts.iter().map(|host| (of(&host.host), host.log_lines_left_out));
+        let own = (Labels::new(), (self.log_lines_left_out)());
+        let help = "Lines left out of a node's log, or (without a host) of the control plane's";
+        page.counter("log_lines_left_out", help, left_out.chain([own]));
+    }
+}
+
+fn live_stage(state: &LeaseState) -> Option<&'static str> {
+    match state {
+        LeaseState::Arming => Some("arming"),
+        LeaseState::Opening => Some("opening"),
+        LeaseState::Active { .. } => Some("active"),
+        LeaseState::Closing { .. } => Some("closing"),
+        LeaseState::Ended { .. } => None,
+    }
+}
+
+/// The word that the API has for a value.
+fn word(value: &impl serde::Serialize) -> String {
+    let word = serde_json::to_value(value).unwrap_or_default();
+    word.as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,103 @@
+//! What a node counts, for Prometheus: its functions, the conversations over its link, and the shared
+//! memory of its host.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rackbus_control::metrics::{Labels, Page, Source};
+use rackbus_link::Service;
+
+use crate::borrower::BorrowedFunctions;
+use crate::lender::LentFunctions;
+use crate::segments::Segments;
+
+/// A node's socket for metrics, in its host's folder.
+pub const SOCKET: &str = "metrics.sock";
+
+/// Conversations of one kind over the link.
+#[derive(Debug, Default)]
+struct Conversations {
+    begun: AtomicU64,
+    open: AtomicU64,
+}
+
+/// What is counted of the link: those who connected to this node.
+#[derive(Debug, Default)]
+pub struct LinkCounters {
+    functions: Conversations,
+    mediums: Conversations,
+    segments: Conversations,
+    refused: AtomicU64,
+}
+
+impl LinkCounters {
+    /// A conversation begins, and lasts until what is returned is dropped.
+    pub fn begin(self: &Arc<Self>, service: &Service) -> impl Drop + Send + use<> {
+        let of: fn(&LinkCounters) -> &Conversations = match service {
+            Service::Function { .. } => |link| &link.functions,
+            Service::Medium { .. } => |link| &link.mediums,
+            Service::Segments => |link| &link.segments,
+        };
+        of(self).begun.fetch_add(1, Ordering::Relaxed);
+        of(self).open.fetch_add(1, Ordering::Relaxed);
+        Open(self.clone(), of)
+    }
+
+    /// Somebody was not listened to.
+    pub fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A conversation under way.
+struct Open(Arc<LinkCounters>, fn(&LinkCounters) -> &Conversations);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        (self.1)(&self.0).open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A node's page.
+pub fn source(
+    host: &str,
+    lender: Arc<LentFunctions>,
+    borrower: Arc<BorrowedFunctions>,
+    segments: Arc<Segments>,
+    link: Arc<LinkCounters>,
+) -> Source {
+    let host = host.to_owned();
+    Arc::new(move || {
+        let mut page = Page::default();
+        let reports = lender.report();
+        let fronts = borrower.fronts();
+        let own = reports.iter().map(|(device, report)| (format!("{host}/{device}"), report));
+        let borrowed = fronts.iter().map(|(function, report)| (function.clone(), report));
+        let here = |(function, report)| ((function, host.clone()), report);
+        page.functions(own.chain(borrowed).map(here));
+        let attached = lender.attached().into_iter().map(|(device, attached)| {
+            let labels = vec![("function", format!("{host}/{device}"))];
+            (labels, f64::from(u8::from(attached)))
+        });
+        page.gauge("function_attached", "Whether a borrower is attached to a function", attached);
+        link_page(&link, &mut page);
+        let counts = segments.statistics();
+        let counts = counts.map(|(what, count)| (vec![("what", what.to_owned())], count as f64));
+        let help = "What the host's processes share, and who is connected to it";
+        page.gauge("shared_memory", help, counts);
+        page
+    })
+}
+
+fn link_page(link: &LinkCounters, page: &mut Page) {
+    let kinds =
+        [("functions", &link.functions), ("mediums", &link.mediums), ("segments", &link.segments)];
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let of = |kind: &str| vec![("service", kind.to_owned())];
+    let open = kinds.map(|(kind, of_kind)| (of(kind), count(&of_kind.open) as f64));
+    page.gauge("link_conversations", "Conversations that other nodes have with this one", open);
+    let begun = kinds.map(|(kind, of_kind)| (of(kind), count(&of_kind.begun)));
+    page.counter("link_conversations_begun", "Conversations that were begun", begun);
+    let refused = [(Labels::new(), count(&link.refused))];
+    page.counter("link_connections_refused", "Connections that made no sense", refused);
+}
