@@ -158,7 +158,7 @@ fn what_is_wrong_is_refused_with_its_place() {
                 "[timing.parts.board]\nlatancy = \"1 ns\"\n[timing.switch]",
             ),
             Box::new(same),
-            "rack.toml:67:1: unknown key `latancy` in timing.parts.board; did you mean `latency`?",
+            "rack.toml:68:1: unknown key `latancy` in timing.parts.board; did you mean `latency`?",
         ),
         (
             workload(
@@ -171,7 +171,7 @@ fn what_is_wrong_is_refused_with_its_place() {
         (
             workload(
                 "ends = [\"alpha-ntb\", \"top-of-rack\"]",
-                "ends = [\"alpha-ntb\", \"alpha\"]",
+                "ends = [\"alpha-ntb\", \"beta-ntb\"]",
             ),
             Box::new(same),
             "workload.toml:8:10: no way leads from `alpha` to `lender/nvme0`",

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::{FlowLevel, shares};
-use rackbus_model::random::Random;
+use rackbus_model::random::{Distribution, Random};
 use rackbus_model::time::Time;
-use rackbus_model::timing::{DeviceTiming, MemoryTiming, RootTiming, Timing};
+use rackbus_model::timing::{DeviceTiming, HostTiming, MemoryTiming, RootTiming, Timing};
 use rackbus_model::workload::{Failed, FlowKind, FlowSpec, Places, Results, Workload, parse, run};
 
 /// Makes random racks and workloads.
@@ -22,7 +22,7 @@ impl Maker {
     fn cable(&mut self, a: &str, b: &str) -> Cable {
         let lanes = [4, 8, 16][self.below(3)];
         let generation = 1 + self.below(4) as u8;
-        Cable { ends: [a.to_owned(), b.to_owned()], generation, lanes }
+        Cable { ends: [a.to_owned(), b.to_owned()], generation, lanes, length: None }
     }
 
     /// Hosts of one or two devices below a tree of switches. In some, devices and adapter are below
@@ -95,6 +95,7 @@ impl Maker {
                 begin: Time::ZERO,
                 random: false,
                 span: 1 << 20,
+                think: Distribution::Fixed(Time::ZERO),
                 places: Places::default(),
             }
         });
@@ -158,7 +159,7 @@ fn a_flow_alone_gets_what_is_computed() {
     let [_, each] = all_apart("alone", &Timing::default(), first);
     assert!(each.median < 0.3 && each.worst < 3.0);
     let root = RootTiming { combine: 256, ..RootTiming::default() };
-    let timing = Timing { root, ..Timing::default() };
+    let timing = Timing { host: HostTiming { root, ..HostTiming::default() }, ..Timing::default() };
     let [_, each] = all_apart("alone, roots combine completions", &timing, first);
     assert!(each.median < 0.3 && each.worst < 3.0);
 }
@@ -265,7 +266,10 @@ fn every_kind_of_flow_takes_what_is_computed() {
 fn bottlenecks_are_named() {
     let rack = Rack::parse("rack.toml", RACK).unwrap();
     let timing = Timing {
-        memory: MemoryTiming { bandwidth: 2_000_000_000, ..MemoryTiming::default() },
+        host: HostTiming {
+            memory: MemoryTiming { bandwidth: 2_000_000_000, ..MemoryTiming::default() },
+            ..HostTiming::default()
+        },
         device: DeviceTiming { engine: 3_000_000_000, ..DeviceTiming::default() },
         ..Timing::default()
     };

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::shares;
-use rackbus_model::random::Random;
+use rackbus_model::random::{Distribution, Random};
 use rackbus_model::time::Time;
 use rackbus_model::timing::Timing;
 use rackbus_model::workload::{FlowKind, FlowSpec, Places, Workload};
@@ -28,6 +28,7 @@ fn rack() -> Result<Rack, BenchError> {
         ends: [a.to_owned(), b.to_owned()],
         generation,
         lanes,
+        length: None,
     };
     let mut level = Vec::new();
     for nth in 0..HOSTS {
@@ -75,6 +76,7 @@ fn workload() -> Workload {
             begin: Time::ZERO,
             random: false,
             span: 64 << 20,
+            think: Distribution::Fixed(Time::ZERO),
             places: Places::default(),
         }
     };

@@ -4,6 +4,8 @@
 //! Bytes may cross several stages at once: an operation's time is that of its first packet, or of
 //! its first request and what that asks for, and for the rest that of the slowest stage.
 
+use std::ops::Range;
+
 use crate::engine::{
     Addresses, Class, FlowId, IommuParameters, LaneId, PartId, RequesterId, RequesterParameters,
     ResourceId, Step, StreamId, Until, WayId, World,
@@ -87,6 +89,14 @@ pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
     for step in world.steps(flow) {
         match *step {
             Step::Wait(span) => cost.unloaded += span.ps() as f64,
+            Step::WaitRandom(drawn) => {
+                cost.unloaded += world.distribution(drawn).mean().ps() as f64;
+            }
+            Step::UseRandom(resource, drawn) => {
+                let span = world.distribution(drawn).mean().ps() as f64;
+                cost.unloaded += span;
+                cost.held.push((resource, span));
+            }
             Step::Use(resource, span) => {
                 cost.unloaded += span.ps() as f64;
                 cost.held.push((resource, span.ps() as f64));
@@ -175,6 +185,8 @@ struct Course<'a> {
     /// What a packet stays where it is made.
     stay: Time,
     lanes: Vec<LaneId>,
+    /// By lane, bytes of a request's header.
+    headers: Vec<u32>,
     target: PartId,
     bytes: f64,
     addresses: Addresses,
@@ -201,6 +213,7 @@ impl<'a> Course<'a> {
             requester,
             is,
             stay: world.part(part).stay[Class::Posted as usize],
+            headers: (0..lanes.len()).map(|nth| world.header(way, nth, Class::Posted)).collect(),
             lanes,
             target,
             bytes: bytes as f64,
@@ -229,11 +242,13 @@ impl<'a> Course<'a> {
         packets as f64 / places as f64
     }
 
-    /// Bytes of a class of packets on one lane each, and the DLLPs that they cause.
-    fn packets_on(&mut self, lanes: &[LaneId], class: Class, packets: f64, bytes: f64) {
-        for lane in lanes {
+    /// Bytes of packets on some of the way's lanes each, and the DLLPs that they cause. Completions go back.
+    fn packets_on(&mut self, nth: Range<usize>, back: bool, packets: f64, bytes: f64) {
+        for nth in nth {
+            let lane = &if back { self.lanes[nth].back() } else { self.lanes[nth] };
+            let header = if back { wire::COMPLETION_HEADER } else { self.headers[nth] };
             let Some(wire) = self.world.lane_parameters(*lane).wire else { continue };
-            let around = f64::from(wire.packet(header(class), 0));
+            let around = f64::from(wire.packet(header, 0));
             self.stage(Limit::Lane(*lane), packets * around + bytes, 1.0 / packets);
             let dllps = self.world.lane_parameters(lane.back()).dllp_bytes;
             self.stage(Limit::Lane(lane.back()), packets * f64::from(dllps), 1.0);
@@ -302,14 +317,15 @@ impl<'a> Course<'a> {
         let packets = self.packets(self.is.payload);
         let first = self.bytes.min(f64::from(self.is.payload));
         let lanes = self.lanes.clone();
-        self.packets_on(&lanes, Class::Posted, packets, self.bytes);
+        self.packets_on(0..lanes.len(), false, packets, self.bytes);
         self.issue(packets);
         let part = self.world.part(self.target);
         let whole = (self.bytes as u64).is_multiple_of(u64::from(part.line.max(1)));
         let partial = if whole { 0.0 } else { part.partial_write.ps() as f64 };
         let waits = self.walks().1;
         let mut time = self.service(first, partial);
-        time += (self.stay + self.travel(&lanes, Class::Posted, first as u32)).ps() as f64;
+        let travel = self.travel(&lanes, &self.headers, Class::Posted, first as u32);
+        time += (self.stay + travel).ps() as f64;
         Operation { stages: self.stages, first: time, waits }
     }
 
@@ -329,12 +345,11 @@ impl<'a> Course<'a> {
         let combined = if combine == 0 { completion } else { combine.min(self.is.read) };
         let lanes = self.lanes.clone();
         let back: Vec<LaneId> = lanes.iter().rev().map(|lane| lane.back()).collect();
-        self.packets_on(&lanes[..cut], Class::NonPosted, requests, 0.0);
-        self.packets_on(&lanes[cut..], Class::NonPosted, pieces, 0.0);
-        let (behind, before) = back.split_at(lanes.len() - cut);
-        for (lanes, most) in [(behind, completion), (before, combined)] {
+        self.packets_on(0..cut, false, requests, 0.0);
+        self.packets_on(cut..lanes.len(), false, pieces, 0.0);
+        for (lanes, most) in [(cut..lanes.len(), completion), (0..cut, combined)] {
             let completions = self.packets(most);
-            self.packets_on(lanes, Class::Completion, completions, self.bytes);
+            self.packets_on(lanes, true, completions, self.bytes);
         }
         self.issue(requests);
         // The first request, until all that it asks for has come.
@@ -343,8 +358,10 @@ impl<'a> Course<'a> {
         let slowest = self.stages.iter().map(|stage| stage.time).fold(0.0, f64::max);
         let rest = slowest * (asked - carried) / self.bytes;
         let trip = |from: usize| {
-            let there = self.travel(&lanes[from..], Class::NonPosted, 0);
-            let back = self.travel(&back[..lanes.len() - from], Class::Completion, carried as u32);
+            let there = self.travel(&lanes[from..], &self.headers[from..], Class::NonPosted, 0);
+            let back = &back[..lanes.len() - from];
+            let headers = vec![wire::COMPLETION_HEADER; back.len()];
+            let back = self.travel(back, &headers, Class::Completion, carried as u32);
             (there + back).ps() as f64 + served
         };
         let (whole, trips) = (trip(0) + self.stay.ps() as f64 + rest, roots.iter().copied());
@@ -388,24 +405,25 @@ impl<'a> Course<'a> {
 
     /// How long an empty way's lanes take a packet of so many bytes of payload from its maker to its
     /// end.
-    fn travel(&self, lanes: &[LaneId], class: Class, payload: u32) -> Time {
+    fn travel(&self, lanes: &[LaneId], headers: &[u32], class: Class, payload: u32) -> Time {
         let mut at = Time::ZERO;
         for (nth, lane) in lanes.iter().enumerate() {
-            let here = self.world.lane_parameters(*lane);
+            let (here, header) = (self.world.lane_parameters(*lane), headers[nth]);
             let next = lanes.get(nth + 1).map(|lane| self.world.lane_parameters(*lane).wire);
             let stay = self.world.part(self.world.ends_of(*lane).1).stay[class as usize];
             at = match (here.wire, next) {
                 (None, None) => at,
                 (None, Some(_)) => at + stay,
                 (Some(wire), next) => {
-                    let bytes = wire.packet(header(class), payload);
+                    let bytes = wire.packet(header, payload);
                     let begun = at + here.propagation;
-                    let (head, tail) = (wire.packet(header(class), 0), begun + wire.time(bytes));
+                    let (head, tail) = (wire.packet(header, 0), begun + wire.time(bytes));
                     match next {
                         None if class == Class::Completion => tail + stay,
                         None => tail,
                         Some(None) => tail + stay,
                         Some(Some(next)) => {
+                            let bytes = next.packet(headers[nth + 1], payload);
                             (begun + wire.time(head)).max(tail.since(next.time(bytes))) + stay
                         }
                     }
@@ -413,12 +431,5 @@ impl<'a> Course<'a> {
             };
         }
         at
-    }
-}
-
-fn header(class: Class) -> u32 {
-    match class {
-        Class::Completion => wire::COMPLETION_HEADER,
-        Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
     }
 }

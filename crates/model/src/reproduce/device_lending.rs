@@ -145,7 +145,7 @@ fn drive_read(lab: &mut Lab, host: &str, bytes: u64, guest: bool) -> Script {
     let queue = "lender";
     let drive = "lender/nvme0";
     let mut script = Vec::new();
-    let (media, issue) = (lab.software("media"), lab.timing().cpu.issue);
+    let (media, issue) = (lab.software("media"), lab.timing().host.cpu.issue);
     let cpu = lab.source(host);
     let doorbell = lab.way(host, drive);
     let until = Until::Landed;
@@ -180,7 +180,7 @@ fn drives() -> Vec<Row> {
     // A VM's device is checked by the lender's IOMMU; its page walks are long over.
     let mut lab = Lab::changed(NVME, |rack, timing| {
         rack.hosts.iter_mut().for_each(|host| host.iommu = host.name == "lender");
-        timing.iommu.walk = Time::ZERO;
+        timing.host.iommu.walk = Time::ZERO;
     });
     let guest = time(&mut lab, "borrower", true);
     let bandwidth = |host| {

@@ -100,7 +100,7 @@ impl Lab {
     pub(super) fn store(&mut self, from: &str, to: &str, bytes: u64) -> Script {
         let source = self.source(from);
         let way = self.way(from, to);
-        let (issue, poll) = (self.timing.cpu.issue, self.timing.cpu.poll);
+        let (issue, poll) = (self.timing.host.cpu.issue, self.timing.host.cpu.poll);
         let until = Until::Landed;
         vec![
             Step::Wait(issue),
@@ -114,9 +114,9 @@ impl Lab {
         let source = self.source(from);
         let way = self.way(from, to);
         vec![
-            Step::Wait(self.timing.cpu.issue),
+            Step::Wait(self.timing.host.cpu.issue),
             Step::Read { stream: source.stream, way, address: 0, bytes },
-            Step::Wait(self.timing.cpu.issue),
+            Step::Wait(self.timing.host.cpu.issue),
         ]
     }
 
@@ -143,7 +143,7 @@ impl Lab {
     /// end.
     pub(super) fn rate(&mut self, script: Script, depth: u32, count: u64, bytes: u64) -> f64 {
         let stats = self.run(script, Arrivals::Depth(depth), count, bytes);
-        stats.bytes as f64 / stats.ended.seconds()
+        stats.bytes() as f64 / stats.ended.seconds()
     }
 
     pub(super) fn run(
@@ -156,7 +156,7 @@ impl Lab {
         let script = self.world().add_script(script);
         let addresses = Addresses::sequential(0, bytes.next_multiple_of(4096));
         let begin = Time::ZERO;
-        let flow = Flow { script, arrivals, count, bytes, begin, addresses };
+        let flow = Flow { script, arrivals, count, bytes, begin, addresses, think: None };
         let flow = self.world().add_flow(flow);
         if let Err(stuck) = self.world().run(Time::MAX, MOST) {
             panic!("{}: {stuck}", self.rack.name);
@@ -178,6 +178,7 @@ impl Lab {
                 bytes: *bytes,
                 begin: Time::ZERO,
                 addresses,
+                think: None,
             };
             ids.push(self.world().add_flow(flow));
         }
@@ -187,6 +188,6 @@ impl Lab {
             panic!("{}: {stuck}", self.rack.name);
         }
         let measured = (span - begin).seconds();
-        ids.iter().map(|id| self.it.world.flow(*id).bytes as f64 / measured).collect()
+        ids.iter().map(|id| self.it.world.flow(*id).bytes() as f64 / measured).collect()
     }
 }

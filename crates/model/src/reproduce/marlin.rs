@@ -84,7 +84,7 @@ fn hrdma(transaction: Transaction, count: u64, deep: u32) -> f64 {
     let lab = &mut Lab::new(MARLIN);
     let cpu = lab.world().add_resource(1);
     let (prepare, complete) = (lab.software("pre-dma"), lab.software("hrdma-complete"));
-    let interrupt = lab.timing().cpu.interrupt;
+    let interrupt = lab.timing().host.cpu.interrupt;
     let mut script = vec![Step::Use(cpu, prepare)];
     script.extend(dma(lab, transaction));
     script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
@@ -277,7 +277,7 @@ fn nic(host: &'static str) -> (f64, f64) {
         let nic = "mh/nic";
         let cpu = lab.source(host);
         let way = lab.way(host, nic);
-        let (issue, address, until) = (lab.timing().cpu.issue, 0, Until::Landed);
+        let (issue, address, until) = (lab.timing().host.cpu.issue, 0, Until::Landed);
         vec![
             Step::Wait(issue),
             Step::Write { stream: cpu.stream, way, address, bytes: 4, until },

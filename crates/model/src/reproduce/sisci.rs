@@ -29,7 +29,7 @@ fn bandwidth(testbed: &str, bytes: u64) -> f64 {
     let lab = &mut Lab::new(testbed);
     let source = lab.source("client");
     let way = lab.way("client", "server");
-    let call = lab.timing().cpu.copy_call;
+    let call = lab.timing().host.cpu.copy_call;
     let until = Until::Issued;
     let script = vec![
         Step::Wait(call),

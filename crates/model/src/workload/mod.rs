@@ -29,6 +29,7 @@
 //! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
 
 mod file;
+mod limits;
 pub mod pictures;
 mod results;
 mod scripts;
@@ -36,10 +37,11 @@ mod scripts;
 use std::ops::Range;
 
 use crate::engine::Arrivals;
+use crate::random::Distribution;
 use crate::time::Time;
 
 pub use file::parse;
-pub use results::{FlowResult, Latency, LinkResult, Results, TenantResult};
+pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, TenantResult};
 pub use scripts::{Failed, Run, TraceStep, run, trace};
 
 /// What moves in a rack.
@@ -74,6 +76,8 @@ pub struct FlowSpec {
     pub count: u64,
     /// When the first comes.
     pub begin: Time,
+    /// What passes between the end of a job and the next one's beginning.
+    pub think: Distribution,
     /// Whether jobs are at random places of `span` bytes, or one after the other in it.
     pub random: bool,
     /// Bytes of the area that jobs are in.
@@ -87,6 +91,15 @@ pub struct FlowSpec {
 pub struct Places {
     /// `from`, `by` or `host`, `to` or `device`, in the order of [`FlowKind::ends`].
     pub ends: Vec<Range<usize>>,
+}
+
+/// In whose memory a device's queues lie: its descriptors and completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueuesIn {
+    /// That of the host whose driver it is: the borrower's, of a device that is lent.
+    Host,
+    /// That of the host that the device is in.
+    Lender,
 }
 
 /// What a flow's jobs do. Ends are named as in [`Assembly::end`](crate::assembly::Assembly::end).
@@ -124,7 +137,7 @@ pub enum FlowKind {
         /// Bytes of a request.
         request: u64,
         /// How long the answer takes.
-        service: Time,
+        service: Distribution,
     },
     /// Jobs of a device with rings of descriptors.
     Ring {
@@ -138,10 +151,14 @@ pub enum FlowKind {
         input: u64,
         /// Bytes that it writes for a job.
         output: u64,
-        /// How long it works on a job.
-        service: Time,
-        /// Jobs that it works on at a time.
+        /// How long it works on a job: of a drive, its medium.
+        service: Distribution,
+        /// Jobs that it works on at a time, of all flows.
         units: u32,
+        /// Whether it must be a drive.
+        drive: bool,
+        /// In whose memory its queues lie.
+        queues_in: QueuesIn,
         /// Whether it interrupts at the end; the driver polls otherwise.
         interrupt: bool,
     },

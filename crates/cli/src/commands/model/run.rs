@@ -1,5 +1,6 @@
 //! `rackbus model run`: a workload in a rack.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -82,6 +83,7 @@ impl Args {
         }
         self.answer(output, &outcomes, |o, outcomes| {
             show_flows(o, outcomes);
+            show_doubts(o, outcomes);
             show_tenants(o, outcomes);
             show_links(o, outcomes.iter().map(|one| (one, used(&one.results.links))), outcomes);
         });
@@ -186,7 +188,8 @@ fn head<'a, T>(outcomes: &'a [Outcome<T>], own: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
-    let own = ["flow", "rate", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
+    let own =
+        ["flow", "rate", "+-", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {
             let latency = &flow.latency_ns;
@@ -194,6 +197,7 @@ fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
             cells.extend([
                 flow.name.as_str().into(),
                 rate(flow.bytes_per_second).into(),
+                flow.confidence.map_or(String::new(), sure).into(),
                 format!("{:.0}", flow.jobs_per_second).into(),
                 span(latency.mean).into(),
                 span(latency.p50).into(),
@@ -206,6 +210,38 @@ fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
         })
     });
     o.table(&head(outcomes, &own), rows.collect());
+}
+
+/// The half width of a rate's interval of confidence.
+fn sure(share: f64) -> String {
+    match share * 100.0 {
+        ..0.1 => "0.1 %".to_owned(),
+        percent => format!("{percent:.1} %"),
+    }
+}
+
+/// What the measured time is too short to tell, and what the hosts are taken to be.
+fn show_doubts(o: &Output, outcomes: &[Outcome<Results>]) {
+    for outcome in outcomes {
+        let values: Vec<&str> = outcome.variant.iter().map(|(_, value)| value.as_str()).collect();
+        let place =
+            if values.is_empty() { String::new() } else { format!("{}: ", values.join(", ")) };
+        let doubts =
+            outcome.results.flows.iter().filter_map(|flow| Some((flow, flow.doubt.as_ref()?)));
+        for (flow, doubt) in doubts {
+            o.line(&format!("{place}{}: {doubt}", flow.name));
+        }
+    }
+    let hosts = outcomes.first().into_iter().flat_map(|outcome| &outcome.results.hosts);
+    let mut profiles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts {
+        profiles.entry(&host.profile).or_default().push(&host.host);
+    }
+    let profiles = profiles.into_iter().map(|(profile, hosts)| match hosts.len() {
+        0..=8 => format!("{profile} ({})", hosts.join(", ")),
+        many => format!("{profile} ({many} hosts)"),
+    });
+    o.line(&format!("hosts are taken to be: {}", profiles.collect::<Vec<_>>().join(", ")));
 }
 
 fn show_tenants(o: &Output, outcomes: &[Outcome<Results>]) {
