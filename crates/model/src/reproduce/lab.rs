@@ -26,6 +26,7 @@ pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "sisci-pxh830",
     "accelerator-connectx6",
     "accelerator-arria10",
+    "pcie-bench",
 ];
 
 /// More events than any measurement takes.
