@@ -5,23 +5,29 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use rackbus_model::reproduce::{Kind, Row, Verdict, pictures, rows, testbeds};
+use rackbus_model::reproduce::{Kind, Row, Verdict, headline, pictures, rows, testbeds};
 
 fn table(rows: &[Row]) -> String {
-    let mut text = String::from(
+    let mut text = format!("# {}\n", headline(rows));
+    text += &String::from(
         "# id | case | published | modelled | unit | error | kind | verdict | what the paper says, and why it misses\n",
     );
     for row in rows {
         let verdict = if row.verdict == Verdict::Ok { "ok" } else { "MISS" };
         let error = match row.kind {
-            Kind::Trend => String::new(),
+            Kind::Relation => format!("margin {:.3}", row.error),
             _ => format!("{:+.2} %", row.error * 100.0),
         };
-        let says = row.says.as_deref().unwrap_or_default();
+        let says = match (&row.says, row.range) {
+            (Some(says), _) => says.clone(),
+            (None, Some((least, most))) => format!("{least} to {most}"),
+            (None, None) => String::new(),
+        };
+        let fitted = row.fitted.map(|fitted| format!(" [sets {fitted}]")).unwrap_or_default();
         let note = row.note.map(|note| format!(" [{note}]")).unwrap_or_default();
         let _ = writeln!(
             text,
-            "{} | {} | {} | {} | {} | {error} | {} | {verdict} | {says}{note}",
+            "{} | {} | {} | {} | {} | {error} | {} | {verdict} | {says}{fitted}{note}",
             row.id, row.case, row.published, row.modelled, row.unit, row.kind
         );
     }
@@ -50,6 +56,7 @@ fn figures_are_as_they_were() {
     wanted.extend(numbers("M", &(1..=16).collect::<Vec<_>>()));
     wanted.extend(numbers("S", &[1, 2, 5]));
     wanted.extend(numbers("A", &[4, 5, 6, 7, 8, 9]));
+    wanted.extend(numbers("P", &[1, 2]));
     for id in wanted {
         assert!(rows.iter().any(|row| row.id == id), "{id} has no row");
     }

@@ -100,7 +100,13 @@ impl Maker {
             }
         });
         let flows = flows.collect();
-        Workload { seed: 1, duration: Time::from_us(1600), warmup: Time::from_us(400), flows }
+        Workload {
+            seed: 1,
+            duration: Time::from_us(1600),
+            warmup: Time::from_us(400),
+            units: Default::default(),
+            flows,
+        }
     }
 }
 

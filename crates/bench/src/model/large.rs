@@ -81,7 +81,13 @@ fn workload() -> Workload {
         }
     };
     let flows = (0..FLOWS).map(flow).collect();
-    Workload { seed: 1, duration: Time::from_us(1_000), warmup: Time::ZERO, flows }
+    Workload {
+        seed: 1,
+        duration: Time::from_us(1_000),
+        warmup: Time::ZERO,
+        units: Default::default(),
+        flows,
+    }
 }
 
 impl Bench<'_> {

@@ -299,14 +299,14 @@ impl World {
         }
     }
 
-    /// The operation whose packet is next. Streams that can do nothing stay in their places, except
-    /// those that have nothing to do.
+    /// The operation whose packet is next. Streams that wait keep their places before it, so that none is
+    /// passed over for ever; those that have nothing to do leave.
     fn take_turn(&mut self, requester: u32) -> Option<u32> {
         let now = self.now;
         let here = &mut self.requesters[requester as usize];
         let payload = here.parameters.payload;
-        for _ in 0..here.turns.len() {
-            let stream = *here.turns.front()?;
+        let mut nth = 0;
+        while let Some(stream) = here.turns.get(nth).copied() {
             let queues = &mut here.streams[stream as usize];
             let write = queues.writes.front().copied().filter(|id| {
                 let op = &self.ops[*id];
@@ -318,15 +318,22 @@ impl World {
                 here.starved_since = here.starved_since.min(now);
             }
             if let Some(id) = write.or(read) {
+                if nth > 0 {
+                    here.turns.remove(nth);
+                    here.turns.push_front(stream);
+                    here.turn = u64::from(here.parameters.turn);
+                }
                 return Some(id);
             }
             if queues.writes.is_empty() && queues.reads.is_empty() {
                 queues.listed = false;
-                here.turns.pop_front();
+                here.turns.remove(nth);
+                if nth == 0 {
+                    here.turn = u64::from(here.parameters.turn);
+                }
             } else {
-                here.turns.rotate_left(1);
+                nth += 1;
             }
-            here.turn = u64::from(here.parameters.turn);
         }
         None
     }

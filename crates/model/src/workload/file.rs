@@ -2,18 +2,21 @@
 
 use rackbus_fabric::text::{FileError, Named, Outcome, Section, document, list, wrong};
 
+use std::collections::BTreeMap;
+
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload};
+use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload, steps};
 use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
 
-const KINDS: &[&str] = &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write"];
+const KINDS: &[&str] =
+    &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write", "steps"];
 /// The longest simulated time: 100 s.
 const LONGEST: u64 = 100_000_000_000_000;
-const MOST_BYTES: u64 = 1 << 40;
+pub(super) const MOST_BYTES: u64 = 1 << 40;
 
 /// Reads a workload's `text`; `file` is its name, for messages.
 ///
@@ -25,7 +28,7 @@ pub fn parse(file: &str, text: &str) -> Result<Workload, FileError> {
 
 fn read(text: &str) -> Outcome<Workload> {
     let root = document(text)?;
-    let keys = &["seed", "duration", "warmup", "flows"];
+    let keys = &["seed", "duration", "warmup", "units", "flows"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
     let duration = top.picoseconds("duration", LONGEST)?.unwrap_or(1_000_000_000);
     let warmup = top.picoseconds("warmup", LONGEST)?.unwrap_or(duration / 10);
@@ -42,6 +45,7 @@ fn read(text: &str) -> Outcome<Workload> {
         seed: top.count("seed", 0, u64::MAX)?.unwrap_or(1),
         duration: Time::from_ps(duration),
         warmup: Time::from_ps(warmup),
+        units: units(&top)?,
         flows,
     })
 }
@@ -71,7 +75,8 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         "output",
         "units",
         "interrupt",
-        "queues_in"
+        "queues_in",
+        "steps"
     );
     let any = section(all)?;
     let allowed = format!("`kind` is one of {}", list(KINDS));
@@ -118,6 +123,12 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
                 section(keys!("host", "device", "service", "units", "interrupt", "queues_in"))?;
             nvme(&own, size, kind == "nvme-write")?
         }
+        "steps" => {
+            let own = section(keys!("steps"))?;
+            let steps = own.require("steps", own.get("steps"), steps::FORM)?;
+            let (steps, places) = steps::read(steps)?;
+            (FlowKind::Steps { steps }, places)
+        }
         _ => return wrong(span, format!("there is no kind of flow `{kind}`"), allowed),
     };
     Ok(FlowSpec {
@@ -134,6 +145,30 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
         places: Places { ends: places },
     })
+}
+
+/// How many there are of what steps use.
+fn units(top: &Section<'_>) -> Outcome<BTreeMap<String, u32>> {
+    let mut found = BTreeMap::new();
+    let Some(value) = top.get("units") else { return Ok(found) };
+    let allowed = "write [units] with a number from 1 to 65536 for each name";
+    let DeValue::Table(table) = value.get_ref() else {
+        return wrong(value.span(), "`units` is no table", allowed);
+    };
+    for (name, value) in table {
+        let count = rackbus_fabric::text::integer(value.get_ref());
+        match count.filter(|count| (1..=1 << 16).contains(count)) {
+            Some(count) => found.insert(name.get_ref().to_string(), count as u32),
+            None => {
+                return wrong(
+                    value.span(),
+                    format!("there are no such `{}`", name.get_ref()),
+                    allowed,
+                );
+            }
+        };
+    }
+    Ok(found)
 }
 
 type Ends = (FlowKind, Vec<std::ops::Range<usize>>);
@@ -175,7 +210,7 @@ fn nvme(own: &Section<'_>, size: Option<u64>, write: bool) -> Outcome<Ends> {
     Ok((kind, vec![first, second]))
 }
 
-fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
+pub(super) fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
     Ok(section.picoseconds(key, LONGEST)?.map(Time::from_ps))
 }
 
@@ -206,7 +241,7 @@ const SPREADS: &str = "write a duration, { exponential = \"10 us\" }, { lognorma
                        { measured = [[\"8 us\", 50], [\"20 us\", 3]] }";
 
 /// How long something takes: always the same, or as a distribution says.
-fn spread(section: &Section<'_>, key: &'static str) -> Outcome<Option<Distribution>> {
+pub(super) fn spread(section: &Section<'_>, key: &'static str) -> Outcome<Option<Distribution>> {
     let Some(value) = section.get(key) else { return Ok(None) };
     let DeValue::Table(table) = value.get_ref() else {
         return Ok(time(section, key)?.map(Distribution::Fixed));

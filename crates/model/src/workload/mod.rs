@@ -25,6 +25,7 @@
 //! | `write`, `read` | `from` (a device, or a host's processor) writes to or reads from `to` |
 //! | `copy` | `by` reads `size` from `from` and writes it to `to`: a GPU's copy, RDMA, HRDMA |
 //! | `request` | `from` writes `request` bytes to `to`, which after `service` writes `size` back |
+//! | `steps` | steps, one after the other: each waits for the one before |
 //! | `ring` | `host` rings `device`'s doorbell; that reads a descriptor and `size` of input, works for `service`, writes `output`, a completion and an interrupt |
 //! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
 
@@ -33,7 +34,10 @@ mod limits;
 pub mod pictures;
 mod results;
 mod scripts;
+mod steps;
+mod writer;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::engine::Arrivals;
@@ -43,6 +47,7 @@ use crate::time::Time;
 pub use file::parse;
 pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, TenantResult};
 pub use scripts::{Failed, Run, TraceStep, run, trace};
+pub use steps::{How, Move, StepSpec};
 
 /// What moves in a rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub struct Workload {
     pub duration: Time,
     /// From when on it is measured.
     pub warmup: Time,
+    /// How many there are of what steps use, by name; one of what is not named here.
+    pub units: BTreeMap<String, u32>,
     /// The flows, in the file's order.
     pub flows: Vec<FlowSpec>,
 }
@@ -139,6 +146,11 @@ pub enum FlowKind {
         /// How long the answer takes.
         service: Distribution,
     },
+    /// Steps, one after the other.
+    Steps {
+        /// They.
+        steps: Vec<StepSpec>,
+    },
     /// Jobs of a device with rings of descriptors.
     Ring {
         /// Whose driver rings.
@@ -173,6 +185,7 @@ impl FlowKind {
             | FlowKind::Request { from, to, .. } => vec![from, to],
             FlowKind::Copy { by, from, to } => vec![by, from, to],
             FlowKind::Ring { host, device, .. } => vec![host, device],
+            FlowKind::Steps { steps } => steps.iter().flat_map(StepSpec::all_ends).collect(),
         }
     }
 }

@@ -6,19 +6,17 @@ use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, tenants};
-use super::{FlowKind, FlowSpec, QueuesIn, Workload, limits};
-use crate::assembly::{Assembly, AssemblyError, End, Source};
+use super::writer::{Writer, misfit};
+use super::{FlowKind, FlowSpec, Workload, limits};
+use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
     Addresses, Arrivals, Batches, Class, DistributionId, Flow, FlowId, Histogram, Passage,
-    ResourceId, Script, Step, Stuck, Until, WayId, confidence,
+    ResourceId, Stuck, WayId, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::Timing;
 
-/// Bytes of a doorbell or interrupt, and of a completion queue's entry.
-const SIGNAL: u64 = 4;
-const COMPLETION: u64 = 16;
 /// Each queue has addresses of its own, so far from the next queue's.
 const APART: u64 = 1 << 36;
 
@@ -46,6 +44,8 @@ pub struct Run {
     flows: Vec<(Vec<FlowId>, Vec<WayId>)>,
     /// By device: the jobs that it works on at a time.
     pub(super) media: BTreeMap<End, ResourceId>,
+    /// By name: units that steps use.
+    units: BTreeMap<String, ResourceId>,
     /// By device: the word of what it is.
     kinds: BTreeMap<String, &'static str>,
 }
@@ -121,6 +121,7 @@ impl Run {
             workload: workload.clone(),
             flows: Vec::new(),
             media: BTreeMap::new(),
+            units: BTreeMap::new(),
             kinds: rack
                 .functions()
                 .map(|(name, device)| (name.to_string(), device.kind.word()))
@@ -180,8 +181,19 @@ impl Run {
         Ok(())
     }
 
+    /// The units of that name.
+    pub(super) fn unit(&mut self, name: &str) -> ResourceId {
+        if let Some(unit) = self.units.get(name) {
+            return *unit;
+        }
+        let count = self.workload.units.get(name).copied().unwrap_or(1);
+        let unit = self.assembly.world.add_resource(count);
+        self.units.insert(name.to_owned(), unit);
+        unit
+    }
+
     /// What a distribution is drawn from, where it is one.
-    fn distribution(&mut self, of: &Distribution) -> Option<DistributionId> {
+    pub(super) fn distribution(&mut self, of: &Distribution) -> Option<DistributionId> {
         let random = !matches!(of, Distribution::Fixed(_));
         random.then(|| self.assembly.world.add_distribution(of.clone()))
     }
@@ -195,8 +207,14 @@ impl Run {
         };
         let mut found = (Vec::new(), Vec::new());
         for queue in 0..u64::from(spec.queues) {
-            let mut job =
-                Writer { run: self, spec, ends: &ends, script: Vec::new(), ways: Vec::new() };
+            let mut job = Writer {
+                run: self,
+                sources: BTreeMap::new(),
+                spec,
+                ends: &ends,
+                script: Vec::new(),
+                ways: Vec::new(),
+            };
             job.write_script(medium)?;
             let (script, ways) = (job.script, job.ways);
             let script = self.assembly.world.add_script(script);
@@ -323,182 +341,5 @@ fn doubt(spec: &FlowSpec, jobs: u64, confidence: Option<f64>, rate: f64) -> Opti
             Some("more is asked for than gets through: latencies grow with `duration`".to_owned())
         }
         _ => None,
-    }
-}
-
-/// An end that does not fit the rack, with its place in the workload.
-fn misfit(spec: &FlowSpec, nth: usize, error: &AssemblyError) -> Failed {
-    let span = spec.places.ends.get(nth).cloned().unwrap_or(0..0);
-    let text = error.to_string();
-    let (what, allowed) = text.split_once("; ").unwrap_or((&text, "see the rack file"));
-    Failed::Wrong(Problem { span, what: what.to_owned(), allowed: allowed.to_owned() })
-}
-
-/// Writes the script of one queue of a flow.
-struct Writer<'a> {
-    run: &'a mut Run,
-    spec: &'a FlowSpec,
-    ends: &'a [End],
-    script: Script,
-    ways: Vec<WayId>,
-}
-
-impl Writer<'_> {
-    /// The source of requests at an end.
-    fn source(&mut self, nth: usize) -> Result<Source, Failed> {
-        self.run.assembly.source(self.ends[nth]).map_err(|e| misfit(self.spec, nth, &e))
-    }
-
-    fn way(&mut self, from: usize, to: usize) -> Result<WayId, Failed> {
-        let way = self.run.assembly.way(self.ends[from], self.ends[to]);
-        let way = way.map_err(|error| misfit(self.spec, to, &error))?;
-        self.ways.push(way);
-        Ok(way)
-    }
-
-    /// Bytes that an end writes to another.
-    fn write(&mut self, source: Source, way: WayId, bytes: u64, until: Until) {
-        self.script.push(Step::Write { stream: source.stream, way, address: 0, bytes, until });
-    }
-
-    fn read(&mut self, source: Source, way: WayId, bytes: u64) {
-        self.script.push(Step::Read { stream: source.stream, way, address: 0, bytes });
-    }
-
-    /// What an end takes before its request leaves: a processor's issue.
-    fn issue(&mut self, nth: usize) {
-        if let End::Host(_) = self.ends[nth] {
-            let issue = self.run.assembly.host_of(self.ends[nth]).cpu.issue;
-            self.script.push(Step::Wait(issue));
-        }
-    }
-
-    /// What a target takes to see what has landed: a processor's poll.
-    fn seen(&mut self, nth: usize) {
-        if let End::Host(_) = self.ends[nth] {
-            let poll = self.run.assembly.host_of(self.ends[nth]).cpu.poll;
-            self.script.push(Step::Wait(poll));
-        }
-    }
-
-    fn write_script(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
-        let size = self.spec.size;
-        // A queue pair's messages follow each other after what one costs the device.
-        let message = match self.ends.first() {
-            Some(End::Device(id)) => self.run.assembly.message(*id),
-            _ => Time::ZERO,
-        };
-        let pair = (message > Time::ZERO).then(|| self.run.assembly.world.add_resource(1));
-        let spec = self.spec;
-        match &spec.kind {
-            FlowKind::Write { .. } => {
-                let (source, way) = (self.source(0)?, self.way(0, 1)?);
-                self.script.extend(pair.map(Step::Take));
-                self.issue(0);
-                // A job's bytes count when they are seen; the pair goes on when they are sent.
-                let until = if pair.is_some() { Until::Issued } else { Until::Landed };
-                self.write(source, way, size, until);
-            }
-            FlowKind::Read { .. } => {
-                let (source, way) = (self.source(0)?, self.way(0, 1)?);
-                self.script.extend(pair.map(Step::Take));
-                self.issue(0);
-                self.read(source, way, size);
-            }
-            FlowKind::Copy { .. } => {
-                let source = self.source(0)?;
-                let (from, to) = (self.way(0, 1)?, self.way(0, 2)?);
-                self.script.extend(pair.map(Step::Take));
-                let (stream, bytes, until) = (source.stream, size, Until::Landed);
-                self.script.push(Step::Copy {
-                    stream,
-                    from,
-                    source: 0,
-                    to,
-                    target: 0,
-                    bytes,
-                    until,
-                });
-            }
-            FlowKind::Request { request, service, .. } => {
-                let (one, other) = (self.source(0)?, self.source(1)?);
-                let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
-                self.issue(0);
-                self.write(one, there, *request, Until::Landed);
-                self.seen(1);
-                self.serve(None, service);
-                self.issue(1);
-                self.write(other, back, size, Until::Landed);
-                self.seen(0);
-            }
-            FlowKind::Ring { .. } => return self.write_ring(medium),
-        }
-        if let Some(pair) = pair {
-            self.script.extend([Step::Wait(message), Step::Give(pair)]);
-        }
-        Ok(())
-    }
-
-    /// Time that passes for a service, on a unit of a resource where there is one.
-    fn serve(&mut self, unit: Option<ResourceId>, service: &Distribution) {
-        let step = match (unit, self.run.distribution(service)) {
-            (None, None) => Step::Wait(service.mean()),
-            (None, Some(drawn)) => Step::WaitRandom(drawn),
-            (Some(unit), None) => Step::Use(unit, service.mean()),
-            (Some(unit), Some(drawn)) => Step::UseRandom(unit, drawn),
-        };
-        self.script.push(step);
-    }
-
-    /// The host in whose memory a device's queues lie, when that is not its driver's.
-    fn lender(&self, queues_in: QueuesIn) -> Option<End> {
-        let End::Device(id) = self.ends[1] else { return None };
-        let lender = End::Host(self.run.assembly.topology().component(id).host?);
-        (queues_in == QueuesIn::Lender && lender != self.ends[0]).then_some(lender)
-    }
-
-    fn way_to(&mut self, from: usize, to: End) -> Result<WayId, Failed> {
-        let way = self.run.assembly.way(self.ends[from], to);
-        let way = way.map_err(|error| misfit(self.spec, from, &error))?;
-        self.ways.push(way);
-        Ok(way)
-    }
-
-    fn write_ring(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
-        let spec = self.spec;
-        let FlowKind::Ring { descriptor, input, output, service, interrupt, queues_in, .. } =
-            &spec.kind
-        else {
-            return Ok(());
-        };
-        let (driver, device) = (self.source(0)?, self.source(1)?);
-        let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
-        self.issue(0);
-        let mut queues = back;
-        if let Some(lender) = self.lender(*queues_in) {
-            // The driver writes the descriptor where the queue is; the doorbell goes behind it.
-            let way = self.way_to(0, lender)?;
-            self.write(driver, way, *descriptor, Until::Begun);
-            queues = self.way_to(1, lender)?;
-        }
-        self.write(driver, there, SIGNAL, Until::Landed);
-        self.read(device, queues, *descriptor);
-        if *input > 0 {
-            self.read(device, back, *input);
-        }
-        self.serve(medium, service);
-        if *output > 0 {
-            self.write(device, back, *output, Until::Begun);
-        }
-        self.write(device, back, COMPLETION, Until::Begun);
-        self.write(device, back, SIGNAL, Until::Landed);
-        match interrupt {
-            true => {
-                let interrupt = self.run.assembly.host_of(self.ends[0]).cpu.interrupt;
-                self.script.push(Step::Wait(interrupt));
-            }
-            false => self.seen(0),
-        }
-        Ok(())
     }
 }

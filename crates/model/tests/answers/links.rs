@@ -159,3 +159,23 @@ proptest! {
         prop_assert!(near(bare[0], linked[0]), "{bare:?} {linked:?}");
     }
 }
+
+/// Three flows of one device once fell into a step in which the third never had a tag.
+#[test]
+fn no_flow_of_a_device_starves_another() {
+    let rack =
+        "name = \"one\"\n[hosts.near]\niommu = false\n[hosts.near.devices.gpu0]\nkind = \"gpu\"\n";
+    let flow = |name: &str, kind: &str, size: &str, depth: u32| {
+        format!(
+            "[flows.{name}]\nkind = \"{kind}\"\nfrom = \"near/gpu0\"\nto = \"near\"\nsize = \"{size}\"\n\
+             depth = {depth}\n"
+        )
+    };
+    let workload = "duration = \"400 us\"\n".to_owned()
+        + &flow("a", "write", "2 KiB", 10)
+        + &flow("b", "read", "4 KiB", 5)
+        + &flow("c", "read", "1 KiB", 9);
+    let results = run(rack, &workload);
+    let [one, other] = ["b", "c"].map(|name| rate(&results, name));
+    assert!(other > one / 4.0, "{one} {other}");
+}
