@@ -48,6 +48,7 @@ fn figures_are_as_they_were() {
     }
     assert_eq!(before.lines().count(), now.lines().count());
     drawn(&rows);
+    told(&rows);
     // Every figure of the papers that a model answers to has its row, and a miss says why.
     let numbers = |paper: &str, of: &[u32]| {
         of.iter().map(|number| format!("{paper}{number}")).collect::<Vec<_>>()
@@ -62,6 +63,17 @@ fn figures_are_as_they_were() {
     }
     for row in rows.iter().filter(|row| row.verdict == Verdict::Miss) {
         assert!(row.note.is_some(), "{} {} misses without a reason", row.id, row.case);
+    }
+}
+
+/// README and book say what the rows come to.
+fn told(rows: &[Row]) {
+    for file in ["README.md", "docs/book/src/validation.md"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
+        let text = std::fs::read_to_string(&file).unwrap().replace("\n> ", "\n");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let says = words(&text).contains(&words(&headline(rows)));
+        assert!(says, "{} does not say: {}", file.display(), headline(rows));
     }
 }
 

@@ -102,7 +102,7 @@ impl Bench<'_> {
             let start = Instant::now();
             let level = shares(&rack, &timing, &workload).map_err(refused)?;
             let took = start.elapsed().as_secs_f64();
-            match level.flows.iter().all(|flow| flow.bytes_per_second > 0.0) {
+            match level.flows.iter().all(|flow| flow.fair_bytes_per_second > 0.0) {
                 true => Ok(took),
                 false => Err(BenchError::Peer("a flow has no share".to_owned())),
             }

@@ -274,6 +274,11 @@ impl World {
         &self.scripts[self.flows[flow.index()].flow.script.index()]
     }
 
+    /// The steps of a script.
+    pub fn script(&self, script: ScriptId) -> &[Step] {
+        &self.scripts[script.index()]
+    }
+
     /// Where a flow's jobs find their bytes.
     pub fn addresses(&self, flow: FlowId) -> &Addresses {
         &self.flows[flow.index()].flow.addresses

@@ -27,6 +27,8 @@ pub(super) enum Limit {
     Trackers(PartId),
     /// Picoseconds of an IOMMU's walkers.
     Walkers(PartId),
+    /// Bytes of writes that a root passes on from link to link.
+    Peers(PartId),
     /// Picoseconds of a requester's tags.
     Tags(RequesterId),
     /// Bytes that a requester's engine moves.
@@ -43,6 +45,7 @@ impl Limit {
         match self {
             Limit::Lane(id) => world.lane_parameters(id).wire.map_or(1.0, wire::Wire::rate),
             Limit::Service(id) => 1024.0 * SECOND / world.part(id).service_per_byte.max(1) as f64,
+            Limit::Peers(id) => 1024.0 * SECOND / world.part(id).peer_per_byte.max(1) as f64,
             Limit::Trackers(id) => f64::from(world.part(id).trackers) * SECOND,
             Limit::Walkers(id) => {
                 f64::from(world.part(id).iommu.map_or(1, |iommu| iommu.walkers.max(1))) * SECOND
@@ -58,7 +61,11 @@ impl Limit {
     pub(super) fn requester(self) -> Option<RequesterId> {
         match self {
             Limit::Tags(id) | Limit::Engine(id) | Limit::Gap(id) | Limit::Window(id) => Some(id),
-            Limit::Lane(_) | Limit::Service(_) | Limit::Trackers(_) | Limit::Walkers(_) => None,
+            Limit::Lane(_)
+            | Limit::Service(_)
+            | Limit::Trackers(_)
+            | Limit::Walkers(_)
+            | Limit::Peers(_) => None,
         }
     }
 }
@@ -76,17 +83,33 @@ pub(super) struct Cost {
 
 /// What a job of `flow` takes, of which `depth` are under way at a time.
 pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
+    steps(world, flow, depth, world.steps(flow), &mut Vec::new())
+}
+
+/// The course of bytes on a way, of a job whose steps before went the ways `walked`.
+fn course<'w>(
+    world: &'w World,
+    (flow, depth): (FlowId, u32),
+    (stream, way, bytes): (StreamId, WayId, u64),
+    walked: &mut Vec<WayId>,
+) -> Course<'w> {
+    let mut course = Course::new(world, (stream, way), bytes, *world.addresses(flow), depth);
+    // A job's steps are in the same pages: the first that goes there has them translated.
+    course.walks &= !walked.contains(&way);
+    walked.push(way);
+    course
+}
+
+fn steps(
+    world: &World,
+    flow: FlowId,
+    depth: u32,
+    script: &[Step],
+    walked: &mut Vec<WayId>,
+) -> Cost {
     let mut cost = Cost::default();
     let mut taken: Vec<(ResourceId, f64)> = Vec::new();
-    let mut walked = Vec::new();
-    let mut course = |stream, way, bytes| {
-        let mut course = Course::new(world, (stream, way), bytes, *world.addresses(flow), depth);
-        // A job's steps are in the same pages: the first that goes there has them translated.
-        course.walks &= !walked.contains(&way);
-        walked.push(way);
-        course
-    };
-    for step in world.steps(flow) {
+    for step in script {
         match *step {
             Step::Wait(span) => cost.unloaded += span.ps() as f64,
             Step::WaitRandom(drawn) => {
@@ -108,17 +131,30 @@ pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
                 cost.held.push((resource, cost.unloaded - since));
             }
             Step::Write { stream, way, bytes, until, .. } => {
-                cost.add(&[course(stream, way, bytes).write()], until);
+                let course = course(world, (flow, depth), (stream, way, bytes), walked);
+                cost.add(&[course.write()], until);
             }
             Step::Read { stream, way, bytes, .. } => {
-                cost.add(&[course(stream, way, bytes).read()], Until::Landed);
+                let course = course(world, (flow, depth), (stream, way, bytes), walked);
+                cost.add(&[course.read()], Until::Landed);
             }
             Step::Copy { stream, from, to, bytes, until, .. } => {
-                let (read, write) = (course(stream, from, bytes), course(stream, to, bytes));
+                let read = course(world, (flow, depth), (stream, from, bytes), walked);
+                let write = course(world, (flow, depth), (stream, to, bytes), walked);
                 cost.add(&[read.read(), write.write()], until);
             }
-            // Workloads have none of the one; the other takes nothing.
-            Step::Each(..) | Step::Mark(_) => {}
+            Step::Each(script, count, _) => {
+                // Side by side, as far as what they use lets them.
+                let inner = steps(world, flow, depth, world.script(script), walked);
+                let slowest =
+                    |(limit, bytes): &(Limit, f64)| bytes / limit.capacity(world) * SECOND;
+                let slowest = inner.uses.iter().map(slowest).fold(0.0, f64::max);
+                let count = count as f64;
+                cost.unloaded += inner.unloaded + slowest * (count - 1.0).max(0.0);
+                cost.uses.extend(inner.uses.iter().map(|(limit, bytes)| (*limit, bytes * count)));
+                cost.held.extend(inner.held.iter().map(|(unit, span)| (*unit, span * count)));
+            }
+            Step::Mark(_) => {}
         }
     }
     cost
@@ -318,6 +354,14 @@ impl<'a> Course<'a> {
         let first = self.bytes.min(f64::from(self.is.payload));
         let lanes = self.lanes.clone();
         self.packets_on(0..lanes.len(), false, packets, self.bytes);
+        for nth in 1..lanes.len() {
+            let at = self.world.ends_of(lanes[nth]).0;
+            let ports = [lanes[nth - 1], lanes[nth]];
+            let ports = ports.iter().all(|lane| self.world.lane_parameters(*lane).wire.is_some());
+            if ports && self.world.part(at).peer_per_byte > 0 {
+                self.stage(Limit::Peers(at), self.bytes, 1.0 / packets);
+            }
+        }
         self.issue(packets);
         let part = self.world.part(self.target);
         let whole = (self.bytes as u64).is_multiple_of(u64::from(part.line.max(1)));

@@ -1,6 +1,7 @@
 //! `rackbus model`: what latency and bandwidth a rack's flows will get.
 
 mod live;
+mod profiles;
 mod reproduce;
 mod run;
 mod trace;
@@ -22,7 +23,8 @@ use crate::output::{Failure, Output};
   rackbus model reproduce                       the papers' figures, published and modelled
   rackbus model run rack.toml workload.toml     what each flow will get, and where it is held up
   rackbus model run --live                      the running rack, with its leases as the workload
-  rackbus model trace rack.toml workload.toml   one job, hop by hop")]
+  rackbus model trace rack.toml workload.toml   one job, hop by hop
+  rackbus model profiles genoa                  what a host can be taken to be, and why")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -30,6 +32,7 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Profiles(profiles::Args),
     Reproduce(reproduce::Args),
     Run(run::Args),
     Trace(trace::Args),
@@ -38,6 +41,7 @@ enum Command {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         match &self.command {
+            Command::Profiles(args) => args.run(output),
             Command::Reproduce(args) => args.run(output),
             Command::Run(args) => args.run(common, output).await,
             Command::Trace(args) => args.run(output),

@@ -295,14 +295,15 @@ fn show_links<'a, T: 'a>(
 }
 
 fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
-    let own = ["flow", "rate", "jobs/s", "alone", "hops", "held up by"];
+    let own = ["flow", "rate", "jobs/s", "fair share", "alone", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {
             let mut cells = choice(outcome);
             cells.extend([
                 flow.name.as_str().into(),
-                rate(flow.bytes_per_second).into(),
-                format!("{:.0}", flow.jobs_per_second).into(),
+                flow.bytes_per_second.map_or("not known".to_owned(), rate).into(),
+                flow.jobs_per_second.map_or(String::new(), |jobs| format!("{jobs:.0}")).into(),
+                rate(flow.fair_bytes_per_second).into(),
                 span(flow.unloaded_ns).into(),
                 flow.hops.to_string().into(),
                 flow.bottleneck.as_str().into(),
@@ -311,6 +312,13 @@ fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
         })
     });
     o.table(&head(outcomes, &own), rows.collect());
+    for outcome in outcomes {
+        for (flow, why) in
+            outcome.results.flows.iter().filter_map(|flow| Some((flow, flow.refused?)))
+        {
+            o.line(&format!("{}: {why}", flow.name));
+        }
+    }
     let links = outcomes.iter().map(|outcome| {
         let busy = outcome.results.links.iter();
         (
