@@ -87,6 +87,26 @@ fn sweeps_answer_what_if() {
 }
 
 #[test]
+fn what_breaks_is_answered_for() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let rate = |answer: &Value, name: &str| {
+        let flows = answer["flows"].as_array().unwrap().iter();
+        let found =
+            flows.filter(|flow| flow["name"] == name).map(|flow| flow["bytes_per_second"].as_f64());
+        found.flatten().next()
+    };
+    let whole = json(&["run", &rack, &workload]);
+    let without = json(&["run", &rack, &workload, "--without", "lender/gpu0"]);
+    assert_eq!(rate(&without, "training"), None);
+    assert!(rate(&without, "database") > rate(&whole, "database"));
+    let off = ["--sweep", "hosts.lender.iommu=false", "--degrade", "beta-ntb,top-of-rack"];
+    let half = json(&[&["run", &rack, &workload][..], &off].concat());
+    assert!(rate(&half[0], "training") < Some(8.0e9));
+    let refused = rackbus(&["run", &rack, &workload, "--degrade", "beta,alpha"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn shares_are_near_what_is_simulated() {
     let (rack, workload) = (example("rack.toml"), example("workload.toml"));
     let shared = json(&["run", &rack, &workload, "--flow-level"]);

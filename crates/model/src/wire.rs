@@ -109,6 +109,13 @@ mod tests {
     }
 
     #[test]
+    fn flits_carry_acknowledgements_and_credits_in_bytes_of_their_own() {
+        assert_eq!(Wire::pcie(5, 16).dllps(2, 2), 8);
+        assert_eq!(Wire::pcie(5, 16).dllps(4, 2), 6);
+        assert_eq!(Wire::pcie(6, 16).dllps(1, 1), 0);
+    }
+
+    #[test]
     fn a_packet_of_64_bytes_is_88_on_the_wire() {
         let wire = Wire::pcie(2, 8);
         assert_eq!(wire.packet(REQUEST_HEADER, 64), 88);

@@ -4,5 +4,6 @@
 mod lab;
 mod links;
 mod names;
+mod parts;
 mod refused;
 mod windows;

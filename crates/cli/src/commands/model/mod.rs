@@ -1,5 +1,6 @@
 //! `rackbus model`: what latency and bandwidth a rack's flows will get.
 
+mod broken;
 mod live;
 mod profiles;
 mod reproduce;

@@ -9,7 +9,7 @@ use rackbus_model::workload::{self, Failed, LinkResult, Results, pictures};
 use serde::Serialize;
 
 use super::variants::{self, Sweep, Variant};
-use super::{Case, Source, live, rate, span, write};
+use super::{Case, Source, broken, live, rate, span, write};
 use crate::Common;
 use crate::output::{Cell, Failure, Output, Tone};
 
@@ -19,6 +19,8 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model run rack.toml workload.toml
   rackbus model run rack.toml workload.toml --sweep hosts.lender.iommu=true,false
   rackbus model run rack.toml workload.toml --sweep fabric.links.0.lanes=4,8,16 --sweep flows.a.depth=1,8
+  rackbus model run rack.toml workload.toml --without lender/gpu0
+  rackbus model run rack.toml workload.toml --degrade lender-ntb,top-of-rack
   rackbus model run rack.toml workload.toml --pictures pictures/
   rackbus model run rack.toml workload.toml --flow-level
   rackbus model run --live                   the running rack, with its leases as the workload
@@ -34,6 +36,12 @@ pub struct Args {
     /// Run each of these values of a key of either file; several sweeps run all combinations.
     #[arg(long, value_name = "KEY=A,B,C")]
     sweep: Vec<Sweep>,
+    /// Take this host, device, adapter or switch out, with its links; flows that need it are left out.
+    #[arg(long, value_name = "PART")]
+    without: Vec<String>,
+    /// Halve the lanes of the link between these two.
+    #[arg(long, value_name = "A,B")]
+    degrade: Vec<String>,
     /// Draw bandwidth over size, latencies and links into this folder (SVG), one set for each variant.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
@@ -58,6 +66,7 @@ struct Outcome<T> {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let (rack, workload) = self.sources(common).await?;
+        let (rack, workload) = self.broken(rack, workload, output)?;
         let variants = variants::all(&rack, &workload, &self.sweep)?;
         let cases: Vec<Case> =
             variants.iter().map(|v| Case::read(&v.rack, &v.workload)).collect::<Result<_, _>>()?;
@@ -101,6 +110,26 @@ impl Args {
             [only] if self.sweep.is_empty() => output.result(only, |o| show(o, outcomes)),
             _ => output.result(&outcomes, |o| show(o, outcomes)),
         }
+    }
+
+    /// The rack and workload with what is taken out or degraded.
+    fn broken(
+        &self,
+        rack: Source,
+        workload: Source,
+        output: &Output,
+    ) -> Result<(Source, Source), Failure> {
+        let rack =
+            if self.degrade.is_empty() { rack } else { broken::degrade(&rack, &self.degrade)? };
+        if self.without.is_empty() {
+            return Ok((rack, workload));
+        }
+        let rack = broken::without(&rack, &self.without)?;
+        let (workload, gone) = broken::idle(&workload, &self.without)?;
+        if !gone.is_empty() {
+            output.progress(&format!("left out, as they need what is gone: {}", gone.join(", ")));
+        }
+        Ok((rack, workload))
     }
 
     async fn sources(&self, common: &Common) -> Result<(Source, Source), Failure> {
