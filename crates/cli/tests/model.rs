@@ -107,6 +107,36 @@ fn what_breaks_is_answered_for() {
 }
 
 #[test]
+fn the_best_place_comes_first() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let place = |goal: &str| {
+        let at = [
+            "--at",
+            "lender/gpu0=lender,board",
+            "--sweep",
+            "hosts.lender.iommu=false",
+            "--goal",
+            goal,
+        ];
+        json(&[&["place", &rack, &workload][..], &at].concat())
+    };
+    for (goal, key, rises) in [
+        ("rate", "bytes_per_second", false),
+        ("p99", "p99_ns", true),
+        ("links", "busiest_link", true),
+    ] {
+        let placed = place(goal);
+        let values: Vec<f64> =
+            placed.as_array().unwrap().iter().map(|one| one[key].as_f64().unwrap()).collect();
+        assert_eq!(values.len(), 2);
+        assert_eq!(values[0] <= values[1], rises || values[0] == values[1], "{goal}: {values:?}");
+        assert!(placed[0]["because"].as_str().unwrap().contains(": "));
+    }
+    let refused = rackbus(&["place", &rack, &workload, "--at", "lender/gpu9=lender,board"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn shares_are_near_what_is_simulated() {
     let (rack, workload) = (example("rack.toml"), example("workload.toml"));
     let shared = json(&["run", &rack, &workload, "--flow-level"]);

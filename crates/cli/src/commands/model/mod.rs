@@ -2,6 +2,7 @@
 
 mod broken;
 mod live;
+mod place;
 mod profiles;
 mod reproduce;
 mod run;
@@ -33,6 +34,7 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Place(place::Args),
     Profiles(profiles::Args),
     Reproduce(reproduce::Args),
     Run(run::Args),
@@ -42,6 +44,7 @@ enum Command {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         match &self.command {
+            Command::Place(args) => args.run(output),
             Command::Profiles(args) => args.run(output),
             Command::Reproduce(args) => args.run(output),
             Command::Run(args) => args.run(common, output).await,

@@ -55,12 +55,12 @@ pub struct Args {
 
 /// What came of a variant.
 #[derive(Debug, Serialize)]
-struct Outcome<T> {
+pub(super) struct Outcome<T> {
     /// The values that were chosen.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    variant: Vec<(String, String)>,
+    pub(super) variant: Vec<(String, String)>,
     #[serde(flatten)]
-    results: T,
+    pub(super) results: T,
 }
 
 impl Args {
@@ -146,7 +146,7 @@ impl Args {
 }
 
 /// Answers all cases, on all processors; the first failure in their order is told.
-fn all<T: Send>(
+pub(super) fn all<T: Send>(
     variants: &[Variant],
     cases: &[Case],
     answer: impl Fn(&Case) -> Result<T, Failed> + Sync,
