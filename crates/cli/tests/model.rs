@@ -87,14 +87,66 @@ fn sweeps_answer_what_if() {
 }
 
 #[test]
+fn what_breaks_is_answered_for() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let rate = |answer: &Value, name: &str| {
+        let flows = answer["flows"].as_array().unwrap().iter();
+        let found =
+            flows.filter(|flow| flow["name"] == name).map(|flow| flow["bytes_per_second"].as_f64());
+        found.flatten().next()
+    };
+    let whole = json(&["run", &rack, &workload]);
+    let without = json(&["run", &rack, &workload, "--without", "lender/gpu0"]);
+    assert_eq!(rate(&without, "training"), None);
+    assert!(rate(&without, "database") > rate(&whole, "database"));
+    let off = ["--sweep", "hosts.lender.iommu=false", "--degrade", "beta-ntb,top-of-rack"];
+    let half = json(&[&["run", &rack, &workload][..], &off].concat());
+    assert!(rate(&half[0], "training") < Some(8.0e9));
+    let refused = rackbus(&["run", &rack, &workload, "--degrade", "beta,alpha"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn the_best_place_comes_first() {
+    let (rack, workload) = (example("rack.toml"), example("workload.toml"));
+    let place = |goal: &str| {
+        let at = [
+            "--at",
+            "lender/gpu0=lender,board",
+            "--sweep",
+            "hosts.lender.iommu=false",
+            "--goal",
+            goal,
+        ];
+        json(&[&["place", &rack, &workload][..], &at].concat())
+    };
+    for (goal, key, rises) in [
+        ("rate", "bytes_per_second", false),
+        ("p99", "p99_ns", true),
+        ("links", "busiest_link", true),
+    ] {
+        let placed = place(goal);
+        let values: Vec<f64> =
+            placed.as_array().unwrap().iter().map(|one| one[key].as_f64().unwrap()).collect();
+        assert_eq!(values.len(), 2);
+        assert_eq!(values[0] <= values[1], rises || values[0] == values[1], "{goal}: {values:?}");
+        assert!(placed[0]["because"].as_str().unwrap().contains(": "));
+    }
+    let refused = rackbus(&["place", &rack, &workload, "--at", "lender/gpu9=lender,board"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn shares_are_near_what_is_simulated() {
     let (rack, workload) = (example("rack.toml"), example("workload.toml"));
     let shared = json(&["run", &rack, &workload, "--flow-level"]);
     let simulated = json(&["run", &rack, &workload]);
-    let rate =
-        |answer: &Value, nth: usize| answer["flows"][nth]["bytes_per_second"].as_f64().unwrap();
-    let results = rate(&shared, 2) / rate(&simulated, 2);
+    let rate = |answer: &Value, key: &str| answer["flows"][2][key].as_f64().unwrap();
+    let results = rate(&shared, "fair_bytes_per_second") / rate(&simulated, "bytes_per_second");
     assert!((0.95..=1.05).contains(&results), "{results}");
+    // Who gets what where a root is full, shares cannot tell.
+    assert!(shared["flows"][1]["bytes_per_second"].is_null());
+    assert!(shared["flows"][1]["refused"].as_str().unwrap().contains("simulate it"));
     assert_eq!(shared["flows"][1]["bottleneck"], "lender/root: split reads");
 }
 
@@ -158,7 +210,7 @@ fn what_is_wrong_is_refused_with_its_place() {
                 "[timing.parts.board]\nlatancy = \"1 ns\"\n[timing.switch]",
             ),
             Box::new(same),
-            "rack.toml:67:1: unknown key `latancy` in timing.parts.board; did you mean `latency`?",
+            "rack.toml:68:1: unknown key `latancy` in timing.parts.board; did you mean `latency`?",
         ),
         (
             workload(
@@ -171,7 +223,7 @@ fn what_is_wrong_is_refused_with_its_place() {
         (
             workload(
                 "ends = [\"alpha-ntb\", \"top-of-rack\"]",
-                "ends = [\"alpha-ntb\", \"alpha\"]",
+                "ends = [\"alpha-ntb\", \"beta-ntb\"]",
             ),
             Box::new(same),
             "workload.toml:8:10: no way leads from `alpha` to `lender/nvme0`",

@@ -10,8 +10,8 @@ use toml::de::{DeTable, DeValue};
 
 use crate::names::{self, is_name};
 use crate::values::{
-    DURATIONS, PRECISE, RATES, SIZES, format_size, parse_duration_ms, parse_picoseconds,
-    parse_rate, parse_size,
+    DURATIONS, LENGTHS, PRECISE, RATES, SIZES, format_size, parse_duration_ms, parse_length,
+    parse_picoseconds, parse_rate, parse_size,
 };
 
 /// What is wrong with a file, and where.
@@ -269,6 +269,20 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// A length in millimetres, at most `most`.
+    ///
+    /// # Errors
+    /// [`Problem`] when it is something else.
+    pub fn length(&self, key: &'static str, most: u64) -> Outcome<Option<u64>> {
+        let Some((text, span)) = self.text(key, LENGTHS)? else {
+            return Ok(None);
+        };
+        match parse_length(text).filter(|length| *length <= most) {
+            Some(length) => Ok(Some(length)),
+            None => wrong(span, format!("`{key}` is {text}, which is no length"), LENGTHS),
+        }
+    }
+
     /// A whole number within limits.
     ///
     /// # Errors
@@ -332,7 +346,8 @@ pub struct Named<'a> {
     pub table: &'a DeTable<'a>,
 }
 
-pub(crate) fn integer(value: &DeValue<'_>) -> Option<u64> {
+/// A whole number that is not negative.
+pub fn integer(value: &DeValue<'_>) -> Option<u64> {
     match value {
         DeValue::Integer(number) => u64::from_str_radix(number.as_str(), number.radix()).ok(),
         _ => None,

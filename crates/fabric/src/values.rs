@@ -73,6 +73,21 @@ pub(crate) fn parse_rate(text: &str) -> Option<u64> {
     decimal(number, factor)
 }
 
+/// What a length may be, for messages.
+pub(crate) const LENGTHS: &str = "write a number and mm, cm or m, up to 1000 m: \"2.5 m\"";
+
+/// A length in millimetres.
+pub(crate) fn parse_length(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_once(' ')?;
+    let factor = match unit.trim() {
+        "mm" => 1,
+        "cm" => 10,
+        "m" => 1_000,
+        _ => return None,
+    };
+    decimal(number, factor)
+}
+
 /// A decimal number of units, in whole parts of `factor`; finer digits are refused.
 fn decimal(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));

@@ -18,7 +18,7 @@ use crate::engine::{
     RequesterParameters, StreamId, WayId, World,
 };
 use crate::time::Time;
-use crate::timing::{LinkTiming, PartTiming, Timing};
+use crate::timing::{HostTiming, PartTiming, Timing};
 use crate::wire::{self, Wire};
 
 /// Bytes of a BAR of a device that nothing says more of.
@@ -36,6 +36,9 @@ pub enum AssemblyError {
     /// No such part.
     #[error("the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
     Unknown(String),
+    /// It is there, but no end.
+    #[error("`{0}` is a {1}; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
+    Between(String, Kind),
     /// It makes no requests.
     #[error("`{0}` makes no requests; name a host (its processor) or HOST/DEVICE")]
     Passive(String),
@@ -163,7 +166,8 @@ impl Assembly {
             let host = component.host.map(|host| topology.host(host));
             let iommu = host.is_some_and(|host| host.iommu);
             let own = self.timing.parts.get(&component.name).cloned().unwrap_or_default();
-            found.push((id, part(component.kind, iommu, &self.timing, &own)));
+            let of = self.timing.of_host(host.map_or("", |host| &host.name));
+            found.push((id, part(component.kind, iommu, (&self.timing, of), &own)));
         }
         for (id, parameters) in found {
             let part = self.world.add_part(parameters);
@@ -184,13 +188,71 @@ impl Assembly {
             if self.lanes.contains_key(&(a, b)) {
                 continue;
             }
-            let into = |end| lane(link, topology_kind(&self.fabric, end), &self.timing.link);
-            let (there, back) = (into(b), into(a));
+            let (there, back) = (self.lane_into(link, a, b), self.lane_into(link, b, a));
             let ends = (self.parts[&a], self.parts[&b]);
             let lane = self.world.add_link(ends, there, back);
             self.lanes.insert((a, b), lane);
             self.lanes.insert((b, a), lane.back());
         }
+    }
+
+    /// The lane of a link that leads from one component into another.
+    fn lane_into(&self, link: Link, from: ComponentId, into: ComponentId) -> LaneParameters {
+        let topology = self.fabric.topology();
+        let kind = |id| topology.component(id).kind;
+        let timing = &self.timing.link;
+        // Behind its root complex, memory itself is what bounds it.
+        let wire = ![kind(from), kind(into)].contains(&Kind::Memory);
+        let wire = wire.then(|| Wire::of(link));
+        let Some(wire) = wire else {
+            return LaneParameters {
+                wire: None,
+                propagation: Time::ZERO,
+                credits: Credits::ENDLESS,
+                credit_return: Time::ZERO,
+                dllp_bytes: 0,
+            };
+        };
+        let propagation = match link {
+            Link::Internal => Time::ZERO,
+            Link::Pcie { .. } => self.propagation(from, into),
+        };
+        let stay = self.world.part(self.parts[&into]).stay;
+        let longest = stay.into_iter().max().unwrap_or_default();
+        let room = |set| timing.room(set, wire.rate(), longest, propagation);
+        let (posted, requests) = (room(timing.posted), room((timing.nonposted, 0)).0);
+        // Requesters have room for all that they asked for.
+        let completion = match kind(into) {
+            Kind::Device | Kind::RootComplex => (u32::MAX, u32::MAX),
+            _ => room(timing.completion),
+        };
+        let units = |bytes: u32| if bytes == u32::MAX { bytes } else { bytes / wire::CREDIT_BYTES };
+        LaneParameters {
+            wire: Some(wire),
+            propagation,
+            credits: Credits {
+                packets: [posted.0, requests, completion.0],
+                data: [units(posted.1), u32::MAX, units(completion.1)],
+            },
+            credit_return: timing.credit_return,
+            dllp_bytes: wire.dllps(timing.acknowledge_every, timing.update_every),
+        }
+    }
+
+    /// How long a bit takes on the link between two neighbours.
+    fn propagation(&self, a: ComponentId, b: ComponentId) -> Time {
+        let topology = self.fabric.topology();
+        // A rack file calls a root complex by its host's name.
+        let name = |id| {
+            let component = topology.component(id);
+            match component.host.filter(|_| component.kind == Kind::RootComplex) {
+                Some(host) => topology.host(host).name.clone(),
+                None => component.name.clone(),
+            }
+        };
+        let lengths = &self.timing.lengths;
+        let own = [[a, b], [b, a]].iter().find_map(|ends| lengths.get(&ends.map(name)));
+        own.copied().unwrap_or(self.timing.link.propagation)
     }
 
     /// The end of that name: a host, `HOST/DEVICE`, an adapter, or `HOST@ADDRESS`.
@@ -215,7 +277,7 @@ impl Assembly {
         match topology.component(id).kind {
             Kind::Device => Ok(End::Device(id)),
             Kind::Ntb => Ok(End::Adapter(id)),
-            _ => Err(unknown()),
+            kind => Err(AssemblyError::Between(name.to_owned(), kind)),
         }
     }
 
@@ -238,12 +300,15 @@ impl Assembly {
         let requester = match end {
             End::Host(host) => {
                 let root = self.parts[&self.topology().host(host).root];
-                let cpu = &self.timing.cpu;
+                let own = self.timing.of_host(&self.topology().host(host).name);
+                let cpu = &own.cpu;
+                // Those that cross the root complex wait for nothing.
+                let crossing = own.root.latency.ps().div_ceil(cpu.fill.ps().max(1));
                 let parameters = RequesterParameters {
                     payload: cpu.line,
                     read: cpu.line,
                     tags: cpu.loads,
-                    window: cpu.window,
+                    window: cpu.window.saturating_add(crossing as u32),
                     gap: cpu.fill,
                     alignment: 0,
                     turn: 0,
@@ -285,7 +350,7 @@ impl Assembly {
             read: own.mrrs.unwrap_or(device.mrrs),
             tags: own.tags.unwrap_or(device.tags),
             window: own.window.unwrap_or(device.window),
-            gap: Time::ZERO,
+            gap: own.packet_gap.unwrap_or(device.packet_gap),
             alignment: own.alignment.unwrap_or(device.alignment),
             turn: own.turn.unwrap_or(device.turn),
             engine: (engine > 0).then_some(engine),
@@ -310,8 +375,52 @@ impl Assembly {
         let lanes: Vec<LaneId> =
             components.windows(2).filter_map(|pair| self.lane(pair[0], pair[1])).collect();
         let way = self.world.add_way(self.parts[&components[0]], &lanes);
+        self.shorten(way, (from, to), &components);
         self.ways.insert((from, to), way);
         Ok(way)
+    }
+
+    /// What the processor of an end's host brings: of a device, of the host that it is in.
+    pub fn host_of(&self, end: End) -> &HostTiming {
+        let topology = self.topology();
+        let host = match end {
+            End::Host(host) | End::Address(host, _) => Some(host),
+            End::Device(id) | End::Adapter(id) => topology.component(id).host,
+        };
+        self.timing.of_host(host.map_or("", |host| &topology.host(host).name))
+    }
+
+    /// Tells a way where its addresses are below 4 GiB: in the source's address space up to the NTB by which
+    /// it enters another host, and in that host's from there on.
+    fn shorten(&mut self, way: WayId, (from, to): (End, End), components: &[ComponentId]) {
+        const LOW: u64 = 1 << 32;
+        let topology = self.fabric.topology();
+        let length = self.length(to);
+        let low = |host: Option<HostId>| {
+            let at = match (host, to) {
+                (Some(host), End::Host(own)) if host == own => Some(0),
+                (Some(host), _) => self.mapped.get(&(host, to)).copied(),
+                (None, _) => None,
+            };
+            at.is_some_and(|at| at.saturating_add(length) <= LOW)
+        };
+        let own = match from {
+            End::Host(host) => Some(host),
+            _ => components.first().and_then(|id| topology.component(*id).host),
+        };
+        let there = components.last().and_then(|id| topology.component(*id).host);
+        let turn =
+            components.iter().position(|id| topology.component(*id).host == there && there != own);
+        let low = [low(own), low(there)];
+        self.world.set_low(way, turn.unwrap_or(components.len()), low);
+    }
+
+    /// Bytes of a target.
+    fn length(&self, to: End) -> u64 {
+        match to {
+            End::Host(host) => self.topology().host(host).memory_size,
+            End::Device(_) | End::Adapter(_) | End::Address(..) => BAR,
+        }
     }
 
     /// The components on the way from one end to another, both included.
@@ -418,16 +527,17 @@ impl Assembly {
     }
 }
 
-fn topology_kind(fabric: &Fabric, id: ComponentId) -> Kind {
-    fabric.topology().component(id).kind
-}
-
 /// Picoseconds per byte, times 1024, of a rate in bytes per second.
 fn per_byte(rate: u64) -> u64 {
     1_024_000_000_000_000 / rate.max(1)
 }
 
-fn part(kind: Kind, iommu: bool, timing: &Timing, own: &PartTiming) -> PartParameters {
+fn part(
+    kind: Kind,
+    iommu: bool,
+    (timing, host): (&Timing, &HostTiming),
+    own: &PartTiming,
+) -> PartParameters {
     let default = PartParameters { completion: timing.device.mps, ..PartParameters::default() };
     match kind {
         Kind::Switch => {
@@ -443,18 +553,20 @@ fn part(kind: Kind, iommu: bool, timing: &Timing, own: &PartTiming) -> PartParam
             PartParameters { stay: [request, request, latency + back], access, ..default }
         }
         Kind::RootComplex => {
-            let root = &timing.root;
+            let (root, iommu_of) = (&host.root, &host.iommu);
             let latency = own.latency.unwrap_or(root.latency);
             PartParameters {
                 stay: [latency, latency, root.completion_latency],
                 access: latency,
                 iommu: iommu.then_some(IommuParameters {
-                    entries: timing.iommu.entries,
-                    page: timing.iommu.page,
-                    hit: timing.iommu.hit,
-                    walk: timing.iommu.walk,
-                    walkers: timing.iommu.walkers,
+                    entries: iommu_of.entries,
+                    page: iommu_of.page,
+                    hit: iommu_of.hit,
+                    walk: iommu_of.walk,
+                    walkers: iommu_of.walkers,
                 }),
+                turns: true,
+                peer_per_byte: if root.peer_writes == 0 { 0 } else { per_byte(root.peer_writes) },
                 split: root.split,
                 trackers: root.trackers,
                 combine: root.combine.min(timing.device.mps),
@@ -462,7 +574,7 @@ fn part(kind: Kind, iommu: bool, timing: &Timing, own: &PartTiming) -> PartParam
             }
         }
         Kind::Memory => {
-            let memory = &timing.memory;
+            let memory = &host.memory;
             let most = if memory.completion == 0 { timing.device.mps } else { memory.completion };
             PartParameters {
                 access: own.latency.unwrap_or(memory.latency),
@@ -472,31 +584,11 @@ fn part(kind: Kind, iommu: bool, timing: &Timing, own: &PartTiming) -> PartParam
                 ..default
             }
         }
-        Kind::SharedMemory => PartParameters { stay: [timing.memory.latency; 3], ..default },
+        Kind::SharedMemory => PartParameters { stay: [host.memory.latency; 3], ..default },
         Kind::Device => PartParameters {
             access: own.latency.unwrap_or(timing.device.latency),
             service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.device.bandwidth)),
             ..default
         },
-    }
-}
-
-/// The lane of a link that leads into a part of a kind.
-fn lane(link: Link, into: Kind, timing: &LinkTiming) -> LaneParameters {
-    let wire = Wire::of(link);
-    let units = |bytes: u32| bytes / wire::CREDIT_BYTES;
-    // Requesters have room for all that they asked for.
-    let asked = matches!(into, Kind::Device | Kind::RootComplex);
-    let completion = if asked { (u32::MAX, u32::MAX) } else { timing.completion };
-    let credits = Credits {
-        packets: [timing.posted.0, timing.nonposted, completion.0],
-        data: [units(timing.posted.1), u32::MAX, units(completion.1)],
-    };
-    LaneParameters {
-        wire,
-        propagation: if wire.is_some() { timing.propagation } else { Time::ZERO },
-        credits: if wire.is_some() { credits } else { Credits::ENDLESS },
-        credit_return: timing.credit_return,
-        dllp_bytes: wire::DLLP / timing.acknowledge_every + wire::DLLP / timing.update_every,
     }
 }

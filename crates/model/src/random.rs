@@ -29,8 +29,120 @@ impl Random {
 
     /// An exponentially distributed span of this mean: the time between Poisson arrivals.
     pub fn exponential(&mut self, mean: Time) -> Time {
-        // In (0, 1]: its logarithm is finite.
-        let uniform = ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        Time::from_ps((-uniform.ln() * mean.ps() as f64).round() as u64)
+        Time::from_ps((-self.uniform().ln() * mean.ps() as f64).round() as u64)
+    }
+}
+
+impl Random {
+    /// In (0, 1]: its logarithm is finite.
+    fn uniform(&mut self) -> f64 {
+        ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A number of the standard normal distribution (Marsaglia's polar method, 1964).
+    fn normal(&mut self) -> f64 {
+        loop {
+            let [x, y] = [(); 2].map(|()| 2.0 * self.uniform() - 1.0);
+            let square = x * x + y * y;
+            if square > 0.0 && square < 1.0 {
+                return x * (-2.0 * square.ln() / square).sqrt();
+            }
+        }
+    }
+}
+
+/// How long something takes that does not always take the same: a drive's media, a thought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Distribution {
+    /// It does always take the same.
+    Fixed(Time),
+    /// Exponentially distributed, of this mean.
+    Exponential(Time),
+    /// Its logarithm is normally distributed: the mean of the spans, and the deviation of the logarithm in
+    /// thousandths.
+    LogNormal(Time, u32),
+    /// As often as measured: spans, of which each stands for those above the one before, with counts.
+    Measured(Vec<(Time, u64)>),
+}
+
+impl Distribution {
+    /// Draws a span.
+    pub fn draw(&self, random: &mut Random) -> Time {
+        match self {
+            Distribution::Fixed(span) => *span,
+            Distribution::Exponential(mean) => random.exponential(*mean),
+            Distribution::LogNormal(mean, sigma) => {
+                let sigma = f64::from(*sigma) / 1e3;
+                // The mean of a log-normal distribution is above its median, by this factor.
+                let factor = (sigma * random.normal() - sigma * sigma / 2.0).exp();
+                Time::from_ps((mean.ps() as f64 * factor).round() as u64)
+            }
+            Distribution::Measured(counts) => {
+                let all: u64 = counts.iter().map(|(_, count)| count).sum();
+                let mut rank = random.below(all);
+                let mut before = counts.first().map_or(Time::ZERO, |(span, _)| *span);
+                for (span, count) in counts {
+                    if rank < *count {
+                        // Anywhere between two spans, as evenly as the file knows.
+                        let width = span.since(before).ps();
+                        return before + Time::from_ps(random.below(width + 1));
+                    }
+                    rank -= count;
+                    before = *span;
+                }
+                before
+            }
+        }
+    }
+
+    /// Its mean.
+    pub fn mean(&self) -> Time {
+        match self {
+            Distribution::Fixed(mean)
+            | Distribution::Exponential(mean)
+            | Distribution::LogNormal(mean, _) => *mean,
+            Distribution::Measured(counts) => {
+                let all: u128 = counts.iter().map(|(_, count)| u128::from(*count)).sum();
+                let mut before = counts.first().map_or(Time::ZERO, |(span, _)| *span);
+                let mut sum = 0;
+                for (span, count) in counts {
+                    sum += u128::from(*count) * u128::from((before + *span).ps() / 2);
+                    before = *span;
+                }
+                Time::from_ps(sum.checked_div(all).unwrap_or(0) as u64)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_drawn_has_the_mean_that_is_said_and_is_the_same_each_time() {
+        let us = Time::from_us;
+        let measured = vec![(us(10), 50), (us(20), 30), (us(100), 20)];
+        for (distribution, spread) in [
+            (Distribution::Fixed(us(10)), 0.0),
+            (Distribution::Exponential(us(10)), 1.0),
+            (Distribution::LogNormal(us(10), 500), 0.533),
+            (Distribution::Measured(measured), 1.024),
+        ] {
+            let draw = |seed| {
+                let random = &mut Random::new(seed);
+                (0..200_000).map(|_| distribution.draw(random).us()).collect::<Vec<_>>()
+            };
+            let spans = draw(3);
+            assert_eq!(spans, draw(3));
+            let mean = spans.iter().sum::<f64>() / spans.len() as f64;
+            assert!(
+                (mean / distribution.mean().us() - 1.0).abs() < 0.01,
+                "{distribution:?}: {mean}"
+            );
+            let square = spans.iter().map(|span| (span - mean).powi(2)).sum::<f64>();
+            let deviation = (square / spans.len() as f64).sqrt() / mean;
+            assert!((deviation - spread).abs() < 0.05, "{distribution:?}: {deviation}");
+        }
     }
 }

@@ -9,6 +9,9 @@ use crate::time::Time;
 
 /// Bytes of a memory request's header with a 64-bit address (specification 2.2.4.1: 4 DW).
 pub const REQUEST_HEADER: u32 = 16;
+/// Bytes of a memory request's header with an address below 4 GiB (specification 2.2.4.1: 3 DW, which
+/// requests for such addresses must have).
+pub const LOW_REQUEST_HEADER: u32 = 12;
 /// Bytes of a completion's header (specification 2.2.9: 3 DW).
 pub const COMPLETION_HEADER: u32 = 12;
 /// Bytes that frame a TLP up to Gen5: start and sequence number, LCRC and end (Gen1 and 2:
@@ -18,6 +21,9 @@ const FRAMING: u32 = 8;
 pub const DLLP: u32 = 8;
 /// A flow-control unit of data (specification 2.6.1).
 pub const CREDIT_BYTES: u32 = 16;
+
+/// Generation and lanes of what joins parts where no link is written.
+pub const AMPLE: (u8, u8) = (5, 16);
 
 /// Fixed point: fractions of a picosecond per byte.
 const FRACTION: u32 = 16;
@@ -32,12 +38,21 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// The wire of a link; `None` for what joins parts inside of a chip or a process, which costs
-    /// nothing that could be measured.
-    pub fn of(link: Link) -> Option<Wire> {
+    /// The wire of a link. What joins parts inside of a chip, or without the file saying how, is as wide as
+    /// the widest link of today ([`AMPLE`]): packets wait and take turns there as anywhere.
+    pub fn of(link: Link) -> Wire {
         match link {
-            Link::Internal => None,
-            Link::Pcie { generation, lanes } => Some(Wire::pcie(generation, lanes)),
+            Link::Internal => Wire::pcie(AMPLE.0, AMPLE.1),
+            Link::Pcie { generation, lanes } => Wire::pcie(generation, lanes),
+        }
+    }
+
+    /// Bytes of DLLPs that a packet causes the other way, when there is one for each so many packets. Flits
+    /// carry acknowledgements and credits in bytes of their own (specification 6.0, 4.2.3).
+    pub fn dllps(self, acknowledge_every: u32, update_every: u32) -> u32 {
+        match self.framing {
+            0 => 0,
+            _ => DLLP / acknowledge_every.max(1) + DLLP / update_every.max(1),
         }
     }
 
@@ -91,6 +106,13 @@ mod tests {
             let ours = Wire::pcie(generation, lanes).rate();
             assert!((ours / rate - 1.0).abs() < 1e-4, "Gen{generation} x{lanes}: {ours}");
         }
+    }
+
+    #[test]
+    fn flits_carry_acknowledgements_and_credits_in_bytes_of_their_own() {
+        assert_eq!(Wire::pcie(5, 16).dllps(2, 2), 8);
+        assert_eq!(Wire::pcie(5, 16).dllps(4, 2), 6);
+        assert_eq!(Wire::pcie(6, 16).dllps(1, 1), 0);
     }
 
     #[test]

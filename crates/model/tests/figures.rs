@@ -5,23 +5,29 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use rackbus_model::reproduce::{Kind, Row, Verdict, pictures, rows, testbeds};
+use rackbus_model::reproduce::{Kind, Row, Verdict, headline, pictures, rows, testbeds};
 
 fn table(rows: &[Row]) -> String {
-    let mut text = String::from(
+    let mut text = format!("# {}\n", headline(rows));
+    text += &String::from(
         "# id | case | published | modelled | unit | error | kind | verdict | what the paper says, and why it misses\n",
     );
     for row in rows {
         let verdict = if row.verdict == Verdict::Ok { "ok" } else { "MISS" };
         let error = match row.kind {
-            Kind::Trend => String::new(),
+            Kind::Relation => format!("margin {:.3}", row.error),
             _ => format!("{:+.2} %", row.error * 100.0),
         };
-        let says = row.says.as_deref().unwrap_or_default();
+        let says = match (&row.says, row.range) {
+            (Some(says), _) => says.clone(),
+            (None, Some((least, most))) => format!("{least} to {most}"),
+            (None, None) => String::new(),
+        };
+        let fitted = row.fitted.map(|fitted| format!(" [sets {fitted}]")).unwrap_or_default();
         let note = row.note.map(|note| format!(" [{note}]")).unwrap_or_default();
         let _ = writeln!(
             text,
-            "{} | {} | {} | {} | {} | {error} | {} | {verdict} | {says}{note}",
+            "{} | {} | {} | {} | {} | {error} | {} | {verdict} | {says}{fitted}{note}",
             row.id, row.case, row.published, row.modelled, row.unit, row.kind
         );
     }
@@ -42,6 +48,7 @@ fn figures_are_as_they_were() {
     }
     assert_eq!(before.lines().count(), now.lines().count());
     drawn(&rows);
+    told(&rows);
     // Every figure of the papers that a model answers to has its row, and a miss says why.
     let numbers = |paper: &str, of: &[u32]| {
         of.iter().map(|number| format!("{paper}{number}")).collect::<Vec<_>>()
@@ -50,11 +57,23 @@ fn figures_are_as_they_were() {
     wanted.extend(numbers("M", &(1..=16).collect::<Vec<_>>()));
     wanted.extend(numbers("S", &[1, 2, 5]));
     wanted.extend(numbers("A", &[4, 5, 6, 7, 8, 9]));
+    wanted.extend(numbers("P", &[1, 2]));
     for id in wanted {
         assert!(rows.iter().any(|row| row.id == id), "{id} has no row");
     }
     for row in rows.iter().filter(|row| row.verdict == Verdict::Miss) {
         assert!(row.note.is_some(), "{} {} misses without a reason", row.id, row.case);
+    }
+}
+
+/// README and book say what the rows come to.
+fn told(rows: &[Row]) {
+    for file in ["README.md", "docs/book/src/validation.md"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
+        let text = std::fs::read_to_string(&file).unwrap().replace("\n> ", "\n");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let says = words(&text).contains(&words(&headline(rows)));
+        assert!(says, "{} does not say: {}", file.display(), headline(rows));
     }
 }
 

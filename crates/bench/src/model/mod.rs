@@ -41,6 +41,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let mut bench = Bench { settings, report };
     bench.events()?;
     bench.reads()?;
+    bench.packets()?;
     bench.large()
 }
 

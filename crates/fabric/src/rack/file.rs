@@ -70,7 +70,8 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
 }
 
 /// The keys of a host.
-const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "devices"];
+// `profile` is the timing model's to read.
+const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "devices", "profile"];
 
 fn host(entry: &Named<'_>, node_id: u32) -> Outcome<Host> {
     let section = host_section(entry)?;
@@ -267,7 +268,12 @@ fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
     let links = match section.get("links") {
         Some(value) => {
             let links = links(value, &names)?;
-            refuse_loops(value, &links, &adapters)?;
+            let outer: Vec<&str> = switches
+                .iter()
+                .filter(|switch: &&Switch| switch.host.is_none())
+                .map(|switch| switch.name.as_str())
+                .collect();
+            refuse_loops(value, &links, &adapters, &outer)?;
             links
         }
         None => Vec::new(),
@@ -301,29 +307,39 @@ fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Outcome<()> {
     }
 }
 
-/// A hierarchy of PCIe is a tree: inside of hosts and between them, only NTBs may close a loop.
+/// A part in a hierarchy; of an NTB, the side that is towards other hosts is another than its host's.
+type Side<'l> = (&'l str, bool);
+
+/// The part that stands for all that a part hangs together with.
+fn last<'l>(next: &BTreeMap<Side<'l>, Side<'l>>, mut part: Side<'l>) -> Side<'l> {
+    while let Some(further) = next.get(&part) {
+        part = *further;
+    }
+    part
+}
+
+/// A hierarchy of PCIe is a tree, and each side of an NTB is in one: what closes a loop there would only be
+/// another way, and decide routes without a word. Cables from NTB to NTB are hierarchies of their own, and
+/// join hosts that nothing else joins.
 fn refuse_loops<'l>(
     value: &Spanned<DeValue<'_>>,
     links: &'l [Cable],
     adapters: &[Adapter],
+    outer: &[&str],
 ) -> Outcome<()> {
     let is_adapter = |name: &str| adapters.iter().any(|adapter| adapter.name == name);
-    // By part: one that it hangs together with; the last of the row stands for all.
-    let mut next: BTreeMap<&'l str, &'l str> = BTreeMap::new();
-    for (nth, link) in links.iter().enumerate() {
+    let is_cable = |link: &Cable| link.ends.iter().all(|end| is_adapter(end));
+    let mut next: BTreeMap<Side<'l>, Side<'l>> = BTreeMap::new();
+    let mut cables: BTreeSet<[&'l str; 2]> = BTreeSet::new();
+    let numbered = || links.iter().enumerate();
+    let others = numbered().filter(|(_, link)| !is_cable(link));
+    for (nth, link) in others.chain(numbered().filter(|(_, link)| is_cable(link))) {
         let [a, b] = link.ends.each_ref().map(String::as_str);
-        // Each side of an NTB is in a tree of its own.
-        if is_adapter(a) || is_adapter(b) {
-            continue;
-        }
-        let last = |mut part: &'l str| {
-            while let Some(further) = next.get(part) {
-                part = *further;
-            }
-            part
-        };
-        let (one, other) = (last(a), last(b));
-        if one == other {
+        let away = is_cable(link) || outer.contains(&a) || outer.contains(&b);
+        let side = |name: &'l str| (name, is_adapter(name) && away);
+        let (one, other) = (last(&next, side(a)), last(&next, side(b)));
+        let twice = is_cable(link) && !cables.insert([a.min(b), a.max(b)]);
+        if one == other || twice {
             let span = match value.get_ref() {
                 DeValue::Array(entries) => entries.get(nth).map_or(value.span(), Spanned::span),
                 _ => value.span(),
@@ -331,7 +347,9 @@ fn refuse_loops<'l>(
             let what = format!("the link from {a} to {b} closes a loop");
             return wrong(span, what, "a PCIe hierarchy is a tree: join two parts in one way only");
         }
-        next.insert(one, other);
+        if !is_cable(link) {
+            next.insert(one, other);
+        }
     }
     Ok(())
 }
@@ -372,7 +390,8 @@ fn links(value: &Spanned<DeValue<'_>>, names: &BTreeSet<String>) -> Outcome<Vec<
     };
     let mut links = Vec::new();
     for entry in entries.iter() {
-        let section = subsection(entry, "fabric.links", &["ends", "generation", "lanes"])?;
+        let keys = &["ends", "generation", "lanes", "length"];
+        let section = subsection(entry, "fabric.links", keys)?;
         let ends = section.require("ends", section.get("ends"), form)?;
         let DeValue::Array(pair) = ends.get_ref() else {
             return wrong(ends.span(), mismatch("ends", ends.get_ref()), form);
@@ -402,6 +421,7 @@ fn links(value: &Spanned<DeValue<'_>>, names: &BTreeSet<String>) -> Outcome<Vec<
             ends,
             generation: section.choice("generation", &[1, 2, 3, 4, 5, 6])?.unwrap_or(3),
             lanes: section.choice("lanes", &[1, 2, 4, 8, 16])?.unwrap_or(8),
+            length: section.length("length", 1_000_000)?,
         });
     }
     Ok(links)

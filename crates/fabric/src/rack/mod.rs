@@ -270,6 +270,8 @@ pub struct Cable {
     pub generation: u8,
     /// Lanes: 1, 2, 4, 8 or 16.
     pub lanes: u8,
+    /// Its length in millimetres, where the file tells it; the timing model's to read.
+    pub length: Option<u64>,
 }
 
 impl Rack {

@@ -31,6 +31,8 @@ pub struct Iommu {
     walkers: Vec<Time>,
     hits: u64,
     misses: u64,
+    /// How long its walkers were at work, all together, while that was measured.
+    walked: Time,
 }
 
 impl Iommu {
@@ -43,11 +45,12 @@ impl Iommu {
             walkers: vec![Time::ZERO; parameters.walkers.max(1) as usize],
             hits: 0,
             misses: 0,
+            walked: Time::ZERO,
         }
     }
 
-    /// When the translation that is asked for at `now` is there.
-    pub fn translate(&mut self, now: Time, requester: u32, address: u64) -> Time {
+    /// When the translation that is asked for at `now` is there; `counted` when its walk is to be measured.
+    pub fn translate(&mut self, now: Time, requester: u32, address: u64, counted: bool) -> Time {
         let page = address / self.parameters.page;
         // Each requester has a page table of its own.
         let tag = page ^ (u64::from(requester) << 52);
@@ -65,8 +68,19 @@ impl Iommu {
         let walker = self.walkers.iter_mut().min();
         let Some(walker) = walker else { return now + self.parameters.walk };
         *walker = now.max(*walker) + self.parameters.walk;
+        self.walked += if counted { self.parameters.walk } else { Time::ZERO };
         set[0] = (tag, *walker);
         *walker
+    }
+
+    /// How long its walkers were at work, all together.
+    pub fn walked(&self) -> Time {
+        self.walked
+    }
+
+    /// How many walkers it has.
+    pub fn walkers(&self) -> f64 {
+        self.walkers.len() as f64
     }
 
     /// Translations that were in the cache, and those that were not.
@@ -92,23 +106,23 @@ mod tests {
     #[test]
     fn a_page_is_walked_once() {
         let mut iommu = iommu(64, 1);
-        assert_eq!(iommu.translate(Time::ZERO, 1, 0x1000), Time::from_ns(200));
-        assert_eq!(iommu.translate(Time::from_us(1), 1, 0x1fff), Time::from_ns(1002));
-        assert_eq!(iommu.translate(Time::from_us(1), 2, 0x1000), Time::from_ns(1200));
+        assert_eq!(iommu.translate(Time::ZERO, 1, 0x1000, true), Time::from_ns(200));
+        assert_eq!(iommu.translate(Time::from_us(1), 1, 0x1fff, true), Time::from_ns(1002));
+        assert_eq!(iommu.translate(Time::from_us(1), 2, 0x1000, true), Time::from_ns(1200));
         assert_eq!(iommu.counts(), (1, 2));
     }
 
     #[test]
     fn who_asks_while_a_page_is_walked_waits_for_it() {
         let mut iommu = iommu(64, 1);
-        assert_eq!(iommu.translate(Time::ZERO, 1, 0), Time::from_ns(200));
-        assert_eq!(iommu.translate(Time::from_ns(50), 1, 64), Time::from_ns(200));
+        assert_eq!(iommu.translate(Time::ZERO, 1, 0, true), Time::from_ns(200));
+        assert_eq!(iommu.translate(Time::from_ns(50), 1, 64, true), Time::from_ns(200));
     }
 
     #[test]
     fn walks_wait_for_a_walker() {
         let mut iommu = iommu(64, 2);
-        let ends = [0, 1, 2].map(|page| iommu.translate(Time::ZERO, 1, page * 4096).ns());
+        let ends = [0, 1, 2].map(|page| iommu.translate(Time::ZERO, 1, page * 4096, true).ns());
         assert_eq!(ends, [200.0, 200.0, 400.0]);
     }
 
@@ -117,7 +131,7 @@ mod tests {
         let mut iommu = iommu(64, 1);
         for _ in 0..3 {
             (0..1000).for_each(|page| {
-                iommu.translate(Time::ZERO, 1, page * 4096);
+                iommu.translate(Time::ZERO, 1, page * 4096, true);
             });
         }
         assert!(iommu.counts().1 > 2_900, "{:?}", iommu.counts());

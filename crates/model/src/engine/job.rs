@@ -6,8 +6,10 @@ use std::collections::VecDeque;
 
 use crate::time::Time;
 
-use super::stats::FlowStats;
-use super::{Event, FlowId, NONE, ResourceId, ScriptId, StreamId, WayId, World};
+use super::stats::{BATCHES, FlowStats};
+use crate::random::Distribution;
+
+use super::{DistributionId, Event, FlowId, NONE, ResourceId, ScriptId, StreamId, WayId, World};
 
 /// When a step that moves bytes is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +27,12 @@ pub enum Until {
 pub enum Step {
     /// Time passes.
     Wait(Time),
+    /// Time passes, as long as is drawn.
+    WaitRandom(DistributionId),
     /// A unit of a resource is taken for this long, when there is one.
     Use(ResourceId, Time),
+    /// The same, for as long as is drawn.
+    UseRandom(ResourceId, DistributionId),
     /// A unit of a resource is taken.
     Take(ResourceId),
     /// It is given back.
@@ -128,12 +134,15 @@ pub struct Flow {
     pub begin: Time,
     /// Where they find their bytes.
     pub addresses: Addresses,
+    /// What passes between the end of a job and the beginning of the next that waited for it.
+    pub think: Option<DistributionId>,
 }
 
 #[derive(Debug)]
 pub(super) struct Source {
     flow: Flow,
     begun: u64,
+    ended: u64,
     pub(super) stats: FlowStats,
 }
 
@@ -142,9 +151,19 @@ pub(super) struct Resource {
     units: u32,
     free: u32,
     waiting: VecDeque<u32>,
+    /// Since when so many are free, and the picoseconds for which units were taken before, all together.
+    since: Time,
+    taken: u64,
 }
 
 impl Resource {
+    /// Counts what was taken till now; what was before `from` does not count.
+    fn count(&mut self, now: Time, from: Time) {
+        let span = now.since(self.since.max(from)).ps();
+        self.taken += span * u64::from(self.units - self.free);
+        self.since = now;
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.free == self.units && self.waiting.is_empty()
     }
@@ -174,14 +193,71 @@ impl World {
 
     /// Adds a resource of so many units.
     pub fn add_resource(&mut self, units: u32) -> ResourceId {
-        self.resources.push(Resource { units, free: units, waiting: VecDeque::new() });
+        let (since, taken, waiting) = (Time::ZERO, 0, VecDeque::new());
+        self.resources.push(Resource { units, free: units, waiting, since, taken });
         ResourceId((self.resources.len() - 1) as u32)
+    }
+
+    /// Adds what spans are drawn from.
+    pub fn add_distribution(&mut self, distribution: Distribution) -> DistributionId {
+        self.distributions.push(distribution);
+        DistributionId((self.distributions.len() - 1) as u32)
+    }
+
+    /// What spans are drawn from.
+    pub fn distribution(&self, id: DistributionId) -> &Distribution {
+        &self.distributions[id.index()]
+    }
+
+    fn draw(&mut self, id: DistributionId) -> Time {
+        self.distributions[id.index()].draw(&mut self.random)
+    }
+
+    /// The share of the measured time for which units of a resource were taken.
+    pub fn taken_share(&self, resource: ResourceId) -> f64 {
+        let here = &self.resources[resource.index()];
+        let span = self.now.since(here.since.max(self.measured_from)).ps();
+        let taken = here.taken + span * u64::from(here.units - here.free);
+        self.share(Time::from_ps(taken / u64::from(here.units.max(1))))
+    }
+
+    /// Bytes that the steps of a script move.
+    fn bytes_of(&self, script: ScriptId) -> u64 {
+        let of = |step: &Step| match step {
+            Step::Write { bytes, .. } | Step::Read { bytes, .. } => *bytes,
+            Step::Copy { bytes, .. } => 2 * bytes,
+            Step::Each(script, count, _) => count * self.bytes_of(*script),
+            _ => 0,
+        };
+        self.scripts[script.index()].iter().map(of).sum()
+    }
+
+    /// Bytes of a flow's step came where they should.
+    pub(super) fn moved(&mut self, flow: u32, bytes: u64) {
+        if self.now < self.measured_from {
+            return;
+        }
+        while self.now >= self.batch_ends && self.batch + 1 < BATCHES {
+            self.batch += 1;
+            self.batch_ends += self.batch_length;
+        }
+        let stats = &mut self.flows[flow as usize].stats;
+        stats.moved += bytes;
+        stats.batches[self.batch] += bytes;
+    }
+
+    /// Jobs of a flow that have begun, and those that have ended, since the beginning.
+    pub fn jobs_of(&self, flow: FlowId) -> (u64, u64) {
+        let source = &self.flows[flow.index()];
+        (source.begun, source.ended)
     }
 
     /// Adds a flow. Its jobs begin when the world runs.
     pub fn add_flow(&mut self, flow: Flow) -> FlowId {
         let id = self.flows.len() as u32;
-        self.flows.push(Source { flow, begun: 0, stats: FlowStats::default() });
+        let of_job = (flow.bytes, self.bytes_of(flow.script));
+        let stats = FlowStats { of_job, ..FlowStats::default() };
+        self.flows.push(Source { flow, begun: 0, ended: 0, stats });
         if flow.count > 0 {
             let first = match flow.arrivals {
                 Arrivals::Poisson(mean) => self.random.exponential(mean),
@@ -196,6 +272,11 @@ impl World {
     /// The steps of a flow's jobs.
     pub fn steps(&self, flow: FlowId) -> &[Step] {
         &self.scripts[self.flows[flow.index()].flow.script.index()]
+    }
+
+    /// The steps of a script.
+    pub fn script(&self, script: ScriptId) -> &[Step] {
+        &self.scripts[script.index()]
     }
 
     /// Where a flow's jobs find their bytes.
@@ -225,6 +306,14 @@ impl World {
                 let span = self.random.exponential(mean);
                 self.arrive_and_again(flow, span);
             }
+        }
+    }
+
+    /// A thought has ended: the next job begins, unless others have used the flow's count up.
+    pub(super) fn next_job(&mut self, flow: u32) {
+        let source = &self.flows[flow as usize];
+        if source.begun < source.flow.count {
+            self.start(flow, false);
         }
     }
 
@@ -273,7 +362,7 @@ impl World {
             job.begun = false;
             job.step += 1;
             // A unit that was used for a time is given back.
-            if let Some(Step::Use(resource, _)) = step {
+            if let Some(Step::Use(resource, _) | Step::UseRandom(resource, _)) = step {
                 self.give(resource);
             }
         }
@@ -287,17 +376,22 @@ impl World {
     }
 
     fn give(&mut self, resource: ResourceId) {
+        let (now, from) = (self.now, self.measured_from);
         let here = &mut self.resources[resource.index()];
         match here.waiting.pop_front() {
-            None => here.free += 1,
+            None => {
+                here.count(now, from);
+                here.free += 1;
+            }
             // The unit goes from hand to hand.
-            Some(job) => match self.next_step(job) {
-                Some(Step::Use(_, span)) => {
-                    let at = self.now + span;
-                    self.events.schedule(at, Event::Job(job));
-                }
-                _ => self.wake_job(job),
-            },
+            Some(job) => {
+                let span = match self.next_step(job) {
+                    Some(Step::Use(_, span)) => span,
+                    Some(Step::UseRandom(_, distribution)) => self.draw(distribution),
+                    _ => Time::ZERO,
+                };
+                self.events.schedule(now + span, Event::Job(job));
+            }
         }
     }
 
@@ -320,10 +414,22 @@ impl World {
     /// Does a step; `false` when its end is still to come.
     fn do_step(&mut self, id: u32, step: Step) -> bool {
         let now = self.now;
-        let base = self.jobs[id].address;
+        let (base, flow) = (self.jobs[id].address, self.jobs[id].flow);
         match step {
             Step::Wait(span) => {
                 self.events.schedule(now + span, Event::Job(id));
+                false
+            }
+            Step::WaitRandom(distribution) => {
+                let span = self.draw(distribution);
+                self.events.schedule(now + span, Event::Job(id));
+                false
+            }
+            Step::UseRandom(resource, distribution) => {
+                if self.take(resource, id) {
+                    let span = self.draw(distribution);
+                    self.events.schedule(now + span, Event::Job(id));
+                }
                 false
             }
             Step::Use(resource, span) => {
@@ -340,18 +446,18 @@ impl World {
             Step::Write { stream, way, address, bytes, until } => {
                 let waits = until != Until::Begun;
                 let job = if waits { id } else { NONE };
-                self.begin((stream, way), true, base + address, bytes, (job, until));
+                self.begin((stream, way), true, base + address, bytes, (flow, job, until));
                 !waits
             }
             Step::Read { stream, way, address, bytes } => {
-                self.begin((stream, way), false, base + address, bytes, (id, Until::Landed));
+                self.begin((stream, way), false, base + address, bytes, (flow, id, Until::Landed));
                 false
             }
             Step::Copy { stream, from, source, to, target, bytes, until } => {
                 let waits = until != Until::Begun;
                 let job = if waits { id } else { NONE };
                 let addresses = (base + source, base + target);
-                self.begin_copy(stream, (from, to), addresses, bytes, (job, until));
+                self.begin_copy(stream, (from, to), addresses, bytes, (flow, job, until));
                 !waits
             }
             Step::Each(script, count, stride) => {
@@ -360,8 +466,7 @@ impl World {
                 count == 0
             }
             Step::Mark(mark) => {
-                let job = &self.jobs[id];
-                let (flow, span) = (job.flow, now.since(job.started));
+                let span = now.since(self.jobs[id].started);
                 if self.measuring() {
                     let marks = &mut self.flows[flow as usize].stats.marks;
                     marks.resize(marks.len().max(usize::from(mark) + 1), Time::ZERO);
@@ -373,11 +478,13 @@ impl World {
     }
 
     fn take(&mut self, resource: ResourceId, id: u32) -> bool {
+        let (now, from) = (self.now, self.measured_from);
         let here = &mut self.resources[resource.index()];
         if here.free == 0 {
             here.waiting.push_back(id);
             return false;
         }
+        here.count(now, from);
         here.free -= 1;
         true
     }
@@ -414,14 +521,18 @@ impl World {
         let now = self.now;
         let measuring = self.measuring();
         let source = &mut self.flows[job.flow as usize];
+        source.ended += 1;
         if measuring {
             let stats = &mut source.stats;
             stats.jobs += 1;
-            stats.bytes += source.flow.bytes;
             stats.latency.add(now.since(job.started));
             stats.ended = now;
         }
         if matches!(source.flow.arrivals, Arrivals::Depth(_)) && source.begun < source.flow.count {
+            if let Some(think) = source.flow.think {
+                let at = now + self.draw(think);
+                return self.events.schedule(at, Event::Next(job.flow));
+            }
             // Jobs that take no time must not follow each other without end.
             self.start(job.flow, job.started == now);
         }

@@ -67,6 +67,8 @@ pub struct LaneStats {
     pub starved: u64,
     /// The most packets that waited at once.
     pub longest: u32,
+    /// By [`Class`]: how long packets of it could not be sent for want of credits.
+    pub blocked: [Time; 3],
 }
 
 /// A queue: level and class.
@@ -102,6 +104,8 @@ pub(super) struct Lane {
     left: [Credits; LEVELS],
     returns: VecDeque<Return>,
     starved: bool,
+    /// By class: since when packets wait for credits; [`Time::MAX`] when none does.
+    blocked_since: [Time; 3],
     /// When the last write that it sent has been, or will be, ready to be passed on.
     writes_ready: Time,
     /// Bytes of DLLPs that wait for the wire.
@@ -127,6 +131,7 @@ impl Lane {
             left: [parameters.credits; LEVELS],
             returns: VecDeque::new(),
             starved: false,
+            blocked_since: [Time::MAX; 3],
             writes_ready: Time::ZERO,
             debt: 0,
             stats: LaneStats::default(),
@@ -151,6 +156,11 @@ impl Lane {
             left.data[class] += back.data;
             self.returns.pop_front();
         }
+    }
+
+    fn note_blocked(&mut self, class: Class, now: Time) {
+        let since = &mut self.blocked_since[class as usize];
+        *since = now.min(*since);
     }
 
     fn has_credits(&self, tlp: &Tlp) -> bool {
@@ -267,23 +277,42 @@ impl World {
     }
 
     /// The queue whose first packet goes next: of those that may go, the one that has waited longest.
-    fn choose(&self, lane: u32) -> Option<Place> {
-        let here = &self.lanes[lane as usize];
+    fn choose(&mut self, lane: u32) -> Option<Place> {
+        let now = self.now;
+        let here = &mut self.lanes[lane as usize];
         // Mostly all that wait are of a kind, and there is nothing to choose.
         for class in [Class::Completion, Class::Posted, Class::NonPosted] {
             let queue = &here.queues[0][class as usize];
             if queue.len() == here.waiting {
                 let first = &self.tlps[*queue.front()?];
-                return here.has_credits(first).then_some((0, class));
+                if here.has_credits(first) {
+                    return Some((0, class));
+                }
+                here.note_blocked(class, now);
+                return None;
             }
         }
-        let places = (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class)));
-        let may_go = places.filter_map(|(level, class)| {
-            let tlp = &self.tlps[*here.queues[level][class as usize].front()?];
-            let free = here.has_credits(tlp) && !self.is_behind_a_write(lane, tlp);
-            free.then_some((tlp.order, (level, class)))
-        });
-        may_go.min_by_key(|(order, _)| *order).map(|(_, place)| place)
+        let mut best: Option<(u64, Place)> = None;
+        for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
+            let here = &self.lanes[lane as usize];
+            let Some(first) = here.queues[level][class as usize].front() else { continue };
+            let tlp = &self.tlps[*first];
+            if !here.has_credits(tlp) {
+                self.lanes[lane as usize].note_blocked(class, now);
+            } else if best.is_none_or(|(order, _)| tlp.order < order)
+                && !self.is_behind_a_write(lane, tlp)
+            {
+                best = Some((tlp.order, (level, class)));
+            }
+        }
+        best.map(|(_, place)| place)
+    }
+
+    /// How long packets of a class waited for credits of a lane, since measuring began.
+    pub fn blocked(&self, lane: LaneId, class: Class) -> Time {
+        let here = &self.lanes[lane.index()];
+        let since = here.blocked_since[class as usize].max(self.measured_from);
+        here.stats.blocked[class as usize] + self.now.since(since)
     }
 
     /// Whether an earlier write that came the same way waits here, which a packet must not pass.
@@ -297,17 +326,19 @@ impl World {
     }
 
     fn transmit(&mut self, lane: u32, (level, class): Place) {
-        let now = self.now;
+        let (now, from) = (self.now, self.measured_from);
         let measuring = self.measuring();
         let here = &mut self.lanes[lane as usize];
         let Some(id) = here.queues[level][class as usize].pop_front() else { return };
         here.waiting -= 1;
         here.starved = false;
+        let since = std::mem::replace(&mut here.blocked_since[class as usize], Time::MAX);
+        here.stats.blocked[class as usize] += now.since(since.max(from));
         let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
         here.spend(tlp);
-        let header = tlp.header();
+        let header = self.ways[tlp.way as usize].header(tlp);
         // DLLPs went out while the wire was idle; those still waiting go first.
         let debt = match here.debt {
             0 => 0,
@@ -395,7 +426,8 @@ impl World {
         match self.lanes[next as usize].wire {
             // Its tail must be here when it is to be sent.
             Some(wire) => {
-                let bytes = wire.packet(tlp.header(), tlp.payload());
+                let header = self.ways[tlp.way as usize].header(tlp);
+                let bytes = wire.packet(header, tlp.payload());
                 head.max(tail.since(wire.time(bytes))) + stay
             }
             None => tail + stay,
@@ -415,6 +447,13 @@ impl World {
             let first = there.returns.front().map_or(back, |back| back.at);
             self.wake(lane, first.max(self.now));
         }
+    }
+
+    /// Notes a packet that passes inside of a chip, which takes no time.
+    pub(super) fn note_inside(&mut self, lane: u32, id: u32) {
+        self.note_ready(lane, id);
+        let now = self.now;
+        self.note_sent(lane, id, now, now);
     }
 
     fn note_ready(&mut self, lane: u32, id: u32) {

@@ -21,7 +21,7 @@ mod stats;
 use std::fmt;
 
 use crate::queue::EventQueue;
-use crate::random::Random;
+use crate::random::{Distribution, Random};
 use crate::time::Time;
 use crate::wire;
 
@@ -30,7 +30,7 @@ pub use job::{Addresses, Arrivals, Flow, Script, Step, Until};
 pub use lane::{Credits, LaneParameters, LaneStats};
 pub use part::PartParameters;
 pub use requester::RequesterParameters;
-pub use stats::{FlowStats, Histogram};
+pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
 
 use job::{Job, Resource};
 use lane::Lane;
@@ -70,6 +70,8 @@ ids! {
     StreamId;
     /// Something that only so many jobs can have at a time.
     ResourceId;
+    /// What spans are drawn from.
+    DistributionId;
     /// What a job does, step by step.
     ScriptId;
     /// A source of jobs.
@@ -111,6 +113,8 @@ enum Event {
     Job(u32),
     /// A flow's next job comes.
     Arrival(u32),
+    /// A flow's next job comes after a thought.
+    Next(u32),
 }
 
 /// A packet.
@@ -157,13 +161,6 @@ impl Tlp {
         if self.class == Class::NonPosted { 0 } else { self.bytes }
     }
 
-    fn header(&self) -> u32 {
-        match self.class {
-            Class::Completion => wire::COMPLETION_HEADER,
-            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
-        }
-    }
-
     fn room(&self) -> Room {
         Room { class: self.class, level: self.room_level, payload: self.room_bytes }
     }
@@ -194,8 +191,27 @@ struct Way {
     parts: Box<[u32]>,
     /// `lanes[i]` leads from `parts[i]` to `parts[i + 1]`.
     lanes: Box<[u32]>,
-    /// By part: how many of those after it track the reads that they pass on.
+    /// By part: how many of those after it are root complexes that pass packets from link to link.
     stages: Box<[u8]>,
+    /// From this part on, and up to the one before it, whether addresses are below 4 GiB.
+    low: (usize, [bool; 2]),
+}
+
+impl Way {
+    /// Bytes of the header of a packet that leaves the part where it is.
+    fn header(&self, tlp: &Tlp) -> u32 {
+        self.header_at(usize::from(tlp.hop), tlp.class)
+    }
+
+    fn header_at(&self, nth: usize, class: Class) -> u32 {
+        let (turn, [first, then]) = self.low;
+        let low = if nth < turn { first } else { then };
+        match class {
+            Class::Completion => wire::COMPLETION_HEADER,
+            Class::Posted | Class::NonPosted if low => wire::LOW_REQUEST_HEADER,
+            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
+        }
+    }
 }
 
 /// Places that are used again.
@@ -319,6 +335,11 @@ pub struct World {
     pumps: Vec<u32>,
     /// When measuring begins.
     measured_from: Time,
+    /// The part of the measured time that it is, when it ends, and how long each is.
+    batch: usize,
+    batch_ends: Time,
+    batch_length: Time,
+    distributions: Vec<Distribution>,
     random: Random,
     trace: Option<Vec<Passage>>,
     /// By packet slot: its number, and that of the packet of which it is a piece, while there is a
@@ -359,6 +380,10 @@ impl World {
             flows: Vec::new(),
             pumps: Vec::new(),
             measured_from: Time::ZERO,
+            batch: 0,
+            batch_ends: Time::MAX,
+            batch_length: Time::MAX,
+            distributions: Vec::new(),
             random: Random::new(seed),
             trace: None,
             numbers: Vec::new(),
@@ -412,16 +437,41 @@ impl World {
         let outer = |lane: u32| self.lanes[lane as usize].wire.is_some();
         let mut stages = vec![0; parts.len()];
         for nth in (1..lanes.len()).rev() {
-            let tracks = self.parts[parts[nth] as usize].tracks() && outer(lanes[nth]);
-            stages[nth - 1] = (stages[nth] + u8::from(tracks)).min(part::STAGES as u8 - 1);
+            let turns = self.parts[parts[nth] as usize].turns() && outer(lanes[nth]);
+            stages[nth - 1] = (stages[nth] + u8::from(turns)).min(part::STAGES as u8 - 1);
         }
-        self.ways.push(Way { parts: parts.into(), lanes, stages: stages.into() });
+        let low = (0, [false; 2]);
+        self.ways.push(Way { parts: parts.into(), lanes, stages: stages.into(), low });
         WayId((self.ways.len() - 1) as u32)
+    }
+
+    /// Says where a way's addresses are below 4 GiB, whose requests have shorter headers: before the part
+    /// `turn` of the way, which translates them, and from there on.
+    pub fn set_low(&mut self, way: WayId, turn: usize, low: [bool; 2]) {
+        self.ways[way.index()].low = (turn, low);
+    }
+
+    /// Bytes of the header of a packet of a class on lane `nth` of a way, counted from its beginning.
+    pub fn header(&self, way: WayId, nth: usize, class: Class) -> u32 {
+        self.ways[way.index()].header_at(nth, class)
     }
 
     /// From when on flows and lanes count what they do. What was counted before is forgotten.
     pub fn measure_from(&mut self, at: Time) {
         self.measured_from = at;
+    }
+
+    /// From when on, and till when: what flows move is then counted in parts of that time, too.
+    pub fn measure(&mut self, from: Time, until: Time) {
+        self.measured_from = from;
+        self.batch_length = until.since(from) / stats::BATCHES as u64;
+        self.batch_ends = from + self.batch_length;
+    }
+
+    /// A span as a share of the measured time.
+    pub fn share(&self, span: Time) -> f64 {
+        let whole = self.now.since(self.measured_from).seconds();
+        if whole == 0.0 { 0.0 } else { span.seconds() / whole }
     }
 
     /// Keeps each packet's passages from now on. Packets that are under way are numbered as if they were
@@ -445,8 +495,7 @@ impl World {
 
     /// The share of the measured time for which a lane was sending, from 0 to 1.
     pub fn utilization(&self, lane: LaneId) -> f64 {
-        let span = self.now.since(self.measured_from).seconds();
-        if span == 0.0 { 0.0 } else { self.lane(lane).busy.seconds() / span }
+        self.share(self.lane(lane).busy)
     }
 
     /// What a flow counted since measuring began.
@@ -516,6 +565,7 @@ impl World {
             Event::Pump(requester) => self.pump_timer(requester),
             Event::Job(job) => self.go_on(job),
             Event::Arrival(flow) => self.arrival(flow),
+            Event::Next(flow) => self.next_job(flow),
         }
         while let Some(requester) = self.pumps.pop() {
             self.pump(requester);

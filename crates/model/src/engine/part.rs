@@ -33,6 +33,11 @@ pub struct PartParameters {
     /// trackers before them have as many of their own: were they the same, requests of both ways could
     /// wait for each other for ever.
     pub trackers: u32,
+    /// Whether it turns packets round: passes them from one link down to another. Those that have such parts
+    /// before them wait apart from those that have not.
+    pub turns: bool,
+    /// Picoseconds per byte, times 1024, of writes that it passes on from link to link; 0 passes any number.
+    pub peer_per_byte: u64,
     /// Completions of a request that it has split are held until they are so many bytes, a power of two,
     /// or all of the request; 0 passes each on as it comes.
     pub combine: u32,
@@ -50,6 +55,8 @@ impl Default for PartParameters {
             iommu: None,
             split: 0,
             trackers: u32::MAX,
+            turns: false,
+            peer_per_byte: 0,
             combine: 0,
         }
     }
@@ -72,8 +79,14 @@ pub(super) struct Part {
     busy_until: Time,
     /// By stage: trackers that are free, and requests that wait for one.
     stages: [Stage; STAGES],
-    /// How many had to wait.
-    waited: u64,
+    /// Since when all trackers of a stage are taken while requests wait, and how long that was.
+    full_since: Time,
+    full: Time,
+    /// How long it served writes, and reads.
+    served: [Time; 2],
+    /// Until when it passes on writes from link to link, and how long it did.
+    peers_until: Time,
+    peers: Time,
     /// By lane: until when packets that came by it wait for the translation of an earlier one.
     held: Vec<(u32, Time)>,
     /// By lane: until when the last write stays that came by it, and by another part of the chip.
@@ -98,7 +111,11 @@ impl Part {
                 free: parameters.trackers,
                 waiting: VecDeque::new(),
             }),
-            waited: 0,
+            full_since: Time::MAX,
+            full: Time::ZERO,
+            served: [Time::ZERO; 2],
+            peers_until: Time::ZERO,
+            peers: Time::ZERO,
             held: Vec::new(),
             writes: Vec::new(),
             parameters,
@@ -120,6 +137,11 @@ impl Part {
         self.parameters.split != 0 || self.parameters.trackers != u32::MAX
     }
 
+    /// Whether packets that have it before them wait apart from those that have not.
+    pub(super) fn turns(&self) -> bool {
+        self.parameters.turns || self.tracks()
+    }
+
     /// Until when a packet stays that came at `now` from another part of the chip: no shorter than a write
     /// before it that came by the same lane.
     fn stay_inside(&mut self, now: Time, tlp: &Tlp) -> Time {
@@ -135,12 +157,21 @@ impl Part {
         at.max(*writes)
     }
 
-    /// Serves `bytes` from when it is free on; gives the end.
-    fn serve(&mut self, now: Time, bytes: u32, more: Time) -> Time {
+    /// Serves `bytes` from when it is free on; gives the end, and how long it takes.
+    fn serve(&mut self, now: Time, bytes: u32, more: Time) -> (Time, Time) {
         let service = (u64::from(bytes) * self.parameters.service_per_byte).div_ceil(1024);
-        let end = now.max(self.busy_until) + Time::from_ps(service) + more;
+        let service = Time::from_ps(service) + more;
+        let end = now.max(self.busy_until) + service;
         self.busy_until = end;
-        end
+        (end, service)
+    }
+
+    /// When a write that passes from link to link has passed.
+    fn pass_on(&mut self, now: Time, bytes: u32, counted: bool) -> Time {
+        let span = Time::from_ps((u64::from(bytes) * self.parameters.peer_per_byte).div_ceil(1024));
+        self.peers_until = now.max(self.peers_until) + span;
+        self.peers += if counted { span } else { Time::ZERO };
+        self.peers_until
     }
 
     /// What a write costs besides its bytes: lines that it fills in part are read first.
@@ -194,6 +225,9 @@ impl World {
         if self.lanes[lane as usize].wire.is_some() {
             return self.enqueue(lane, id);
         }
+        if self.trace.is_some() {
+            self.note_inside(lane, id);
+        }
         let tlp = &mut self.tlps[id];
         // The room that it took where its last link ended stays taken until it leaves the chip.
         let maker = std::mem::replace(&mut tlp.maker, NONE);
@@ -221,7 +255,7 @@ impl World {
         let tlp = &mut self.tlps[id];
         let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
         let part = &mut self.parts[index as usize];
-        if part.iommu.is_none() {
+        if part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
             return false;
         }
         let until = *last(&mut part.held, tlp.ingress);
@@ -234,15 +268,28 @@ impl World {
         waits
     }
 
-    /// Has a request's address translated where it is; `false` when it has to wait for that.
+    /// Has a request's address translated where it is, and a write that goes on by a link wait for its turn;
+    /// `false` when it has to wait for that.
     fn translate(&mut self, id: u32) -> bool {
         let now = self.now;
+        let measuring = self.measuring();
+        let tlp = self.tlps[id];
+        let turned = tlp.class == Class::Posted && self.goes_from_link_to_link(&tlp);
         let tlp = &mut self.tlps[id];
         let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
         let part = &mut self.parts[index as usize];
+        let limited = turned && part.parameters.peer_per_byte > 0;
         // What begins here is the processor's own, and translated already.
-        let Some(iommu) = part.iommu.as_mut().filter(|_| tlp.hop > 0) else { return true };
-        let translated = iommu.translate(now, tlp.way, tlp.address);
+        if tlp.hop == 0 || part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
+            return true;
+        }
+        let mut translated = match &mut part.iommu {
+            Some(iommu) => iommu.translate(now, tlp.way, tlp.address, measuring),
+            None => now,
+        };
+        if limited {
+            translated = part.pass_on(translated, tlp.bytes, measuring);
+        }
         let held = last(&mut part.held, tlp.ingress);
         // At that very time, the earlier packet may still be among the events to come.
         if translated <= now && (*held < now || *held == Time::ZERO) {
@@ -258,12 +305,17 @@ impl World {
     /// Whether a packet is, or completes, a read that the part where it is passes on from link to link,
     /// and counts.
     pub(super) fn is_tracked(&self, tlp: &Tlp) -> bool {
+        tlp.class != Class::Posted
+            && self.parts[self.part_of(tlp) as usize].tracks()
+            && self.goes_from_link_to_link(tlp)
+    }
+
+    /// Whether a packet, or what it completes, comes to the part where it is by a link and leaves it by one.
+    fn goes_from_link_to_link(&self, tlp: &Tlp) -> bool {
         let lanes = &self.ways[tlp.way as usize].lanes;
         let hop = usize::from(tlp.hop);
         let is_link = |lane: Option<&u32>| lane.is_some_and(|lane| self.is_link(*lane));
-        tlp.class != Class::Posted
-            && self.parts[self.part_of(tlp) as usize].tracks()
-            && hop.checked_sub(1).is_some_and(|before| is_link(lanes.get(before)))
+        hop.checked_sub(1).is_some_and(|before| is_link(lanes.get(before)))
             && is_link(lanes.get(hop))
     }
 
@@ -277,7 +329,6 @@ impl World {
         let nth = self.stage(&tlp);
         let part = &mut self.parts[here];
         part.stages[nth].waiting.push_back(id);
-        part.waited += u64::from(part.stages[nth].free == 0);
         self.track(here, nth);
     }
 
@@ -298,8 +349,11 @@ impl World {
             let part = &mut self.parts[here];
             let stage = &mut part.stages[nth];
             if stage.free == 0 {
+                part.full_since = part.full_since.min(self.now);
                 return;
             }
+            let since = std::mem::replace(&mut part.full_since, Time::MAX);
+            part.full += self.now.since(since.max(self.measured_from));
             stage.free -= u32::from(stage.free != u32::MAX);
             let tlp = self.tlps[id];
             let split = match part.parameters.split {
@@ -384,8 +438,14 @@ impl World {
             Class::Posted => part.partial(tlp.address, tlp.bytes),
             _ => Time::ZERO,
         };
-        let end = part.serve(now, tlp.bytes, more);
+        let (end, service) = part.serve(now, tlp.bytes, more);
+        if now >= self.measured_from {
+            part.served[usize::from(tlp.class == Class::NonPosted)] += service;
+        }
         let seen = end + part.parameters.access;
+        if tlp.class == Class::Posted {
+            self.moved(self.ops[tlp.owner].flow, u64::from(tlp.bytes));
+        }
         self.release(tlp.ingress, tlp.room(), end);
         if tlp.class == Class::NonPosted {
             // The completions' stay behind a lane inside of the chip is waited for once, not by each.
@@ -445,9 +505,26 @@ impl World {
         self.parts[part.index()].iommu.as_ref().map_or((0, 0), Iommu::counts)
     }
 
-    /// How many reads had to wait for a tracker of a part.
-    pub fn waited_for_trackers(&self, part: PartId) -> u64 {
-        self.parts[part.index()].waited
+    /// The share of the measured time in which reads waited for a tracker of a part.
+    pub fn tracked_share(&self, part: PartId) -> f64 {
+        let here = &self.parts[part.index()];
+        self.share(here.full + self.now.since(here.full_since.max(self.measured_from)))
+    }
+
+    /// The share of the measured time for which a part served writes, and reads.
+    pub fn served_share(&self, part: PartId) -> [f64; 2] {
+        self.parts[part.index()].served.map(|span| self.share(span))
+    }
+
+    /// The share of the measured time for which a part passed on writes from link to link.
+    pub fn peer_share(&self, part: PartId) -> f64 {
+        self.share(self.parts[part.index()].peers)
+    }
+
+    /// The share of the measured time for which a part's page walkers were at work.
+    pub fn walked_share(&self, part: PartId) -> f64 {
+        let here = &self.parts[part.index()];
+        here.iommu.as_ref().map_or(0.0, |iommu| self.share(iommu.walked()) / iommu.walkers())
     }
 
     /// The parts of a way, from its beginning on.

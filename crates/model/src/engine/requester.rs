@@ -63,8 +63,11 @@ pub(super) struct Requester {
     turns: VecDeque<u32>,
     /// Bytes that are left of the first one's turn.
     turn: u64,
-    /// How often reads had to wait for a tag.
-    waited: u64,
+    /// Since when reads wait for a tag, or [`Time::MAX`], and how long they did.
+    starved_since: Time,
+    starved: Time,
+    /// How long the gaps before its packets were, all together.
+    paced: Time,
     /// Bytes of its packets, and of what its reads asked for, since measuring began.
     moved: u64,
 }
@@ -107,10 +110,15 @@ pub(super) struct Op {
     missing: u64,
     /// The write that a copy's read feeds, or [`NONE`].
     feeds: u32,
+    /// The flow that it belongs to.
+    pub(super) flow: u32,
     /// The job that waits for it, or [`NONE`].
     job: u32,
     until: Until,
 }
+
+/// Whose an operation is: its flow, the job that waits for it or [`NONE`], and till when.
+pub(super) type For = (u32, u32, Until);
 
 /// How far it is from an address to the next multiple of `most`, a power of two.
 pub(super) fn upto(most: u32, address: u64) -> u32 {
@@ -131,24 +139,31 @@ impl World {
             streams: Vec::new(),
             turns: VecDeque::new(),
             turn: u64::from(parameters.turn),
-            waited: 0,
+            starved_since: Time::MAX,
+            starved: Time::ZERO,
+            paced: Time::ZERO,
             moved: 0,
         });
         RequesterId((self.requesters.len() - 1) as u32)
     }
 
-    /// How often reads of a requester had to wait for a tag.
-    pub fn waited_for_tags(&self, requester: RequesterId) -> u64 {
-        self.requesters[requester.index()].waited
+    /// The share of the measured time in which reads of a requester waited for a tag.
+    pub fn starved_share(&self, requester: RequesterId) -> f64 {
+        let here = &self.requesters[requester.index()];
+        self.share(here.starved + self.now.since(here.starved_since.max(self.measured_from)))
+    }
+
+    /// The share of the measured time that were gaps before a requester's packets.
+    pub fn paced_share(&self, requester: RequesterId) -> f64 {
+        self.share(self.requesters[requester.index()].paced)
     }
 
     /// The share of what a requester's engine can move that it moved since measuring began; `None` when
     /// only the link bounds it.
     pub fn engine_share(&self, requester: RequesterId) -> Option<f64> {
         let here = &self.requesters[requester.index()];
-        let span = self.now.since(self.measured_from).seconds();
         let rate = here.parameters.engine? as f64;
-        Some(if span > 0.0 { here.moved as f64 / span / rate } else { 0.0 })
+        Some(self.share(Time::from_ps((here.moved as f64 / rate * 1e12) as u64)))
     }
 
     /// Adds a stream to a requester.
@@ -187,9 +202,9 @@ impl World {
         write: bool,
         address: u64,
         bytes: u64,
-        (job, until): (u32, Until),
+        whose: For,
     ) {
-        let op = self.new_op(stream, way, write, address, bytes, (job, until));
+        let op = self.new_op(stream, way, write, address, bytes, whose);
         self.submit(op);
     }
 
@@ -200,11 +215,11 @@ impl World {
         (from, to): (WayId, WayId),
         (source, target): (u64, u64),
         bytes: u64,
-        (job, until): (u32, Until),
+        whose: For,
     ) {
-        let write = self.new_op(stream, to, true, target, bytes, (job, until));
+        let write = self.new_op(stream, to, true, target, bytes, whose);
         self.ops[write].available = 0;
-        let read = self.new_op(stream, from, false, source, bytes, (NONE, Until::Begun));
+        let read = self.new_op(stream, from, false, source, bytes, (whose.0, NONE, Until::Begun));
         self.ops[read].feeds = write;
         self.submit(write);
         self.submit(read);
@@ -217,7 +232,7 @@ impl World {
         write: bool,
         address: u64,
         bytes: u64,
-        (job, until): (u32, Until),
+        (flow, job, until): For,
     ) -> u32 {
         let (requester, stream) = self.streams[stream.index()];
         let alignment = self.requesters[requester as usize].parameters.alignment;
@@ -233,6 +248,7 @@ impl World {
             available: bytes,
             missing: if write { 0 } else { bytes },
             feeds: NONE,
+            flow,
             job,
             until,
         })
@@ -283,13 +299,14 @@ impl World {
         }
     }
 
-    /// The operation whose packet is next. Streams that can do nothing stay in their places, except
-    /// those that have nothing to do.
+    /// The operation whose packet is next. Streams that wait keep their places before it, so that none is
+    /// passed over for ever; those that have nothing to do leave.
     fn take_turn(&mut self, requester: u32) -> Option<u32> {
+        let now = self.now;
         let here = &mut self.requesters[requester as usize];
         let payload = here.parameters.payload;
-        for _ in 0..here.turns.len() {
-            let stream = *here.turns.front()?;
+        let mut nth = 0;
+        while let Some(stream) = here.turns.get(nth).copied() {
             let queues = &mut here.streams[stream as usize];
             let write = queues.writes.front().copied().filter(|id| {
                 let op = &self.ops[*id];
@@ -297,17 +314,26 @@ impl World {
                 op.available >= op.left.min(u64::from(upto(payload, op.address)))
             });
             let read = queues.reads.front().copied().filter(|_| here.tags > 0);
-            here.waited += u64::from(here.tags == 0 && !queues.reads.is_empty());
+            if here.tags == 0 && !queues.reads.is_empty() {
+                here.starved_since = here.starved_since.min(now);
+            }
             if let Some(id) = write.or(read) {
+                if nth > 0 {
+                    here.turns.remove(nth);
+                    here.turns.push_front(stream);
+                    here.turn = u64::from(here.parameters.turn);
+                }
                 return Some(id);
             }
             if queues.writes.is_empty() && queues.reads.is_empty() {
                 queues.listed = false;
-                here.turns.pop_front();
+                here.turns.remove(nth);
+                if nth == 0 {
+                    here.turn = u64::from(here.parameters.turn);
+                }
             } else {
-                here.turns.rotate_left(1);
+                nth += 1;
             }
-            here.turn = u64::from(here.parameters.turn);
         }
         None
     }
@@ -330,6 +356,7 @@ impl World {
         let done = op.left == 0;
         let op = *op;
         here.moved += if self.now >= self.measured_from { bytes } else { 0 };
+        here.paced += if self.now >= self.measured_from { parameters.gap } else { Time::ZERO };
         here.waiting += 1;
         let moving = parameters.engine.map_or(0, |rate| bytes * 1_000_000_000_000 / rate.max(1));
         here.next = self.now + parameters.gap.max(Time::from_ps(moving));
@@ -407,6 +434,8 @@ impl World {
         }
         entry.left -= bytes;
         op.missing -= u64::from(bytes);
+        let flow = op.flow;
+        self.moved(flow, u64::from(bytes));
         true
     }
 
@@ -418,9 +447,13 @@ impl World {
         let op = &mut self.ops[id];
         op.missing -= u64::from(bytes);
         let op = *op;
+        self.moved(op.flow, u64::from(bytes));
         if whole {
             self.requests.remove(request);
-            self.requesters[op.requester as usize].tags += 1;
+            let here = &mut self.requesters[op.requester as usize];
+            here.tags += 1;
+            let since = std::mem::replace(&mut here.starved_since, Time::MAX);
+            here.starved += self.now.since(since.max(self.measured_from));
             self.pumps.push(op.requester);
         }
         if op.feeds != NONE {

@@ -111,19 +111,53 @@ fn value(place: usize) -> u64 {
     low + (1 << octave) / 2
 }
 
+/// Parts of the measured time for each of which bytes are counted.
+pub const BATCHES: usize = 20;
+
+/// Student's factor for a confidence of 95 % in the mean of [`BATCHES`] values.
+const STUDENT: f64 = 2.093;
+
+/// Bytes that moved in each part of the measured time.
+pub type Batches = [u64; BATCHES];
+
+/// How far the mean of batches may be from the true one with a confidence of 95 %, as a share of it. Batches
+/// are taken as independent: each must be long against what lets rates vary.
+pub fn confidence(batches: &Batches) -> f64 {
+    let count = BATCHES as f64;
+    let mean = batches.iter().map(|bytes| *bytes as f64).sum::<f64>() / count;
+    let squares = batches.iter().map(|bytes| (*bytes as f64 - mean).powi(2)).sum::<f64>();
+    let deviation = (squares / (count - 1.0)).sqrt();
+    if mean == 0.0 { f64::INFINITY } else { STUDENT * deviation / count.sqrt() / mean }
+}
+
 /// What a flow got done in the measured time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlowStats {
-    /// Jobs done.
+    /// Jobs that ended.
     pub jobs: u64,
-    /// Bytes of these jobs.
-    pub bytes: u64,
+    /// Bytes that came where they should, of all steps.
+    pub moved: u64,
+    /// The same, by parts of the measured time.
+    pub batches: Batches,
+    /// Bytes that a job counts for, and those that all its steps move.
+    pub of_job: (u64, u64),
     /// How long each took.
     pub latency: Histogram,
     /// By mark: how long after a job's beginning it was reached, summed.
     pub marks: Vec<Time>,
     /// When the last job ended.
     pub ended: Time,
+}
+
+impl FlowStats {
+    /// Bytes that the flow got done, of jobs that had not ended too: as much of what a job counts for as its
+    /// steps have moved.
+    pub fn bytes(&self) -> u64 {
+        match self.of_job {
+            (bytes, 0) => self.jobs * bytes,
+            (bytes, all) => (u128::from(self.moved) * u128::from(bytes) / u128::from(all)) as u64,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -54,7 +54,8 @@ impl Line {
     fn flow(&mut self, script: Script, arrivals: Arrivals, count: u64, bytes: u64) -> FlowId {
         let script = self.world.add_script(script);
         let addresses = Addresses::sequential(0, bytes.next_multiple_of(64));
-        let flow = Flow { script, arrivals, count, bytes, begin: Time::ZERO, addresses };
+        let flow =
+            Flow { script, arrivals, count, bytes, begin: Time::ZERO, addresses, think: None };
         self.world.add_flow(flow)
     }
 
@@ -91,7 +92,7 @@ fn writes_fill_a_link() {
     let flow = line.flow(line.write(4096, Until::Issued), Arrivals::Depth(4), 2_000, 4096);
     line.finish();
     let stats = line.world.flow(flow);
-    let rate = stats.bytes as f64 / stats.ended.seconds();
+    let rate = stats.bytes() as f64 / stats.ended.seconds();
     let limit = Wire::pcie(3, 8).rate() * 256.0 / 280.0;
     assert!((rate / limit - 1.0).abs() < 1e-3, "{rate} of {limit}");
     assert!(line.world.utilization(line.lanes[0]) > 0.999);
@@ -106,7 +107,7 @@ fn reads_are_bounded_by_tags_over_the_round_trip() {
     let flow = line.flow(line.read(1 << 20), Arrivals::Depth(1), 4, 1 << 20);
     line.finish();
     let stats = line.world.flow(flow);
-    let rate = stats.bytes as f64 / stats.ended.seconds();
+    let rate = stats.bytes() as f64 / stats.ended.seconds();
     // Little: 8 requests of 512 bytes under way; the round trip is a little more than the access.
     let limit = 8.0 * 512.0 / access.seconds();
     assert!((0.93..=1.0).contains(&(rate / limit)), "{rate} of {limit}");
@@ -120,7 +121,7 @@ fn credits_bound_what_is_under_way() {
     let flow = line.flow(line.write(256, Until::Issued), Arrivals::Depth(8), 4_000, 256);
     line.finish();
     let stats = line.world.flow(flow);
-    let rate = stats.bytes as f64 / stats.ended.seconds();
+    let rate = stats.bytes() as f64 / stats.ended.seconds();
     let trip = Time::from_us(1) + Wire::pcie(3, 8).time(280);
     let limit = 4.0 * 256.0 / trip.seconds();
     assert!((rate / limit - 1.0).abs() < 0.01, "{rate} of {limit}");

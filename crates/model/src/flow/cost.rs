@@ -4,6 +4,8 @@
 //! Bytes may cross several stages at once: an operation's time is that of its first packet, or of
 //! its first request and what that asks for, and for the rest that of the slowest stage.
 
+use std::ops::Range;
+
 use crate::engine::{
     Addresses, Class, FlowId, IommuParameters, LaneId, PartId, RequesterId, RequesterParameters,
     ResourceId, Step, StreamId, Until, WayId, World,
@@ -25,6 +27,8 @@ pub(super) enum Limit {
     Trackers(PartId),
     /// Picoseconds of an IOMMU's walkers.
     Walkers(PartId),
+    /// Bytes of writes that a root passes on from link to link.
+    Peers(PartId),
     /// Picoseconds of a requester's tags.
     Tags(RequesterId),
     /// Bytes that a requester's engine moves.
@@ -41,6 +45,7 @@ impl Limit {
         match self {
             Limit::Lane(id) => world.lane_parameters(id).wire.map_or(1.0, wire::Wire::rate),
             Limit::Service(id) => 1024.0 * SECOND / world.part(id).service_per_byte.max(1) as f64,
+            Limit::Peers(id) => 1024.0 * SECOND / world.part(id).peer_per_byte.max(1) as f64,
             Limit::Trackers(id) => f64::from(world.part(id).trackers) * SECOND,
             Limit::Walkers(id) => {
                 f64::from(world.part(id).iommu.map_or(1, |iommu| iommu.walkers.max(1))) * SECOND
@@ -56,7 +61,11 @@ impl Limit {
     pub(super) fn requester(self) -> Option<RequesterId> {
         match self {
             Limit::Tags(id) | Limit::Engine(id) | Limit::Gap(id) | Limit::Window(id) => Some(id),
-            Limit::Lane(_) | Limit::Service(_) | Limit::Trackers(_) | Limit::Walkers(_) => None,
+            Limit::Lane(_)
+            | Limit::Service(_)
+            | Limit::Trackers(_)
+            | Limit::Walkers(_)
+            | Limit::Peers(_) => None,
         }
     }
 }
@@ -74,19 +83,43 @@ pub(super) struct Cost {
 
 /// What a job of `flow` takes, of which `depth` are under way at a time.
 pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
+    steps(world, flow, depth, world.steps(flow), &mut Vec::new())
+}
+
+/// The course of bytes on a way, of a job whose steps before went the ways `walked`.
+fn course<'w>(
+    world: &'w World,
+    (flow, depth): (FlowId, u32),
+    (stream, way, bytes): (StreamId, WayId, u64),
+    walked: &mut Vec<WayId>,
+) -> Course<'w> {
+    let mut course = Course::new(world, (stream, way), bytes, *world.addresses(flow), depth);
+    // A job's steps are in the same pages: the first that goes there has them translated.
+    course.walks &= !walked.contains(&way);
+    walked.push(way);
+    course
+}
+
+fn steps(
+    world: &World,
+    flow: FlowId,
+    depth: u32,
+    script: &[Step],
+    walked: &mut Vec<WayId>,
+) -> Cost {
     let mut cost = Cost::default();
     let mut taken: Vec<(ResourceId, f64)> = Vec::new();
-    let mut walked = Vec::new();
-    let mut course = |stream, way, bytes| {
-        let mut course = Course::new(world, (stream, way), bytes, *world.addresses(flow), depth);
-        // A job's steps are in the same pages: the first that goes there has them translated.
-        course.walks &= !walked.contains(&way);
-        walked.push(way);
-        course
-    };
-    for step in world.steps(flow) {
+    for step in script {
         match *step {
             Step::Wait(span) => cost.unloaded += span.ps() as f64,
+            Step::WaitRandom(drawn) => {
+                cost.unloaded += world.distribution(drawn).mean().ps() as f64;
+            }
+            Step::UseRandom(resource, drawn) => {
+                let span = world.distribution(drawn).mean().ps() as f64;
+                cost.unloaded += span;
+                cost.held.push((resource, span));
+            }
             Step::Use(resource, span) => {
                 cost.unloaded += span.ps() as f64;
                 cost.held.push((resource, span.ps() as f64));
@@ -98,17 +131,30 @@ pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
                 cost.held.push((resource, cost.unloaded - since));
             }
             Step::Write { stream, way, bytes, until, .. } => {
-                cost.add(&[course(stream, way, bytes).write()], until);
+                let course = course(world, (flow, depth), (stream, way, bytes), walked);
+                cost.add(&[course.write()], until);
             }
             Step::Read { stream, way, bytes, .. } => {
-                cost.add(&[course(stream, way, bytes).read()], Until::Landed);
+                let course = course(world, (flow, depth), (stream, way, bytes), walked);
+                cost.add(&[course.read()], Until::Landed);
             }
             Step::Copy { stream, from, to, bytes, until, .. } => {
-                let (read, write) = (course(stream, from, bytes), course(stream, to, bytes));
+                let read = course(world, (flow, depth), (stream, from, bytes), walked);
+                let write = course(world, (flow, depth), (stream, to, bytes), walked);
                 cost.add(&[read.read(), write.write()], until);
             }
-            // Workloads have none of the one; the other takes nothing.
-            Step::Each(..) | Step::Mark(_) => {}
+            Step::Each(script, count, _) => {
+                // Side by side, as far as what they use lets them.
+                let inner = steps(world, flow, depth, world.script(script), walked);
+                let slowest =
+                    |(limit, bytes): &(Limit, f64)| bytes / limit.capacity(world) * SECOND;
+                let slowest = inner.uses.iter().map(slowest).fold(0.0, f64::max);
+                let count = count as f64;
+                cost.unloaded += inner.unloaded + slowest * (count - 1.0).max(0.0);
+                cost.uses.extend(inner.uses.iter().map(|(limit, bytes)| (*limit, bytes * count)));
+                cost.held.extend(inner.held.iter().map(|(unit, span)| (*unit, span * count)));
+            }
+            Step::Mark(_) => {}
         }
     }
     cost
@@ -175,6 +221,8 @@ struct Course<'a> {
     /// What a packet stays where it is made.
     stay: Time,
     lanes: Vec<LaneId>,
+    /// By lane, bytes of a request's header.
+    headers: Vec<u32>,
     target: PartId,
     bytes: f64,
     addresses: Addresses,
@@ -201,6 +249,7 @@ impl<'a> Course<'a> {
             requester,
             is,
             stay: world.part(part).stay[Class::Posted as usize],
+            headers: (0..lanes.len()).map(|nth| world.header(way, nth, Class::Posted)).collect(),
             lanes,
             target,
             bytes: bytes as f64,
@@ -229,11 +278,13 @@ impl<'a> Course<'a> {
         packets as f64 / places as f64
     }
 
-    /// Bytes of a class of packets on one lane each, and the DLLPs that they cause.
-    fn packets_on(&mut self, lanes: &[LaneId], class: Class, packets: f64, bytes: f64) {
-        for lane in lanes {
+    /// Bytes of packets on some of the way's lanes each, and the DLLPs that they cause. Completions go back.
+    fn packets_on(&mut self, nth: Range<usize>, back: bool, packets: f64, bytes: f64) {
+        for nth in nth {
+            let lane = &if back { self.lanes[nth].back() } else { self.lanes[nth] };
+            let header = if back { wire::COMPLETION_HEADER } else { self.headers[nth] };
             let Some(wire) = self.world.lane_parameters(*lane).wire else { continue };
-            let around = f64::from(wire.packet(header(class), 0));
+            let around = f64::from(wire.packet(header, 0));
             self.stage(Limit::Lane(*lane), packets * around + bytes, 1.0 / packets);
             let dllps = self.world.lane_parameters(lane.back()).dllp_bytes;
             self.stage(Limit::Lane(lane.back()), packets * f64::from(dllps), 1.0);
@@ -302,14 +353,23 @@ impl<'a> Course<'a> {
         let packets = self.packets(self.is.payload);
         let first = self.bytes.min(f64::from(self.is.payload));
         let lanes = self.lanes.clone();
-        self.packets_on(&lanes, Class::Posted, packets, self.bytes);
+        self.packets_on(0..lanes.len(), false, packets, self.bytes);
+        for nth in 1..lanes.len() {
+            let at = self.world.ends_of(lanes[nth]).0;
+            let ports = [lanes[nth - 1], lanes[nth]];
+            let ports = ports.iter().all(|lane| self.world.lane_parameters(*lane).wire.is_some());
+            if ports && self.world.part(at).peer_per_byte > 0 {
+                self.stage(Limit::Peers(at), self.bytes, 1.0 / packets);
+            }
+        }
         self.issue(packets);
         let part = self.world.part(self.target);
         let whole = (self.bytes as u64).is_multiple_of(u64::from(part.line.max(1)));
         let partial = if whole { 0.0 } else { part.partial_write.ps() as f64 };
         let waits = self.walks().1;
         let mut time = self.service(first, partial);
-        time += (self.stay + self.travel(&lanes, Class::Posted, first as u32)).ps() as f64;
+        let travel = self.travel(&lanes, &self.headers, Class::Posted, first as u32);
+        time += (self.stay + travel).ps() as f64;
         Operation { stages: self.stages, first: time, waits }
     }
 
@@ -329,12 +389,11 @@ impl<'a> Course<'a> {
         let combined = if combine == 0 { completion } else { combine.min(self.is.read) };
         let lanes = self.lanes.clone();
         let back: Vec<LaneId> = lanes.iter().rev().map(|lane| lane.back()).collect();
-        self.packets_on(&lanes[..cut], Class::NonPosted, requests, 0.0);
-        self.packets_on(&lanes[cut..], Class::NonPosted, pieces, 0.0);
-        let (behind, before) = back.split_at(lanes.len() - cut);
-        for (lanes, most) in [(behind, completion), (before, combined)] {
+        self.packets_on(0..cut, false, requests, 0.0);
+        self.packets_on(cut..lanes.len(), false, pieces, 0.0);
+        for (lanes, most) in [(cut..lanes.len(), completion), (0..cut, combined)] {
             let completions = self.packets(most);
-            self.packets_on(lanes, Class::Completion, completions, self.bytes);
+            self.packets_on(lanes, true, completions, self.bytes);
         }
         self.issue(requests);
         // The first request, until all that it asks for has come.
@@ -343,8 +402,10 @@ impl<'a> Course<'a> {
         let slowest = self.stages.iter().map(|stage| stage.time).fold(0.0, f64::max);
         let rest = slowest * (asked - carried) / self.bytes;
         let trip = |from: usize| {
-            let there = self.travel(&lanes[from..], Class::NonPosted, 0);
-            let back = self.travel(&back[..lanes.len() - from], Class::Completion, carried as u32);
+            let there = self.travel(&lanes[from..], &self.headers[from..], Class::NonPosted, 0);
+            let back = &back[..lanes.len() - from];
+            let headers = vec![wire::COMPLETION_HEADER; back.len()];
+            let back = self.travel(back, &headers, Class::Completion, carried as u32);
             (there + back).ps() as f64 + served
         };
         let (whole, trips) = (trip(0) + self.stay.ps() as f64 + rest, roots.iter().copied());
@@ -388,24 +449,25 @@ impl<'a> Course<'a> {
 
     /// How long an empty way's lanes take a packet of so many bytes of payload from its maker to its
     /// end.
-    fn travel(&self, lanes: &[LaneId], class: Class, payload: u32) -> Time {
+    fn travel(&self, lanes: &[LaneId], headers: &[u32], class: Class, payload: u32) -> Time {
         let mut at = Time::ZERO;
         for (nth, lane) in lanes.iter().enumerate() {
-            let here = self.world.lane_parameters(*lane);
+            let (here, header) = (self.world.lane_parameters(*lane), headers[nth]);
             let next = lanes.get(nth + 1).map(|lane| self.world.lane_parameters(*lane).wire);
             let stay = self.world.part(self.world.ends_of(*lane).1).stay[class as usize];
             at = match (here.wire, next) {
                 (None, None) => at,
                 (None, Some(_)) => at + stay,
                 (Some(wire), next) => {
-                    let bytes = wire.packet(header(class), payload);
+                    let bytes = wire.packet(header, payload);
                     let begun = at + here.propagation;
-                    let (head, tail) = (wire.packet(header(class), 0), begun + wire.time(bytes));
+                    let (head, tail) = (wire.packet(header, 0), begun + wire.time(bytes));
                     match next {
                         None if class == Class::Completion => tail + stay,
                         None => tail,
                         Some(None) => tail + stay,
                         Some(Some(next)) => {
+                            let bytes = next.packet(headers[nth + 1], payload);
                             (begun + wire.time(head)).max(tail.since(next.time(bytes))) + stay
                         }
                     }
@@ -413,12 +475,5 @@ impl<'a> Course<'a> {
             };
         }
         at
-    }
-}
-
-fn header(class: Class) -> u32 {
-    match class {
-        Class::Completion => wire::COMPLETION_HEADER,
-        Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
     }
 }

@@ -23,6 +23,7 @@ use std::collections::BinaryHeap;
 
 mod cost;
 pub mod rack;
+mod sure;
 
 #[cfg(test)]
 mod tests;

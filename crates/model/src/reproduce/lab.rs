@@ -1,11 +1,15 @@
 //! A testbed to measure in: its rack file, put together anew for each measurement.
 
+use std::collections::BTreeMap;
+
 use rackbus_fabric::rack::Rack;
 
-use crate::assembly::{Assembly, End, Source};
-use crate::engine::{Addresses, Arrivals, Flow, FlowStats, Script, Step, Until, WayId, World};
+use crate::assembly::{Assembly, End};
+use crate::engine::{Arrivals, FlowStats, Until};
+use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::{self, Timing};
+use crate::workload::{FlowKind, FlowSpec, How, Move, Places, Run, StepSpec, Workload};
 
 macro_rules! testbeds {
     ($($name:literal),* $(,)?) => {
@@ -26,17 +30,23 @@ pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "sisci-pxh830",
     "accelerator-connectx6",
     "accelerator-arria10",
+    "pcie-bench",
 ];
 
 /// More events than any measurement takes.
 const MOST: u64 = 2_000_000_000;
 
-/// A testbed.
+/// A testbed, and flows of the kinds that workloads have.
 pub(super) struct Lab {
     rack: Rack,
     timing: Timing,
     pub(super) it: Assembly,
+    /// What was run last.
+    pub(super) last: Option<Run>,
 }
+
+/// A flow's name, for errors.
+const NAME: &str = "it";
 
 impl Lab {
     /// The testbed of that name.
@@ -56,25 +66,11 @@ impl Lab {
             timing::read_for(name, text, &rack).unwrap_or_else(|error| panic!("{error}"));
         change(&mut rack, &mut timing);
         let it = Assembly::new(&rack, &timing, 1).unwrap_or_else(|error| panic!("{name}: {error}"));
-        Lab { rack, timing, it }
+        Lab { rack, timing, it, last: None }
     }
 
-    pub(super) fn world(&mut self) -> &mut World {
-        &mut self.it.world
-    }
-
-    pub(super) fn end(&self, name: &str) -> End {
+    fn end(&self, name: &str) -> End {
         self.it.end(name).unwrap_or_else(|error| panic!("{}: {error}", self.rack.name))
-    }
-
-    pub(super) fn source(&mut self, name: &str) -> Source {
-        let end = self.end(name);
-        self.it.source(end).unwrap_or_else(|error| panic!("{}: {error}", self.rack.name))
-    }
-
-    pub(super) fn way(&mut self, from: &str, to: &str) -> WayId {
-        let ends = (self.end(from), self.end(to));
-        self.it.way(ends.0, ends.1).unwrap_or_else(|error| panic!("{}: {error}", self.rack.name))
     }
 
     /// Roots and hops from one end to another.
@@ -96,97 +92,108 @@ impl Lab {
         &self.timing
     }
 
-    /// A processor's store into a window, till it is seen by one that polls it there.
-    pub(super) fn store(&mut self, from: &str, to: &str, bytes: u64) -> Script {
-        let source = self.source(from);
-        let way = self.way(from, to);
-        let (issue, poll) = (self.timing.cpu.issue, self.timing.cpu.poll);
-        let until = Until::Landed;
-        vec![
-            Step::Wait(issue),
-            Step::Write { stream: source.stream, way, address: 0, bytes, until },
-            Step::Wait(poll),
-        ]
-    }
-
-    /// A processor's uncached load from a window.
-    pub(super) fn load(&mut self, from: &str, to: &str, bytes: u64) -> Script {
-        let source = self.source(from);
-        let way = self.way(from, to);
-        vec![
-            Step::Wait(self.timing.cpu.issue),
-            Step::Read { stream: source.stream, way, address: 0, bytes },
-            Step::Wait(self.timing.cpu.issue),
-        ]
-    }
-
-    /// A device's DMA write.
-    pub(super) fn write(&mut self, from: &str, to: &str, bytes: u64, until: Until) -> Step {
-        let source = self.source(from);
-        let way = self.way(from, to);
-        Step::Write { stream: source.stream, way, address: 0, bytes, until }
-    }
-
-    /// A device's DMA read.
-    pub(super) fn read(&mut self, from: &str, to: &str, bytes: u64) -> Step {
-        let source = self.source(from);
-        let way = self.way(from, to);
-        Step::Read { stream: source.stream, way, address: 0, bytes }
-    }
-
     /// How long a job takes, on its own.
-    pub(super) fn time(&mut self, script: Script) -> Time {
-        self.run(script, Arrivals::Depth(1), 1, 1).latency.mean()
+    pub(super) fn time(&mut self, steps: Vec<StepSpec>) -> Time {
+        let flow = flow(FlowKind::Steps { steps }, Arrivals::Depth(1), 1, 1);
+        self.run(flow).latency.mean()
+    }
+
+    /// How long a job takes after one that has had pages translated.
+    pub(super) fn time_again(&mut self, steps: Vec<StepSpec>) -> Time {
+        let once =
+            FlowSpec { span: 1, ..flow(FlowKind::Steps { steps }, Arrivals::Depth(1), 2, 1) };
+        self.run(once).latency.least()
     }
 
     /// Bytes per second of so many jobs, so many at a time, from the first's beginning to the last's
     /// end.
-    pub(super) fn rate(&mut self, script: Script, depth: u32, count: u64, bytes: u64) -> f64 {
-        let stats = self.run(script, Arrivals::Depth(depth), count, bytes);
-        stats.bytes as f64 / stats.ended.seconds()
+    pub(super) fn rate(&mut self, steps: Vec<StepSpec>, depth: u32, count: u64, bytes: u64) -> f64 {
+        self.rate_of(FlowKind::Steps { steps }, depth, count, bytes)
     }
 
-    pub(super) fn run(
-        &mut self,
-        script: Script,
-        arrivals: Arrivals,
-        count: u64,
-        bytes: u64,
-    ) -> FlowStats {
-        let script = self.world().add_script(script);
-        let addresses = Addresses::sequential(0, bytes.next_multiple_of(4096));
-        let begin = Time::ZERO;
-        let flow = Flow { script, arrivals, count, bytes, begin, addresses };
-        let flow = self.world().add_flow(flow);
-        if let Err(stuck) = self.world().run(Time::MAX, MOST) {
-            panic!("{}: {stuck}", self.rack.name);
-        }
-        self.it.world.flow(flow).clone()
+    /// The same of a flow of any kind.
+    pub(super) fn rate_of(&mut self, kind: FlowKind, depth: u32, count: u64, bytes: u64) -> f64 {
+        let stats = self.run(flow(kind, Arrivals::Depth(depth), count, bytes));
+        stats.bytes() as f64 / stats.ended.seconds()
+    }
+
+    /// What a flow got done, alone and to its end.
+    pub(super) fn run(&mut self, flow: FlowSpec) -> FlowStats {
+        let run = self.simulate(vec![flow], Time::ZERO, Time::MAX);
+        let queues = run.flows().next().map(|(_, queues, _)| queues[0]);
+        queues.map(|queue| run.assembly.world.flow(queue).clone()).unwrap_or_default()
     }
 
     /// Rates in bytes per second of jobs that run beside each other for a time, after a tenth of it.
-    pub(super) fn rates(&mut self, flows: &[(Script, u32, u64)], span: Time) -> Vec<f64> {
-        let mut ids = Vec::new();
-        for (nth, (script, depth, bytes)) in flows.iter().enumerate() {
-            let script = self.world().add_script(script.clone());
-            let base = (nth as u64) << 32;
-            let addresses = Addresses::sequential(base, bytes.next_multiple_of(64));
-            let flow = Flow {
-                script,
-                arrivals: Arrivals::Depth(*depth),
-                count: u64::MAX,
-                bytes: *bytes,
-                begin: Time::ZERO,
-                addresses,
-            };
-            ids.push(self.world().add_flow(flow));
-        }
-        let begin = span / 10;
-        self.world().measure_from(begin);
-        if let Err(stuck) = self.world().run(span, MOST) {
+    pub(super) fn rates(&mut self, flows: Vec<FlowSpec>, span: Time) -> Vec<f64> {
+        let run = self.simulate(flows, span / 10, span);
+        run.results().flows.iter().map(|flow| flow.bytes_per_second).collect()
+    }
+
+    fn simulate(&mut self, flows: Vec<FlowSpec>, warmup: Time, duration: Time) -> &Run {
+        let workload = Workload { seed: 1, duration, warmup, units: BTreeMap::new(), flows };
+        let run = Run::new(&self.rack, &self.timing, &workload);
+        let mut run = run.unwrap_or_else(|error| panic!("{}: {error}", self.rack.name));
+        if let Err(stuck) = run.go(MOST) {
             panic!("{}: {stuck}", self.rack.name);
         }
-        let measured = (span - begin).seconds();
-        ids.iter().map(|id| self.it.world.flow(*id).bytes as f64 / measured).collect()
+        self.last.insert(run)
     }
+}
+
+/// A flow of jobs, so many at a time.
+pub(super) fn flow(kind: FlowKind, arrivals: Arrivals, count: u64, size: u64) -> FlowSpec {
+    FlowSpec {
+        name: NAME.to_owned(),
+        tenant: None,
+        kind,
+        size,
+        arrivals,
+        queues: 1,
+        count,
+        begin: Time::ZERO,
+        think: Distribution::Fixed(Time::ZERO),
+        random: false,
+        span: 1 << 30,
+        places: Places::default(),
+    }
+}
+
+/// Time that passes.
+pub(super) fn wait(span: Time) -> StepSpec {
+    StepSpec::Wait(Distribution::Fixed(span))
+}
+
+/// A unit that is used for a time.
+pub(super) fn using(unit: &str, span: Time) -> StepSpec {
+    StepSpec::Use(unit.to_owned(), Distribution::Fixed(span))
+}
+
+pub(super) fn moved(how: How, ends: &[&str], bytes: u64, until: Until) -> Move {
+    let ends = ends.iter().map(|end| (*end).to_owned()).collect();
+    Move { how, ends, bytes, at: 0, channel: String::new(), until }
+}
+
+fn step(how: How, ends: &[&str], bytes: u64, until: Until) -> StepSpec {
+    StepSpec::Move(moved(how, ends, bytes, until))
+}
+
+/// A processor's store into a window, till it is seen by one that polls it there.
+pub(super) fn store(from: &str, to: &str, bytes: u64) -> StepSpec {
+    step(How::Store, &[from, to], bytes, Until::Landed)
+}
+
+/// A processor's uncached load from a window.
+pub(super) fn load(from: &str, to: &str, bytes: u64) -> StepSpec {
+    step(How::Load, &[from, to], bytes, Until::Landed)
+}
+
+/// A write without what a processor takes for it.
+pub(super) fn write(from: &str, to: &str, bytes: u64, until: Until) -> StepSpec {
+    step(How::Write, &[from, to], bytes, until)
+}
+
+/// A device's DMA read.
+pub(super) fn read(from: &str, to: &str, bytes: u64) -> StepSpec {
+    step(How::Read, &[from, to], bytes, Until::Landed)
 }

@@ -2,11 +2,12 @@
 
 use rackbus_fabric::{Access, Place, Requester};
 
-use crate::engine::{Script, Step, Until};
+use crate::engine::Until;
 use crate::time::Time;
+use crate::workload::{How, Move, StepSpec};
 
 use super::Row;
-use super::lab::Lab;
+use super::lab::{Lab, load, moved, read, store, using, wait};
 
 const MARLIN: &str = "marlin";
 /// The raw rate of a Gen3 x4 link as the paper counts it: 4 lanes of 8 Gbps.
@@ -55,41 +56,43 @@ impl Transaction {
 
 /// The engine's part of a transaction: the doorbell, for each piece the descriptor, which is fetched
 /// while the piece before is copied, and the copy; then the interrupt.
-fn dma(lab: &mut Lab, transaction: Transaction) -> Script {
+fn dma(transaction: Transaction) -> Vec<StepSpec> {
     let engine = "ch1/dma";
     let Transaction { pieces, bytes, offset, ways } = transaction;
-    let fetcher = lab.world().add_resource(1);
-    let fetch = lab.read(engine, "ch1", 32);
-    let source = lab.source(engine);
-    let (from, to) = (lab.way(engine, ways.0), lab.way(engine, ways.1));
     let piece = |until| {
-        let (stream, source, target) = (source.stream, offset, 0);
-        let copy = Step::Copy { stream, from, source, to, target, bytes, until };
-        vec![Step::Take(fetcher), fetch, Step::Give(fetcher), copy]
+        let fetch = moved(How::Read, &[engine, "ch1"], 32, Until::Landed);
+        let fetch = StepSpec::Move(Move { channel: "descriptors".to_owned(), ..fetch });
+        let copy = moved(How::Copy, &[engine, ways.0, ways.1], bytes, until);
+        let copy = StepSpec::Move(Move { at: offset, ..copy });
+        vec![StepSpec::Hold("fetcher".to_owned(), vec![fetch]), copy]
     };
-    let mut script = lab.store("ch1", "ch1-ntb", 4);
-    // The engine does not poll its doorbell.
-    script.pop();
+    // The engine does not poll its doorbell: an adapter is no processor's memory.
+    let mut script = vec![store("ch1", "ch1-ntb", 4)];
     if pieces > 1 {
-        let each = lab.world().add_script(piece(Until::Begun));
-        script.push(Step::Each(each, pieces - 1, bytes));
+        let (count, apart) = (pieces - 1, bytes);
+        script.push(StepSpec::Each { count, apart, steps: piece(Until::Begun) });
     }
     // Pieces are written in their order: the last one's end is the transaction's.
     script.extend(piece(Until::Issued));
     script
 }
 
+/// The engine's interrupt, which waits behind no other transaction's bytes.
+fn interrupt() -> StepSpec {
+    let write = moved(How::Write, &["ch1/dma", "ch1"], 4, Until::Landed);
+    StepSpec::Move(Move { channel: "interrupts".to_owned(), ..write })
+}
+
 /// A sequence of transactions, as the driver runs them: `deep` at a time.
 fn hrdma(transaction: Transaction, count: u64, deep: u32) -> f64 {
     let lab = &mut Lab::new(MARLIN);
-    let cpu = lab.world().add_resource(1);
     let (prepare, complete) = (lab.software("pre-dma"), lab.software("hrdma-complete"));
-    let interrupt = lab.timing().cpu.interrupt;
-    let mut script = vec![Step::Use(cpu, prepare)];
-    script.extend(dma(lab, transaction));
-    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
-    script.push(Step::Wait(interrupt));
-    script.push(Step::Use(cpu, complete));
+    let handler = lab.timing().host.cpu.interrupt;
+    let mut script = vec![using("cpu", prepare)];
+    script.extend(dma(transaction));
+    script.push(interrupt());
+    script.push(wait(handler));
+    script.push(using("cpu", complete));
     gbps(lab.rate(script, deep, count, transaction.pieces * transaction.bytes))
 }
 
@@ -108,45 +111,41 @@ fn transfers() -> Vec<Row> {
     let saturated = pieces_of(4096);
     let (below, above) = (pieces_of(2048) / saturated, pieces_of(65536) / saturated);
     vec![
-        Row::calibrated(("M1", "baseline"), 1.54, baseline, "Gbps"),
-        Row::calibrated(("M1", "multi-channel"), 2.88, channels, "Gbps"),
+        Row::calibrated(("M1", "baseline"), (1.54, "timing.cpu.interrupt"), baseline, "Gbps"),
+        Row::calibrated(
+            ("M1", "multi-channel"),
+            (2.88, "timing.software.hrdma-complete"),
+            channels,
+            "Gbps",
+        ),
         Row::predicted(("M1", "batched"), 20.17, batched, "Gbps"),
         Row::predicted(("M1", "combined"), 20.31, combined, "Gbps"),
         Row::predicted(("M2", "pieces of 4 KiB"), 20.3, saturated, "Gbps"),
-        Row::trend(
+        Row::relation(
             ("M2", "saturates at 4 KiB"),
             "less below, little more above",
             (0.95, 1.1),
             above,
         )
         .and(below < 0.95),
-        Row::predicted(("M3", "of 32 Gbps"), 63.4, saturated / RAW * 100.0, "%"),
+        // M2 in other units.
+        Row::identity(("M3", "of 32 Gbps"), 63.4, saturated / RAW * 100.0, "%")
+            .note("M2 in other units"),
     ]
 }
 
 /// A transaction of one piece, from memory to memory of hosts so far away, till all has landed.
 fn landed(to: &'static str, bytes: u64) -> f64 {
     let lab = &mut Lab::new(MARLIN);
-    let source = lab.source("ch1/dma");
-    let (from, way) = (lab.way("ch1/dma", "ch1"), lab.way("ch1/dma", to));
     let mut script = dma_begin(lab);
-    script.push(Step::Copy {
-        stream: source.stream,
-        from,
-        source: 0,
-        to: way,
-        target: 0,
-        bytes,
-        until: Until::Landed,
-    });
+    let copy = moved(How::Copy, &["ch1/dma", "ch1", to], bytes, Until::Landed);
+    script.push(StepSpec::Move(copy));
     lab.rate(script, 1, 4, bytes)
 }
 
-fn dma_begin(lab: &mut Lab) -> Script {
-    let mut script = vec![Step::Wait(lab.software("pre-dma"))];
-    script.extend(lab.store("ch1", "ch1-ntb", 4));
-    script.push(lab.read("ch1/dma", "ch1", 32));
-    script
+fn dma_begin(lab: &Lab) -> Vec<StepSpec> {
+    let prepare = wait(lab.software("pre-dma"));
+    vec![prepare, store("ch1", "ch1-ntb", 4), read("ch1/dma", "ch1", 32)]
 }
 
 fn hops() -> Row {
@@ -154,7 +153,7 @@ fn hops() -> Row {
     let [zero, one, two] = of(512 << 10);
     let middle = of(64 << 10);
     let holds = one / zero > 0.9 && middle[2] < middle[1];
-    Row::trend(
+    Row::relation(
         ("M4", "two hops against one, 512 KiB"),
         "one like none, two lower",
         (0.0, 0.999),
@@ -165,12 +164,9 @@ fn hops() -> Row {
 
 fn accesses() -> Vec<Row> {
     let lab = &mut Lab::new(MARLIN);
-    let write = lab.store("ch1", "ch2", 4);
-    let write = lab.time(write).us();
-    let read = lab.load("ch1", "ch2", 4);
-    let read = lab.time(read).us();
-    let local = lab.load("ch1", "ch1-ntb", 4);
-    let local = lab.time(local).us();
+    let write = lab.time(vec![store("ch1", "ch2", 4)]).us();
+    let read = lab.time(vec![load("ch1", "ch2", 4)]).us();
+    let local = lab.time(vec![load("ch1", "ch1-ntb", 4)]).us();
     let ntb = &lab.timing().ntb;
     let traversal = (ntb.translation + ntb.completion_translation).us() / 2.0;
     let bridge = lab.timing().switch.latency.ns() / 2.0;
@@ -179,22 +175,32 @@ fn accesses() -> Vec<Row> {
     let (_, hops) = lab.hops("ch1", "ch2");
     let bridges = 2.0 * (2.0 * (hops + 1) as f64 - 4.0);
     vec![
-        Row::calibrated(("M5", "CPU remote write"), 8.5, write, "us"),
-        Row::calibrated(("M6", "CPU remote read"), 20.18, read, "us"),
-        Row::calibrated(("M7", "CPU read of a local register"), 2.48, local, "us"),
-        Row::predicted(("M8", "bridge"), 150.0, bridge, "ns")
+        Row::calibrated(("M5", "CPU remote write"), (8.5, "timing.ntb.translation"), write, "us"),
+        Row::calibrated(
+            ("M6", "CPU remote read"),
+            (20.18, "timing.ntb.completion_translation"),
+            read,
+            "us",
+        ),
+        Row::calibrated(
+            ("M7", "CPU read of a local register"),
+            (2.48, "timing.cpu.issue"),
+            local,
+            "us",
+        ),
+        Row::identity(("M8", "bridge"), 150.0, bridge, "ns")
             .note("Table 2 and the local read both say 100 ns; 56 bridges of 150 ns are 8.4 us, not 5.2 us"),
-        Row::calibrated(("M8", "NTB traversal"), 3.52, traversal, "us"),
-        Row::predicted(("M8", "bridges there and back"), 56.0, bridges, "bridges")
-            .note("the list of footnote 3 adds up to 26 one way"),
+        Row::identity(("M8", "NTB traversal"), 3.52, traversal, "us"),
+        Row::exact(("M8", "bridges there and back"), 56.0, bridges, "bridges")
+            .note("the list of footnote 3 adds up to 26 one way, 52 there and back"),
     ]
 }
 
 /// A message's DMA stage: from the doorbell to the interrupt's coming.
 fn dma_stage(bytes: u64) -> Time {
     let lab = &mut Lab::new(MARLIN);
-    let mut script = dma(lab, Transaction::of(1, bytes));
-    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
+    let mut script = dma(Transaction::of(1, bytes));
+    script.push(interrupt());
     lab.time(script)
 }
 
@@ -205,14 +211,16 @@ fn messages() -> Vec<Row> {
     let (eop, cmmc) = (twice("eop-pre"), twice("cmmc-pre"));
     let (ping, word) = (dma_stage(64).us() * 2.0, dma_stage(4).us() * 2.0);
     vec![
-        Row::calibrated(("M9", "pre-processing"), 2.8, eop, "us"),
-        Row::calibrated(("M9", "pre-DMA"), 11.4, prepare, "us"),
+        Row::identity(("M9", "pre-processing"), 2.8, eop, "us"),
+        Row::identity(("M9", "pre-DMA"), 11.4, prepare, "us"),
         Row::predicted(("M9", "DMA"), 11.5, ping, "us"),
-        Row::calibrated(("M9", "post-DMA"), 3.0, after, "us"),
-        Row::predicted(("M9", "EOP 64 B ping"), 28.7, eop + prepare + ping + after, "us"),
-        Row::calibrated(("M10", "pre-processing"), 1.0, cmmc, "us"),
+        Row::identity(("M9", "post-DMA"), 3.0, after, "us"),
+        Row::identity(("M9", "EOP 64 B ping"), 28.7, eop + prepare + ping + after, "us")
+            .note("the DMA stage, printed above, is a predicted part of it"),
+        Row::identity(("M10", "pre-processing"), 1.0, cmmc, "us"),
         Row::predicted(("M10", "HRDMA"), 11.4, word, "us"),
-        Row::predicted(("M10", "CMMC 4 B write"), 26.9, cmmc + prepare + word + after, "us"),
+        Row::identity(("M10", "CMMC 4 B write"), 26.9, cmmc + prepare + word + after, "us")
+            .note("the HRDMA stage, printed above, is a predicted part of it"),
     ]
 }
 
@@ -221,10 +229,10 @@ fn messages() -> Vec<Row> {
 fn cmmc() -> f64 {
     let lab = &mut Lab::new(MARLIN);
     let stages = ["cmmc-pre", "pre-dma", "post-dma"].map(|name| lab.software(name));
-    let mut script: Script = stages[..2].iter().map(|stage| Step::Wait(*stage)).collect();
-    script.extend(dma(lab, Transaction::of(32, 128 << 10)));
-    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
-    script.push(Step::Wait(stages[2]));
+    let mut script: Vec<StepSpec> = stages[..2].iter().map(|stage| wait(*stage)).collect();
+    script.extend(dma(Transaction::of(32, 128 << 10)));
+    script.push(interrupt());
+    script.push(wait(stages[2]));
     gbps(lab.rate(script, 1, 8, 4 << 20))
 }
 
@@ -232,14 +240,13 @@ fn cmmc() -> f64 {
 /// `offset` misaligns the source; TCP's acknowledgements take the sender's time too.
 fn eop(mtu: u64, offset: u64, acknowledged: bool) -> f64 {
     let lab = &mut Lab::new(MARLIN);
-    let cpu = lab.world().add_resource(1);
     let stages = ["eop-pre", "pre-dma", "post-dma"].map(|name| lab.software(name));
-    let mut script = vec![Step::Use(cpu, stages[0] + stages[1])];
-    script.extend(dma(lab, Transaction { offset, ..Transaction::of(1, mtu) }));
-    script.push(lab.write("ch1/dma", "ch1", 4, Until::Landed));
-    script.push(Step::Use(cpu, stages[2]));
+    let mut script = vec![using("cpu", stages[0] + stages[1])];
+    script.extend(dma(Transaction { offset, ..Transaction::of(1, mtu) }));
+    script.push(interrupt());
+    script.push(using("cpu", stages[2]));
     if acknowledged {
-        script.push(Step::Use(cpu, stages[2]));
+        script.push(using("cpu", stages[2]));
     }
     gbps(lab.rate(script, CHANNELS, 100, mtu))
 }
@@ -255,43 +262,39 @@ fn networks() -> Vec<Row> {
     let (latency, rate) = (host.0 / manager.0, host.1 / manager.1);
     vec![
         Row::predicted(("M11", "CMMC 4 MB"), 20.11, copy, "Gbps"),
-        Row::trend(("M11", "CMMC against HRDMA"), "0.98 % under", (0.97, 0.999), copy / combined),
+        Row::relation(
+            ("M11", "CMMC against HRDMA"),
+            "0.98 % under",
+            (0.97, 0.999),
+            copy / combined,
+        ),
         Row::predicted(("M12", "TCP, MTU 64 KB"), 19.6, tcp, "Gbps"),
         Row::predicted(("M12", "UDP, MTU 64 KB"), 19.9, udp, "Gbps"),
-        Row::trend(
+        Row::relation(
             ("M13", "unaligned, vanilla driver"),
             "sometimes under half",
             (0.0, 0.5),
             vanilla,
         ),
-        Row::trend(("M13", "unaligned, optimised driver"), "within 6 %", (0.94, 1.0), optimised),
-        Row::trend(("M14", "shared NIC, latency of compute host"), "the same", SAME, latency)
+        Row::relation(("M13", "unaligned, optimised driver"), "within 6 %", (0.94, 1.0), optimised),
+        Row::relation(("M14", "shared NIC, latency of compute host"), "the same", SAME, latency)
             .note("each of doorbell, descriptor and data crosses an NTB of 2.6 to 4.3 us (M5, M6)"),
-        Row::trend(("M14", "shared NIC, throughput of compute host"), "the same", SAME, rate),
+        Row::relation(("M14", "shared NIC, throughput of compute host"), "the same", SAME, rate),
     ]
 }
 
 /// Latency in us and throughput in bytes per second of a host that sends by the shared adapter.
 fn nic(host: &'static str) -> (f64, f64) {
-    let send = |lab: &mut Lab, bytes| {
+    let send = |bytes| {
         let nic = "mh/nic";
-        let cpu = lab.source(host);
-        let way = lab.way(host, nic);
-        let (issue, address, until) = (lab.timing().cpu.issue, 0, Until::Landed);
-        vec![
-            Step::Wait(issue),
-            Step::Write { stream: cpu.stream, way, address, bytes: 4, until },
-            lab.read(nic, host, 16),
-            lab.read(nic, host, bytes),
-        ]
+        vec![store(host, nic, 4), read(nic, host, 16), read(nic, host, bytes)]
     };
     let lab = &mut Lab::new(MARLIN);
-    let mut script = send(lab, 64);
-    script.push(Step::Wait(lab.software("network")));
+    let mut script = send(64);
+    script.push(wait(lab.software("network")));
     let latency = lab.time(script).us();
     let lab = &mut Lab::new(MARLIN);
-    let script = send(lab, 1500);
-    (latency, lab.rate(script, 64, 4_000, 1500))
+    (latency, lab.rate(send(1500), 64, 4_000, 1500))
 }
 
 fn power() -> Vec<Row> {
@@ -309,8 +312,8 @@ fn power() -> Vec<Row> {
     let mut rows = Vec::new();
     for nth in 0..3 {
         let (watts, each) = published[nth];
-        rows.push(Row::predicted(("M15", names[nth]), watts, totals[nth], "W"));
-        rows.push(Row::predicted(("M15", names[nth]), each, totals[nth] / rates[nth], "W/Gbps"));
+        rows.push(Row::identity(("M15", names[nth]), watts, totals[nth], "W"));
+        rows.push(Row::identity(("M15", names[nth]), each, totals[nth] / rates[nth], "W/Gbps"));
     }
     rows
 }

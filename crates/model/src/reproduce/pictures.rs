@@ -8,7 +8,7 @@ use crate::picture::{Axis, Scale, Unit};
 /// Name and SVG text of each picture of `rows`.
 pub fn pictures(rows: &[Row]) -> Vec<(&'static str, String)> {
     let of = |ids: &[&str]| -> Vec<&Row> {
-        let numbers = rows.iter().filter(|row| !matches!(row.kind, Kind::Trend | Kind::Exact));
+        let numbers = rows.iter().filter(|row| !matches!(row.kind, Kind::Relation | Kind::Exact));
         numbers.filter(|row| ids.contains(&row.id)).collect()
     };
     let title = "Published and modelled";

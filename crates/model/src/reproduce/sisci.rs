@@ -1,9 +1,9 @@
 //! Virtualized SISCI: a processor's stores into a remote segment, as scibench2 and scipp measure them.
 
-use crate::engine::{Step, Until};
+use crate::engine::Until;
 
-use super::lab::Lab;
-use super::{Kind, Row};
+use super::Row;
+use super::lab::{Lab, store, wait, write};
 
 /// Kibibytes of each write.
 const SIZES: [u64; 11] = [1, 2, 4, 8, 32, 64, 256, 1024, 2048, 4096, 8192];
@@ -18,8 +18,10 @@ const LATENCY: [f64; 12] =
     [0.710, 0.712, 0.715, 0.719, 0.757, 0.780, 0.827, 0.914, 1.075, 1.429, 2.138, 3.572];
 
 pub(super) fn rows() -> Vec<Row> {
-    let mut rows = bandwidths("S1", "sisci-ixh610", &IXH610, &[]);
-    rows.extend(bandwidths("S2", "sisci-pxh830", &PXH830, &[1, 1024, 2048]));
+    // From 2 KB on one computation gives them all: the wire's rate. It is printed once.
+    let mut rows = bandwidths("S1", "sisci-ixh610", &IXH610, &[1, 1024]);
+    // So it is with the processor's rate from 64 KB on; 8 MB is beyond the processor's cache.
+    rows.extend(bandwidths("S2", "sisci-pxh830", &PXH830, &[1, 2, 4, 8, 32, 1024, 8192]));
     rows.extend(latencies());
     rows
 }
@@ -27,41 +29,40 @@ pub(super) fn rows() -> Vec<Row> {
 /// Bytes per second of a loop that copies `bytes` into a remote segment and flushes.
 fn bandwidth(testbed: &str, bytes: u64) -> f64 {
     let lab = &mut Lab::new(testbed);
-    let source = lab.source("client");
-    let way = lab.way("client", "server");
-    let call = lab.timing().cpu.copy_call;
-    let until = Until::Issued;
-    let script = vec![
-        Step::Wait(call),
-        Step::Write { stream: source.stream, way, address: 0, bytes, until },
-    ];
+    let call = lab.timing().host.cpu.copy_call;
+    let script = vec![wait(call), write("client", "server", bytes, Until::Issued)];
     lab.rate(script, 1, (4 << 20) / bytes + 2, bytes)
 }
 
-fn bandwidths(
-    id: &'static str,
-    testbed: &str,
-    published: &[f64; 11],
-    calibrated: &[u64],
-) -> Vec<Row> {
+fn bandwidths(id: &'static str, testbed: &str, published: &[f64; 11], shown: &[u64]) -> Vec<Row> {
     let row = |(kib, of): (&u64, &f64)| {
         let modelled = bandwidth(testbed, kib << 10) / 1e6;
         let case = if *kib < 1024 { format!("{kib} KB") } else { format!("{} MB", kib >> 10) };
-        let kind = if calibrated.contains(kib) { Kind::Calibrated } else { Kind::Predicted };
-        Row::new((id, &case), kind, *of, modelled, "MB/s")
+        let parameter = match (id, kib) {
+            ("S2", 1) => Some("timing.cpu.copy_call"),
+            ("S2", 1024) => Some("timing.cpu.fill"),
+            _ => None,
+        };
+        match parameter {
+            Some(parameter) => Row::calibrated((id, &case), (*of, parameter), modelled, "MB/s"),
+            None => Row::predicted((id, &case), *of, modelled, "MB/s"),
+        }
     };
-    SIZES.iter().zip(published).map(row).collect()
+    let all = SIZES.iter().zip(published);
+    all.filter(|(kib, _)| shown.contains(kib)).map(row).collect()
 }
 
 fn latencies() -> Vec<Row> {
     let row = |(nth, of): (usize, &f64)| {
         let bytes = 4 << nth;
         let lab = &mut Lab::new("sisci-ixh610");
-        let mut script = lab.store("client", "server", bytes);
-        script.extend(lab.store("server", "client", bytes));
+        let script = vec![store("client", "server", bytes), store("server", "client", bytes)];
         let half = lab.time(script).us() / 2.0;
-        let kind = if nth == 0 { Kind::Calibrated } else { Kind::Predicted };
-        Row::new(("S5", &format!("{bytes} B")), kind, *of, half, "us")
+        let case = format!("{bytes} B");
+        match nth {
+            0 => Row::calibrated(("S5", &case), (*of, "timing.ntb.latency"), half, "us"),
+            _ => Row::predicted(("S5", &case), *of, half, "us"),
+        }
     };
     LATENCY.iter().enumerate().map(row).collect()
 }

@@ -8,7 +8,7 @@ use rackbus_fabric::text::{
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{PartTiming, Timing};
+use super::{PartTiming, Timing, host};
 use crate::time::Time;
 
 /// The longest that anything takes: 10 s.
@@ -25,29 +25,44 @@ pub fn parse(file: &str, text: &str, names: &[&str]) -> Result<Timing, FileError
 
 fn read(text: &str, names: &[&str]) -> Outcome<Timing> {
     let root = document(text)?;
-    match root.get_ref().get("timing") {
-        Some(value) => timing(value, names),
-        None => Ok(Timing::default()),
-    }
+    let nothing = DeTable::new();
+    let section = match root.get_ref().get("timing") {
+        Some(value) => subsection(value, "timing", KEYS)?,
+        None => Section::new(&nothing, 0..0, "timing", KEYS)?,
+    };
+    let (host, hosts) = host::hosts(root.get_ref(), &section)?;
+    let mut timing = timing(&section, Timing::with(host), names)?;
+    timing.hosts = hosts;
+    Ok(timing)
 }
 
 /// Sets `place` where the file has something for it.
-fn set<T>(place: &mut T, found: Option<T>) {
+pub(super) fn set<T>(place: &mut T, found: Option<T>) {
     if let Some(found) = found {
         *place = found;
     }
 }
 
-fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
+pub(super) fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
     Ok(section.picoseconds(key, LONGEST)?.map(Time::from_ps))
 }
 
-fn count(section: &Section<'_>, key: &'static str, least: u64, most: u64) -> Outcome<Option<u32>> {
+pub(super) fn count(
+    section: &Section<'_>,
+    key: &'static str,
+    least: u64,
+    most: u64,
+) -> Outcome<Option<u32>> {
     Ok(section.count(key, least, most)?.map(|number| number as u32))
 }
 
 /// Bytes: a power of two within limits.
-fn power(section: &Section<'_>, key: &'static str, least: u64, most: u64) -> Outcome<Option<u32>> {
+pub(super) fn power(
+    section: &Section<'_>,
+    key: &'static str,
+    least: u64,
+    most: u64,
+) -> Outcome<Option<u32>> {
     match section.size(key, least, most)? {
         Some(bytes) if !bytes.is_power_of_two() => {
             let allowed = "it is a power of two";
@@ -58,10 +73,22 @@ fn power(section: &Section<'_>, key: &'static str, least: u64, most: u64) -> Out
 }
 
 /// Bytes, or 0 for none.
-fn power_or_none(section: &Section<'_>, key: &'static str, most: u64) -> Outcome<Option<u32>> {
+pub(super) fn power_or_none(
+    section: &Section<'_>,
+    key: &'static str,
+    most: u64,
+) -> Outcome<Option<u32>> {
     match section.size(key, 0, most)? {
         Some(0) => Ok(Some(0)),
         _ => power(section, key, 1, most),
+    }
+}
+
+/// Bytes per second, or 0 for none.
+pub(super) fn rate_or_none(section: &Section<'_>, key: &'static str) -> Outcome<Option<u64>> {
+    match section.get(key).map(Spanned::get_ref) {
+        Some(DeValue::Integer(_)) => Ok(section.count(key, 0, 0)?),
+        _ => section.rate(key),
     }
 }
 
@@ -79,12 +106,10 @@ fn credits(
 
 const KEYS: &[&str] = &[
     "link", "switch", "ntb", "root", "iommu", "memory", "cpu", "device", "parts", "software",
-    "power",
+    "power", "hosts", "profiles", "profile",
 ];
 
-fn timing(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<Timing> {
-    let section = subsection(value, "timing", KEYS)?;
-    let mut timing = Timing::default();
+fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Outcome<Timing> {
     if let Some(value) = section.get("link") {
         link(value, &mut timing)?;
     }
@@ -99,35 +124,6 @@ fn timing(value: &Spanned<DeValue<'_>>, names: &[&str]) -> Outcome<Timing> {
         set(&mut timing.ntb.translation, time(&part, "translation")?);
         let place = &mut timing.ntb.completion_translation;
         set(place, time(&part, "completion_translation")?);
-    }
-    if let Some(value) = section.get("root") {
-        let keys = &["latency", "completion_latency", "split", "trackers", "combine"];
-        let part = subsection(value, "timing.root", keys)?;
-        set(&mut timing.root.latency, time(&part, "latency")?);
-        set(&mut timing.root.completion_latency, time(&part, "completion_latency")?);
-        set(&mut timing.root.split, power_or_none(&part, "split", 4096)?);
-        set(&mut timing.root.trackers, count(&part, "trackers", 1, 1 << 20)?);
-        set(&mut timing.root.combine, power_or_none(&part, "combine", 4096)?);
-    }
-    if let Some(value) = section.get("iommu") {
-        let part =
-            subsection(value, "timing.iommu", &["entries", "page", "hit", "walk", "walkers"])?;
-        set(&mut timing.iommu.entries, count(&part, "entries", 1, 1 << 24)?);
-        set(&mut timing.iommu.page, power(&part, "page", 4096, 1 << 30)?.map(u64::from));
-        set(&mut timing.iommu.hit, time(&part, "hit")?);
-        set(&mut timing.iommu.walk, time(&part, "walk")?);
-        set(&mut timing.iommu.walkers, count(&part, "walkers", 1, 1024)?);
-    }
-    if let Some(value) = section.get("memory") {
-        let keys = &["latency", "bandwidth", "completion", "partial_write"];
-        let part = subsection(value, "timing.memory", keys)?;
-        set(&mut timing.memory.latency, time(&part, "latency")?);
-        set(&mut timing.memory.bandwidth, part.rate("bandwidth")?);
-        set(&mut timing.memory.completion, power_or_none(&part, "completion", 4096)?);
-        set(&mut timing.memory.partial_write, time(&part, "partial_write")?);
-    }
-    if let Some(value) = section.get("cpu") {
-        cpu(value, &mut timing)?;
     }
     if let Some(value) = section.get("device") {
         device(value, &mut timing)?;
@@ -168,21 +164,6 @@ fn link(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     credits(&part, "completion_packets", "completion_bytes", &mut link.completion)
 }
 
-fn cpu(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
-    let keys = &["line", "fill", "window", "issue", "poll", "copy_call", "loads", "interrupt"];
-    let part = subsection(value, "timing.cpu", keys)?;
-    let cpu = &mut timing.cpu;
-    set(&mut cpu.line, power(&part, "line", 4, 4096)?);
-    set(&mut cpu.fill, time(&part, "fill")?);
-    set(&mut cpu.window, count(&part, "window", 1, 1 << 20)?);
-    set(&mut cpu.issue, time(&part, "issue")?);
-    set(&mut cpu.poll, time(&part, "poll")?);
-    set(&mut cpu.copy_call, time(&part, "copy_call")?);
-    set(&mut cpu.loads, count(&part, "loads", 1, 1 << 20)?);
-    set(&mut cpu.interrupt, time(&part, "interrupt")?);
-    Ok(())
-}
-
 const DEVICE: &[&str] = &[
     "mps",
     "mrrs",
@@ -191,6 +172,7 @@ const DEVICE: &[&str] = &[
     "latency",
     "bandwidth",
     "message",
+    "packet_gap",
     "alignment",
     "turn",
     "engine",
@@ -206,6 +188,7 @@ fn device(value: &Spanned<DeValue<'_>>, timing: &mut Timing) -> Outcome<()> {
     set(&mut device.latency, time(&part, "latency")?);
     set(&mut device.bandwidth, part.rate("bandwidth")?);
     set(&mut device.message, time(&part, "message")?);
+    set(&mut device.packet_gap, time(&part, "packet_gap")?);
     set(&mut device.alignment, power_or_none(&part, "alignment", 4096)?);
     set(&mut device.turn, power_or_none(&part, "turn", 1 << 20)?);
     set(&mut device.engine, part.rate("engine")?);
@@ -239,6 +222,7 @@ fn parts(
             "window",
             "bandwidth",
             "message",
+            "packet_gap",
             "alignment",
             "turn",
             "engine",
@@ -259,6 +243,7 @@ fn parts(
             window: count(&part, "window", 1, 1 << 20)?,
             bandwidth: part.rate("bandwidth")?,
             message: time(&part, "message")?,
+            packet_gap: time(&part, "packet_gap")?,
             alignment: power_or_none(&part, "alignment", 4096)?,
             turn: power_or_none(&part, "turn", 1 << 20)?,
             engine: part.rate("engine")?,

@@ -8,8 +8,14 @@
 //! [timing.parts."lab/gpu0"]
 //! tags = 64
 //! ```
+//!
+//! What a host's processor brings (root complex, IOMMU, memory, cores) is in *profiles*, a file each in
+//! `profiles/` with the source of every value; a host names one, `[hosts.lab] profile = "genoa"`, and has
+//! [`profiles::USUAL`] otherwise. Rack files can add profiles of their own under `[timing.profiles.NAME]`.
 
 mod file;
+mod host;
+pub mod profiles;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +25,7 @@ use rackbus_fabric::text::FileError;
 use crate::time::Time;
 
 pub use file::parse;
+pub use host::{CpuTiming, HostTiming, IommuTiming, MemoryTiming, RootTiming};
 
 /// Reads the timing of the rack whose file is `text`.
 ///
@@ -35,11 +42,18 @@ pub fn read_for(file: &str, text: &str, rack: &Rack) -> Result<Timing, FileError
         names.extend(physical.switches.iter().map(|switch| switch.name.clone()));
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    parse(file, text, &names)
+    let mut timing = parse(file, text, &names)?;
+    for link in rack.fabric.iter().flat_map(|physical| &physical.links) {
+        if let Some(millimetres) = link.length {
+            let there = LinkTiming::travel(millimetres);
+            timing.lengths.insert(link.ends.clone(), there);
+        }
+    }
+    Ok(timing)
 }
 
 /// All of it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
     /// Links.
     pub link: LinkTiming,
@@ -47,14 +61,12 @@ pub struct Timing {
     pub switch: SwitchTiming,
     /// Non-transparent bridges.
     pub ntb: NtbTiming,
-    /// Root complexes.
-    pub root: RootTiming,
-    /// IOMMUs, in hosts that have one.
-    pub iommu: IommuTiming,
-    /// Memory of hosts, and memory that hosts share.
-    pub memory: MemoryTiming,
-    /// Processors.
-    pub cpu: CpuTiming,
+    /// Hosts that name no profile and have no values of their own.
+    pub host: HostTiming,
+    /// The others, by name.
+    pub hosts: BTreeMap<String, HostTiming>,
+    /// Links of a length that the rack file tells, by their ends: how long a bit takes.
+    pub lengths: BTreeMap<[String; 2], Time>,
     /// Devices, and their DMA engines.
     pub device: DeviceTiming,
     /// Parts by name that differ from others of their kind.
@@ -65,7 +77,39 @@ pub struct Timing {
     pub power: BTreeMap<String, u64>,
 }
 
+impl Default for Timing {
+    fn default() -> Self {
+        Timing::with(profiles::usual().clone())
+    }
+}
+
 impl Timing {
+    /// All as usual, but for the hosts.
+    fn with(host: HostTiming) -> Timing {
+        Timing {
+            link: LinkTiming::default(),
+            switch: SwitchTiming::default(),
+            ntb: NtbTiming::default(),
+            host,
+            hosts: BTreeMap::new(),
+            lengths: BTreeMap::new(),
+            device: DeviceTiming::default(),
+            parts: BTreeMap::new(),
+            software: BTreeMap::new(),
+            power: BTreeMap::new(),
+        }
+    }
+
+    /// What the processor of a host brings.
+    pub fn of_host(&self, name: &str) -> &HostTiming {
+        self.hosts.get(name).unwrap_or(&self.host)
+    }
+
+    /// What all hosts bring, to change it for all of them.
+    pub fn every_host(&mut self) -> impl Iterator<Item = &mut HostTiming> {
+        std::iter::once(&mut self.host).chain(self.hosts.values_mut())
+    }
+
     /// What a software step of that name takes; no time when the file does not tell.
     pub fn software(&self, name: &str) -> Time {
         self.software.get(name).copied().unwrap_or(Time::ZERO)
@@ -85,14 +129,32 @@ pub struct LinkTiming {
     pub acknowledge_every: u32,
     /// Packets for each update of credits the other way. Default 2, as above.
     pub update_every: u32,
-    /// What a receiver has room for, by class: packets, and bytes of payload. Default 64 packets and
-    /// 16 KiB of writes, 64 requests, 64 packets and 16 KiB of completions. Endpoints and roots take
-    /// any number of completions: they asked for them (specification 2.6.1).
+    /// What a receiver has room for, by class: packets, and bytes of payload; 0 for what keeps the link full
+    /// over the time from a packet's being sent to its credits' coming back, as receivers are made
+    /// ([`LinkTiming::room`]). Default 0. Endpoints and roots take any number of completions: they asked for
+    /// them (specification 2.6.1).
     pub posted: (u32, u32),
     /// Of requests: packets.
     pub nonposted: u32,
     /// Of completions.
     pub completion: (u32, u32),
+}
+
+impl LinkTiming {
+    /// How long a bit takes for a length: 5 ns a metre, two thirds of light's speed, as in copper and glass.
+    pub fn travel(millimetres: u64) -> Time {
+        Time::from_ps(millimetres * 5)
+    }
+
+    /// Packets and bytes of payload that a receiver has room for, `set` or what keeps a link of `rate` bytes
+    /// per second full while packets stay for `stay`: twice what is on the way then, for packets of at least
+    /// 16 bytes of payload and framing, and at least 64 packets and 16 KiB.
+    pub fn room(&self, set: (u32, u32), rate: f64, stay: Time, propagation: Time) -> (u32, u32) {
+        let away = (self.credit_return + propagation * 2 + stay).seconds();
+        let bytes = (2.0 * rate * away) as u32;
+        let packets = if set.0 == 0 { (bytes / 40).max(64) } else { set.0 };
+        (packets, if set.1 == 0 { bytes.max(16 << 10) } else { set.1 })
+    }
 }
 
 impl Default for LinkTiming {
@@ -102,9 +164,9 @@ impl Default for LinkTiming {
             credit_return: Time::from_ns(100),
             acknowledge_every: 2,
             update_every: 2,
-            posted: (64, 16 << 10),
-            nonposted: 64,
-            completion: (64, 16 << 10),
+            posted: (0, 0),
+            nonposted: 0,
+            completion: (0, 0),
         }
     }
 }
@@ -145,124 +207,6 @@ impl Default for NtbTiming {
     }
 }
 
-/// How root complexes behave.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RootTiming {
-    /// For requests on their way from the processor, to memory, or from port to port. Default 70 ns.
-    pub latency: Time,
-    /// For completions on such ways. Default 10 ns.
-    pub completion_latency: Time,
-    /// The most bytes of a read request that passes from port to port; longer ones are split. 0 passes
-    /// them as they are. Default 64: Device Lending (2019, section 7.1), Xeon E5.
-    pub split: u32,
-    /// Such requests under way at a time. Default 32.
-    pub trackers: u32,
-    /// Completions of a split request are combined to so many bytes; 0 passes them as they come.
-    /// Default 0: Device Lending (2019) saw the pieces, and says nothing of completions.
-    pub combine: u32,
-}
-
-impl Default for RootTiming {
-    fn default() -> Self {
-        RootTiming {
-            latency: Time::from_ns(70),
-            completion_latency: Time::from_ns(10),
-            split: 64,
-            trackers: 32,
-            combine: 0,
-        }
-    }
-}
-
-/// How IOMMUs behave.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IommuTiming {
-    /// Translations in the cache. Default 64: Neugebauer and others (SIGCOMM 2018) found the throughput
-    /// to drop past that many pages.
-    pub entries: u32,
-    /// Bytes of a page. Default 4 KiB.
-    pub page: u64,
-    /// A translation that is in the cache. Default none: within the root's latency.
-    pub hit: Time,
-    /// One that is not. Default 330 ns: the same authors' measure.
-    pub walk: Time,
-    /// Walks at a time. Default 6.
-    pub walkers: u32,
-}
-
-impl Default for IommuTiming {
-    fn default() -> Self {
-        IommuTiming {
-            entries: 64,
-            page: 4096,
-            hit: Time::ZERO,
-            walk: Time::from_ns(330),
-            walkers: 6,
-        }
-    }
-}
-
-/// How memory behaves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryTiming {
-    /// From a request's coming to its data's going, or a write's being seen. Default 60 ns.
-    pub latency: Time,
-    /// Bytes per second. Default 25.6 GB/s: two channels of DDR3-1600.
-    pub bandwidth: u64,
-    /// The most bytes of a completion. Default 0: the MPS.
-    pub completion: u32,
-    /// Added to a write of less than a cache line, whose line is read first. Default none.
-    pub partial_write: Time,
-}
-
-impl Default for MemoryTiming {
-    fn default() -> Self {
-        MemoryTiming {
-            latency: Time::from_ns(60),
-            bandwidth: 25_600_000_000,
-            completion: 0,
-            partial_write: Time::ZERO,
-        }
-    }
-}
-
-/// How processors behave.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuTiming {
-    /// Bytes of a write-combining buffer: stores to a window leave in packets of these. Default 64.
-    pub line: u32,
-    /// The least time from one to the next. Default 10 ns.
-    pub fill: Time,
-    /// How many may wait for the root. Default 10: line fill buffers of Intel cores.
-    pub window: u32,
-    /// From an uncached load or store to its packet, and from a completion to the register.
-    /// Default 40 ns.
-    pub issue: Time,
-    /// From a byte's landing in memory to its being seen by a loop that polls it. Default 40 ns.
-    pub poll: Time,
-    /// A call of the copying routine and the flush of its buffers. Default 50 ns.
-    pub copy_call: Time,
-    /// Reads of windows under way at a time. Default 1: uncached loads wait for each other.
-    pub loads: u32,
-    /// From an interrupt's coming to its handler. Default 1 us.
-    pub interrupt: Time,
-}
-
-impl Default for CpuTiming {
-    fn default() -> Self {
-        CpuTiming {
-            line: 64,
-            fill: Time::from_ns(10),
-            window: 10,
-            issue: Time::from_ns(40),
-            poll: Time::from_ns(40),
-            copy_call: Time::from_ns(50),
-            loads: 1,
-            interrupt: Time::from_us(1),
-        }
-    }
-}
-
 /// How devices behave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceTiming {
@@ -280,6 +224,8 @@ pub struct DeviceTiming {
     pub bandwidth: u64,
     /// Between two messages of a queue pair. Default none.
     pub message: Time,
+    /// From one packet that its DMA engine makes to the next, at least. Default none.
+    pub packet_gap: Time,
     /// Reads from addresses that are no multiple of it are cut at every multiple. Default 0: never.
     pub alignment: u32,
     /// Bytes that a queue pair moves before it is another's turn. Default 0: a packet.
@@ -298,6 +244,7 @@ impl Default for DeviceTiming {
             latency: Time::from_ns(50),
             bandwidth: 100_000_000_000,
             message: Time::ZERO,
+            packet_gap: Time::ZERO,
             alignment: 0,
             turn: 0,
             engine: 0,
@@ -324,6 +271,8 @@ pub struct PartTiming {
     pub bandwidth: Option<u64>,
     /// Between two messages of a device's queue pair.
     pub message: Option<Time>,
+    /// From one packet of a device's DMA engine to the next.
+    pub packet_gap: Option<Time>,
     /// A device's alignment.
     pub alignment: Option<u32>,
     /// Bytes of a device's queue pair's turn.

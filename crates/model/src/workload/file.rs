@@ -2,14 +2,21 @@
 
 use rackbus_fabric::text::{FileError, Named, Outcome, Section, document, list, wrong};
 
-use super::{FlowKind, FlowSpec, Places, Workload};
+use std::collections::BTreeMap;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload, steps};
 use crate::engine::Arrivals;
+use crate::random::Distribution;
 use crate::time::Time;
 
-const KINDS: &[&str] = &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write"];
+const KINDS: &[&str] =
+    &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write", "steps"];
 /// The longest simulated time: 100 s.
 const LONGEST: u64 = 100_000_000_000_000;
-const MOST_BYTES: u64 = 1 << 40;
+pub(super) const MOST_BYTES: u64 = 1 << 40;
 
 /// Reads a workload's `text`; `file` is its name, for messages.
 ///
@@ -21,7 +28,7 @@ pub fn parse(file: &str, text: &str) -> Result<Workload, FileError> {
 
 fn read(text: &str) -> Outcome<Workload> {
     let root = document(text)?;
-    let keys = &["seed", "duration", "warmup", "flows"];
+    let keys = &["seed", "duration", "warmup", "units", "flows"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
     let duration = top.picoseconds("duration", LONGEST)?.unwrap_or(1_000_000_000);
     let warmup = top.picoseconds("warmup", LONGEST)?.unwrap_or(duration / 10);
@@ -38,6 +45,7 @@ fn read(text: &str) -> Outcome<Workload> {
         seed: top.count("seed", 0, u64::MAX)?.unwrap_or(1),
         duration: Time::from_ps(duration),
         warmup: Time::from_ps(warmup),
+        units: units(&top)?,
         flows,
     })
 }
@@ -47,7 +55,7 @@ macro_rules! keys {
     ($($own:literal),*) => {
         &[
             "kind", "tenant", "size", "depth", "every", "poisson", "rate", "queues", "count", "begin",
-            "random", "span", $($own),*
+            "random", "span", "think", $($own),*
         ]
     };
 }
@@ -66,7 +74,9 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         "descriptor",
         "output",
         "units",
-        "interrupt"
+        "interrupt",
+        "queues_in",
+        "steps"
     );
     let any = section(all)?;
     let allowed = format!("`kind` is one of {}", list(KINDS));
@@ -92,7 +102,7 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
             let own = section(keys!("from", "to", "request", "service"))?;
             let ((from, first), (to, second)) = (end(&own, "from")?, end(&own, "to")?);
             let request = own.size("request", 1, MOST_BYTES)?.or(size).unwrap_or(64);
-            let service = time(&own, "service")?.unwrap_or(Time::ZERO);
+            let service = spread(&own, "service")?.unwrap_or(NOTHING);
             (FlowKind::Request { from, to, request, service }, vec![first, second])
         }
         "ring" => ring(
@@ -103,13 +113,21 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
                 "output",
                 "service",
                 "units",
-                "interrupt"
+                "interrupt",
+                "queues_in"
             ))?,
             size,
         )?,
         "nvme-read" | "nvme-write" => {
-            let own = section(keys!("host", "device", "service", "units", "interrupt"))?;
+            let own =
+                section(keys!("host", "device", "service", "units", "interrupt", "queues_in"))?;
             nvme(&own, size, kind == "nvme-write")?
+        }
+        "steps" => {
+            let own = section(keys!("steps"))?;
+            let steps = own.require("steps", own.get("steps"), steps::FORM)?;
+            let (steps, places) = steps::read(steps)?;
+            (FlowKind::Steps { steps }, places)
         }
         _ => return wrong(span, format!("there is no kind of flow `{kind}`"), allowed),
     };
@@ -122,10 +140,35 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         queues: any.count("queues", 1, 1 << 16)?.unwrap_or(1) as u32,
         count: any.count("count", 1, u64::MAX)?.unwrap_or(u64::MAX),
         begin: time(&any, "begin")?.unwrap_or(Time::ZERO),
+        think: think(&any)?,
         random: any.truth("random")?.unwrap_or(false),
         span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
         places: Places { ends: places },
     })
+}
+
+/// How many there are of what steps use.
+fn units(top: &Section<'_>) -> Outcome<BTreeMap<String, u32>> {
+    let mut found = BTreeMap::new();
+    let Some(value) = top.get("units") else { return Ok(found) };
+    let allowed = "write [units] with a number from 1 to 65536 for each name";
+    let DeValue::Table(table) = value.get_ref() else {
+        return wrong(value.span(), "`units` is no table", allowed);
+    };
+    for (name, value) in table {
+        let count = rackbus_fabric::text::integer(value.get_ref());
+        match count.filter(|count| (1..=1 << 16).contains(count)) {
+            Some(count) => found.insert(name.get_ref().to_string(), count as u32),
+            None => {
+                return wrong(
+                    value.span(),
+                    format!("there are no such `{}`", name.get_ref()),
+                    allowed,
+                );
+            }
+        };
+    }
+    Ok(found)
 }
 
 type Ends = (FlowKind, Vec<std::ops::Range<usize>>);
@@ -138,8 +181,10 @@ fn ring(own: &Section<'_>, size: Option<u64>) -> Outcome<Ends> {
         descriptor: own.size("descriptor", 1, 4096)?.unwrap_or(64),
         input: size.unwrap_or(4096),
         output: own.size("output", 0, MOST_BYTES)?.or(size).unwrap_or(4096),
-        service: time(own, "service")?.unwrap_or(Time::ZERO),
+        service: spread(own, "service")?.unwrap_or(NOTHING),
         units: own.count("units", 1, 1 << 16)?.unwrap_or(1) as u32,
+        drive: false,
+        queues_in: queues_in(own)?,
         interrupt: own.truth("interrupt")?.unwrap_or(true),
     };
     Ok((kind, vec![first, second]))
@@ -156,15 +201,105 @@ fn nvme(own: &Section<'_>, size: Option<u64>, write: bool) -> Outcome<Ends> {
         descriptor: 64,
         input,
         output,
-        service: time(own, "service")?.unwrap_or(Time::from_us(10)),
+        service: spread(own, "service")?.unwrap_or(MEDIUM),
         units: own.count("units", 1, 1 << 16)?.unwrap_or(64) as u32,
+        drive: true,
+        queues_in: queues_in(own)?,
         interrupt: own.truth("interrupt")?.unwrap_or(true),
     };
     Ok((kind, vec![first, second]))
 }
 
-fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
+pub(super) fn time(section: &Section<'_>, key: &'static str) -> Outcome<Option<Time>> {
     Ok(section.picoseconds(key, LONGEST)?.map(Time::from_ps))
+}
+
+const NOTHING: Distribution = Distribution::Fixed(Time::ZERO);
+/// An estimate: a fast drive's medium, and the spread that quality of service in data sheets suggests.
+const MEDIUM: Distribution = Distribution::LogNormal(Time::from_us(10), 150);
+
+const QUEUES_IN: &str = "write \"host\" (the memory of the host that drives it) or \"lender\" (of the host that it is in)";
+
+fn queues_in(section: &Section<'_>) -> Outcome<QueuesIn> {
+    match section.text("queues_in", QUEUES_IN)? {
+        None | Some(("host", _)) => Ok(QueuesIn::Host),
+        Some(("lender", _)) => Ok(QueuesIn::Lender),
+        Some((other, span)) => wrong(span, format!("`queues_in` is `{other}`"), QUEUES_IN),
+    }
+}
+
+fn think(section: &Section<'_>) -> Outcome<Distribution> {
+    let Some(found) = spread(section, "think")? else { return Ok(NOTHING) };
+    if ["every", "poisson", "rate"].into_iter().any(|key| section.get(key).is_some()) {
+        let what = "`think` is given to jobs that do not wait for each other";
+        return wrong(section.place("think"), what, "give it with `depth`");
+    }
+    Ok(found)
+}
+
+const SPREADS: &str = "write a duration, { exponential = \"10 us\" }, { lognormal = \"10 us\", sigma = 0.3 } or \
+                       { measured = [[\"8 us\", 50], [\"20 us\", 3]] }";
+
+/// How long something takes: always the same, or as a distribution says.
+pub(super) fn spread(section: &Section<'_>, key: &'static str) -> Outcome<Option<Distribution>> {
+    let Some(value) = section.get(key) else { return Ok(None) };
+    let DeValue::Table(table) = value.get_ref() else {
+        return Ok(time(section, key)?.map(Distribution::Fixed));
+    };
+    let keys = &["exponential", "lognormal", "sigma", "measured"];
+    let own = Section::new(table, value.span(), key, keys)?;
+    let (exponential, lognormal) = (time(&own, "exponential")?, time(&own, "lognormal")?);
+    let found = match (exponential, lognormal, own.get("sigma"), own.get("measured")) {
+        (Some(mean), None, None, None) => Distribution::Exponential(mean),
+        (None, Some(mean), Some(sigma), None) => {
+            let number = match sigma.get_ref() {
+                DeValue::Float(float) => float.as_str().parse().ok(),
+                _ => None,
+            };
+            match number.filter(|sigma: &f64| (0.001..=3.0).contains(sigma)) {
+                Some(number) => Distribution::LogNormal(mean, (number * 1e3).round() as u32),
+                None => {
+                    let allowed = "it is a number with a point, from 0.001 to 3.0";
+                    return wrong(sigma.span(), "`sigma` is no deviation of a logarithm", allowed);
+                }
+            }
+        }
+        (None, None, None, Some(counts)) => measured(counts)?,
+        _ => return wrong(value.span(), format!("`{key}` is no distribution"), SPREADS),
+    };
+    Ok(Some(found))
+}
+
+/// Spans that rise, with counts.
+fn measured(counts: &Spanned<DeValue<'_>>) -> Outcome<Distribution> {
+    let refuse = |span, what: &str| wrong(span, what, SPREADS);
+    let DeValue::Array(entries) = counts.get_ref() else {
+        return refuse(counts.span(), "`measured` is no list");
+    };
+    let mut found: Vec<(Time, u64)> = Vec::new();
+    for entry in entries.iter() {
+        let (span, count) = match entry.get_ref().as_array().map(|pair| &pair[..]) {
+            Some([span, count]) => (span, count),
+            _ => return refuse(entry.span(), "an entry of `measured` is no pair"),
+        };
+        let (span, count) = (span_of(span)?, rackbus_fabric::text::integer(count.get_ref()));
+        let rises = found.last().is_none_or(|(before, _)| *before < span);
+        match count.filter(|count| (1..=1 << 40).contains(count) && rises) {
+            Some(count) => found.push((span, count)),
+            None => return refuse(entry.span(), "spans rise, and counts are from 1 to 2^40"),
+        }
+    }
+    if found.is_empty() || found.len() > 100_000 {
+        return refuse(counts.span(), "`measured` has no entry, or more than 100,000");
+    }
+    Ok(Distribution::Measured(found))
+}
+
+fn span_of(value: &Spanned<DeValue<'_>>) -> Outcome<Time> {
+    let mut single = DeTable::new();
+    single.insert(Spanned::new(value.span(), std::borrow::Cow::Borrowed("span")), value.clone());
+    let section = Section::new(&single, value.span(), "measured", &["span"])?;
+    Ok(time(&section, "span")?.unwrap_or(Time::ZERO))
 }
 
 fn end(section: &Section<'_>, key: &'static str) -> Outcome<(String, std::ops::Range<usize>)> {

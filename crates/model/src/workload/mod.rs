@@ -25,22 +25,29 @@
 //! | `write`, `read` | `from` (a device, or a host's processor) writes to or reads from `to` |
 //! | `copy` | `by` reads `size` from `from` and writes it to `to`: a GPU's copy, RDMA, HRDMA |
 //! | `request` | `from` writes `request` bytes to `to`, which after `service` writes `size` back |
+//! | `steps` | steps, one after the other: each waits for the one before |
 //! | `ring` | `host` rings `device`'s doorbell; that reads a descriptor and `size` of input, works for `service`, writes `output`, a completion and an interrupt |
 //! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
 
 mod file;
+mod limits;
 pub mod pictures;
 mod results;
 mod scripts;
+mod steps;
+mod writer;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::engine::Arrivals;
+use crate::random::Distribution;
 use crate::time::Time;
 
 pub use file::parse;
-pub use results::{FlowResult, Latency, LinkResult, Results, TenantResult};
+pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, TenantResult};
 pub use scripts::{Failed, Run, TraceStep, run, trace};
+pub use steps::{How, Move, StepSpec};
 
 /// What moves in a rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +58,8 @@ pub struct Workload {
     pub duration: Time,
     /// From when on it is measured.
     pub warmup: Time,
+    /// How many there are of what steps use, by name; one of what is not named here.
+    pub units: BTreeMap<String, u32>,
     /// The flows, in the file's order.
     pub flows: Vec<FlowSpec>,
 }
@@ -74,6 +83,8 @@ pub struct FlowSpec {
     pub count: u64,
     /// When the first comes.
     pub begin: Time,
+    /// What passes between the end of a job and the next one's beginning.
+    pub think: Distribution,
     /// Whether jobs are at random places of `span` bytes, or one after the other in it.
     pub random: bool,
     /// Bytes of the area that jobs are in.
@@ -87,6 +98,15 @@ pub struct FlowSpec {
 pub struct Places {
     /// `from`, `by` or `host`, `to` or `device`, in the order of [`FlowKind::ends`].
     pub ends: Vec<Range<usize>>,
+}
+
+/// In whose memory a device's queues lie: its descriptors and completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueuesIn {
+    /// That of the host whose driver it is: the borrower's, of a device that is lent.
+    Host,
+    /// That of the host that the device is in.
+    Lender,
 }
 
 /// What a flow's jobs do. Ends are named as in [`Assembly::end`](crate::assembly::Assembly::end).
@@ -124,7 +144,12 @@ pub enum FlowKind {
         /// Bytes of a request.
         request: u64,
         /// How long the answer takes.
-        service: Time,
+        service: Distribution,
+    },
+    /// Steps, one after the other.
+    Steps {
+        /// They.
+        steps: Vec<StepSpec>,
     },
     /// Jobs of a device with rings of descriptors.
     Ring {
@@ -138,10 +163,14 @@ pub enum FlowKind {
         input: u64,
         /// Bytes that it writes for a job.
         output: u64,
-        /// How long it works on a job.
-        service: Time,
-        /// Jobs that it works on at a time.
+        /// How long it works on a job: of a drive, its medium.
+        service: Distribution,
+        /// Jobs that it works on at a time, of all flows.
         units: u32,
+        /// Whether it must be a drive.
+        drive: bool,
+        /// In whose memory its queues lie.
+        queues_in: QueuesIn,
         /// Whether it interrupts at the end; the driver polls otherwise.
         interrupt: bool,
     },
@@ -156,6 +185,7 @@ impl FlowKind {
             | FlowKind::Request { from, to, .. } => vec![from, to],
             FlowKind::Copy { by, from, to } => vec![by, from, to],
             FlowKind::Ring { host, device, .. } => vec![host, device],
+            FlowKind::Steps { steps } => steps.iter().flat_map(StepSpec::all_ends).collect(),
         }
     }
 }

@@ -144,7 +144,7 @@ fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
     }
     // Long enough for some jobs of this size at a gigabyte per second.
     let duration = LEAST.max(Time::from_ns(size * 8));
-    Workload { seed: workload.seed, duration, warmup: duration / 4, flows: vec![spec] }
+    Workload { duration, warmup: duration / 4, flows: vec![spec], ..workload.clone() }
 }
 
 /// A job, hop by hop.

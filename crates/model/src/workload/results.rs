@@ -49,17 +49,25 @@ pub struct FlowResult {
     pub tenant: Option<String>,
     /// Its ends.
     pub ends: Vec<String>,
-    /// Jobs done in the measured time.
+    /// Jobs that ended in the measured time.
     pub jobs: u64,
-    /// Bytes per second.
+    /// Bytes per second, as they moved.
     pub bytes_per_second: f64,
-    /// Jobs per second.
+    /// The same in jobs.
     pub jobs_per_second: f64,
+    /// How far the rate may be from what a longer run would say, as a share of it: the half width of its
+    /// interval of 95 % confidence, from the means of twenty parts of the measured time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confidence: Option<f64>,
+    /// What the measured time is too short to tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<String>,
     /// How long jobs took, in nanoseconds.
     pub latency_ns: Latency,
-    /// What keeps it from going faster: a full link by its ends, a device's engine or tags, a root's
-    /// split reads, `latency` when what is under way is too little for the way's length, or `demand`
-    /// when it gets all it asks for.
+    /// What keeps it from going faster, by its name: the wire of a link, a memory, a device's engine, packet
+    /// rate, medium or tags, a root's split reads, peer writes or page walkers, the credits of a class on a
+    /// link; `latency` when what is under way is too little for the way's length, or `demand` when it gets
+    /// all it asks for.
     pub bottleneck: String,
     /// Components between its ends, on the longest of its ways.
     pub hops: usize,
@@ -96,9 +104,20 @@ pub struct LinkResult {
     pub starved: u64,
 }
 
+/// A host, and the profile that its processor's values are of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HostProfile {
+    /// Its name.
+    pub host: String,
+    /// The profile's.
+    pub profile: String,
+}
+
 /// What came of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Results {
+    /// What the hosts are taken to be.
+    pub hosts: Vec<HostProfile>,
     /// The measured time in seconds.
     pub seconds: f64,
     /// Events that the simulation took.

@@ -1,23 +1,22 @@
 //! From a workload to the engine's scripts, and from what that counted to results.
 
+use std::collections::BTreeMap;
+
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
 
-use super::results::{FlowResult, Latency, LinkResult, Results, tenants};
-use super::{FlowKind, FlowSpec, Workload};
-use crate::assembly::{Assembly, AssemblyError, End, Source};
+use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, tenants};
+use super::writer::{Writer, misfit};
+use super::{FlowKind, FlowSpec, Workload, limits};
+use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Class, Flow, FlowId, Histogram, LaneId, Passage, Script, Step, Stuck,
-    Until, WayId,
+    Addresses, Arrivals, Batches, Class, DistributionId, Flow, FlowId, Histogram, Passage,
+    ResourceId, Stuck, WayId, confidence,
 };
+use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::Timing;
 
-/// From this on a link is full.
-const FULL: f64 = 0.95;
-/// Bytes of a doorbell or interrupt, and of a completion queue's entry.
-const SIGNAL: u64 = 4;
-const COMPLETION: u64 = 16;
 /// Each queue has addresses of its own, so far from the next queue's.
 const APART: u64 = 1 << 36;
 
@@ -43,6 +42,12 @@ pub struct Run {
     workload: Workload,
     /// By flow: its queues, and the ways that its jobs use.
     flows: Vec<(Vec<FlowId>, Vec<WayId>)>,
+    /// By device: the jobs that it works on at a time.
+    pub(super) media: BTreeMap<End, ResourceId>,
+    /// By name: units that steps use.
+    units: BTreeMap<String, ResourceId>,
+    /// By device: the word of what it is.
+    kinds: BTreeMap<String, &'static str>,
 }
 
 /// Simulates `workload` in `rack`, at most `most` events of it.
@@ -111,12 +116,23 @@ impl Run {
     /// [`Failed`] when they do not fit.
     pub fn new(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<Run, Failed> {
         let assembly = Assembly::new(rack, timing, workload.seed)?;
-        let mut run = Run { assembly, workload: workload.clone(), flows: Vec::new() };
+        let mut run = Run {
+            assembly,
+            workload: workload.clone(),
+            flows: Vec::new(),
+            media: BTreeMap::new(),
+            units: BTreeMap::new(),
+            kinds: rack
+                .functions()
+                .map(|(name, device)| (name.to_string(), device.kind.word()))
+                .collect(),
+        };
+        run.add_media()?;
         for (nth, spec) in workload.flows.iter().enumerate() {
             let flow = run.add(nth as u64, spec)?;
             run.flows.push(flow);
         }
-        run.assembly.world.measure_from(workload.warmup);
+        run.assembly.world.measure(workload.warmup, workload.duration);
         Ok(run)
     }
 
@@ -142,18 +158,64 @@ impl Run {
             .collect()
     }
 
+    /// What devices work on at a time: as many jobs as the flow says that says most.
+    fn add_media(&mut self) -> Result<(), Failed> {
+        let mut most: BTreeMap<End, u32> = BTreeMap::new();
+        for spec in &self.workload.flows {
+            let FlowKind::Ring { device, units, drive, .. } = &spec.kind else { continue };
+            if let Some(word) = self.kinds.get(device).filter(|word| *drive && **word != "nvme") {
+                let what = format!("`{device}` is a {word}");
+                let span = spec.places.ends.get(1).cloned().unwrap_or(0..0);
+                let allowed =
+                    "flows of kind nvme-read and nvme-write are for devices of kind nvme".into();
+                return Err(Failed::Wrong(Problem { span, what, allowed }));
+            }
+            if let Ok(end) = self.assembly.end(device) {
+                let units = most.get(&end).map_or(*units, |other| *units.max(other));
+                most.insert(end, units);
+            }
+        }
+        for (end, units) in most {
+            self.media.insert(end, self.assembly.world.add_resource(units));
+        }
+        Ok(())
+    }
+
+    /// The units of that name.
+    pub(super) fn unit(&mut self, name: &str) -> ResourceId {
+        if let Some(unit) = self.units.get(name) {
+            return *unit;
+        }
+        let count = self.workload.units.get(name).copied().unwrap_or(1);
+        let unit = self.assembly.world.add_resource(count);
+        self.units.insert(name.to_owned(), unit);
+        unit
+    }
+
+    /// What a distribution is drawn from, where it is one.
+    pub(super) fn distribution(&mut self, of: &Distribution) -> Option<DistributionId> {
+        let random = !matches!(of, Distribution::Fixed(_));
+        random.then(|| self.assembly.world.add_distribution(of.clone()))
+    }
+
     fn add(&mut self, nth: u64, spec: &FlowSpec) -> Result<(Vec<FlowId>, Vec<WayId>), Failed> {
         let ends = self.ends(spec)?;
-        let units = match &spec.kind {
-            FlowKind::Ring { units, .. } => *units,
-            _ => 1,
+        let medium = ends.get(1).and_then(|end| self.media.get(end)).copied();
+        let think = match &spec.think {
+            Distribution::Fixed(Time::ZERO) => None,
+            think => Some(self.assembly.world.add_distribution(think.clone())),
         };
-        let engine = self.assembly.world.add_resource(units);
         let mut found = (Vec::new(), Vec::new());
         for queue in 0..u64::from(spec.queues) {
-            let mut job =
-                Writer { run: self, spec, ends: &ends, script: Vec::new(), ways: Vec::new() };
-            job.write_script(engine)?;
+            let mut job = Writer {
+                run: self,
+                sources: BTreeMap::new(),
+                spec,
+                ends: &ends,
+                script: Vec::new(),
+                ways: Vec::new(),
+            };
+            job.write_script(medium)?;
             let (script, ways) = (job.script, job.ways);
             let script = self.assembly.world.add_script(script);
             let stride = spec.size.next_multiple_of(64);
@@ -167,6 +229,7 @@ impl Run {
                 bytes: spec.size,
                 begin: spec.begin,
                 addresses,
+                think,
             }));
             found.1 = ways;
         }
@@ -182,85 +245,61 @@ impl Run {
             flows.map(|(spec, (queues, ways))| self.flow(spec, queues, ways, seconds)).collect();
         let links = self.assembly.links().map(|(a, b, link, lane)| {
             let name = |id| self.assembly.topology().component(id).name.clone();
+            // Memory is behind a hop that is as wide as it: its own load is what there is to see.
+            let [there, back] = match world.lane_parameters(lane).wire {
+                Some(_) => [world.utilization(lane), world.utilization(lane.back())],
+                None => world.served_share(world.ends_of(lane).1),
+            };
             LinkResult {
                 ends: [name(a), name(b)],
                 link: link.to_string(),
-                there: world.utilization(lane),
-                back: world.utilization(lane.back()),
+                there,
+                back,
                 starved: world.lane(lane).starved + world.lane(lane.back()).starved,
             }
         });
         let links = links.collect();
-        Results { seconds, events: world.happened(), tenants: tenants(&flows), flows, links }
+        let hosts = self.assembly.topology().hosts().map(|(_, host)| HostProfile {
+            host: host.name.clone(),
+            profile: self.assembly.timing().of_host(&host.name).profile.clone(),
+        });
+        let hosts = hosts.collect();
+        Results { hosts, seconds, events: world.happened(), tenants: tenants(&flows), flows, links }
     }
 
     fn flow(&self, spec: &FlowSpec, queues: &[FlowId], ways: &[WayId], seconds: f64) -> FlowResult {
         let world = &self.assembly.world;
         let mut latency = Histogram::default();
         let (mut jobs, mut bytes) = (0, 0);
+        let mut batches = Batches::default();
         for queue in queues {
             let stats = world.flow(*queue);
             jobs += stats.jobs;
-            bytes += stats.bytes;
+            bytes += stats.bytes();
             latency.merge(&stats.latency);
+            batches.iter_mut().zip(stats.batches).for_each(|(sum, more)| *sum += more);
         }
         let lanes = ways.iter().map(|way| world.lanes_of(*way));
+        let rate = bytes as f64 / seconds;
+        let jobs_per_second = rate / spec.size as f64;
+        // What has ended by itself is exact.
+        let ended = queues.iter().all(|queue| world.jobs_of(*queue) == (spec.count, spec.count));
+        let batched = !ended && self.workload.duration != Time::MAX;
+        let confidence = batched.then(|| confidence(&batches)).filter(|width| width.is_finite());
         FlowResult {
             name: spec.name.clone(),
             tenant: spec.tenant.clone(),
             ends: spec.kind.ends().into_iter().map(str::to_owned).collect(),
             jobs,
-            bytes_per_second: bytes as f64 / seconds,
-            jobs_per_second: jobs as f64 / seconds,
+            bytes_per_second: rate,
+            jobs_per_second,
+            confidence,
+            doubt: if batched { doubt(spec, jobs, confidence, jobs_per_second) } else { None },
             latency_ns: Latency::of(&latency),
-            bottleneck: self.bottleneck(spec, ways, jobs as f64 / seconds),
+            bottleneck: self.bottleneck(spec, ways, jobs_per_second),
             hops: lanes.map(|lanes| lanes.len().saturating_sub(1)).max().unwrap_or(0),
             distribution: latency.cumulative(),
         }
-    }
-
-    fn bottleneck(&self, spec: &FlowSpec, ways: &[WayId], rate: f64) -> String {
-        let world = &self.assembly.world;
-        let both = |lane: LaneId| [lane, lane.back()];
-        let lanes = ways.iter().flat_map(|way| world.lanes_of(*way)).flat_map(both);
-        let busiest = lanes
-            .map(|lane| (world.utilization(lane), lane))
-            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        match busiest {
-            Some((share, lane)) if share >= FULL => {
-                let (from, to) = world.ends_of(lane);
-                format!("{} to {}", self.assembly.name(from), self.assembly.name(to))
-            }
-            _ => match spec.arrivals {
-                Arrivals::Every(span) | Arrivals::Poisson(span)
-                    if rate >= 0.9 * f64::from(spec.queues) / span.seconds() =>
-                {
-                    "demand".to_owned()
-                }
-                _ => self.limit(spec, ways).unwrap_or_else(|| "latency".to_owned()),
-            },
-        }
-    }
-
-    /// What holds a flow up where no link is full: an engine, a root's reads under way, or a device's.
-    fn limit(&self, spec: &FlowSpec, ways: &[WayId]) -> Option<String> {
-        let world = &self.assembly.world;
-        let ends = spec.kind.ends();
-        let devices = ends.iter().filter_map(|name| {
-            let end = self.assembly.end(name).ok()?;
-            Some((*name, self.assembly.requester(end)?))
-        });
-        let devices: Vec<_> = devices.collect();
-        let full = |share: Option<f64>| share.is_some_and(|share| share >= FULL);
-        if let Some((name, _)) = devices.iter().find(|(_, at)| full(world.engine_share(*at))) {
-            return Some(format!("{name}: its engine"));
-        }
-        let mut parts = ways.iter().flat_map(|way| world.parts_of(*way));
-        if let Some(root) = parts.find(|part| world.waited_for_trackers(*part) > 0) {
-            return Some(format!("{}: split reads", self.assembly.name(root)));
-        }
-        let waits = devices.iter().find(|(_, at)| world.waited_for_tags(*at) > 0);
-        waits.map(|(name, _)| format!("{name}: its tags"))
     }
 
     fn step(&self, passage: &Passage) -> TraceStep {
@@ -282,139 +321,25 @@ impl Run {
     }
 }
 
-/// An end that does not fit the rack, with its place in the workload.
-fn misfit(spec: &FlowSpec, nth: usize, error: &AssemblyError) -> Failed {
-    let span = spec.places.ends.get(nth).cloned().unwrap_or(0..0);
-    let text = error.to_string();
-    let (what, allowed) = text.split_once("; ").unwrap_or((&text, "see the rack file"));
-    Failed::Wrong(Problem { span, what: what.to_owned(), allowed: allowed.to_owned() })
-}
+/// From this share on a rate is not known well enough.
+const WIDE: f64 = 0.05;
 
-/// Writes the script of one queue of a flow.
-struct Writer<'a> {
-    run: &'a mut Run,
-    spec: &'a FlowSpec,
-    ends: &'a [End],
-    script: Script,
-    ways: Vec<WayId>,
-}
-
-impl Writer<'_> {
-    /// The source of requests at an end.
-    fn source(&mut self, nth: usize) -> Result<Source, Failed> {
-        self.run.assembly.source(self.ends[nth]).map_err(|e| misfit(self.spec, nth, &e))
-    }
-
-    fn way(&mut self, from: usize, to: usize) -> Result<WayId, Failed> {
-        let way = self.run.assembly.way(self.ends[from], self.ends[to]);
-        let way = way.map_err(|error| misfit(self.spec, to, &error))?;
-        self.ways.push(way);
-        Ok(way)
-    }
-
-    /// Bytes that an end writes to another.
-    fn write(&mut self, source: Source, way: WayId, bytes: u64, until: Until) {
-        self.script.push(Step::Write { stream: source.stream, way, address: 0, bytes, until });
-    }
-
-    fn read(&mut self, source: Source, way: WayId, bytes: u64) {
-        self.script.push(Step::Read { stream: source.stream, way, address: 0, bytes });
-    }
-
-    /// What an end takes before its request leaves: a processor's issue.
-    fn issue(&mut self, nth: usize) {
-        if let End::Host(_) = self.ends[nth] {
-            let issue = self.run.assembly.timing().cpu.issue;
-            self.script.push(Step::Wait(issue));
+/// What the measured time is too short to tell of a flow.
+fn doubt(spec: &FlowSpec, jobs: u64, confidence: Option<f64>, rate: f64) -> Option<String> {
+    let longer = "make `duration` longer";
+    let asks = limits::asked(spec);
+    let asked = asks.filter(|asked| rate < 0.97 * asked);
+    // What gets what it asks for is known, however few its jobs.
+    let met = |width| asks.is_some_and(|asked| (rate / asked - 1.0_f64).abs() < width / 2.0);
+    match confidence {
+        None => Some(format!("nothing moved in the measured time; {longer}")),
+        Some(width) if width > WIDE && !met(width) => {
+            Some(format!("the rate is known to {:.0} % only; {longer}", width * 100.0))
         }
-    }
-
-    /// What a target takes to see what has landed: a processor's poll.
-    fn seen(&mut self, nth: usize) {
-        if let End::Host(_) = self.ends[nth] {
-            let poll = self.run.assembly.timing().cpu.poll;
-            self.script.push(Step::Wait(poll));
+        _ if jobs == 0 => Some(format!("no job ended, so latencies are not known; {longer}")),
+        _ if asked.is_some() => {
+            Some("more is asked for than gets through: latencies grow with `duration`".to_owned())
         }
-    }
-
-    fn write_script(&mut self, engine: crate::engine::ResourceId) -> Result<(), Failed> {
-        let size = self.spec.size;
-        // A queue pair's messages follow each other after what one costs the device.
-        let message = match self.ends.first() {
-            Some(End::Device(id)) => self.run.assembly.message(*id),
-            _ => Time::ZERO,
-        };
-        let pair = (message > Time::ZERO).then(|| self.run.assembly.world.add_resource(1));
-        let spec = self.spec;
-        match &spec.kind {
-            FlowKind::Write { .. } => {
-                let (source, way) = (self.source(0)?, self.way(0, 1)?);
-                self.script.extend(pair.map(Step::Take));
-                self.issue(0);
-                // A job's bytes count when they are seen; the pair goes on when they are sent.
-                let until = if pair.is_some() { Until::Issued } else { Until::Landed };
-                self.write(source, way, size, until);
-            }
-            FlowKind::Read { .. } => {
-                let (source, way) = (self.source(0)?, self.way(0, 1)?);
-                self.script.extend(pair.map(Step::Take));
-                self.issue(0);
-                self.read(source, way, size);
-            }
-            FlowKind::Copy { .. } => {
-                let source = self.source(0)?;
-                let (from, to) = (self.way(0, 1)?, self.way(0, 2)?);
-                self.script.extend(pair.map(Step::Take));
-                let (stream, bytes, until) = (source.stream, size, Until::Landed);
-                self.script.push(Step::Copy {
-                    stream,
-                    from,
-                    source: 0,
-                    to,
-                    target: 0,
-                    bytes,
-                    until,
-                });
-            }
-            FlowKind::Request { request, service, .. } => {
-                let (one, other) = (self.source(0)?, self.source(1)?);
-                let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
-                self.issue(0);
-                self.write(one, there, *request, Until::Landed);
-                self.seen(1);
-                self.script.push(Step::Wait(*service));
-                self.issue(1);
-                self.write(other, back, size, Until::Landed);
-                self.seen(0);
-            }
-            FlowKind::Ring { descriptor, input, output, service, interrupt, .. } => {
-                let (driver, device) = (self.source(0)?, self.source(1)?);
-                let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
-                self.issue(0);
-                self.write(driver, there, SIGNAL, Until::Landed);
-                self.read(device, back, *descriptor);
-                if *input > 0 {
-                    self.read(device, back, *input);
-                }
-                self.script.push(Step::Use(engine, *service));
-                if *output > 0 {
-                    self.write(device, back, *output, Until::Begun);
-                }
-                self.write(device, back, COMPLETION, Until::Begun);
-                if *interrupt {
-                    self.write(device, back, SIGNAL, Until::Landed);
-                    let interrupt = self.run.assembly.timing().cpu.interrupt;
-                    self.script.push(Step::Wait(interrupt));
-                } else {
-                    self.write(device, back, SIGNAL, Until::Landed);
-                    self.seen(0);
-                }
-                return Ok(());
-            }
-        }
-        if let Some(pair) = pair {
-            self.script.extend([Step::Wait(message), Step::Give(pair)]);
-        }
-        Ok(())
+        _ => None,
     }
 }

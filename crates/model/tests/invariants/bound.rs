@@ -41,11 +41,11 @@ impl Bound<'_> {
             (Kind::Switch, _) => timing.switch.latency,
             (Kind::Ntb, false) => timing.ntb.latency + timing.ntb.translation,
             (Kind::Ntb, true) => timing.ntb.latency + timing.ntb.completion_translation,
-            (Kind::RootComplex, true) => timing.root.completion_latency,
+            (Kind::RootComplex, true) => timing.host.root.completion_latency,
             (Kind::RootComplex, false) if nth > 0 && host.is_some_and(|host| host.iommu) => {
-                timing.root.latency + timing.iommu.hit
+                timing.host.root.latency + timing.host.iommu.hit
             }
-            (Kind::RootComplex, false) => timing.root.latency,
+            (Kind::RootComplex, false) => timing.host.root.latency,
             _ => Time::ZERO,
         }
     }
@@ -77,7 +77,7 @@ impl Bound<'_> {
         let timing = self.it.timing();
         let target = self.it.topology().component(self.components[self.components.len() - 1]);
         let (latency, rate) = match target.kind {
-            Kind::Memory => (timing.memory.latency, timing.memory.bandwidth),
+            Kind::Memory => (timing.host.memory.latency, timing.host.memory.bandwidth),
             _ => (timing.device.latency, timing.device.bandwidth),
         };
         latency.ps() as f64 + bytes * 1e12 / rate as f64
@@ -86,13 +86,13 @@ impl Bound<'_> {
     pub fn write(&self, bytes: u64) -> f64 {
         let mps = f64::from(self.it.timing().device.mps);
         let bytes = bytes as f64;
-        self.pass(false, 16.0, (bytes / mps).ceil(), bytes) + self.access(1.0)
+        self.pass(false, 12.0, (bytes / mps).ceil(), bytes) + self.access(1.0)
     }
 
     pub fn read(&self, bytes: u64) -> f64 {
         let mps = f64::from(self.it.timing().device.mps);
         let bytes = bytes as f64;
-        let request = self.pass(false, 16.0, 1.0, 0.0);
+        let request = self.pass(false, 12.0, 1.0, 0.0);
         request + self.access(1.0) + self.pass(true, 12.0, (bytes / mps).ceil(), bytes)
     }
 }

@@ -137,20 +137,20 @@ pub fn timings() -> impl Strategy<Value = Timing> {
             timing.device.alignment = if some[0] { 64 } else { 0 };
             timing.device.turn = if some[1] { 1024 } else { 0 };
             timing.device.engine = if some[2] { 2_000_000_000 } else { 0 };
-            timing.root.split = if some[3] { 64 } else { 0 };
-            timing.memory.completion = if some[4] { 64 } else { 0 };
-            timing.iommu.hit = if some[5] { Time::from_ns(5) } else { Time::ZERO };
-            timing.root.combine = root.3;
-            (timing.root.trackers, timing.iommu.walkers, timing.iommu.entries) =
+            timing.host.root.split = if some[3] { 64 } else { 0 };
+            timing.host.memory.completion = if some[4] { 64 } else { 0 };
+            timing.host.iommu.hit = if some[5] { Time::from_ns(5) } else { Time::ZERO };
+            timing.host.root.combine = root.3;
+            (timing.host.root.trackers, timing.host.iommu.walkers, timing.host.iommu.entries) =
                 (root.0, root.1, root.2);
             timing.switch.latency = latency[0];
             timing.ntb.latency = latency[1];
             timing.ntb.translation = latency[2];
             timing.ntb.completion_translation = latency[3];
-            timing.root.latency = latency[4];
-            timing.root.completion_latency = latency[5];
-            timing.memory.latency = latency[6];
-            timing.memory.partial_write = latency[7];
+            timing.host.root.latency = latency[4];
+            timing.host.root.completion_latency = latency[5];
+            timing.host.memory.latency = latency[6];
+            timing.host.memory.partial_write = latency[7];
             timing.device.latency = latency[8];
             timing
         })
@@ -371,6 +371,7 @@ fn add(it: &mut Assembly, plan: &FlowPlan) -> Made {
         count: plan.count,
         bytes,
         begin: Time::from_ns(plan.begin),
+        think: None,
         addresses: Addresses::sequential(0, 1 << 16),
     };
     let id = it.world.add_flow(flow);

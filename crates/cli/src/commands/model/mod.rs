@@ -1,6 +1,9 @@
 //! `rackbus model`: what latency and bandwidth a rack's flows will get.
 
+mod broken;
 mod live;
+mod place;
+mod profiles;
 mod reproduce;
 mod run;
 mod trace;
@@ -22,7 +25,8 @@ use crate::output::{Failure, Output};
   rackbus model reproduce                       the papers' figures, published and modelled
   rackbus model run rack.toml workload.toml     what each flow will get, and where it is held up
   rackbus model run --live                      the running rack, with its leases as the workload
-  rackbus model trace rack.toml workload.toml   one job, hop by hop")]
+  rackbus model trace rack.toml workload.toml   one job, hop by hop
+  rackbus model profiles genoa                  what a host can be taken to be, and why")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -30,6 +34,8 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Place(place::Args),
+    Profiles(profiles::Args),
     Reproduce(reproduce::Args),
     Run(run::Args),
     Trace(trace::Args),
@@ -38,6 +44,8 @@ enum Command {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         match &self.command {
+            Command::Place(args) => args.run(output),
+            Command::Profiles(args) => args.run(output),
             Command::Reproduce(args) => args.run(output),
             Command::Run(args) => args.run(common, output).await,
             Command::Trace(args) => args.run(output),

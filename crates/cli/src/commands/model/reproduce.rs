@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rackbus_model::reproduce::{Kind, Row, Verdict, pictures, rows};
+use rackbus_model::reproduce::{Kind, Row, Verdict, headline, pictures, rows, sums};
 
 use super::write;
 use crate::output::{Cell, Failure, Output, Tone};
@@ -15,7 +15,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model reproduce --pictures pictures/
   rackbus --json model reproduce         id, published, modelled, unit, error, kind, verdict")]
 pub struct Args {
-    /// Only figures whose number begins so: DL, DL4, M, S, A.
+    /// Only figures whose number begins so: DL, DL4, M, S, A, P.
     #[arg(long, value_name = "ID")]
     only: Option<String>,
     /// Draw them into this folder (SVG).
@@ -34,7 +34,7 @@ impl Args {
                 let error = format!("no figure is called {only}");
                 return Err(Failure::usage(
                     error,
-                    "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9",
+                    "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9, P1 and P2",
                 ));
             }
         }
@@ -46,16 +46,25 @@ impl Args {
         output.result(&rows, |o| {
             let head = ["id", "case", "published", "modelled", "unit", "error", "kind", "verdict"];
             o.table(&head, rows.iter().map(cells).collect());
-            let missed: Vec<&Row> =
-                rows.iter().filter(|row| row.verdict == Verdict::Miss).collect();
+            let percent = |share: f64| format!("{:.1} %", share * 100.0);
+            let counted = sums(&rows).into_iter().map(|sum| {
+                let errors = match sum.kind {
+                    Kind::Relation | Kind::Exact => [String::new(), String::new(), String::new()],
+                    _ => [sum.median, sum.most, sum.worst].map(percent),
+                };
+                let mut cells: Vec<Cell> = vec![sum.kind.to_string().into()];
+                cells.extend([sum.rows, sum.missed].map(|count| Cell::from(count.to_string())));
+                cells.extend(errors.map(Cell::from));
+                cells
+            });
             o.line("");
-            o.line(&format!(
-                "{} rows: {} ok, {} missed",
-                rows.len(),
-                rows.len() - missed.len(),
-                missed.len()
-            ));
-            for row in missed {
+            o.table(
+                &["kind", "rows", "missed", "median error", "90 % within", "worst"],
+                counted.collect(),
+            );
+            o.line("");
+            o.line(&headline(&rows));
+            for row in rows.iter().filter(|row| row.verdict == Verdict::Miss) {
                 let why = row.note.unwrap_or("not explained");
                 o.line(&format!("missed: {} {}: {why}", row.id, row.case));
             }
@@ -72,16 +81,17 @@ fn matches(id: &str, only: &str) -> bool {
 
 fn cells(row: &Row) -> Vec<Cell> {
     let error = match row.kind {
-        Kind::Trend => String::new(),
+        Kind::Relation => format!("margin {:.3}", row.error),
         _ => format!("{:+.1} %", row.error * 100.0),
     };
     let (word, tone) = match row.verdict {
         Verdict::Ok => ("ok", Tone::Good),
         Verdict::Miss => ("miss", Tone::Bad),
     };
-    let published = match (&row.says, row.kind) {
+    let published = match (&row.says, row.range) {
         (Some(says), _) => says.clone(),
-        (None, _) => number(row.published),
+        (None, Some((least, most))) => format!("{} to {}", number(least), number(most)),
+        (None, None) => number(row.published),
     };
     vec![
         row.id.into(),

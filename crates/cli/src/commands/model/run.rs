@@ -1,5 +1,6 @@
 //! `rackbus model run`: a workload in a rack.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,7 +9,7 @@ use rackbus_model::workload::{self, Failed, LinkResult, Results, pictures};
 use serde::Serialize;
 
 use super::variants::{self, Sweep, Variant};
-use super::{Case, Source, live, rate, span, write};
+use super::{Case, Source, broken, live, rate, span, write};
 use crate::Common;
 use crate::output::{Cell, Failure, Output, Tone};
 
@@ -18,6 +19,8 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model run rack.toml workload.toml
   rackbus model run rack.toml workload.toml --sweep hosts.lender.iommu=true,false
   rackbus model run rack.toml workload.toml --sweep fabric.links.0.lanes=4,8,16 --sweep flows.a.depth=1,8
+  rackbus model run rack.toml workload.toml --without lender/gpu0
+  rackbus model run rack.toml workload.toml --degrade lender-ntb,top-of-rack
   rackbus model run rack.toml workload.toml --pictures pictures/
   rackbus model run rack.toml workload.toml --flow-level
   rackbus model run --live                   the running rack, with its leases as the workload
@@ -33,6 +36,12 @@ pub struct Args {
     /// Run each of these values of a key of either file; several sweeps run all combinations.
     #[arg(long, value_name = "KEY=A,B,C")]
     sweep: Vec<Sweep>,
+    /// Take this host, device, adapter or switch out, with its links; flows that need it are left out.
+    #[arg(long, value_name = "PART")]
+    without: Vec<String>,
+    /// Halve the lanes of the link between these two.
+    #[arg(long, value_name = "A,B")]
+    degrade: Vec<String>,
     /// Draw bandwidth over size, latencies and links into this folder (SVG), one set for each variant.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
@@ -46,17 +55,18 @@ pub struct Args {
 
 /// What came of a variant.
 #[derive(Debug, Serialize)]
-struct Outcome<T> {
+pub(super) struct Outcome<T> {
     /// The values that were chosen.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    variant: Vec<(String, String)>,
+    pub(super) variant: Vec<(String, String)>,
     #[serde(flatten)]
-    results: T,
+    pub(super) results: T,
 }
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let (rack, workload) = self.sources(common).await?;
+        let (rack, workload) = self.broken(rack, workload, output)?;
         let variants = variants::all(&rack, &workload, &self.sweep)?;
         let cases: Vec<Case> =
             variants.iter().map(|v| Case::read(&v.rack, &v.workload)).collect::<Result<_, _>>()?;
@@ -82,6 +92,7 @@ impl Args {
         }
         self.answer(output, &outcomes, |o, outcomes| {
             show_flows(o, outcomes);
+            show_doubts(o, outcomes);
             show_tenants(o, outcomes);
             show_links(o, outcomes.iter().map(|one| (one, used(&one.results.links))), outcomes);
         });
@@ -101,6 +112,26 @@ impl Args {
         }
     }
 
+    /// The rack and workload with what is taken out or degraded.
+    fn broken(
+        &self,
+        rack: Source,
+        workload: Source,
+        output: &Output,
+    ) -> Result<(Source, Source), Failure> {
+        let rack =
+            if self.degrade.is_empty() { rack } else { broken::degrade(&rack, &self.degrade)? };
+        if self.without.is_empty() {
+            return Ok((rack, workload));
+        }
+        let rack = broken::without(&rack, &self.without)?;
+        let (workload, gone) = broken::idle(&workload, &self.without)?;
+        if !gone.is_empty() {
+            output.progress(&format!("left out, as they need what is gone: {}", gone.join(", ")));
+        }
+        Ok((rack, workload))
+    }
+
     async fn sources(&self, common: &Common) -> Result<(Source, Source), Failure> {
         match (&self.files[..], self.live) {
             ([rack, workload], false) => Ok((Source::read(rack)?, Source::read(workload)?)),
@@ -115,7 +146,7 @@ impl Args {
 }
 
 /// Answers all cases, on all processors; the first failure in their order is told.
-fn all<T: Send>(
+pub(super) fn all<T: Send>(
     variants: &[Variant],
     cases: &[Case],
     answer: impl Fn(&Case) -> Result<T, Failed> + Sync,
@@ -186,7 +217,8 @@ fn head<'a, T>(outcomes: &'a [Outcome<T>], own: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
-    let own = ["flow", "rate", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
+    let own =
+        ["flow", "rate", "+-", "jobs/s", "mean", "p50", "p99", "greatest", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {
             let latency = &flow.latency_ns;
@@ -194,6 +226,7 @@ fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
             cells.extend([
                 flow.name.as_str().into(),
                 rate(flow.bytes_per_second).into(),
+                flow.confidence.map_or(String::new(), sure).into(),
                 format!("{:.0}", flow.jobs_per_second).into(),
                 span(latency.mean).into(),
                 span(latency.p50).into(),
@@ -206,6 +239,38 @@ fn show_flows(o: &Output, outcomes: &[Outcome<Results>]) {
         })
     });
     o.table(&head(outcomes, &own), rows.collect());
+}
+
+/// The half width of a rate's interval of confidence.
+fn sure(share: f64) -> String {
+    match share * 100.0 {
+        ..0.1 => "0.1 %".to_owned(),
+        percent => format!("{percent:.1} %"),
+    }
+}
+
+/// What the measured time is too short to tell, and what the hosts are taken to be.
+fn show_doubts(o: &Output, outcomes: &[Outcome<Results>]) {
+    for outcome in outcomes {
+        let values: Vec<&str> = outcome.variant.iter().map(|(_, value)| value.as_str()).collect();
+        let place =
+            if values.is_empty() { String::new() } else { format!("{}: ", values.join(", ")) };
+        let doubts =
+            outcome.results.flows.iter().filter_map(|flow| Some((flow, flow.doubt.as_ref()?)));
+        for (flow, doubt) in doubts {
+            o.line(&format!("{place}{}: {doubt}", flow.name));
+        }
+    }
+    let hosts = outcomes.first().into_iter().flat_map(|outcome| &outcome.results.hosts);
+    let mut profiles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts {
+        profiles.entry(&host.profile).or_default().push(&host.host);
+    }
+    let profiles = profiles.into_iter().map(|(profile, hosts)| match hosts.len() {
+        0..=8 => format!("{profile} ({})", hosts.join(", ")),
+        many => format!("{profile} ({many} hosts)"),
+    });
+    o.line(&format!("hosts are taken to be: {}", profiles.collect::<Vec<_>>().join(", ")));
 }
 
 fn show_tenants(o: &Output, outcomes: &[Outcome<Results>]) {
@@ -259,14 +324,15 @@ fn show_links<'a, T: 'a>(
 }
 
 fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
-    let own = ["flow", "rate", "jobs/s", "alone", "hops", "held up by"];
+    let own = ["flow", "rate", "jobs/s", "fair share", "alone", "hops", "held up by"];
     let rows = outcomes.iter().flat_map(|outcome| {
         outcome.results.flows.iter().map(move |flow| {
             let mut cells = choice(outcome);
             cells.extend([
                 flow.name.as_str().into(),
-                rate(flow.bytes_per_second).into(),
-                format!("{:.0}", flow.jobs_per_second).into(),
+                flow.bytes_per_second.map_or("not known".to_owned(), rate).into(),
+                flow.jobs_per_second.map_or(String::new(), |jobs| format!("{jobs:.0}")).into(),
+                rate(flow.fair_bytes_per_second).into(),
                 span(flow.unloaded_ns).into(),
                 flow.hops.to_string().into(),
                 flow.bottleneck.as_str().into(),
@@ -275,6 +341,13 @@ fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
         })
     });
     o.table(&head(outcomes, &own), rows.collect());
+    for outcome in outcomes {
+        for (flow, why) in
+            outcome.results.flows.iter().filter_map(|flow| Some((flow, flow.refused?)))
+        {
+            o.line(&format!("{}: {why}", flow.name));
+        }
+    }
     let links = outcomes.iter().map(|outcome| {
         let busy = outcome.results.links.iter();
         (

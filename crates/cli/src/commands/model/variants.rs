@@ -30,6 +30,18 @@ pub struct Variant {
     pub workload: Source,
 }
 
+impl Sweep {
+    /// What is chosen for.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// What is tried.
+    pub fn values(&self) -> &[String] {
+        &self.values
+    }
+}
+
 impl std::str::FromStr for Sweep {
     type Err = String;
 

@@ -1,0 +1,275 @@
+//! Writes a flow's script: the engine's steps that its kind stands for.
+
+use std::collections::BTreeMap;
+
+use rackbus_fabric::text::Problem;
+
+use super::scripts::{Failed, Run};
+use super::steps::{How, Move, StepSpec};
+use super::{FlowKind, FlowSpec, QueuesIn};
+use crate::assembly::{AssemblyError, End, Source};
+use crate::engine::{ResourceId, Script, Step, Until, WayId};
+use crate::random::Distribution;
+use crate::time::Time;
+
+/// Bytes of a doorbell or interrupt, and of a completion queue's entry.
+const SIGNAL: u64 = 4;
+const COMPLETION: u64 = 16;
+
+/// An end that does not fit the rack, with its place in the workload.
+pub(super) fn misfit(spec: &FlowSpec, nth: usize, error: &AssemblyError) -> Failed {
+    let span = spec.places.ends.get(nth).cloned().unwrap_or(0..0);
+    let text = error.to_string();
+    let (what, allowed) = text.split_once("; ").unwrap_or((&text, "see the rack file"));
+    Failed::Wrong(Problem { span, what: what.to_owned(), allowed: allowed.to_owned() })
+}
+
+/// Writes the script of one queue of a flow.
+pub(super) struct Writer<'a> {
+    pub(super) run: &'a mut Run,
+    /// Streams of the queue, by end and channel.
+    pub(super) sources: BTreeMap<(End, String), Source>,
+    pub(super) spec: &'a FlowSpec,
+    pub(super) ends: &'a [End],
+    pub(super) script: Script,
+    pub(super) ways: Vec<WayId>,
+}
+
+impl Writer<'_> {
+    /// The source of requests at an end.
+    fn source(&mut self, nth: usize) -> Result<Source, Failed> {
+        self.run.assembly.source(self.ends[nth]).map_err(|e| misfit(self.spec, nth, &e))
+    }
+
+    fn way(&mut self, from: usize, to: usize) -> Result<WayId, Failed> {
+        let way = self.run.assembly.way(self.ends[from], self.ends[to]);
+        let way = way.map_err(|error| misfit(self.spec, to, &error))?;
+        self.ways.push(way);
+        Ok(way)
+    }
+
+    /// Bytes that an end writes to another.
+    fn write(&mut self, source: Source, way: WayId, bytes: u64, until: Until) {
+        self.script.push(Step::Write { stream: source.stream, way, address: 0, bytes, until });
+    }
+
+    fn read(&mut self, source: Source, way: WayId, bytes: u64) {
+        self.script.push(Step::Read { stream: source.stream, way, address: 0, bytes });
+    }
+
+    /// What an end takes before its request leaves: a processor's issue.
+    fn issue(&mut self, nth: usize) {
+        if let End::Host(_) = self.ends[nth] {
+            let issue = self.run.assembly.host_of(self.ends[nth]).cpu.issue;
+            self.script.push(Step::Wait(issue));
+        }
+    }
+
+    /// What a target takes to see what has landed: a processor's poll.
+    fn seen(&mut self, nth: usize) {
+        if let End::Host(_) = self.ends[nth] {
+            let poll = self.run.assembly.host_of(self.ends[nth]).cpu.poll;
+            self.script.push(Step::Wait(poll));
+        }
+    }
+
+    pub(super) fn write_script(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
+        let size = self.spec.size;
+        // A queue pair's messages follow each other after what one costs the device.
+        let message = match self.ends.first() {
+            Some(End::Device(id)) => self.run.assembly.message(*id),
+            _ => Time::ZERO,
+        };
+        let pair = (message > Time::ZERO).then(|| self.run.assembly.world.add_resource(1));
+        let spec = self.spec;
+        match &spec.kind {
+            FlowKind::Write { .. } => {
+                let (source, way) = (self.source(0)?, self.way(0, 1)?);
+                self.script.extend(pair.map(Step::Take));
+                self.issue(0);
+                // A job's bytes count when they are seen; the pair goes on when they are sent.
+                let until = if pair.is_some() { Until::Issued } else { Until::Landed };
+                self.write(source, way, size, until);
+            }
+            FlowKind::Read { .. } => {
+                let (source, way) = (self.source(0)?, self.way(0, 1)?);
+                self.script.extend(pair.map(Step::Take));
+                self.issue(0);
+                self.read(source, way, size);
+            }
+            FlowKind::Copy { .. } => {
+                let source = self.source(0)?;
+                let (from, to) = (self.way(0, 1)?, self.way(0, 2)?);
+                self.script.extend(pair.map(Step::Take));
+                let (stream, bytes, until) = (source.stream, size, Until::Landed);
+                self.script.push(Step::Copy {
+                    stream,
+                    from,
+                    source: 0,
+                    to,
+                    target: 0,
+                    bytes,
+                    until,
+                });
+            }
+            FlowKind::Request { request, service, .. } => {
+                let (one, other) = (self.source(0)?, self.source(1)?);
+                let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
+                self.issue(0);
+                self.write(one, there, *request, Until::Landed);
+                self.seen(1);
+                self.serve(None, service);
+                self.issue(1);
+                self.write(other, back, size, Until::Landed);
+                self.seen(0);
+            }
+            FlowKind::Ring { .. } => return self.write_ring(medium),
+            FlowKind::Steps { steps } => {
+                let mut nth = 0;
+                self.script = self.steps(steps, &mut nth)?;
+                return Ok(());
+            }
+        }
+        if let Some(pair) = pair {
+            self.script.extend([Step::Wait(message), Step::Give(pair)]);
+        }
+        Ok(())
+    }
+
+    /// The stream of an end's channel, made when it is first asked for.
+    fn channel(&mut self, nth: usize, channel: &str) -> Result<Source, Failed> {
+        let key = (self.ends[nth], channel.to_owned());
+        if let Some(source) = self.sources.get(&key) {
+            return Ok(*source);
+        }
+        let source = self.source(nth)?;
+        self.sources.insert(key, source);
+        Ok(source)
+    }
+
+    /// The script of steps; `nth` is the first of their ends, and then the first of what follows.
+    fn steps(&mut self, steps: &[StepSpec], nth: &mut usize) -> Result<Script, Failed> {
+        let outer = std::mem::take(&mut self.script);
+        for step in steps {
+            self.step(step, nth)?;
+        }
+        Ok(std::mem::replace(&mut self.script, outer))
+    }
+
+    fn step(&mut self, step: &StepSpec, nth: &mut usize) -> Result<(), Failed> {
+        let first = *nth;
+        *nth += step.ends().len();
+        match step {
+            StepSpec::Wait(span) => self.serve(None, span),
+            StepSpec::Use(unit, span) => {
+                let unit = self.run.unit(unit);
+                self.serve(Some(unit), span);
+            }
+            StepSpec::Hold(unit, steps) => {
+                let unit = self.run.unit(unit);
+                let inner = self.steps(steps, nth)?;
+                self.script.push(Step::Take(unit));
+                self.script.extend(inner);
+                self.script.push(Step::Give(unit));
+            }
+            StepSpec::Each { count, apart, steps } => {
+                let inner = self.steps(steps, nth)?;
+                let script = self.run.assembly.world.add_script(inner);
+                self.script.push(Step::Each(script, *count, *apart));
+            }
+            StepSpec::Move(moved) => self.moves(moved, first)?,
+        }
+        Ok(())
+    }
+
+    fn moves(&mut self, moved: &Move, first: usize) -> Result<(), Failed> {
+        let Move { how, at, bytes, channel, until, .. } = moved;
+        let (source, until, bytes, at) = (self.channel(first, channel)?, *until, *bytes, *at);
+        let (stream, way) = (source.stream, self.way(first, first + 1)?);
+        match how {
+            How::Write => self.script.push(Step::Write { stream, way, address: at, bytes, until }),
+            How::Read => self.script.push(Step::Read { stream, way, address: at, bytes }),
+            How::Store => {
+                self.issue(first);
+                self.script.push(Step::Write { stream, way, address: at, bytes, until });
+                if until == Until::Landed {
+                    self.seen(first + 1);
+                }
+            }
+            How::Load => {
+                self.issue(first);
+                self.script.push(Step::Read { stream, way, address: at, bytes });
+                self.issue(first);
+            }
+            How::Copy => {
+                let (source, target, to) = (at, 0, self.way(first, first + 2)?);
+                let copy = Step::Copy { stream, from: way, source, to, target, bytes, until };
+                self.script.push(copy);
+            }
+        }
+        Ok(())
+    }
+
+    /// Time that passes for a service, on a unit of a resource where there is one.
+    fn serve(&mut self, unit: Option<ResourceId>, service: &Distribution) {
+        let step = match (unit, self.run.distribution(service)) {
+            (None, None) => Step::Wait(service.mean()),
+            (None, Some(drawn)) => Step::WaitRandom(drawn),
+            (Some(unit), None) => Step::Use(unit, service.mean()),
+            (Some(unit), Some(drawn)) => Step::UseRandom(unit, drawn),
+        };
+        self.script.push(step);
+    }
+
+    /// The host in whose memory a device's queues lie, when that is not its driver's.
+    fn lender(&self, queues_in: QueuesIn) -> Option<End> {
+        let End::Device(id) = self.ends[1] else { return None };
+        let lender = End::Host(self.run.assembly.topology().component(id).host?);
+        (queues_in == QueuesIn::Lender && lender != self.ends[0]).then_some(lender)
+    }
+
+    fn way_to(&mut self, from: usize, to: End) -> Result<WayId, Failed> {
+        let way = self.run.assembly.way(self.ends[from], to);
+        let way = way.map_err(|error| misfit(self.spec, from, &error))?;
+        self.ways.push(way);
+        Ok(way)
+    }
+
+    fn write_ring(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
+        let spec = self.spec;
+        let FlowKind::Ring { descriptor, input, output, service, interrupt, queues_in, .. } =
+            &spec.kind
+        else {
+            return Ok(());
+        };
+        let (driver, device) = (self.source(0)?, self.source(1)?);
+        let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
+        self.issue(0);
+        let mut queues = back;
+        if let Some(lender) = self.lender(*queues_in) {
+            // The driver writes the descriptor where the queue is; the doorbell goes behind it.
+            let way = self.way_to(0, lender)?;
+            self.write(driver, way, *descriptor, Until::Begun);
+            queues = self.way_to(1, lender)?;
+        }
+        self.write(driver, there, SIGNAL, Until::Landed);
+        self.read(device, queues, *descriptor);
+        if *input > 0 {
+            self.read(device, back, *input);
+        }
+        self.serve(medium, service);
+        if *output > 0 {
+            self.write(device, back, *output, Until::Begun);
+        }
+        self.write(device, back, COMPLETION, Until::Begun);
+        self.write(device, back, SIGNAL, Until::Landed);
+        match interrupt {
+            true => {
+                let interrupt = self.run.assembly.host_of(self.ends[0]).cpu.interrupt;
+                self.script.push(Step::Wait(interrupt));
+            }
+            false => self.seen(0),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,46 @@
+//! Racks and workloads as text, and what comes of them.
+
+use rackbus_fabric::rack::Rack;
+use rackbus_model::timing;
+use rackbus_model::workload::{self, FlowResult, Results};
+
+/// What comes of a workload in a rack.
+pub fn run(rack: &str, workload: &str) -> Results {
+    tried(rack, workload).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same, or what is said against it.
+pub fn tried(rack: &str, workload: &str) -> Result<Results, String> {
+    let parsed = Rack::parse("rack.toml", rack).map_err(|error| error.to_string())?;
+    let timing = timing::read_for("rack.toml", rack, &parsed).map_err(|error| error.to_string())?;
+    let flows = workload::parse("workload.toml", workload).map_err(|error| error.to_string())?;
+    workload::run(&parsed, &timing, &flows, 400_000_000).map_err(|error| error.to_string())
+}
+
+pub fn flow<'a>(results: &'a Results, name: &str) -> &'a FlowResult {
+    results.flows.iter().find(|flow| flow.name == name).unwrap()
+}
+
+/// Bytes per second of a flow.
+pub fn rate(results: &Results, name: &str) -> f64 {
+    flow(results, name).bytes_per_second
+}
+
+/// A link of a rack file.
+pub fn link(a: &str, b: &str, generation: u8, lanes: u8) -> String {
+    format!(
+        "[[fabric.links]]\nends = [\"{a}\", \"{b}\"]\ngeneration = {generation}\nlanes = {lanes}\n"
+    )
+}
+
+/// A host `near` with a GPU and another host `far`, joined by NTBs over Gen4 x8.
+pub fn two_hosts(iommu: bool) -> String {
+    let mut text = format!(
+        "name = \"two\"\n[hosts.near]\niommu = {iommu}\n[hosts.near.devices.gpu0]\nkind = \"gpu\"\n\
+         [hosts.far]\niommu = {iommu}\n\
+         [fabric.adapters.near-ntb]\nhost = \"near\"\n[fabric.adapters.far-ntb]\nhost = \"far\"\n"
+    );
+    text += &link("near", "near-ntb", 4, 8);
+    text += &link("near-ntb", "far-ntb", 4, 8);
+    text + &link("far", "far-ntb", 4, 8)
+}

@@ -1,0 +1,9 @@
+//! Answers to rack files as a planner writes a first one: parts without links, jobs as long as the window,
+//! default values. Each was wrong once, without a word.
+
+mod lab;
+mod links;
+mod names;
+mod parts;
+mod refused;
+mod windows;

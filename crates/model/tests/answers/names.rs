@@ -1,0 +1,100 @@
+//! What holds a flow up is called by its name.
+
+use crate::lab::{flow, link, run, two_hosts};
+
+fn held_up(rack: &str, workload: &str) -> String {
+    flow(&run(rack, workload), "a").bottleneck.clone()
+}
+
+fn one(more: &str, generation: u8, lanes: u8) -> String {
+    let rack = "name = \"one\"\n[hosts.near]\niommu = false\nmemory = \"64 GiB\"\n\
+                [hosts.near.devices.gpu0]\nkind = \"gpu\"\n[hosts.near.devices.nvme0]\nkind = \"nvme\"\n\
+                size = \"1 TiB\"\n";
+    rack.to_owned() + more + &link("near", "near/gpu0", generation, lanes)
+}
+
+const WRITE: &str = "[flows.a]\nkind = \"write\"\nfrom = \"near/gpu0\"\nto = \"near\"\nsize = \"64 KiB\"\ndepth = 4\n";
+const READ: &str = "[flows.a]\nkind = \"read\"\nfrom = \"near/gpu0\"\nto = \"near\"\nsize = \"64 KiB\"\ndepth = 4\n";
+
+#[test]
+fn memory() {
+    let slow = "[timing.memory]\nbandwidth = \"10 GB/s\"\n";
+    assert_eq!(held_up(&one(slow, 5, 16), WRITE), "near/memory: memory bandwidth");
+}
+
+#[test]
+fn credits() {
+    let few = "[timing.link]\nposted_packets = 4\n";
+    let named = held_up(&one(few, 5, 16), WRITE);
+    assert_eq!(named, "near/gpu0 to near/root: posted credits");
+    let few = "[timing.link]\nnonposted_packets = 1\n[timing.device]\ntags = 256\n";
+    let named = held_up(&one(few, 5, 16), READ);
+    assert_eq!(named, "near/gpu0 to near/root: non-posted credits");
+}
+
+#[test]
+fn tags() {
+    let few = "[timing.device]\ntags = 4\n";
+    assert_eq!(held_up(&one(few, 5, 16), READ), "near/gpu0: tags");
+}
+
+#[test]
+fn walkers() {
+    let rack = one("[timing.iommu]\nentries = 4\nwalkers = 1\nwalk = \"500 ns\"\n", 4, 16);
+    let rack = rack.replace("iommu = false", "iommu = true");
+    let scattered =
+        READ.replace("64 KiB", "512 B").replace("depth = 4", "depth = 64") + "random = true\n";
+    assert_eq!(held_up(&rack, &scattered), "near/root: page walkers");
+}
+
+#[test]
+fn root_splitting() {
+    let rack = two_hosts(true) + &link("near", "near/gpu0", 4, 16);
+    let read = READ.replace("to = \"near\"", "to = \"far\"");
+    assert_eq!(held_up(&rack, &read), "near/root: split reads");
+}
+
+#[test]
+fn packet_rate() {
+    let rack = one("[timing.parts.\"near/gpu0\"]\npacket_gap = \"20 ns\"\n", 5, 16);
+    assert_eq!(held_up(&rack, WRITE), "near/gpu0: packet rate");
+}
+
+#[test]
+fn medium() {
+    let workload = "[flows.a]\nkind = \"nvme-read\"\nhost = \"near\"\ndevice = \"near/nvme0\"\ndepth = 64\n\
+                    units = 2\nservice = \"10 us\"\n";
+    assert_eq!(held_up(&one("", 5, 16), workload), "near/nvme0: medium");
+}
+
+#[test]
+fn wire() {
+    assert_eq!(held_up(&one("", 3, 4), WRITE), "near/gpu0 to near/root");
+}
+
+#[test]
+fn latency_and_demand() {
+    let single =
+        "[flows.a]\nkind = \"read\"\nfrom = \"near/gpu0\"\nto = \"near\"\nsize = \"64 B\"\n";
+    assert_eq!(held_up(&one("", 4, 16), single), "latency");
+    let asked = WRITE.replace("depth = 4", "rate = \"1 GB/s\"");
+    assert_eq!(held_up(&one("", 4, 16), &asked), "demand");
+}
+
+#[test]
+fn default_credits_leave_the_fastest_links_to_the_wire() {
+    for generation in [5, 6] {
+        let ample = "[timing.memory]\nbandwidth = \"1000 GB/s\"\n[timing.device]\nbandwidth = \"1000 GB/s\"\n\
+                     tags = 1024\n";
+        let rack = one(ample, generation, 16);
+        for workload in [WRITE, READ] {
+            for depth in ["depth = 4", "depth = 64"] {
+                let workload = workload.replace("depth = 4", depth);
+                let results = run(&rack, &workload);
+                let there = results.links.iter().map(|link| link.there.max(link.back));
+                let most = there.fold(0.0, f64::max);
+                assert!(most > 0.95, "Gen{generation}: {workload} {most}");
+            }
+        }
+    }
+}
