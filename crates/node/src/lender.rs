@@ -1,7 +1,7 @@
 //! The lender: runs this host's functions, and enforces what [`rackbus_lease::Lender`] decides.
 //!
 //! Who may attach, who is attached and which epochs are over is known in that one place
-//! ([`Fence`]); here is only what carries it out: engines and conversations. Revoking closes the
+//! (`Fence`); here is only what carries it out: engines and conversations. Revoking closes the
 //! borrower's conversation, which takes every mapping and interrupt away and scrubs the function,
 //! and returns when that is done (invariant I4).
 //!

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Commit, State, Store, StoreError};
 
-/// Version of the file's layout: how many of [`UPGRADES`] it has had.
+/// Version of the file's layout: how many upgrades it has had.
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
