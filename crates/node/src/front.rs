@@ -100,7 +100,9 @@ impl PlacedDevice {
         stream: Arc<dyn Stream>,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
-        let lost = Lost::default();
+        let ended = stream.clone();
+        // The watch below hears of it.
+        let lost = Lost::new(move || ended.shut_down());
         let model = front(medium, files, lost.clone())?;
         let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;

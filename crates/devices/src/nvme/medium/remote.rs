@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::{DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
@@ -20,19 +20,45 @@ use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
 /// Between two looks whether the other node is lost, when something is waited for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Whether the node that has the blocks is lost: said by who holds the conversation with it.
-#[derive(Debug, Clone, Default)]
-pub struct Lost(Arc<AtomicBool>);
+/// How long the node that has the blocks may take for its next answer when a reset or an unmap waits
+/// for it: as long as an engine may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether the node that has the blocks is lost: said by who holds the conversation with it, or by
+/// the front, which has waited for too long.
+#[derive(Clone)]
+pub struct Lost(Arc<LostState>);
+
+struct LostState {
+    lost: AtomicBool,
+    end: Box<dyn Fn() + Send + Sync>,
+}
+
+impl std::fmt::Debug for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Lost").field(&self.get()).finish()
+    }
+}
 
 impl Lost {
+    /// It is not; `end` ends the conversation with it when the front gives it up.
+    pub fn new(end: impl Fn() + Send + Sync + 'static) -> Lost {
+        Lost(Arc::new(LostState { lost: AtomicBool::new(false), end: Box::new(end) }))
+    }
+
     /// It is. What is under way fails when the engine next polls.
     pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.lost.store(true, Ordering::Release);
+    }
+
+    fn give_up(&self) {
+        self.set();
+        (self.0.end)();
     }
 
     #[inline]
     fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.lost.load(Ordering::Acquire)
     }
 }
 
@@ -59,6 +85,7 @@ pub struct Remote {
     waiting: VecDeque<(u32, Request<Vec<PinnedSlice>>)>,
     /// Sent, and not rung for.
     unrung: bool,
+    patience: Duration,
     failed: bool,
     health: Health,
 }
@@ -81,9 +108,16 @@ impl Remote {
             free: (0..TAGS).rev().collect(),
             waiting: VecDeque::new(),
             unrung: false,
+            patience: PATIENCE,
             failed: false,
             health: Health::default(),
         })
+    }
+
+    /// With another patience than usual.
+    #[cfg(test)]
+    pub(super) fn with_patience(self, patience: Duration) -> Remote {
+        Remote { patience, ..self }
     }
 
     fn is_lost(&self) -> bool {
@@ -262,7 +296,7 @@ impl Background for Remote {
     }
 
     fn wait(&mut self, finished: &mut Vec<Finished>) {
-        let before = finished.len();
+        let (before, begun) = (finished.len(), Instant::now());
         self.submit();
         self.reap(finished);
         while finished.len() == before && self.under_way() > 0 {
@@ -274,6 +308,14 @@ impl Background for Remote {
             if self.under_way() < under_way {
                 // Of what was given up nothing is reported.
                 return;
+            }
+            if begun.elapsed() > self.patience {
+                tracing::error!(
+                    "the node that has the drive's blocks does not answer for {:?}; it counts as \
+                     lost",
+                    self.patience
+                );
+                self.lost.give_up();
             }
         }
     }
@@ -295,7 +337,12 @@ impl Background for Remote {
     }
 
     fn rearm(&mut self) -> bool {
-        !self.exchange.rest()
+        let quiet = self.exchange.rest();
+        match self.is_lost() {
+            // Nothing comes any more; what is under way is still to fail.
+            true => self.under_way() > 0 || !self.waiting.is_empty(),
+            false => !quiet,
+        }
     }
 }
 

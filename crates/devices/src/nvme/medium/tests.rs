@@ -30,7 +30,7 @@ fn both(config: &NvmeConfig) -> Both {
     let (lender, offer) = offered(config);
     let description: Description = serde_json::from_str(&offer.description).unwrap();
     assert_eq!((description.size, description.serial.as_str()), (SIZE, "M1"));
-    let lost = Lost::default();
+    let lost = Lost::new(|| {});
     let front = Remote::new(description, offer.files, lost.clone()).unwrap();
     Both { lender, front, lost }
 }
@@ -120,8 +120,28 @@ fn when_the_other_node_is_lost_everything_fails_and_nothing_waits() {
     assert_eq!(finished.len(), 2 * TAGS as usize);
     assert!(finished.iter().all(|(_, result)| *result == Err(MediaError::Unreachable)));
     assert!(!both.front.background().unwrap().has_buffers());
+    assert!(!both.front.background().unwrap().rearm(), "its engine would never sleep");
     both.start(0, Request::Flush);
+    assert!(both.front.background().unwrap().rearm(), "a flush is still to fail");
     both.front.background().unwrap().abort();
+}
+
+#[test]
+fn a_medium_that_does_not_answer_keeps_no_reset_waiting() {
+    let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let description = serde_json::from_str(&offer.description).unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    let lost = Lost::new(move || ended.send(()).unwrap());
+    let front = Remote::new(description, offer.files, lost).unwrap();
+    let mut front = front.with_patience(std::time::Duration::from_millis(20));
+    let background = front.background().unwrap();
+    background.start(1, Request::Flush);
+    // Nobody polls the lender.
+    background.abort();
+    assert!(end.try_recv().is_ok(), "the conversation goes on with a node that hangs");
+    let mut finished = Vec::new();
+    background.reap(&mut finished);
+    assert!(finished.is_empty(), "what was given up is reported: {finished:?}");
 }
 
 #[test]
@@ -141,7 +161,7 @@ fn an_answer_to_nothing_ends_the_conversation() {
     let (mut port, files) = Exchange::create("exchange", LAYOUT).unwrap();
     let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
-    let mut front = Remote::new(description, files, Lost::default()).unwrap();
+    let mut front = Remote::new(description, files, Lost::new(|| {})).unwrap();
     port.send(Answer { tag: 3.into(), result: 0.into() }.as_bytes()).unwrap();
     let mut finished = Vec::new();
     front.background().unwrap().reap(&mut finished);
@@ -178,7 +198,7 @@ proptest! {
         let (mut hostile, files) = Exchange::create("exchange", LAYOUT).unwrap();
         let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
         let description = serde_json::from_str(&offer.description).unwrap();
-        let lost = Lost::default();
+        let lost = Lost::new(|| {});
         let mut front = Remote::new(description, files, lost.clone()).unwrap();
         let background = front.background().unwrap();
         let mut finished = Vec::new();
