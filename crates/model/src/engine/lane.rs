@@ -163,6 +163,17 @@ impl Lane {
         *since = now.min(*since);
     }
 
+    /// Owes the DLLPs that a packet of the other direction causes.
+    fn owe(&mut self) {
+        self.debt += u64::from(self.dllp_bytes);
+    }
+
+    /// Counts what a class was blocked for since `from`.
+    fn unblock(&mut self, class: Class, now: Time, from: Time) {
+        let since = std::mem::replace(&mut self.blocked_since[class as usize], Time::MAX);
+        self.stats.blocked[class as usize] += now.since(since.max(from));
+    }
+
     fn has_credits(&self, tlp: &Tlp) -> bool {
         let (class, left) = (tlp.class as usize, &self.left[usize::from(tlp.level)]);
         left.packets[class] > 0 && left.data[class] >= tlp.payload().div_ceil(wire::CREDIT_BYTES)
@@ -332,8 +343,7 @@ impl World {
         let Some(id) = here.queues[level][class as usize].pop_front() else { return };
         here.waiting -= 1;
         here.starved = false;
-        let since = std::mem::replace(&mut here.blocked_since[class as usize], Time::MAX);
-        here.stats.blocked[class as usize] += now.since(since.max(from));
+        here.unblock(class, now, from);
         let Some(wire) = here.wire else { return };
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
@@ -370,8 +380,7 @@ impl World {
             tlp.hop += 1;
         }
         let left_at = here.busy_until;
-        let other = &mut self.lanes[(lane ^ 1) as usize];
-        other.debt += u64::from(other.dllp_bytes);
+        self.lanes[(lane ^ 1) as usize].owe();
         if self.trace.is_some() {
             self.note_sent(lane, id, now, tail);
         }

@@ -62,7 +62,6 @@ macro_rules! keys {
 
 fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
     let place = format!("flow {}", entry.name);
-    let section = |keys| Section::new(entry.table, entry.span.clone(), place.clone(), keys);
     let all = keys!(
         "from",
         "to",
@@ -78,11 +77,32 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         "queues_in",
         "steps"
     );
-    let any = section(all)?;
+    let any = Section::new(entry.table, entry.span.clone(), place, all)?;
+    let size = any.size("size", 1, MOST_BYTES)?;
+    let (kind, places) = kind_of(entry, &any, size)?;
+    Ok(FlowSpec {
+        name: entry.name.to_owned(),
+        tenant: any.text("tenant", "write a name")?.map(|(name, _)| name.to_owned()),
+        kind,
+        size: size.unwrap_or(4096),
+        arrivals: arrivals(&any, size.unwrap_or(4096))?,
+        queues: any.count("queues", 1, 1 << 16)?.unwrap_or(1) as u32,
+        count: any.count("count", 1, u64::MAX)?.unwrap_or(u64::MAX),
+        begin: time(&any, "begin")?.unwrap_or(Time::ZERO),
+        think: think(&any)?,
+        random: any.truth("random")?.unwrap_or(false),
+        span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
+        places: Places { ends: places },
+    })
+}
+
+/// What a flow's jobs do, and the places of its ends; `any` is its section with all keys that flows have.
+fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Outcome<Ends> {
+    let place = format!("flow {}", entry.name);
+    let section = |keys| Section::new(entry.table, entry.span.clone(), place.clone(), keys);
     let allowed = format!("`kind` is one of {}", list(KINDS));
     let (kind, span) = any.require("kind", any.text("kind", &allowed)?, &allowed)?;
-    let size = any.size("size", 1, MOST_BYTES)?;
-    let (kind, places) = match kind {
+    Ok(match kind {
         "write" | "read" => {
             let own = section(keys!("from", "to"))?;
             let ((from, first), (to, second)) = (end(&own, "from")?, end(&own, "to")?);
@@ -130,20 +150,6 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
             (FlowKind::Steps { steps }, places)
         }
         _ => return wrong(span, format!("there is no kind of flow `{kind}`"), allowed),
-    };
-    Ok(FlowSpec {
-        name: entry.name.to_owned(),
-        tenant: any.text("tenant", "write a name")?.map(|(name, _)| name.to_owned()),
-        kind,
-        size: size.unwrap_or(4096),
-        arrivals: arrivals(&any, size.unwrap_or(4096))?,
-        queues: any.count("queues", 1, 1 << 16)?.unwrap_or(1) as u32,
-        count: any.count("count", 1, u64::MAX)?.unwrap_or(u64::MAX),
-        begin: time(&any, "begin")?.unwrap_or(Time::ZERO),
-        think: think(&any)?,
-        random: any.truth("random")?.unwrap_or(false),
-        span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
-        places: Places { ends: places },
     })
 }
 
