@@ -9,7 +9,9 @@
 //! processor may be idle. The system does not see it, since neither of the two runs for long. So
 //! a spin that goes on yields between its looks: where nobody else wants the processor that returns
 //! at once, and where somebody does, after their time slice. An engine that finds so that it is not
-//! alone goes elsewhere.
+//! alone goes elsewhere. Where it was elsewhere already a moment ago, all processors are busy: then
+//! it spins only for as long as it does so without yielding, and sleeps, so that those whom it waits
+//! for have the processor.
 //!
 //! A gap between two looks tells that the thread did not run, or slept: the whole host may have
 //! stood still for so long that the function's user has given it up. So after a gap the engine
@@ -66,6 +68,8 @@ pub struct Pace {
     yielded: bool,
     /// Somebody else had the processor when it yielded.
     shared: bool,
+    /// It was not alone, and could not move: until when it does not spin for long.
+    crowded_until: u64,
     /// When it moved last, and for how long it stays.
     moved_ns: u64,
     stay_ns: u64,
@@ -77,8 +81,19 @@ impl Pace {
         let (idle_since, asleep_since) = (None, None);
         let (moved_ns, stay_ns) = (now_ns, STAY_NS);
         let (yielded, shared) = (false, false);
-        let polls = 0;
-        Pace { spin, now_ns, idle_since, asleep_since, polls, yielded, shared, moved_ns, stay_ns }
+        let (polls, crowded_until) = (0, 0);
+        Pace {
+            spin,
+            now_ns,
+            idle_since,
+            asleep_since,
+            polls,
+            yielded,
+            shared,
+            crowded_until,
+            moved_ns,
+            stay_ns,
+        }
     }
 
     /// The time to poll with, a few polls old.
@@ -135,18 +150,21 @@ impl Pace {
             self.idle_since = Some(now_ns);
             return Next::Check;
         }
-        if std::mem::take(&mut self.shared) && now_ns.saturating_sub(self.moved_ns) >= self.stay_ns
-        {
-            // Soon after the last move: that did not help.
-            let soon = now_ns.saturating_sub(self.moved_ns) < LASTING * self.stay_ns;
-            self.stay_ns = if soon { (2 * self.stay_ns).min(STAY_LIMIT_NS) } else { STAY_NS };
-            self.moved_ns = now_ns;
-            // The time that somebody else had was no spin.
-            self.idle_since = Some(now_ns);
-            return Next::Move;
+        if std::mem::take(&mut self.shared) {
+            if now_ns.saturating_sub(self.moved_ns) >= self.stay_ns {
+                // Soon after the last move: that did not help.
+                let soon = now_ns.saturating_sub(self.moved_ns) < LASTING * self.stay_ns;
+                self.stay_ns = if soon { (2 * self.stay_ns).min(STAY_LIMIT_NS) } else { STAY_NS };
+                self.moved_ns = now_ns;
+                // The time that somebody else had was no spin.
+                self.idle_since = Some(now_ns);
+                return Next::Move;
+            }
+            self.crowded_until = self.moved_ns.saturating_add(self.stay_ns);
         }
         let spun = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
-        if spun >= self.spin.budget_ns() {
+        let crowded = now_ns < self.crowded_until && spun >= ALONE_NS;
+        if crowded || spun >= self.spin.budget_ns() {
             self.asleep_since = self.idle_since;
             return Next::Sleep(None);
         }
@@ -223,6 +241,26 @@ mod tests {
             }
         }
         assert!(!pace.disturbed(now + GAP_NS) && pace.disturbed(now + 3 * GAP_NS));
+    }
+
+    #[test]
+    fn where_all_processors_are_busy_spins_are_short() {
+        let mut now = 1;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
+        // It moved, and is not alone there either.
+        pace.moved_ns = now;
+        assert_eq!(spin(&mut pace, &mut now, 100_000), Next::Sleep(None));
+        now += 10_000;
+        pace.disturbed(now);
+        let begun = now;
+        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+        assert!(now - begun <= 2 * ALONE_NS, "{} ns", now - begun);
+        // Later it tries again.
+        now += 10 * STAY_NS;
+        pace.disturbed(now);
+        let begun = now;
+        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+        assert!(now - begun > 20 * ALONE_NS, "{} ns", now - begun);
     }
 
     #[test]
