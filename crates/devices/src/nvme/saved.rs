@@ -44,7 +44,7 @@ use std::os::fd::OwnedFd;
 
 use rackbus_memory::DmaSpace;
 use rackbus_pci::{Bus, Mode, ModelState, RestoreError, SaveError};
-use rackbus_spec::nvme::{Sqe, Status};
+use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use serde::{Deserialize, Serialize};
 use zerocopy::transmute;
 
@@ -56,7 +56,7 @@ use super::features::Features;
 use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, Owner, Step, WEIGHT_LIMIT};
 use super::logs::LogState;
 use super::medium::{CLASS, Description};
-use super::queue::{CompletionState, SubmissionState};
+use super::queue::{CompletionQueue, CompletionState, SubmissionState};
 use super::registers::Registers;
 use super::state::{Held, State};
 
@@ -164,7 +164,7 @@ impl DriveState {
             let queue = saved.restore(dma)?;
             if queue.deletion.is_some() {
                 require(queue.id > 0 && state.cq(0).is_some(), "the deletion of a queue")?;
-                state.cqs[0].iter_mut().for_each(super::queue::CompletionQueue::reserve);
+                state.cqs[0].iter_mut().for_each(CompletionQueue::reserve);
             }
             state.add_sq(queue);
         }
@@ -172,9 +172,7 @@ impl DriveState {
         for held in self.held {
             let cqid = state.sq(held.qid).map(|queue| queue.cqid);
             let cqid = cqid.ok_or_else(|| invalid("a completion of no queue"))?;
-            state.cqs[usize::from(cqid)]
-                .iter_mut()
-                .for_each(super::queue::CompletionQueue::reserve);
+            state.cqs[usize::from(cqid)].iter_mut().for_each(CompletionQueue::reserve);
             let HeldState { qid, cid, status, dw0 } = held;
             state.held.push(Held { qid, cid, status: Status(status), dw0 });
         }
@@ -192,11 +190,14 @@ impl DriveState {
     fn check_jobs(&self) -> Result<(), RestoreError> {
         let mut weight = 0;
         for job in &self.jobs {
-            if let Owner::Command(qid, sqe) = job.owner() {
-                require(self.sqs.iter().any(|queue| queue.id == qid), "a command of no queue")?;
-                let compares = sqe.cdw0.opcode() == rackbus_spec::nvme::IoOpcode::Compare as u8;
-                weight += if compares { COMPARISON_WEIGHT } else { 1 };
-            }
+            weight += match job.owner() {
+                Owner::Shutdown => 1,
+                Owner::Command(qid, sqe) => {
+                    require(self.sqs.iter().any(|queue| queue.id == qid), "a command of no queue")?;
+                    let compares = sqe.cdw0.opcode() == IoOpcode::Compare as u8;
+                    if compares { COMPARISON_WEIGHT } else { 1 }
+                }
+            };
             match &job.again {
                 // Those of the admin queue that move data end when they are taken.
                 Again::Command => require(job.queue.is_some_and(|qid| qid > 0), "a command")?,
