@@ -150,6 +150,26 @@ impl ConfigSpace {
         }
     }
 
+    /// What software has set, as far as it is not zero.
+    pub(crate) fn save(&self) -> Vec<(u16, u8)> {
+        let set = self.bytes.iter().zip(self.writable.iter()).map(|(byte, mask)| byte & mask);
+        crate::state::sparse(&set.collect::<Vec<u8>>())
+    }
+
+    /// As it was when it was saved. Nothing but what software may set is taken over.
+    pub(crate) fn restore(&mut self, saved: &[(u16, u8)]) {
+        self.reset();
+        for (byte, mask) in self.bytes.iter_mut().zip(self.writable.iter()) {
+            *byte &= !mask;
+        }
+        for (at, value) in saved {
+            let at = usize::from(*at);
+            if let (Some(byte), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) {
+                *byte |= value & mask;
+            }
+        }
+    }
+
     fn power_state(&self) -> u16 {
         self.u16(PM_AT + pm::PMCSR) & pm::PMCSR_STATE
     }

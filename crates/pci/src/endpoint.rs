@@ -4,7 +4,7 @@
 //! while bus mastering is off, what a function-level reset resets, and the order *quiesce, then
 //! unmap* that makes a revoked window stay untouched (invariant I4). It belongs to one thread.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +15,8 @@ use crate::function::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ResetKind, Work,
 };
 use crate::interrupts::{InterruptError, Interrupts};
+use crate::mapped::Mapped;
+use crate::state::{Descriptors, FunctionState, RestoreError, SaveError, Saved, VERSION, sparse};
 use crate::user::UserWatch;
 
 /// Where an endpoint has its time from.
@@ -90,6 +92,10 @@ pub struct Endpoint {
     msix_table: Vec<u8>,
     now_ns: u64,
     user: UserWatch,
+    /// What the user mapped.
+    mapped: Mapped,
+    /// It was saved: what it was goes on elsewhere, and here nothing happens any more.
+    ended: bool,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -118,6 +124,8 @@ impl Endpoint {
             msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
             now_ns: 0,
             function: model,
+            mapped: Mapped::default(),
+            ended: false,
         }
     }
 
@@ -154,6 +162,7 @@ impl Endpoint {
         self.check(region, offset, data.len())?;
         self.tick();
         match region {
+            _ if self.ended => data.fill(0xff),
             Region::Config => self.config.read(offset, data, self.irq.intx_level()),
             Region::Bar(_) if !self.config.answers_memory() => data.fill(0xff),
             Region::Bar(MSIX_BAR) => self.read_msix(offset, data),
@@ -175,6 +184,7 @@ impl Endpoint {
         self.check(region, offset, data.len())?;
         self.tick();
         match region {
+            _ if self.ended => {}
             Region::Config => self.write_config(offset, data),
             Region::Bar(_) if !self.config.answers_memory() => {}
             Region::Bar(MSIX_BAR) => {
@@ -206,7 +216,9 @@ impl Endpoint {
         access: Access,
         memory: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), MapError> {
-        self.dma.map(iova, length, access, memory)
+        self.dma.map(iova, length, access, memory)?;
+        self.mapped.insert(iova, length, access, memory);
+        Ok(())
     }
 
     /// Takes a mapping away. On return nothing reads or writes it any more.
@@ -215,18 +227,22 @@ impl Endpoint {
     /// When there is no mapping of exactly this range.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         self.quiesce();
-        self.dma.unmap(iova, length)
+        self.dma.unmap(iova, length)?;
+        self.mapped.remove(iova);
+        Ok(())
     }
 
     /// Takes all mappings away; returns how many there were.
     pub fn unmap_all(&mut self) -> usize {
         self.quiesce();
+        self.mapped.clear();
         self.dma.unmap_all()
     }
 
     /// Lets go of all memory of the user's; see [`DmaSpace::drop_memory`].
     pub fn drop_memory(&mut self) {
         self.quiesce();
+        self.mapped.drop_memory();
         self.dma.drop_memory();
     }
 
@@ -248,6 +264,9 @@ impl Endpoint {
 
     /// Function-level reset, as the driver or its hypervisor asks for.
     pub fn reset(&mut self) {
+        if self.ended {
+            return;
+        }
         self.tick();
         self.config.reset();
         self.irq.reset_levels();
@@ -293,7 +312,11 @@ impl Endpoint {
         self.user.is_of(None);
         // First, so that what was started is given up and not waited for.
         self.tick();
-        self.reset_function(ResetKind::Scrub);
+        match self.ended {
+            false => self.reset_function(ResetKind::Scrub),
+            // The medium is another's now: nothing but what is under way is given up.
+            true => self.reset_function(ResetKind::FunctionLevel),
+        }
         self.unmap_all();
         self.irq.clear();
         self.config.reset();
@@ -301,9 +324,94 @@ impl Endpoint {
         self.apply_config();
     }
 
+    /// The whole function as a value, to go on with elsewhere: what is under way is part of it. From
+    /// now on nothing happens here any more, until this is dropped: the model takes no commands and
+    /// answers none, registers read as ones. What is under way with the medium may still end; it
+    /// has when the endpoint is dropped or scrubbed.
+    ///
+    /// # Errors
+    /// [`SaveError`]; the function goes on here as it was.
+    pub fn save(&mut self) -> Result<Saved, SaveError> {
+        if self.ended {
+            return Err(SaveError::Ended);
+        }
+        self.user.check();
+        if self.dma.revoker().is_revoked() {
+            return Err(SaveError::Revoked);
+        }
+        self.tick();
+        let mut descriptors = Vec::new();
+        let mappings = self.mapped.save(&mut descriptors)?;
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
+        let (model, medium) = self.function.save(&bus)?;
+        // Last: the model may have raised some just now.
+        let interrupts = self.irq.save(&mut descriptors)?;
+        self.ended = true;
+        let state = FunctionState {
+            version: VERSION,
+            config: self.config.save(),
+            msix_table: sparse(&self.msix_table),
+            interrupts,
+            mappings,
+            descriptors: u32::try_from(descriptors.len()).unwrap_or(u32::MAX),
+            model,
+        };
+        Ok(Saved { state, descriptors, medium })
+    }
+
+    /// Goes on from `state` with the descriptors that belong to it, on an endpoint that is as new.
+    /// The model has been given a medium that nothing of its earlier life uses any more.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the endpoint is scrubbed then.
+    pub fn restore(
+        &mut self,
+        state: &FunctionState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), RestoreError> {
+        let restored = self.try_restore(state, descriptors);
+        if restored.is_err() {
+            self.scrub();
+        }
+        restored
+    }
+
+    fn try_restore(
+        &mut self,
+        state: &FunctionState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), RestoreError> {
+        let mut descriptors = Descriptors::new(descriptors, state.descriptors)?;
+        self.tick();
+        for mapping in &state.mappings {
+            let mut access = Access::empty();
+            access.set(Access::READ, mapping.read);
+            access.set(Access::WRITE, mapping.write);
+            let memory = match mapping.memory {
+                Some((number, offset)) => Some((descriptors.get(number)?.as_fd(), offset)),
+                None => None,
+            };
+            let mapped = self.map(mapping.iova, mapping.length, access, memory);
+            mapped.map_err(|cause| RestoreError::Map { iova: mapping.iova, cause })?;
+        }
+        self.config.restore(&state.config);
+        for (at, byte) in &state.msix_table {
+            let slot = usize::try_from(*at).ok().and_then(|at| self.msix_table.get_mut(at));
+            *slot.ok_or_else(|| RestoreError::Invalid(format!("MSI-X table byte {at}")))? = *byte;
+        }
+        // While the mode is that of an endpoint as new and no level is high, nothing is signalled.
+        self.irq.restore(&state.interrupts, &mut descriptors)?;
+        self.apply_config();
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
+        self.function.restore(&bus, &state.model)
+    }
+
     /// Lets the device model work; `now_ns` as [`clock`](Endpoint::clock) gives it.
     #[inline]
     pub fn poll(&mut self, now_ns: u64) -> Work {
+        if self.ended {
+            return Work::Asleep(None);
+        }
         self.now_ns = now_ns;
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns };
         self.function.poll(&bus)
@@ -311,6 +419,9 @@ impl Endpoint {
 
     /// Asks the model to make what comes next ring; false when there is work already.
     pub fn park(&mut self) -> bool {
+        if self.ended {
+            return true;
+        }
         self.tick();
         self.user.before_access();
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
@@ -334,6 +445,10 @@ impl Endpoint {
 
     fn quiesce(&mut self) {
         self.tick();
+        if self.ended {
+            // What is under way is done again elsewhere and must not be answered here.
+            return self.reset_function(ResetKind::FunctionLevel);
+        }
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         self.function.quiesce(&bus);
     }

@@ -6,12 +6,13 @@
 //! wrong is answered as the device's own protocol says, never as a Rust error: nobody above could
 //! do better.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::{DmaSpace, ExchangeFiles, SharedMemory};
 
 use crate::interrupts::Interrupts;
+use crate::state::{ModelState, RestoreError, SaveError};
 use crate::user::UserWatch;
 
 /// The world as one function sees it during one call.
@@ -198,4 +199,25 @@ pub trait Function: Send {
     /// and slices kept from [`Bus::dma`] are dropped or will be resolved again. Work that uses none
     /// goes on. Called before mappings go away.
     fn quiesce(&mut self, bus: &Bus<'_>);
+
+    /// All that the model knows of its user, as a value, with descriptors for whoever opens its
+    /// medium next. What is under way is not waited for: it is part of the value, to be done again.
+    /// The model itself stays as it is; where all went well, nothing but
+    /// [`reset`](Function::reset) is called afterwards, which gives up what is under way.
+    ///
+    /// # Errors
+    /// [`SaveError`]; the function goes on as it was.
+    fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        Err(SaveError::Unsupported)
+    }
+
+    /// Goes on from a saved state. The model is as after power-on, memory and interrupts are as
+    /// they were when it was saved. What was under way is done again as if it was never begun, and
+    /// completed once.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the model is to be reset or dropped then.
+    fn restore(&mut self, _bus: &Bus<'_>, _state: &ModelState) -> Result<(), RestoreError> {
+        Err(RestoreError::Unsupported)
+    }
 }

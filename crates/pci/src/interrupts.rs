@@ -6,9 +6,12 @@
 //! driver does not listen to (it polls, or it masked it).
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rackbus_memory::{PeerEvent, Revoker};
+use serde::{Deserialize, Serialize};
+
+use crate::state::{Descriptors, InterruptState, RestoreError};
 
 /// Why a change of the interrupt wiring was refused.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +37,7 @@ pub enum InterruptError {
 }
 
 /// The kind of interrupts that a function's driver enabled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// None of the messages: the INTx pin.
     #[default]
@@ -233,5 +236,52 @@ impl Interrupts {
         self.intx_masked.set(false);
         self.intx_disabled = false;
         self.mode = Mode::Pin;
+    }
+
+    /// Levels, bits and wires, the latter appended to `descriptors`.
+    pub(crate) fn save(&self, descriptors: &mut Vec<OwnedFd>) -> std::io::Result<InterruptState> {
+        let mut keep = |event: &PeerEvent| {
+            let number = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
+            descriptors.push(event.as_fd().try_clone_to_owned()?);
+            Ok::<u32, std::io::Error>(number)
+        };
+        let mut wires = Vec::new();
+        for (vector, event) in (0..).zip(&self.vectors) {
+            if let Some(event) = event {
+                wires.push((vector, keep(event)?));
+            }
+        }
+        let intx = self.intx.as_ref().map(keep).transpose()?;
+        let pending = (0..).zip(&self.pending).filter(|(_, bit)| bit.get());
+        Ok(InterruptState {
+            wires,
+            pending: pending.map(|(vector, _)| vector).collect(),
+            intx,
+            intx_level: self.intx_level.get(),
+            intx_masked: self.intx_masked.get(),
+        })
+    }
+
+    /// As they were when they were saved. Nothing is signalled: what was raised was delivered, or
+    /// waits for a wire.
+    pub(crate) fn restore(
+        &mut self,
+        saved: &InterruptState,
+        descriptors: &mut Descriptors,
+    ) -> Result<(), RestoreError> {
+        for (vector, number) in &saved.wires {
+            self.wire_vectors(*vector, vec![Some(descriptors.take(*number)?)])?;
+        }
+        if let Some(number) = saved.intx {
+            self.wire_intx(Some(descriptors.take(number)?))?;
+        }
+        for vector in &saved.pending {
+            let bit = usize::try_from(*vector).ok().and_then(|at| self.pending.get(at));
+            let bit = bit.ok_or_else(|| RestoreError::Invalid(format!("vector {vector}")))?;
+            bit.set(true);
+        }
+        self.intx_level.set(saved.intx_level);
+        self.intx_masked.set(saved.intx_masked);
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! * [`config`]: its configuration space, driven by a table of fields.
 //! * [`interrupts`]: MSI-X and INTx as eventfds.
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
+//! * [`state`]: a function as a value, to go on with in another process.
 //! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
 //! * [`user`]: whether a function's user is still there.
@@ -15,7 +16,9 @@ pub mod endpoint;
 pub mod engine;
 pub mod function;
 pub mod interrupts;
+mod mapped;
 pub mod pace;
+pub mod state;
 pub mod user;
 pub mod vfio_user;
 
@@ -25,3 +28,4 @@ pub use function::{
     Bar, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused, ResetKind, Work,
 };
 pub use interrupts::{Interrupts, Mode};
+pub use state::{FunctionState, ModelState, RestoreError, SaveError, Saved};

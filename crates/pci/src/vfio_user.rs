@@ -4,6 +4,7 @@
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
 //! * [`device`]: [`Device`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
 //! * [`server`]: one connection's conversation, and a listener that gives each its own thread.
+//! * [`session`]: a conversation as a value, for another process to go on with.
 //! * [`shown`]: the kind of interrupts that a function is shown with.
 //! * [`client`]: the other side, used by borrowers, drivers and tests.
 
@@ -12,6 +13,7 @@ pub mod device;
 pub mod local;
 
 pub mod server;
+pub mod session;
 pub mod shown;
 pub mod wire;
 
@@ -20,4 +22,5 @@ pub use device::{Device, DeviceError, DeviceShape, EngineDevice, RegionShape, Sh
 pub use local::{LocalFunction, serve_function};
 
 pub use server::{Opener, Server, serve};
+pub use session::{Conversation, Ended, SavedSession, SessionState, serve_until};
 pub use shown::{Shown, ShownWith};

@@ -1,6 +1,7 @@
 //! Admin commands (NVM Express base 1.4, section 5).
 
-use rackbus_pci::Bus;
+use rackbus_memory::DmaSpace;
+use rackbus_pci::{Bus, RestoreError};
 use rackbus_spec::nvme::command::{
     AbortCdw10, AdminOpcode, CreateCqCdw11, CreateSqCdw11, FeaturesCdw10, LogCdw10, PSDT_PRP,
     QueueCdw10,
@@ -18,6 +19,7 @@ use super::jobs::{Finish, Owner, Steps};
 use super::logs;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::MAX_QUEUE_ENTRIES;
+use super::saved::require_page;
 use super::shadow::ShadowPages;
 use super::transfer::Direction;
 
@@ -392,11 +394,23 @@ const SHADOW_BYTES: usize = 4096;
 const STRIDE: usize = 4 << super::registers::DOORBELL_STRIDE;
 const _: () = assert!(2 * STRIDE * (super::features::IO_QUEUES as usize + 1) <= SHADOW_BYTES);
 
-fn sq_slot(qid: u16) -> usize {
+/// The pages at these addresses.
+///
+/// # Errors
+/// When no command could have configured them.
+pub fn shadow_pages(dma: &DmaSpace, values: u64, events: u64) -> Result<ShadowPages, RestoreError> {
+    require_page(values)?;
+    require_page(events)?;
+    Ok(ShadowPages::new(dma, values, events, SHADOW_BYTES))
+}
+
+/// Where in the shadow pages the doorbell of submission queue `qid` is.
+pub fn sq_slot(qid: u16) -> usize {
     2 * usize::from(qid) * STRIDE
 }
 
-fn cq_slot(qid: u16) -> usize {
+/// Where that of completion queue `qid` is.
+pub fn cq_slot(qid: u16) -> usize {
     (2 * usize::from(qid) + 1) * STRIDE
 }
 

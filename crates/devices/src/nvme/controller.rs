@@ -5,11 +5,12 @@
 //! checked, and what is wrong is answered with a status, an asynchronous event, or, where the
 //! queues themselves cannot be reached, with Controller Fatal Status.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
 use rackbus_pci::{
-    Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, Mode, ResetKind, Work,
+    Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, Mode, ModelState,
+    ResetKind, RestoreError, SaveError, Work,
 };
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{
@@ -130,6 +131,17 @@ impl Nvme {
     #[cfg(test)]
     pub(super) fn with_arbiter(self, arbiter: Box<dyn Arbiter>) -> Nvme {
         Nvme { arbiter, ..self }
+    }
+
+    /// Which drive it is.
+    pub(super) fn description(&self) -> Description {
+        Description {
+            size: self.backing.capacity(),
+            block_size: self.config.block_size,
+            serial: self.config.serial.clone(),
+            model: self.config.model.clone(),
+            volatile_cache: self.backing.volatile_cache(),
+        }
     }
 
     /// Whether commands are taken from the queues.
@@ -522,17 +534,21 @@ impl Function for Nvme {
         if self.port.is_some() {
             return Err(MediumRefused::InUse);
         }
-        let description = Description {
-            size: self.backing.capacity(),
-            block_size: self.config.block_size,
-            serial: self.config.serial.clone(),
-            model: self.config.model.clone(),
-            volatile_cache: self.backing.volatile_cache(),
-        };
-        let description = serde_json::to_string(&description).unwrap_or_default();
+        let description = serde_json::to_string(&self.description()).unwrap_or_default();
         let (port, files) = Port::new(&*self.backing, self.config.block_size.into())?;
         self.port = Some(port);
         Ok(MediumOffer { class: CLASS, description, files })
+    }
+
+    fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        match self.port {
+            Some(_) => Err(SaveError::MediumServed),
+            None => self.take_state(bus),
+        }
+    }
+
+    fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
+        self.put_state(bus, state)
     }
 
     fn quiesce(&mut self, bus: &Bus<'_>) {

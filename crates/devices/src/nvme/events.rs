@@ -3,8 +3,12 @@
 
 use std::collections::VecDeque;
 
+use rackbus_pci::RestoreError;
 use rackbus_spec::nvme::features::{AsyncEvent, EVENT_ERROR, EVENT_SMART};
 use rackbus_spec::nvme::log;
+use serde::{Deserialize, Serialize};
+
+use super::saved::require;
 
 /// Requests that the host may leave with the controller: AERL + 1.
 pub const REQUEST_LIMIT: usize = 4;
@@ -12,15 +16,39 @@ pub const REQUEST_LIMIT: usize = 4;
 const EVENT_LIMIT: usize = 16;
 
 /// Outstanding requests and events.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Events {
     /// Command identifiers of the requests.
     requests: VecDeque<u16>,
     /// Requests that were aborted and not completed yet.
     aborted: VecDeque<u16>,
+    #[serde(with = "numbers")]
     waiting: VecDeque<AsyncEvent>,
     /// Event types reported and not cleared by reading their log page, a bit each.
     masked: u8,
+}
+
+/// Events as their numbers.
+mod numbers {
+    use std::collections::VecDeque;
+
+    use rackbus_spec::nvme::features::AsyncEvent;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        events: &VecDeque<AsyncEvent>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(events.iter().map(|event| u32::from(*event)))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<VecDeque<AsyncEvent>, D::Error> {
+        let numbers = Vec::<u32>::deserialize(from)?;
+        Ok(numbers.into_iter().map(AsyncEvent::from).collect())
+    }
 }
 
 /// A request beyond the limit.
@@ -28,6 +56,16 @@ pub struct Events {
 pub struct LimitExceeded;
 
 impl Events {
+    /// Whether requests and events that were saved can be.
+    ///
+    /// # Errors
+    /// When there are more than are kept.
+    pub fn check(&self) -> Result<(), RestoreError> {
+        let requests = self.requests.len() + self.aborted.len();
+        let fits = requests <= REQUEST_LIMIT && self.waiting.len() <= EVENT_LIMIT;
+        require(fits, "too many events or requests for them")
+    }
+
     /// Takes a request of the host.
     ///
     /// # Errors

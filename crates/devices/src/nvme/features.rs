@@ -2,13 +2,16 @@
 //! change. None is saveable: a drive that is lent keeps nothing of one borrower for the next, so
 //! the saved value of each is its default.
 
+use rackbus_pci::RestoreError;
 use rackbus_spec::nvme::Status;
 use rackbus_spec::nvme::features::{
     self as fid, AsyncEventConfig, FeatureCapabilities, InterruptCoalescing, InterruptVectorConfig,
     NumberOfQueues, TemperatureThreshold,
 };
+use serde::{Deserialize, Serialize};
 
 use super::interrupts::VECTORS;
+use super::saved::{bits, require};
 
 /// I/O submission queues, and I/O completion queues, that a host may create.
 pub const IO_QUEUES: u16 = 31;
@@ -21,17 +24,21 @@ pub const CRITICAL_TEMPERATURE: u16 = 353;
 const DULBE: u32 = 1 << 16;
 
 /// The current values.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Features {
     arbitration: u32,
     over_temperature: u16,
     under_temperature: u16,
     error_recovery: u32,
     write_cache: bool,
+    #[serde(with = "bits")]
     queues: NumberOfQueues,
+    #[serde(with = "bits")]
     coalescing: InterruptCoalescing,
     uncoalesced: u32,
     atomicity: u32,
+    #[serde(with = "bits")]
     events: AsyncEventConfig,
     host_id: [u8; 16],
 }
@@ -78,6 +85,15 @@ pub fn supported(feature: u8, volatile_cache: bool) -> Option<FeatureCapabilitie
 }
 
 impl Features {
+    /// Whether values that were saved can be.
+    ///
+    /// # Errors
+    /// When they grant queues that there are not.
+    pub fn check(&self) -> Result<(), RestoreError> {
+        let granted = self.queues.nsq().max(self.queues.ncq());
+        require(granted < IO_QUEUES, "the number of queues")
+    }
+
     /// The value of a feature that fits in a dword.
     ///
     /// # Errors

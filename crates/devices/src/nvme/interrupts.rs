@@ -46,6 +46,11 @@ impl Vectors {
         self.waiting |= 1 << vector;
     }
 
+    /// The vectors that wait to be raised, a bit each.
+    pub fn waiting(&self) -> u32 {
+        self.waiting
+    }
+
     /// Whether any vector waits to be raised.
     #[inline]
     pub fn any_waiting(&self) -> bool {

@@ -10,7 +10,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::backing::{Attempt, MediaError, Request};
 use super::controller::{Nvme, Outcome};
 use super::identify::{MAX_TRANSFER, NSID};
-use super::jobs::{Comparison, Finish, Job, Owner, Steps};
+use super::jobs::{Comparison, Finish, Job, Owner, Step, Steps};
 use super::transfer::Direction;
 
 /// A checked range of the drive, in bytes.
@@ -251,7 +251,8 @@ impl Nvme {
         let (Some(first), Some(background)) = (first, self.backing.background()) else {
             return Outcome::failed(Status::INTERNAL_ERROR);
         };
-        let tag = self.state.jobs.insert(Job { owner, rest: steps, finish });
+        let now = Step::of(&first);
+        let tag = self.state.jobs.insert(Job { owner, now, rest: steps, finish });
         background.start(tag, first);
         Outcome::Background
     }
@@ -290,6 +291,7 @@ impl Nvme {
             && let Some(next) = job.rest.pop_front()
             && let Some(background) = self.backing.background()
         {
+            job.now = Step::of(&next);
             background.start(tag, next);
             background.submit();
             return false;

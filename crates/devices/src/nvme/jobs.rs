@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 
 use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
 use rackbus_spec::nvme::{Sqe, Status};
+use serde::{Deserialize, Serialize};
 
-use super::backing::Request;
+use super::backing::{MediaError, Request};
+use super::saved::{Words, sqe, words};
 
 /// Steps of a command that the backing has not seen yet.
 pub type Steps = VecDeque<Request<Vec<PinnedSlice>>>;
@@ -15,14 +17,95 @@ pub type Steps = VecDeque<Request<Vec<PinnedSlice>>>;
 pub struct Job {
     /// Who asked.
     pub owner: Owner,
-    /// What is to be done after the step that the backing has now.
+    /// The step that the backing has now; none when it moves data of the host's.
+    pub now: Option<Step>,
+    /// What is to be done after it.
     pub rest: Steps,
     /// What is to be done at the end.
     pub finish: Finish,
 }
 
+/// A step that uses no memory of the host's, so that it can be written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub enum Step {
+    /// [`Request::Flush`].
+    Flush,
+    /// [`Request::Zero`].
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// The space may be given back.
+        deallocate: bool,
+    },
+}
+
+impl Step {
+    /// The step that `request` is; none for one with buffers.
+    pub fn of<B>(request: &Request<B>) -> Option<Step> {
+        match *request {
+            Request::Flush => Some(Step::Flush),
+            Request::Zero { offset, length, deallocate } => {
+                Some(Step::Zero { offset, length, deallocate })
+            }
+            Request::Read { .. } | Request::Write { .. } => None,
+        }
+    }
+
+    /// Whether it stays within a drive of `size` bytes.
+    pub fn is_within(&self, size: u64) -> bool {
+        match self {
+            Step::Flush => true,
+            Step::Zero { offset, length, .. } => {
+                offset.checked_add(*length).is_some_and(|end| end <= size)
+            }
+        }
+    }
+}
+
+/// How a job is done again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub enum Again {
+    /// The command is executed from its beginning.
+    Command,
+    /// These steps are done, and then the write cache is turned off, or nothing.
+    Steps {
+        /// From the one that was under way on.
+        steps: Vec<Step>,
+        /// As [`Finish::CacheOff`].
+        cache_off: bool,
+    },
+    /// Nothing: it has ended with this status, and was not answered.
+    Ended(u16),
+}
+
+/// A job that was in flight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobState {
+    /// The submission queue of its command; none for a shutdown.
+    pub queue: Option<u16>,
+    /// The command.
+    command: Words,
+    /// What is to be done.
+    pub again: Again,
+}
+
+impl JobState {
+    /// Who waits for it.
+    pub fn owner(&self) -> Owner {
+        match self.queue {
+            Some(qid) => Owner::Command(qid, sqe(self.command)),
+            None => Owner::Shutdown,
+        }
+    }
+}
+
 /// Who waits for a job.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub enum Owner {
     /// A command of this submission queue.
     Command(u16, Sqe),
@@ -95,11 +178,33 @@ pub struct Jobs {
 }
 
 /// What the jobs that run at once may weigh together; further commands wait in their queues.
-const WEIGHT_LIMIT: usize = 256;
+pub const WEIGHT_LIMIT: usize = 256;
 /// The weight of a comparison, which takes memory of the lender as long as its data.
-const COMPARISON_WEIGHT: usize = 16;
+pub const COMPARISON_WEIGHT: usize = 16;
 
 impl Job {
+    /// `moved` tells how the step ended that the backing has, where that is known already.
+    fn save(&self, moved: Option<Result<(), MediaError>>) -> JobState {
+        let rest = self.rest.iter().map(Step::of);
+        let steps: Option<Vec<Step>> = std::iter::once(self.now).chain(rest).collect();
+        let again = match steps {
+            Some(steps) => {
+                Again::Steps { steps, cache_off: matches!(self.finish, Finish::CacheOff) }
+            }
+            None => match moved {
+                None => Again::Command,
+                // What is written becomes durable with whatever else is.
+                Some(Ok(())) => Again::Steps { steps: vec![Step::Flush], cache_off: false },
+                Some(Err(error)) => Again::Ended(Status::from(error).0),
+            },
+        };
+        let (queue, command) = match &self.owner {
+            Owner::Command(qid, sqe) => (Some(*qid), words(sqe)),
+            Owner::Shutdown => (None, Words::default()),
+        };
+        JobState { queue, command, again }
+    }
+
     fn weight(&self) -> usize {
         match self.finish {
             Finish::Plain | Finish::CacheOff => 1,
@@ -134,6 +239,12 @@ impl Jobs {
                 (self.slots.len() - 1) as u32
             }
         }
+    }
+
+    /// All of them, to be done again.
+    pub fn save(&self, outcome: impl Fn(u32) -> Option<Result<(), MediaError>>) -> Vec<JobState> {
+        let jobs = (0..).zip(&self.slots).filter_map(|(tag, job)| Some((tag, job.as_ref()?)));
+        jobs.map(|(tag, job)| job.save(outcome(tag))).collect()
     }
 
     /// Whether a command of submission queue `qid` goes on in the background.

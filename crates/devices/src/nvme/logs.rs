@@ -2,13 +2,17 @@
 
 use std::collections::VecDeque;
 
+use rackbus_pci::RestoreError;
 use rackbus_spec::nvme::command::{AdminOpcode, IoOpcode};
 use rackbus_spec::nvme::log::{
     CommandsSupported, EFFECT_LOGICAL_BLOCK_CHANGE, EFFECT_SUPPORTED, ErrorEntry, FirmwareSlot,
     SmartHealth,
 };
 use rackbus_spec::nvme::{Sqe, Status};
-use zerocopy::{FromZeros, IntoBytes};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromZeros, IntoBytes, transmute};
+
+use super::saved::{Words, require};
 
 /// Entries of the Error Information log: ELPE + 1.
 pub const ERROR_ENTRIES: usize = 64;
@@ -31,12 +35,82 @@ pub struct Logs {
     writes: u64,
     media_errors: u64,
     since_ns: u64,
+    /// How long the drive was on before `since_ns`, in other processes.
+    earlier_ns: u64,
 }
+
+/// Logs that were saved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogState {
+    /// The newest first.
+    errors: Vec<Words>,
+    error_count: u64,
+    bytes_read: u64,
+    bytes_written: u64,
+    reads: u64,
+    writes: u64,
+    media_errors: u64,
+    on_ns: u64,
+}
+
+impl LogState {
+    /// The logs, which go on at `now_ns`.
+    ///
+    /// # Errors
+    /// When there are more errors than are kept.
+    pub fn restore(self, now_ns: u64) -> Result<Logs, RestoreError> {
+        require(self.errors.len() <= ERROR_ENTRIES, "too many entries of the error log")?;
+        let errors = self.errors.into_iter().map(|words| transmute!(words));
+        Ok(Logs {
+            errors: errors.collect(),
+            error_count: self.error_count,
+            bytes_read: self.bytes_read,
+            bytes_written: self.bytes_written,
+            reads: self.reads,
+            writes: self.writes,
+            media_errors: self.media_errors,
+            since_ns: now_ns,
+            earlier_ns: self.on_ns,
+        })
+    }
+}
+
+/// What was read and written: bytes read, bytes written, commands of each.
+pub type Traffic = [u64; 4];
 
 impl Logs {
     /// Empty logs; the power-on time counts from `now_ns`.
     pub fn new(now_ns: u64) -> Self {
         Logs { since_ns: now_ns, ..Logs::default() }
+    }
+
+    /// As a value.
+    pub fn save(&self, now_ns: u64) -> LogState {
+        LogState {
+            errors: self.errors.iter().map(|entry| transmute!(*entry)).collect(),
+            error_count: self.error_count,
+            bytes_read: self.bytes_read,
+            bytes_written: self.bytes_written,
+            reads: self.reads,
+            writes: self.writes,
+            media_errors: self.media_errors,
+            on_ns: self.on_ns(now_ns),
+        }
+    }
+
+    fn on_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.since_ns).saturating_add(self.earlier_ns)
+    }
+
+    /// What was counted of reads and writes.
+    pub fn traffic(&self) -> Traffic {
+        [self.bytes_read, self.bytes_written, self.reads, self.writes]
+    }
+
+    /// Takes the counters back to what they were.
+    pub fn set_traffic(&mut self, traffic: Traffic) {
+        [self.bytes_read, self.bytes_written, self.reads, self.writes] = traffic;
     }
 
     /// A read or compare moved `bytes`.
@@ -96,7 +170,7 @@ impl Logs {
             host_reads: wide(self.reads),
             host_writes: wide(self.writes),
             power_cycles: wide(1),
-            power_on_hours: wide(now_ns.saturating_sub(self.since_ns) / NS_PER_HOUR),
+            power_on_hours: wide(self.on_ns(now_ns) / NS_PER_HOUR),
             media_errors: wide(self.media_errors),
             error_entries: wide(self.error_count),
             ..SmartHealth::new_zeroed()

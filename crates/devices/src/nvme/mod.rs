@@ -6,6 +6,7 @@
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
 //! * `arbitration`: which queue has its turn. `interrupts`: when to interrupt the host.
+//! * `saved`: all of that as a value, to go on with in another process.
 //! * [`backing`]: where the data lives.
 
 mod admin;
@@ -23,6 +24,7 @@ mod logs;
 pub mod medium;
 mod queue;
 mod registers;
+mod saved;
 mod service;
 mod shadow;
 mod state;

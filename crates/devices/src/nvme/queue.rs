@@ -8,12 +8,18 @@
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, DmaSlice, DmaSpace, PinnedPieces};
+use rackbus_pci::RestoreError;
 use rackbus_spec::nvme::Sqe;
 use rackbus_spec::nvme::command::SQE_SIZE;
 use rackbus_spec::nvme::completion::{CQE_SIZE, Cqe};
+use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
-use super::shadow::Doorbell;
+use super::admin::{cq_slot, sq_slot};
+use super::interrupts::VECTORS;
+use super::registers::MAX_QUEUE_ENTRIES;
+use super::saved::{Words, require, require_page, sqe, words};
+use super::shadow::{Doorbell, DoorbellState};
 
 /// A ring's memory.
 #[derive(Debug)]
@@ -98,6 +104,14 @@ impl SubmissionQueue {
         self.ring.memory.is_some()
     }
 
+    /// As a value.
+    pub fn save(&self) -> SubmissionState {
+        let SubmissionQueue { id, cqid, size, head, .. } = *self;
+        let (base, doorbell) = (self.ring.base, self.doorbell.save());
+        let deletion = self.deletion.as_ref().map(words);
+        SubmissionState { id, cqid, base, size, head, doorbell, deletion }
+    }
+
     /// Entries the host has submitted and nobody has fetched, as far as the doorbell is known.
     #[inline]
     pub fn pending(&self) -> u16 {
@@ -142,6 +156,71 @@ impl SubmissionQueue {
         let sqe = self.peek(0)?;
         self.head = advance(self.head, 1, self.size);
         Some(sqe)
+    }
+}
+
+/// A submission queue that was saved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubmissionState {
+    /// Its identifier.
+    pub id: u16,
+    /// Its completion queue.
+    pub cqid: u16,
+    base: u64,
+    size: u16,
+    head: u16,
+    doorbell: DoorbellState,
+    deletion: Option<Words>,
+}
+
+fn check_ring(base: u64, size: u16, index: u16) -> Result<(), RestoreError> {
+    require_page(base)?;
+    require((2..=MAX_QUEUE_ENTRIES).contains(&size) && index < size, "a queue's size")
+}
+
+impl SubmissionState {
+    /// The queue, with its memory looked up in `dma`.
+    ///
+    /// # Errors
+    /// When there can be no such queue.
+    pub fn restore(self, dma: &DmaSpace) -> Result<SubmissionQueue, RestoreError> {
+        check_ring(self.base, self.size, self.head)?;
+        let mut queue = SubmissionQueue::new(dma, self.id, self.cqid, self.base, self.size);
+        queue.head = self.head;
+        queue.doorbell = self.doorbell.restore(self.size, sq_slot(self.id))?;
+        queue.deletion = self.deletion.map(sqe);
+        Ok(queue)
+    }
+}
+
+/// A completion queue that was saved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompletionState {
+    /// Its identifier.
+    pub id: u16,
+    vector: Option<u16>,
+    base: u64,
+    size: u16,
+    tail: u16,
+    phase: bool,
+    doorbell: DoorbellState,
+}
+
+impl CompletionState {
+    /// The queue, with its memory looked up in `dma`. Who uses it, and what is kept of it, is for
+    /// the caller to say.
+    ///
+    /// # Errors
+    /// When there can be no such queue.
+    pub fn restore(self, dma: &DmaSpace) -> Result<CompletionQueue, RestoreError> {
+        check_ring(self.base, self.size, self.tail)?;
+        require(self.vector.is_none_or(|vector| vector < VECTORS), "an interrupt vector")?;
+        let mut queue = CompletionQueue::new(dma, self.id, self.base, self.size, self.vector);
+        (queue.tail, queue.phase) = (self.tail, self.phase);
+        queue.doorbell = self.doorbell.restore(self.size, cq_slot(self.id))?;
+        Ok(queue)
     }
 }
 
@@ -192,6 +271,14 @@ impl CompletionQueue {
     /// Whether the ring's memory can be reached.
     pub fn reachable(&self) -> bool {
         self.ring.memory.is_some()
+    }
+
+    /// As a value.
+    pub fn save(&self) -> CompletionState {
+        let CompletionQueue { id, size, tail, phase, .. } = *self;
+        let vector = self.interrupts.then_some(self.vector);
+        let (base, doorbell) = (self.ring.base, self.doorbell.save());
+        CompletionState { id, vector, base, size, tail, phase, doorbell }
     }
 
     /// Whether the host has completions to look at, as far as its doorbell is known.

@@ -6,6 +6,9 @@
 
 use rackbus_spec::nvme::VERSION_1_4;
 use rackbus_spec::nvme::registers::{self as offset, Aqa, Cap, Cc, Csts};
+use serde::{Deserialize, Serialize};
+
+use super::saved::bits;
 
 /// Most entries a queue may have.
 pub const MAX_QUEUE_ENTRIES: u16 = 4096;
@@ -63,15 +66,19 @@ fn find(offset: u64) -> Option<Dword> {
 }
 
 /// The values of the registers.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Registers {
     /// Controller Configuration.
+    #[serde(with = "bits")]
     pub cc: Cc,
     /// Controller Status.
+    #[serde(with = "bits")]
     pub csts: Csts,
     /// Interrupt mask, a bit for each vector; it has no effect with MSI-X.
     pub interrupt_mask: u32,
     /// Admin Queue Attributes.
+    #[serde(with = "bits")]
     pub aqa: Aqa,
     /// Admin Submission Queue Base Address.
     pub asq: u64,

@@ -94,7 +94,7 @@ impl Nvme {
             queue.doorbell.keep_away(events);
         }
         let count = pending.min(room);
-        let (taken, stopped) = self.take(bus, qid, cqid, count);
+        let (taken, stopped) = self.take(bus, qid, count);
         (taken, stopped.unwrap_or(TurnEnd::Idle))
     }
 
@@ -114,7 +114,7 @@ impl Nvme {
 
     /// Fetches and executes up to `count` commands of a queue; returns how many, and why not all.
     #[inline]
-    fn take(&mut self, bus: &Bus<'_>, qid: u16, cqid: u16, count: u16) -> (u32, Option<TurnEnd>) {
+    fn take(&mut self, bus: &Bus<'_>, qid: u16, count: u16) -> (u32, Option<TurnEnd>) {
         for left in (1..=count).rev() {
             let taken = u32::from(count - left);
             if self.state.jobs.is_full() {
@@ -134,11 +134,7 @@ impl Nvme {
             match outcome {
                 Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
                 Outcome::Outstanding => {}
-                Outcome::Background => {
-                    if let Some(queue) = self.state.cq_mut(cqid) {
-                        queue.reserve();
-                    }
-                }
+                Outcome::Background => self.reserve(qid),
             }
         }
         (u32::from(count), None)
@@ -205,6 +201,15 @@ impl Nvme {
             self.release(qid);
             self.post(bus, qid, cid, status, dw0);
             self.finish_deletion(bus, qid);
+        }
+    }
+
+    /// Keeps a completion entry for a command of queue `qid`.
+    #[inline]
+    pub(super) fn reserve(&mut self, qid: u16) {
+        let cqid = self.state.sq(qid).map(|queue| queue.cqid);
+        if let Some(queue) = cqid.and_then(|cqid| self.state.cq_mut(cqid)) {
+            queue.reserve();
         }
     }
 

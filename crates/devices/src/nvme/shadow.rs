@@ -19,6 +19,10 @@
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, DmaSpace, PinnedPieces};
+use rackbus_pci::RestoreError;
+use serde::{Deserialize, Serialize};
+
+use super::saved::require;
 
 /// Rings of up to this many entries are filled to the brim as a matter of course.
 const SMALL_RING: u16 = 64;
@@ -41,6 +45,11 @@ impl ShadowPages {
         let mut pages = ShadowPages { addresses, length, values: None, events: None };
         pages.resolve(dma);
         pages
+    }
+
+    /// Their addresses: values, event indices.
+    pub fn addresses(&self) -> [u64; 2] {
+        self.addresses
     }
 
     /// Looks up the pages' memory again. They are used only when both can be reached.
@@ -81,6 +90,31 @@ pub enum Seen {
     Invalid,
 }
 
+/// A doorbell that was saved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DoorbellState {
+    value: u16,
+    shadowed: bool,
+    raw: u32,
+    armed: bool,
+    away_from: u16,
+}
+
+impl DoorbellState {
+    /// The doorbell of a ring with `size` entries, whose place in the shadow pages is `slot`. The
+    /// event index is published anew.
+    ///
+    /// # Errors
+    /// When no such ring has these values.
+    pub fn restore(self, size: u16, slot: usize) -> Result<Doorbell, RestoreError> {
+        let DoorbellState { value, shadowed, raw, armed, away_from } = self;
+        require(value < size && away_from < size, "a doorbell's value")?;
+        let slot = shadowed.then_some(slot);
+        Ok(Doorbell { size, value, slot, raw, armed, event_index: None, away_from })
+    }
+}
+
 /// The controller's side of one doorbell.
 #[derive(Debug)]
 pub struct Doorbell {
@@ -109,6 +143,12 @@ impl Doorbell {
             event_index: None,
             away_from: 0,
         }
+    }
+
+    /// As a value.
+    pub fn save(&self) -> DoorbellState {
+        let Doorbell { value, raw, armed, away_from, .. } = *self;
+        DoorbellState { value, shadowed: self.slot.is_some(), raw, armed, away_from }
     }
 
     /// The value taken over last.

@@ -23,7 +23,8 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::device::{Device, DeviceError, RegionShape};
-use super::wire::{MAX_FDS, MAX_TRANSFER, Message, WireError, header, send_message};
+use super::session::{Conversation, Promised};
+use super::wire::{MAX_TRANSFER, Message, WireError, header, send_message};
 use crate::endpoint::{IrqChange, Region};
 
 /// What goes back: a body (head and data) with descriptors.
@@ -49,18 +50,35 @@ fn invalid(message: impl Into<String>) -> DeviceError {
 /// # Errors
 /// How the conversation ended, when not by the client's closing it.
 pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> {
-    let mut session = Session { device, negotiated: false };
-    loop {
+    let mut session = Session::new(device, Conversation::default());
+    while session.answer_next(stream)? {}
+    Ok(())
+}
+
+/// One client's conversation about a device.
+pub(super) struct Session<'a> {
+    device: &'a dyn Device,
+    conversation: Conversation,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(device: &'a dyn Device, conversation: Conversation) -> Self {
+        Session { device, conversation }
+    }
+
+    pub(super) fn into_conversation(self) -> Conversation {
+        self.conversation
+    }
+
+    /// Receives one message and answers it; false when the client has closed the connection.
+    pub(super) fn answer_next(&mut self, stream: &dyn Stream) -> Result<bool, WireError> {
         let message = match Message::receive(stream) {
             Ok(message) => message,
-            Err(WireError::Stream(StreamError::Closed)) => return Ok(()),
+            Err(WireError::Stream(StreamError::Closed)) => return Ok(false),
             Err(error) => {
                 if let WireError::BadLength { command, message_id, wants_reply: true, .. } = error {
-                    let flags = (Flags::REPLY | Flags::ERROR).bits();
-                    let errno = u32::try_from(Errno::MSGSIZE.raw_os_error()).unwrap_or(0);
-                    let reply = header(message_id, command, flags, errno, 0);
                     // The connection ends anyway; the reply is a courtesy.
-                    let _ = send_message(stream, reply, [&[], &[]], &[]);
+                    let _ = send_error(stream, message_id, command, Errno::MSGSIZE);
                 }
                 return Err(error);
             }
@@ -69,15 +87,15 @@ pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> 
         if !message.is_command() {
             // Nothing was asked of the client, so a reply from it answers nothing.
             tracing::debug!(command, "unexpected reply ignored");
-            continue;
+            return Ok(true);
         }
         let wants_reply = message.wants_reply();
-        let outcome = session.handle(message);
+        let outcome = self.handle(message);
         if let Err(error) = &outcome {
             tracing::debug!(command, errno = %error.errno, %error, "request refused");
         }
         if !wants_reply {
-            continue;
+            return Ok(true);
         }
         match outcome {
             Ok(reply) => {
@@ -86,24 +104,13 @@ pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> 
                 let fds: Vec<BorrowedFd<'_>> = reply.fds.iter().map(AsFd::as_fd).collect();
                 send_message(stream, header, [&reply.head, &reply.data], &fds)?;
             }
-            Err(error) => {
-                let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
-                let flags = (Flags::REPLY | Flags::ERROR).bits();
-                let header = header(message_id, command, flags, errno, 0);
-                send_message(stream, header, [&[], &[]], &[])?;
-            }
+            Err(error) => send_error(stream, message_id, command, error.errno)?,
         }
+        Ok(true)
     }
-}
 
-struct Session<'a> {
-    device: &'a dyn Device,
-    negotiated: bool,
-}
-
-impl Session<'_> {
     fn handle(&mut self, message: Message) -> Result<Reply, DeviceError> {
-        if !self.negotiated && message.header.command != command::VERSION {
+        if self.conversation.0.is_none() && message.header.command != command::VERSION {
             return Err(invalid("the first message must be VERSION"));
         }
         match message.header.command {
@@ -124,7 +131,7 @@ impl Session<'_> {
     /// QEMU's buffer for the reply is as large as its own request, so this stays short.
     fn version(&mut self, message: &Message) -> Result<Reply, DeviceError> {
         let version: Version = message.head().ok_or_else(|| invalid("VERSION is too short"))?;
-        if self.negotiated {
+        if self.conversation.0.is_some() {
             return Err(invalid("VERSION was negotiated already"));
         }
         if version.major != VERSION.0 {
@@ -134,14 +141,14 @@ impl Session<'_> {
             ));
         }
         check_capabilities(message.tail::<Version>())?;
-        self.negotiated = true;
+        let promised = self.conversation.0.insert(Promised::here());
         let ours = serde_json::json!({ "capabilities": {
-            "max_msg_fds": MAX_FDS,
-            "max_data_xfer_size": MAX_TRANSFER,
-            "max_dma_maps": rackbus_memory::space::max_mappings(),
+            "max_msg_fds": promised.max_msg_fds,
+            "max_data_xfer_size": promised.max_data_xfer_size,
+            "max_dma_maps": promised.max_dma_maps,
             "pgsizes": 4096,
         }});
-        let mut reply = Reply::head(&Version { major: VERSION.0, minor: VERSION.1 });
+        let mut reply = Reply::head(&Version { major: promised.major, minor: promised.minor });
         reply.data = ours.to_string().into_bytes();
         reply.data.push(0);
         Ok(reply)
@@ -278,6 +285,18 @@ impl Session<'_> {
         self.device.write(target, access.offset, data, posted)?;
         Ok(Reply::head(&access))
     }
+}
+
+/// Answers a message with an error: a header alone.
+fn send_error(
+    stream: &dyn Stream,
+    message_id: u16,
+    command: u16,
+    errno: Errno,
+) -> Result<(), WireError> {
+    let errno = u32::try_from(errno.raw_os_error()).unwrap_or(0);
+    let flags = (Flags::REPLY | Flags::ERROR).bits();
+    send_message(stream, header(message_id, command, flags, errno, 0), [&[], &[]], &[])
 }
 
 /// The region's flags and its capabilities, as they follow [`RegionInfo`].
@@ -627,10 +646,7 @@ fn refuse(stream: &UnixStream, error: &DeviceError) {
     // A client that never speaks must not keep the thread.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     if let Ok(message) = Message::receive(stream) {
-        let errno = u32::try_from(error.errno.raw_os_error()).unwrap_or(0);
-        let flags = (Flags::REPLY | Flags::ERROR).bits();
         let Header { message_id, command, .. } = message.header;
-        let reply = header(message_id, command, flags, errno, 0);
-        let _ = send_message(stream, reply, [&[], &[]], &[]);
+        let _ = send_error(stream, message_id, command, error.errno);
     }
 }

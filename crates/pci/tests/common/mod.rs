@@ -1,7 +1,8 @@
 //! A small device for tests: a copy engine with registers, as simple as a device with DMA and
 //! interrupts can be.
 
-use std::os::fd::BorrowedFd;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -9,7 +10,10 @@ use std::time::Duration;
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
-use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Mappable, Mode, ResetKind, Work};
+use rackbus_pci::{
+    Bar, Bus, Function, FunctionInfo, Mappable, Mode, ModelState, ResetKind, RestoreError,
+    SaveError, Work,
+};
 
 /// Register offsets in BAR 0: source, destination, length; writing `GO` starts, `STATUS` tells.
 pub const SOURCE: u64 = 0x00;
@@ -103,9 +107,23 @@ impl Function for Copier {
     }
 
     fn quiesce(&mut self, _: &Bus<'_>) {}
+
+    fn save(&mut self, _: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        let state = (self.registers.to_vec(), self.pending);
+        Ok((ModelState::new("copier", 1, &state)?, Vec::new()))
+    }
+
+    fn restore(&mut self, _: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
+        let (registers, pending): (Vec<u8>, bool) = state.read("copier", 1)?;
+        let registers = registers.try_into();
+        self.registers = registers.map_err(|_| RestoreError::Invalid("registers".to_owned()))?;
+        self.pending = pending;
+        Ok(())
+    }
 }
 
 /// A socket path of this test's own.
+#[allow(dead_code, reason = "not every test file has a server")]
 pub fn socket_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -113,6 +131,7 @@ pub fn socket_path() -> PathBuf {
 }
 
 /// A copier behind a socket.
+#[allow(dead_code, reason = "not every test file has a server")]
 pub fn serve_copier() -> LocalFunction {
     serve_function(Copier::new(), &socket_path(), EngineOptions::default()).unwrap()
 }
@@ -148,4 +167,23 @@ pub fn map(client: &Client, iova: u64, length: u64) -> SharedMemory {
     let access = Access::READ | Access::WRITE;
     client.dma_map(iova, length, access, Some((memory.as_fd(), 0))).unwrap();
     memory
+}
+
+/// Where the numbers of a JSON text are.
+#[allow(dead_code, reason = "not every test file damages states")]
+pub fn numbers(text: &[u8]) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for (at, _) in text.iter().enumerate().filter(|(_, byte)| byte.is_ascii_digit()) {
+        match found.last_mut() {
+            Some(last) if last.end == at => last.end += 1,
+            _ => found.push(at..at + 1),
+        }
+    }
+    found
+}
+
+/// The text with another number at this place.
+#[allow(dead_code, reason = "not every test file damages states")]
+pub fn with_number(text: &[u8], place: Range<usize>, number: u64) -> Vec<u8> {
+    [&text[..place.start], number.to_string().as_bytes(), &text[place.end..]].concat()
 }

@@ -64,6 +64,11 @@ impl<T> Durability<T> {
         self.failed
     }
 
+    /// Something failed to become durable before this state began.
+    pub fn inherit_failure(&mut self) {
+        self.failed = true;
+    }
+
     /// A change was made from its beginning to its end.
     pub fn changed(&mut self) {
         self.changes += 1;

@@ -8,14 +8,16 @@
 //! file system and the medium keep their promises (invariant I5; [`super::durability`] says when
 //! a flush may be acknowledged).
 
-use std::os::fd::BorrowedFd;
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
 use rackbus_pci::Health;
 use rustix::io::Errno;
 
-use super::super::config::NvmeError;
+use super::super::config::{NvmeConfig, NvmeError};
 use super::durability::{Asks, Durability, NotDurable};
 use super::open;
 use super::system::{Kernel, System};
@@ -30,6 +32,9 @@ const PAGE: u64 = 4096;
 const SLOW_WRITE_NS: u64 = 2_000_000;
 /// For how long writes then go through io_uring.
 const THROTTLED_NS: u64 = 100_000_000;
+
+const NOT_DURABLE: &str = "the medium did not take data that it was to make durable: flushes fail \
+                           until it is returned";
 
 /// A file or block device.
 #[derive(Debug)]
@@ -85,8 +90,31 @@ impl FileBacking {
     /// [`NvmeError`] when it cannot be opened, is in use, or has another size.
     pub fn open(path: &Path, size: u64, block_size: u32) -> Result<FileBacking, NvmeError> {
         let opened = open::open(path, size, block_size)?;
-        let system = Kernel::new(opened.file, opened.read_now).map_err(NvmeError::Uring)?;
+        let system = Kernel::new(opened.file, opened.witness, opened.read_now);
+        let system = system.map_err(NvmeError::Uring)?;
         FileBacking::new(system, opened.capacity, opened.zero_alignment)
+    }
+
+    /// Opens the file of `path` after another process had it, whose witness is `witness`.
+    ///
+    /// # Errors
+    /// As [`open`](FileBacking::open), and without a witness of this file: what the drive
+    /// acknowledged would not be known to be there.
+    pub fn open_again(
+        path: &Path,
+        config: &NvmeConfig,
+        witness: Option<OwnedFd>,
+    ) -> Result<FileBacking, NvmeError> {
+        let opened = open::open(path, config.size, config.block_size)?;
+        let witness = witness.map(File::from).ok_or_else(|| io::Error::other("none was given"));
+        let witness = witness.and_then(|witness| open::check_same(&opened.file, witness));
+        let witness = witness.map_err(|cause| {
+            let path = path.to_owned();
+            NvmeError::File { what: "no descriptor of the earlier process for", path, cause }
+        })?;
+        let system = Kernel::new(opened.file, witness, opened.read_now);
+        let system = system.map_err(NvmeError::Uring)?;
+        FileBacking::again(system, opened.capacity, opened.zero_alignment)
     }
 }
 
@@ -98,6 +126,25 @@ impl<S: System> FileBacking<S> {
     /// When the system has no memory or descriptors left.
     pub fn new(mut system: S, capacity: u64, zero_alignment: u64) -> Result<Self, NvmeError> {
         load(&mut system).map_err(|cause| NvmeError::Load(cause.into()))?;
+        FileBacking::around(system, capacity, zero_alignment)
+    }
+
+    /// The same after another process had the file, for the same user: what is read stays what it
+    /// was, and what was lost since the file was loaded counts as a failure of this one.
+    ///
+    /// # Errors
+    /// As [`new`](FileBacking::new).
+    pub fn again(mut system: S, capacity: u64, zero_alignment: u64) -> Result<Self, NvmeError> {
+        let asked = system.ask_witness();
+        let mut backing = FileBacking::around(system, capacity, zero_alignment)?;
+        if let Err(cause) = asked {
+            tracing::error!(%cause, "data that was written earlier did not reach the medium");
+            backing.inherit_failure();
+        }
+        Ok(backing)
+    }
+
+    fn around(system: S, capacity: u64, zero_alignment: u64) -> Result<Self, NvmeError> {
         Ok(FileBacking {
             ring: Uring::new(system),
             capacity,
@@ -252,7 +299,7 @@ impl<S: System> FileBacking<S> {
                 "the medium did not take data that it was to make durable; no flush succeeds \
                  until the drive is opened anew"
             );
-            self.health.fail("the medium did not take data that it was to make durable: flushes fail until it is returned");
+            self.health.fail(NOT_DURABLE);
         }
         for index in answered {
             let own = match self.slots[index as usize].as_ref().map(|slot| &slot.work) {
@@ -350,6 +397,15 @@ impl<S: System> Backing for FileBacking<S> {
         self.health.clone()
     }
 
+    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(self.ring.system_ref().witness()?.into_iter().collect())
+    }
+
+    fn inherit_failure(&mut self) {
+        self.durability.inherit_failure();
+        self.health.fail(NOT_DURABLE);
+    }
+
     fn reload(&mut self) -> Result<(), MediaError> {
         if !self.durability.has_failed() {
             return Ok(());
@@ -435,6 +491,15 @@ impl<S: System> Background for FileBacking<S> {
 
     fn has_buffers(&self) -> bool {
         self.pinning > 0
+    }
+
+    fn outcome(&self, tag: u32) -> Option<Result<(), MediaError>> {
+        match self.slots.iter().flatten().find(|slot| slot.tag == Some(tag)) {
+            Some(Slot { work: Work::Durable { error, .. }, pins: false, .. }) => {
+                Some(error.map_or(Ok(()), Err))
+            }
+            _ => None,
+        }
     }
 
     fn abort(&mut self) {

@@ -23,7 +23,7 @@ pub(super) mod parts {
     pub use super::vectored::FileAccess;
 }
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rackbus_memory::{DmaSlice, PinnedSlice};
 use rackbus_pci::Health;
@@ -146,6 +146,17 @@ pub trait Backing: Send {
         Health::default()
     }
 
+    /// What whoever opens the medium after this process needs of it.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(Vec::new())
+    }
+
+    /// The medium has failed in an earlier life of the drive: as [`has_failed`](Backing::has_failed).
+    fn inherit_failure(&mut self) {}
+
     /// Opens the medium anew if it has failed: what is read from now on is what it holds. Nothing
     /// that was started and not aborted may be under way.
     ///
@@ -174,6 +185,12 @@ pub trait Background {
     /// Whether buffers of the host are, or will be, used by what was started.
     fn has_buffers(&self) -> bool;
 
+    /// How the request that was started with `tag` ended, where it has moved its data and is only
+    /// not reported yet because others are answered with it. Its buffers are used no more.
+    fn outcome(&self, _tag: u32) -> Option<Result<(), MediaError>> {
+        None
+    }
+
     /// Gives up what was started: what has not begun is dropped, what has is waited for, except
     /// that flushes may go on. Nothing of it is reported any more. On return no buffer of the host
     /// is used, and no data changes.
@@ -195,4 +212,25 @@ pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
             Box::new(file::FileBacking::open(path, config.size, config.block_size)?)
         }
     })
+}
+
+/// Opens the backing that `config` names after another process had it, which gave `descriptors` for
+/// it. What was acknowledged there is kept to.
+///
+/// # Errors
+/// As [`open`], and for memory, which ends with its process.
+pub fn open_again(
+    config: &NvmeConfig,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Box<dyn Backing>, NvmeError> {
+    match &config.backing {
+        BackingConfig::Memory => Err(NvmeError::Config(
+            "a drive in memory ends with its process; only one in a file goes on".to_owned(),
+        )),
+        BackingConfig::Null => open(config),
+        BackingConfig::File(path) => {
+            let witness = descriptors.into_iter().next();
+            Ok(Box::new(file::FileBacking::open_again(path, config, witness)?))
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 pub struct Opened {
     /// The file, locked.
     pub file: File,
+    /// The same file, opened once more: the system reports to it on its own.
+    pub witness: File,
     /// Bytes to use.
     pub capacity: u64,
     /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
@@ -57,6 +59,9 @@ pub fn open(path: &Path, size: u64, block_size: u32) -> Result<Opened, NvmeError
     }
     let capacity = size_up(&mut file, size, block_size).map_err(fail("cannot use"))?;
     let read_now = probe(file.as_fd()).map_err(fail("cannot read"))?;
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let witness = OpenOptions::new().read(true).write(true).open(own);
+    let witness = witness.map_err(fail("cannot open"))?;
     let is_device = file.metadata().map_err(fail("cannot use"))?.file_type().is_block_device();
     let zero_alignment = if is_device {
         let blocks = rustix::fs::ioctl_blksszget(&file);
@@ -64,7 +69,18 @@ pub fn open(path: &Path, size: u64, block_size: u32) -> Result<Opened, NvmeError
     } else {
         1
     };
-    Ok(Opened { file, capacity, read_now, zero_alignment })
+    Ok(Opened { file, witness, capacity, read_now, zero_alignment })
+}
+
+/// `other`, if it is open on the same file as `file`, for writing.
+///
+/// # Errors
+/// When it is not.
+pub fn check_same(file: &File, other: File) -> io::Result<File> {
+    let [one, two] = [rustix::fs::fstat(file)?, rustix::fs::fstat(&other)?];
+    let same = (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino);
+    let writable = rustix::fs::fcntl_getfl(&other)?.contains(rustix::fs::OFlags::RDWR);
+    if same && writable { Ok(other) } else { Err(io::Error::other("it is of another file")) }
 }
 
 /// Takes the file for this process alone. A process that was killed may hold its files a moment

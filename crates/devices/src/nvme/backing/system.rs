@@ -7,7 +7,7 @@
 #![allow(unsafe_code)] // the kernel holds raw buffers until an operation has finished
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use io_uring::{IoUring, opcode, types};
@@ -92,6 +92,20 @@ pub trait System: Send {
     /// Takes [`wake_fd`](System::wake_fd) back to not readable.
     fn clear_wake(&self);
 
+    /// The witness, for the next process that has the file: open on the same file, and not asked
+    /// since the file was loaded. None where there is no such thing.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    fn witness(&self) -> std::io::Result<Option<OwnedFd>>;
+
+    /// Asks the witness whether anything that was written since the file was loaded did not reach
+    /// the medium, whoever else has been told so; writes back what was not. May wait.
+    ///
+    /// # Errors
+    /// When it did not, or is not known to have.
+    fn ask_witness(&mut self) -> Result<(), Errno>;
+
     /// After a failed flush: brings what is read in line with what the medium holds. The system
     /// keeps pages that it could not write, as if they were written; they are dropped.
     ///
@@ -104,6 +118,8 @@ pub trait System: Send {
 pub struct Kernel {
     ring: IoUring,
     file: File,
+    /// The file, opened once more.
+    witness: File,
     event: Event,
     /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
     read_now: Option<i32>,
@@ -117,16 +133,16 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// A ring for `file`; `read_now` are the `RWF_*` flags of a read that must not wait, if the
+    /// A ring for `file`, which `witness` has open as well; `read_now` are the `RWF_*` flags of a read that must not wait, if the
     /// file's system has any.
     ///
     /// # Errors
     /// When the kernel has no io_uring for this process.
-    pub fn new(file: File, read_now: Option<i32>) -> std::io::Result<Kernel> {
+    pub fn new(file: File, witness: File, read_now: Option<i32>) -> std::io::Result<Kernel> {
         let ring = IoUring::new(ENTRIES)?;
         let event = Event::new()?;
         ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
-        Ok(Kernel { ring, file, event, read_now, epoch: Instant::now() })
+        Ok(Kernel { ring, file, witness, event, read_now, epoch: Instant::now() })
     }
 }
 
@@ -203,8 +219,18 @@ impl System for Kernel {
         self.event.drain();
     }
 
+    fn witness(&self) -> std::io::Result<Option<OwnedFd>> {
+        Ok(Some(self.witness.as_fd().try_clone_to_owned()?))
+    }
+
+    fn ask_witness(&mut self) -> Result<(), Errno> {
+        rustix::fs::fdatasync(&self.witness)
+    }
+
     fn reload(&mut self) -> Result<(), Errno> {
         rustix::fs::fdatasync(&self.file)?;
+        // Nothing is left to be written. What it has to say is of data that is dropped here.
+        let _ = self.ask_witness();
         // Length 0 is the whole file. Pages that are clean, written or not, go.
         rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)
     }

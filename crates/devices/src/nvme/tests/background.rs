@@ -19,8 +19,8 @@ pub struct Control {
     finished: Vec<Finished>,
     /// How further requests end.
     fail_with: Option<MediaError>,
-    flushes: u32,
-    data: Vec<u8>,
+    pub flushes: u32,
+    pub data: Vec<u8>,
 }
 
 impl Control {

@@ -8,6 +8,7 @@ mod hostile;
 mod interrupts;
 mod io;
 mod simulation;
+mod succession;
 mod transfer;
 mod wakeup;
 
@@ -87,8 +88,16 @@ impl Host {
 
     /// A host with memory `ram`, mapped for the function of `endpoint`.
     pub fn with_endpoint(endpoint: Endpoint, ram: SharedMemory) -> Host {
+        let mut host = Host::with_restored(endpoint, ram);
+        host.map_ram();
+        host.command_register(0b110);
+        host
+    }
+
+    /// The same where the memory is mapped already.
+    pub fn with_restored(endpoint: Endpoint, ram: SharedMemory) -> Host {
         let ram_size = ram.len() as u64;
-        let mut host = Host {
+        Host {
             endpoint,
             ram,
             ram_size,
@@ -99,10 +108,7 @@ impl Host {
             next_cid: 0,
             now: 0,
             early: Vec::new(),
-        };
-        host.map_ram();
-        host.command_register(0b110);
-        host
+        }
     }
 
     /// Maps the host's memory for the function, in pieces that meet at `cuts`.

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // the queue takes raw buffers, as the kernel's does
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rackbus_memory::DmaSlice;
@@ -74,6 +74,8 @@ pub struct State {
     lost: [bool; BYTES / PAGE],
     /// An error that nobody was told of.
     unreported: bool,
+    /// An error that the witness was not told of.
+    pub unwitnessed: bool,
     queued: VecDeque<Op>,
     in_flight: Vec<Op>,
     completed: VecDeque<(u64, i32)>,
@@ -116,6 +118,7 @@ impl State {
         if self.fault(10) {
             self.lost[page] = true;
             self.unreported = true;
+            self.unwitnessed = true;
         } else {
             let range = page * PAGE..(page + 1) * PAGE;
             self.medium[range.clone()].copy_from_slice(&self.cache[range]);
@@ -284,6 +287,7 @@ impl State {
             self.dirty = Default::default();
             self.lost = Default::default();
             self.unreported = false;
+            self.unwitnessed = false;
             self.reverted.clear();
         }
     }
@@ -316,6 +320,7 @@ impl Disk {
             dirty: Default::default(),
             lost: Default::default(),
             unreported: false,
+            unwitnessed: false,
             queued: VecDeque::new(),
             in_flight: Vec::new(),
             completed: VecDeque::new(),
@@ -422,12 +427,29 @@ impl System for Disk {
 
     fn clear_wake(&self) {}
 
+    fn witness(&self) -> std::io::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+
+    fn ask_witness(&mut self) -> Result<(), Errno> {
+        let mut state = self.state();
+        (0..BYTES / PAGE).for_each(|page| state.write_back(page));
+        match std::mem::take(&mut state.unwitnessed) {
+            true => {
+                state.sync_failed = true;
+                Err(Errno::IO)
+            }
+            false => Ok(()),
+        }
+    }
+
     fn reload(&mut self) -> Result<(), Errno> {
         let mut state = self.state();
         (0..BYTES / PAGE).for_each(|page| state.write_back(page));
         if std::mem::take(&mut state.unreported) {
             return Err(Errno::IO);
         }
+        state.unwitnessed = false;
         (0..BYTES / PAGE).for_each(|page| state.evict(page));
         state.sync_failed = false;
         Ok(())

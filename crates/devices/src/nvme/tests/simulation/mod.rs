@@ -7,6 +7,8 @@
 //! * what was flushed, or written with FUA, survives a loss of power (I5); after a failure no
 //!   flush succeeds until the file was loaded anew (I7);
 //! * after a reset, an unmap or the end of a lease nothing of the old is read or written (I4);
+//! * where another process goes on with the drive's state, all that holds as if nothing had
+//!   happened: what was in flight completes, each command once ([`succession`]);
 //! * every command completes, in all queues, however deep the others are, and however many
 //!   mappings their memory lies in.
 //!
@@ -17,6 +19,7 @@ mod disk;
 mod guest;
 mod model;
 mod old;
+mod succession;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -36,6 +39,7 @@ use crate::nvme::BackingConfig;
 use disk::{BLOCK, BLOCKS, Character, Disk};
 use guest::Guest;
 use model::Promises;
+use succession::Mistake;
 
 /// Polls that a command may take while nothing hinders it, on a fast and on a slow medium: more
 /// than all commands of all queues need one after the other.
@@ -44,6 +48,9 @@ const PATIENCE_POLLS: [u64; 2] = [150, 6000];
 const SHARES: Shares = Shares { quantum: 8 << 10, poll: 16 << 10, least: 512, most: 32 << 10 };
 /// How long memory may be unmapped before the controller gives up (its `UNREACHABLE_NS`).
 const UNREACHABLE_NS: u64 = 100_000_000;
+
+/// Bytes of the drive.
+const SIZE: u64 = (BLOCK * BLOCKS) as u64;
 
 /// What mappings of the guest's memory are multiples of: entries of queues are not divided.
 const CUT: u64 = 64;
@@ -54,6 +61,8 @@ enum Policy {
     Current,
     OldFlush,
     OldOrder,
+    /// A process that goes on makes this mistake.
+    Careless(Mistake),
 }
 
 struct DiskClock(Disk);
@@ -139,16 +148,24 @@ impl World {
 
     /// The drive over the file, as a process has it.
     fn drive(disk: &Disk, policy: Policy) -> Result<Endpoint, String> {
-        let size = (BLOCK * BLOCKS) as u64;
         let backing: Box<dyn Backing> = match policy {
             Policy::OldFlush => Box::new(old::OldBacking::new(disk.clone())),
-            _ => Box::new(FileBacking::new(disk.clone(), size, 1).map_err(|e| e.to_string())?),
+            _ => Box::new(FileBacking::new(disk.clone(), SIZE, 1).map_err(|e| e.to_string())?),
         };
+        World::controller(disk, policy, backing)
+    }
+
+    /// The controller with its endpoint, around `backing`.
+    fn controller(
+        disk: &Disk,
+        policy: Policy,
+        backing: Box<dyn Backing>,
+    ) -> Result<Endpoint, String> {
         let arbiter: Box<dyn Arbiter> = match policy {
             Policy::OldOrder => Box::new(FirstComesFirst::new(SHARES.poll)),
             _ => Box::new(RoundRobin::with_shares(SHARES)),
         };
-        let nvme = Nvme::with_backing(&NvmeConfig::memory(size, "SIM"), backing);
+        let nvme = Nvme::with_backing(&NvmeConfig::memory(SIZE, "SIM"), backing);
         let nvme = nvme.map_err(|e| e.to_string())?.with_arbiter(arbiter);
         Ok(Endpoint::with_clock(Box::new(nvme), Box::new(DiskClock(disk.clone()))))
     }
@@ -229,6 +246,21 @@ impl World {
 
     /// Takes in what the controller has posted.
     fn harvest(&mut self, failed_before: bool) -> Result<(), String> {
+        self.take_completions(failed_before)?;
+        if self.unmapped.is_some() {
+            return Ok(());
+        }
+        for qid in 1..=self.guest.queues {
+            // Drivers tell of what they have taken now or later; greedy ones now.
+            if (self.guest.greedy || self.random.chance(60)) && self.host.give_back(qid) {
+                self.now_polled();
+            }
+        }
+        Ok(())
+    }
+
+    /// The same without a word to the controller.
+    fn take_completions(&mut self, failed_before: bool) -> Result<(), String> {
         self.take_reverted()?;
         if self.unmapped.is_some() {
             return Ok(());
@@ -242,10 +274,6 @@ impl World {
                 let sync_failed = failed_before;
                 let state = guest::Circumstances { at, fails, sync_failed, trouble };
                 self.guest.completed(&self.host, &mut self.promises, qid, cqe, state)?;
-            }
-            // Drivers tell of what they have taken now or later; greedy ones now.
-            if (self.guest.greedy || self.random.chance(60)) && self.host.give_back(qid) {
-                self.now_polled();
             }
         }
         Ok(())
@@ -370,10 +398,7 @@ impl World {
         self.give_up();
         // Another drive takes its place before it lets go of what it has in flight.
         let ram = self.host.ram.clone();
-        let nothing = NvmeConfig::memory(1 << 20, "-");
-        let nothing = Nvme::new(&NvmeConfig { backing: BackingConfig::Null, ..nothing });
-        let nothing = Endpoint::new(Box::new(nothing.map_err(|e| e.to_string())?));
-        self.host = Host::with_endpoint(nothing, ram.clone());
+        self.host = Host::with_endpoint(World::nothing()?, ram.clone());
         self.disk.state().revive();
         self.take_reverted()?;
         if power {
@@ -386,6 +411,13 @@ impl World {
         self.host = Host::with_endpoint(World::drive(&self.disk, self.policy)?, ram);
         self.take_reverted()?;
         self.set_up()
+    }
+
+    /// What is in the place of a drive while there is none.
+    fn nothing() -> Result<Endpoint, String> {
+        let nothing = NvmeConfig::memory(1 << 20, "-");
+        let nothing = Nvme::new(&NvmeConfig { backing: BackingConfig::Null, ..nothing });
+        Ok(Endpoint::new(Box::new(nothing.map_err(|e| e.to_string())?)))
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -401,7 +433,8 @@ impl World {
                 }
             }
             90..91 if self.unmapped.is_none() => self.unmap()?,
-            90..95 => self.map()?,
+            90..94 => self.map()?,
+            94 => self.succeed()?,
             95..98 if self.unmapped.is_some() && self.random.chance(20) => {
                 self.disk.state().now_ns += UNREACHABLE_NS / 2;
             }
@@ -516,9 +549,14 @@ fn what_nvme_promises_holds_under_random_schedules() {
 /// A simulation that does not find the defects of before would prove nothing.
 #[test]
 fn policies_of_before_are_found_out() {
-    let reasons: [(Policy, &[&str]); 2] = [
+    let waits = "waits and nothing hinders it";
+    let reasons: [(Policy, &[&str]); 6] = [
         (Policy::OldFlush, &["after a failure", "something newer was durable"]),
-        (Policy::OldOrder, &["waits and nothing hinders it"]),
+        (Policy::OldOrder, &[waits]),
+        (Policy::Careless(Mistake::CommandsForgotten), &[waits, "never ended"]),
+        (Policy::Careless(Mistake::CommandsTwice), &["was not outstanding"]),
+        (Policy::Careless(Mistake::HeldForgotten), &[waits, "never ended"]),
+        (Policy::Careless(Mistake::NoWitness), &["after a failure"]),
     ];
     for (policy, reasons) in reasons {
         // By what it does wrong: it has other faults, such as not telling of a failed medium.

@@ -1,0 +1,256 @@
+//! The state of a function as a value: taken out of one process and put into another, which goes on
+//! where the first one stopped, unnoticed by the function's user.
+//!
+//! A value is what can be written down, and beside it the descriptors that it names by number: the
+//! user's memory and eventfds. It has a version; one that is newer than this code, or that no code
+//! wrote, is refused. Whoever reads a value trusts nothing in it: it may come from another host.
+//!
+//! Saving ends a life of the function. From then on the old one does nothing any more, neither
+//! takes commands nor answers any, so that each command is answered once. For the same reason a
+//! value is restored once.
+
+use std::os::fd::OwnedFd;
+
+use rackbus_memory::MapError;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::EngineStopped;
+use crate::interrupts::InterruptError;
+
+/// The version of everything that this crate writes. The model's own state has another.
+pub const VERSION: u32 = 1;
+
+/// Why a function's state could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// Its class has no such thing.
+    #[error("the state of functions of this class cannot be saved")]
+    Unsupported,
+    /// A front elsewhere has its medium.
+    #[error("a front elsewhere has the function's medium; save that front instead")]
+    MediumServed,
+    /// It was saved before.
+    #[error("the function was saved before; what it was goes on elsewhere")]
+    Ended,
+    /// Its user's memory was taken away.
+    #[error("the function's memory was taken away from it; there is nothing to go on with")]
+    Revoked,
+    /// Its user mapped more files than are kept.
+    #[error("the function's user mapped more than {0} different files, which are not all kept")]
+    TooManyFiles(usize),
+    /// Descriptors could not be had.
+    #[error("descriptors for the function's state: {0}")]
+    Descriptors(#[from] std::io::Error),
+    /// Its engine has stopped.
+    #[error(transparent)]
+    Stopped(#[from] EngineStopped),
+    /// The state could not be written down.
+    #[error("the function's state cannot be written down: {0}")]
+    Written(#[from] serde_json::Error),
+}
+
+/// Why a function's state could not be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Its class has no such thing.
+    #[error("the state of functions of this class cannot be restored")]
+    Unsupported,
+    /// Newer code wrote it.
+    #[error("the state has version {found}, this program knows {known}; use a newer program")]
+    Newer {
+        /// The version it has.
+        found: u32,
+        /// The newest that is known here.
+        known: u32,
+    },
+    /// It is no state at all.
+    #[error("the state is damaged: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// It says what cannot be.
+    #[error("the state is damaged: {0}")]
+    Invalid(String),
+    /// It is another function's.
+    #[error("the state is of another function: {0}")]
+    Different(String),
+    /// The engine that is to run it has stopped.
+    #[error(transparent)]
+    Stopped(#[from] EngineStopped),
+    /// It cannot be served.
+    #[error("the function cannot be served: {0}")]
+    Device(String),
+    /// Memory could not be mapped.
+    #[error("the state's memory at {iova:#x}: {cause}")]
+    Map {
+        /// The mapping's address.
+        iova: u64,
+        /// What the system said.
+        cause: MapError,
+    },
+    /// An interrupt could not be wired.
+    #[error("the state's interrupts: {0}")]
+    Interrupts(#[from] InterruptError),
+}
+
+/// The state of a device model, as its class writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelState {
+    /// The class.
+    pub class: String,
+    /// The version of what follows, counted by the class.
+    pub version: u32,
+    /// The state.
+    pub state: serde_json::Value,
+}
+
+impl ModelState {
+    /// `state` of class `class` in its `version`.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub fn new(class: &str, version: u32, state: &impl Serialize) -> Result<Self, SaveError> {
+        Ok(ModelState { class: class.to_owned(), version, state: serde_json::to_value(state)? })
+    }
+
+    /// The state, of class `class` and no newer than version `known`.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when it is anything else.
+    pub fn read<T: DeserializeOwned>(&self, class: &str, known: u32) -> Result<T, RestoreError> {
+        if self.class != class {
+            return Err(RestoreError::Different(format!("of class {:?}", self.class)));
+        }
+        check_version(self.version, known)?;
+        Ok(T::deserialize(&self.state)?)
+    }
+}
+
+/// A mapping of the user's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MappingState {
+    pub iova: u64,
+    pub length: u64,
+    pub read: bool,
+    pub write: bool,
+    /// Descriptor and offset; none where there is no memory behind it.
+    pub memory: Option<(u32, u64)>,
+}
+
+/// Levels, bits and wires of a function's interrupts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InterruptState {
+    /// Vectors with their descriptors.
+    pub wires: Vec<(u32, u32)>,
+    /// Vectors that were raised and not delivered.
+    pub pending: Vec<u32>,
+    /// The descriptor of the pin.
+    pub intx: Option<u32>,
+    pub intx_level: bool,
+    pub intx_masked: bool,
+}
+
+/// The state of a whole function; see [`Endpoint::save`](crate::Endpoint::save).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionState {
+    pub(crate) version: u32,
+    /// The bytes of configuration space that software may change, where they are not zero.
+    pub(crate) config: Vec<(u16, u8)>,
+    /// The same of the MSI-X table.
+    pub(crate) msix_table: Vec<(u32, u8)>,
+    pub(crate) interrupts: InterruptState,
+    pub(crate) mappings: Vec<MappingState>,
+    /// How many descriptors belong to it.
+    pub(crate) descriptors: u32,
+    pub(crate) model: ModelState,
+}
+
+/// A function's state with the descriptors that go with it.
+#[derive(Debug)]
+pub struct Saved {
+    /// What can be written down.
+    pub state: FunctionState,
+    /// The user's memory and eventfds, in the order that the state names them.
+    pub descriptors: Vec<OwnedFd>,
+    /// What the model's medium has to be opened with, as its class says.
+    pub medium: Vec<OwnedFd>,
+}
+
+impl FunctionState {
+    /// As bytes.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, SaveError> {
+        Ok(serde_json::to_vec(self)?)
+    }
+
+    /// From bytes, whoever wrote them.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when they are no state, or of a newer version.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RestoreError> {
+        read(bytes)
+    }
+
+    /// Whether it is known here, where it is part of something else.
+    pub(crate) fn check_version(&self) -> Result<(), RestoreError> {
+        check_version(self.version, VERSION)
+    }
+}
+
+/// Reads a value with a version, which is judged before anything else of it is looked at.
+pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RestoreError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let Versioned { version } = serde_json::from_slice(bytes)?;
+    check_version(version, VERSION)?;
+    Ok(serde_json::from_slice(bytes)?)
+}
+
+fn check_version(found: u32, known: u32) -> Result<(), RestoreError> {
+    match found {
+        0 => Err(RestoreError::Invalid("its version is 0".to_owned())),
+        found if found > known => Err(RestoreError::Newer { found, known }),
+        _ => Ok(()),
+    }
+}
+
+/// The bytes that are not zero, with where they are.
+pub(crate) fn sparse<T: TryFrom<usize>>(bytes: &[u8]) -> Vec<(T, u8)> {
+    let bytes = bytes.iter().enumerate().filter(|(_, byte)| **byte != 0);
+    bytes.filter_map(|(at, byte)| Some((T::try_from(at).ok()?, *byte))).collect()
+}
+
+/// Descriptors of a state, each of which is taken once.
+pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
+
+impl Descriptors {
+    /// Those of a state that has `expected` of them.
+    pub fn new(fds: Vec<OwnedFd>, expected: u32) -> Result<Self, RestoreError> {
+        if fds.len() != expected as usize {
+            let text = format!("it comes with {} descriptors instead of {expected}", fds.len());
+            return Err(RestoreError::Invalid(text));
+        }
+        Ok(Descriptors(fds.into_iter().map(Some).collect()))
+    }
+
+    /// The one with this number, to look at.
+    pub fn get(&self, number: u32) -> Result<&OwnedFd, RestoreError> {
+        self.0.get(number as usize).and_then(Option::as_ref).ok_or_else(|| missing(number))
+    }
+
+    /// The one with this number, to keep.
+    pub fn take(&mut self, number: u32) -> Result<OwnedFd, RestoreError> {
+        self.0.get_mut(number as usize).and_then(Option::take).ok_or_else(|| missing(number))
+    }
+}
+
+fn missing(number: u32) -> RestoreError {
+    RestoreError::Invalid(format!("there is no descriptor {number}, or it was used"))
+}

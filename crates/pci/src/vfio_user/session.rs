@@ -1,0 +1,174 @@
+//! A session with its function as a value: another process goes on with the connected socket, and
+//! the client does not notice.
+//!
+//! What a session knows besides its function is what was promised to the client when the version
+//! was negotiated. A session stops between two messages: what the client sends meanwhile waits in
+//! the socket for the next process.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rackbus_memory::{Event, Stream};
+use rackbus_spec::vfio_user::VERSION as PROTOCOL;
+use serde::{Deserialize, Serialize};
+
+use super::device::{Device, EngineDevice};
+use super::server::Session;
+use super::wire::{MAX_FDS, MAX_TRANSFER, WireError};
+use crate::engine::EngineHandle;
+use crate::state::{self, FunctionState, RestoreError, SaveError, VERSION};
+
+/// What a client was told that it may rely on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Promised {
+    pub major: u16,
+    pub minor: u16,
+    pub max_msg_fds: usize,
+    pub max_data_xfer_size: usize,
+    pub max_dma_maps: usize,
+}
+
+impl Promised {
+    /// What this program promises.
+    pub fn here() -> Promised {
+        Promised {
+            major: PROTOCOL.0,
+            minor: PROTOCOL.1,
+            max_msg_fds: MAX_FDS,
+            max_data_xfer_size: MAX_TRANSFER,
+            max_dma_maps: rackbus_memory::space::max_mappings(),
+        }
+    }
+
+    /// Whether this program keeps to it.
+    fn check(&self) -> Result<(), RestoreError> {
+        let here = Promised::here();
+        let kept = self.major == here.major
+            && self.minor <= here.minor
+            && self.max_msg_fds <= here.max_msg_fds
+            && self.max_data_xfer_size <= here.max_data_xfer_size
+            && self.max_dma_maps <= here.max_dma_maps;
+        if kept {
+            return Ok(());
+        }
+        Err(RestoreError::Invalid(format!(
+            "the client was promised {self:?}, here is {here:?}; raise vm.max_map_count or use \
+             another program"
+        )))
+    }
+}
+
+/// A conversation between two of its messages.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conversation(pub(super) Option<Promised>);
+
+/// How [`serve_until`] ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// The client closed the connection.
+    Closed,
+    /// It was asked to pause.
+    Paused(Conversation),
+}
+
+/// Holds a conversation, from its beginning or from where it was paused, until the client closes
+/// the connection or `pause` rings. A message that has begun to arrive is answered first.
+///
+/// # Errors
+/// As [`serve`](super::serve).
+pub fn serve_until(
+    stream: &UnixStream,
+    device: &dyn Device,
+    conversation: Conversation,
+    pause: &Event,
+) -> Result<Ended, WireError> {
+    let mut session = Session::new(device, conversation);
+    loop {
+        Event::wait_any(&[pause.as_fd(), stream.as_fd()], None);
+        if pause.drain() {
+            return Ok(Ended::Paused(session.into_conversation()));
+        }
+        if !session.answer_next(stream)? {
+            return Ok(Ended::Closed);
+        }
+    }
+}
+
+/// A session with its function.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionState {
+    version: u32,
+    conversation: Conversation,
+    /// The function; its model says what the medium is opened with.
+    pub function: FunctionState,
+}
+
+/// A session's state with the descriptors that go with it; as [`Saved`](crate::Saved).
+#[derive(Debug)]
+pub struct SavedSession {
+    /// What can be written down.
+    pub state: SessionState,
+    /// The user's memory and eventfds.
+    pub descriptors: Vec<OwnedFd>,
+    /// What the medium has to be opened with.
+    pub medium: Vec<OwnedFd>,
+}
+
+impl SessionState {
+    /// As bytes.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, SaveError> {
+        Ok(serde_json::to_vec(self)?)
+    }
+
+    /// From bytes, whoever wrote them.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when they are no state, or of a newer version.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RestoreError> {
+        let session: SessionState = state::read(bytes)?;
+        session.function.check_version()?;
+        Ok(session)
+    }
+}
+
+impl EngineDevice {
+    /// The session and its function, to go on with elsewhere. `conversation` was paused; the
+    /// function ends here, see [`Endpoint::save`](crate::Endpoint::save).
+    ///
+    /// # Errors
+    /// [`SaveError`]; the conversation can go on here then, unless the engine has stopped.
+    pub fn save(&self, conversation: Conversation) -> Result<SavedSession, SaveError> {
+        let saved = self.engine().call(crate::Endpoint::save)??;
+        let state = SessionState { version: VERSION, conversation, function: saved.state };
+        Ok(SavedSession { state, descriptors: saved.descriptors, medium: saved.medium })
+    }
+
+    /// Goes on with a session on its `stream`: `engine` runs a new model, which takes the state of
+    /// the old one. [`serve_until`] takes the conversation up again with what this returns. As of a
+    /// [session](EngineDevice::session), the function is scrubbed when the device is dropped.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the function is scrubbed then.
+    pub fn resume(
+        engine: EngineHandle,
+        state: SessionState,
+        descriptors: Vec<OwnedFd>,
+        stream: Arc<dyn Stream>,
+    ) -> Result<(EngineDevice, Conversation), RestoreError> {
+        let SessionState { conversation, function, .. } = state;
+        if let Some(promised) = &conversation.0 {
+            promised.check()?;
+        }
+        let device = EngineDevice::new(engine.clone());
+        let session = device.and_then(|device| device.session_over(stream));
+        let session = session.map_err(|error| RestoreError::Device(error.to_string()))?;
+        engine.call(move |endpoint| endpoint.restore(&function, descriptors))??;
+        Ok((session, conversation))
+    }
+}
