@@ -14,14 +14,14 @@ use serde::Deserialize;
 use crate::BenchError;
 use crate::report::median;
 
-/// What to pair.
+/// Which programs are paired, on what, and how often.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The earlier build of `rackbus-bench`.
     pub before: PathBuf,
     /// The area and what is passed on to both.
     pub arguments: Vec<String>,
-    /// How many pairs.
+    /// Pairs of runs: at least 6, for an interval at 95 %.
     pub pairs: usize,
     /// Where each run's rows and files go.
     pub dir: PathBuf,

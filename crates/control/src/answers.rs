@@ -18,7 +18,7 @@ use crate::service::{not_lent, present, problem};
 pub const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
 /// Keys that are kept at most; the oldest are forgotten first.
 pub const MOST_KEYS: usize = 10_000;
-/// The longest key.
+/// Bytes of the longest idempotency key.
 const LONGEST_KEY: usize = 128;
 
 /// What is answered to a request.
@@ -30,7 +30,7 @@ pub type Answer = Result<Lease, ApiError>;
 pub enum KeyedRequest {
     /// A function for a host.
     Borrow {
-        /// The function.
+        /// The function, `HOST/DEVICE`.
         function: String,
         /// The host that shall have it.
         borrower: String,
@@ -67,7 +67,7 @@ pub enum Found {
     New,
     /// It was decided, and is not answered yet.
     Pending(LeaseId),
-    /// It was answered.
+    /// It was answered before, with this.
     Answered(Box<Answer>),
 }
 
@@ -77,12 +77,12 @@ pub struct Answers {
     by_key: BTreeMap<String, KeptAnswer>,
     /// Those without an answer.
     pending: BTreeSet<String>,
-    /// By age.
+    /// Keys by the time of their request, the oldest first.
     by_time: BTreeSet<(u64, String)>,
 }
 
 impl Answers {
-    /// What was stored.
+    /// The keyed answers that the store had.
     pub fn of(kept: impl IntoIterator<Item = KeptAnswer>) -> Answers {
         let mut answers = Answers::default();
         kept.into_iter().for_each(|kept| answers.put(kept));
