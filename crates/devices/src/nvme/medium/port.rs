@@ -57,9 +57,9 @@ impl Port {
             done += 1;
         }
         let mut message = [0; MESSAGE_BYTES];
-        for _ in 0..TURN {
+        for nth in 0..TURN {
             let Some(length) = self.exchange.receive(&mut message) else { break };
-            if done == 0 {
+            if nth == 0 {
                 bus.user.before_access();
             }
             if bus.dma.revoker().is_revoked() {
@@ -147,8 +147,14 @@ impl Port {
     /// The engine is about to sleep; false when there is something to do.
     pub fn park(&mut self, backing: &mut dyn Backing) -> bool {
         let quiet = self.exchange.rest();
-        let finished = backing.background().is_some_and(|background| background.rearm());
-        (quiet || self.exchange.is_closed()) && !finished
+        if let Some(background) = backing.background()
+            && background.rearm()
+        {
+            // Also what an earlier user gave up, which nobody else takes in.
+            background.reap(&mut self.finished);
+            return false;
+        }
+        quiet || self.exchange.is_closed()
     }
 
     /// Readable when there is something to do.

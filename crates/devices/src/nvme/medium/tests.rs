@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Exchange, PinnedSlice, SharedMemory};
+use rackbus_memory::{Event, Exchange, PinnedSlice, SharedMemory};
 use rackbus_pci::endpoint::Endpoint;
 use rackbus_pci::{MediumOffer, MediumRefused, Work};
 use zerocopy::IntoBytes;
@@ -154,6 +154,26 @@ fn a_scrub_of_the_function_is_the_end_of_its_front() {
     let mut finished = Vec::new();
     both.front.background().unwrap().wait(&mut finished);
     assert_eq!(finished, [(7, Err(MediaError::Unreachable))]);
+}
+
+/// A flush that an earlier user gave up ends while a front has the medium, and asks nothing of it.
+#[test]
+fn a_flush_that_was_given_up_keeps_no_engine_awake() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = NvmeConfig::file(dir.path().join("disk"), SIZE, "M1");
+    let mut backing = crate::nvme::backing::open(&config).unwrap();
+    let background = backing.background().unwrap();
+    background.start(1, Request::Flush);
+    background.submit();
+    background.abort();
+    Event::wait_any(&[backing.wake_fd().unwrap()], None);
+    let mut lender = Endpoint::new(Box::new(Nvme::with_backing(&config, backing).unwrap()));
+    let _offer = lender.serve_medium().unwrap();
+    let sleeps = (0..8).any(|_| {
+        lender.poll(0);
+        lender.park()
+    });
+    assert!(sleeps, "its engine never sleeps");
 }
 
 #[test]
