@@ -121,7 +121,11 @@ impl Remote {
     }
 
     fn is_lost(&self) -> bool {
-        self.lost.get() || self.exchange.is_closed()
+        if self.exchange.is_closed() && !self.lost.get() {
+            tracing::warn!("the drive's blocks are served no more, though their node is there");
+            self.lost.give_up();
+        }
+        self.lost.get()
     }
 
     fn under_way(&self) -> usize {

@@ -176,6 +176,20 @@ fn a_flush_that_was_given_up_keeps_no_engine_awake() {
     assert!(sleeps, "its engine never sleeps");
 }
 
+/// The engine that serves it may end while its node goes on: nobody else would notice.
+#[test]
+fn the_end_of_a_medium_ends_the_conversation_with_its_node() {
+    let (lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let description = serde_json::from_str(&offer.description).unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    let lost = Lost::new(move || ended.send(()).unwrap());
+    let mut front = Remote::new(description, offer.files, lost).unwrap();
+    assert!(!front.background().unwrap().rearm() && end.try_recv().is_err());
+    drop(lender);
+    assert!(!front.background().unwrap().rearm());
+    assert!(end.try_recv().is_ok(), "the conversation goes on without a medium");
+}
+
 #[test]
 fn an_answer_to_nothing_ends_the_conversation() {
     let (mut port, files) = Exchange::create("exchange", LAYOUT).unwrap();
