@@ -202,6 +202,24 @@ fn an_answer_to_nothing_ends_the_conversation() {
     assert!(finished.is_empty() && port.is_closed());
 }
 
+#[test]
+fn a_front_that_broke_the_rules_is_not_listened_to_any_more() {
+    let (mut lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let mut front = Exchange::join(offer.files, LAYOUT).unwrap();
+    let (offset, length) = (0.into(), 0.into());
+    let flush =
+        Ask { tag: 1.into(), kind: kind::FLUSH, flags: 0, reserved: [0; 2], offset, length };
+    for message in [&[0xff][..], flush.as_bytes(), flush.as_bytes()] {
+        front.send(message).unwrap();
+    }
+    for _ in 0..4 {
+        lender.poll(0);
+    }
+    assert!(front.is_closed());
+    assert_eq!(front.receive(&mut [0; MESSAGE_BYTES]), None, "it was answered");
+    assert!(lender.park(), "its engine does not sleep");
+}
+
 fn arbitrary_ask() -> impl Strategy<Value = Vec<u8>> {
     let number = || prop_oneof![0u64..2 * SIZE, any::<u64>(), (0u64..5000).prop_map(|n| n * 512)];
     let ask = (0u32..70, 0u8..6, any::<u8>(), number(), number()).prop_map(
