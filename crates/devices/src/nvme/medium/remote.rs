@@ -249,7 +249,8 @@ impl Backing for Remote {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.exchange.as_fd())
+        // The other node has the event, too, and may have made one that stays readable.
+        (!self.lost.get()).then(|| self.exchange.as_fd())
     }
 
     fn has_failed(&self) -> bool {

@@ -121,6 +121,7 @@ fn when_the_other_node_is_lost_everything_fails_and_nothing_waits() {
     assert!(finished.iter().all(|(_, result)| *result == Err(MediaError::Unreachable)));
     assert!(!both.front.background().unwrap().has_buffers());
     assert!(!both.front.background().unwrap().rearm(), "its engine would never sleep");
+    assert!(both.front.wake_fd().is_none(), "a lender that rings for ever would keep it awake");
     both.start(0, Request::Flush);
     assert!(both.front.background().unwrap().rearm(), "a flush is still to fail");
     both.front.background().unwrap().abort();
