@@ -291,8 +291,8 @@ struct RingsState {
 struct Incoming {
     ring: Handle,
     messages: Consumer,
-    /// The sender is gone: what there is is the last of it.
-    gone: bool,
+    /// Once the sender is gone, so many messages are the last of it, whatever it puts in later.
+    left: Option<usize>,
 }
 
 impl Rings {
@@ -303,7 +303,7 @@ impl Rings {
     pub(crate) fn add(&self, ring: Handle, file: OwnedFd) -> Result<(), RegionError> {
         let region = shared(&file, RING.bytes().unwrap_or(1))?;
         let Some(messages) = Consumer::new(region, 0, RING) else { return Ok(()) };
-        self.lock().rings.push(Incoming { ring, messages, gone: false });
+        self.lock().rings.push(Incoming { ring, messages, left: None });
         // It may have sent already.
         self.bell.ring();
         Ok(())
@@ -312,9 +312,9 @@ impl Rings {
     pub(crate) fn sender_gone(&self, ring: Handle) {
         let mut state = self.lock();
         for incoming in state.rings.iter_mut().filter(|incoming| incoming.ring == ring) {
-            incoming.gone = true;
+            incoming.left = Some(incoming.messages.len());
         }
-        state.rings.retain(|incoming| !incoming.gone || !incoming.messages.is_empty());
+        state.rings.retain(|incoming| incoming.left != Some(0));
     }
 
     /// Rings of an interrupt that nobody triggers.
@@ -334,15 +334,18 @@ impl Rings {
     /// The oldest message of the next sender that has one.
     fn take(&self, buffer: &mut [u8]) -> Option<usize> {
         let mut state = self.lock();
+        state.rings.retain(|incoming| incoming.left != Some(0));
         let count = state.rings.len();
         for nth in 0..count {
             let at = (state.first + nth) % count;
             let incoming = &mut state.rings[at];
-            let Some(length) = incoming.messages.pop(buffer) else { continue };
-            if incoming.gone && incoming.messages.is_empty() {
-                state.rings.remove(at);
-            }
+            let Some(length) = incoming.messages.pop(buffer) else {
+                // What was left of a sender that is gone was rubbish.
+                incoming.left = incoming.left.and(Some(0));
+                continue;
+            };
             if length <= buffer.len() {
+                incoming.left = incoming.left.map(|left| left.saturating_sub(1));
                 state.first = at + 1;
             }
             return Some(length);
@@ -489,5 +492,49 @@ impl RemoteDataInterrupt {
         let errors: Vec<InterruptError> = self.0.iter().filter_map(|it| one(it).err()).collect();
         let worse = errors.iter().find(|error| **error != InterruptError::Gone);
         worse.or(errors.first()).map_or(Ok(()), |error| Err(*error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rackbus_memory::SharedMemory;
+    use rackbus_memory::ring::Producer;
+
+    fn sender(rings: &Rings, ring: Handle) -> (SharedMemory, Producer) {
+        let memory = SharedMemory::create("ring", RING.bytes().unwrap() as u64).unwrap();
+        rings.add(ring, memory.descriptor().unwrap()).unwrap();
+        let producer = Producer::new(memory.region().clone(), 0, RING).unwrap();
+        (memory, producer)
+    }
+
+    #[test]
+    fn the_ring_of_a_sender_that_left_rubbish_behind_is_let_go() {
+        let rings = Rings::silent();
+        let (memory, mut producer) = sender(&rings, Handle(1));
+        producer.push(&[1]).unwrap();
+        // Behind the indices is the length of the first message.
+        memory.whole().store_u32(128, MAX_DATA + 1, Ordering::Relaxed).unwrap();
+        rings.sender_gone(Handle(1));
+        let mut buffer = [0; 8];
+        assert_eq!([rings.take(&mut buffer), rings.take(&mut buffer)], [None; 2]);
+        assert_eq!(rings.count(), 0);
+    }
+
+    #[test]
+    fn a_sender_that_is_gone_sends_nothing_more() {
+        let rings = Rings::silent();
+        let (_memory, mut producer) = sender(&rings, Handle(1));
+        producer.push(&[1]).unwrap();
+        producer.push(&[2]).unwrap();
+        rings.sender_gone(Handle(1));
+        let mut buffer = [0; 8];
+        for message in 1..=2 {
+            // It has the memory still.
+            producer.push(&[3]).unwrap();
+            assert_eq!((rings.take(&mut buffer), buffer[0]), (Some(1), message));
+        }
+        assert_eq!(rings.take(&mut buffer), None);
+        assert_eq!(rings.count(), 0);
     }
 }

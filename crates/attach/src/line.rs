@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::descriptors::keep_room;
-use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Packets};
 use rackbus_segment::message::{Reply, Request, decode, encode};
 
@@ -38,8 +38,7 @@ impl Line {
     /// had ended already. It comes before whatever is asked later.
     pub(crate) fn post(&mut self, request: &Request) -> Result<(), AttachError> {
         if self.owed == MOST_OWED {
-            self.answer()?;
-            self.owed -= 1;
+            self.take_owed()?;
         }
         self.packets.send(&encode(request), &[]).map_err(AttachError::Gone)?;
         self.owed += 1;
@@ -70,26 +69,31 @@ impl Line {
     ) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
         self.packets.send(&encode(request), fds).map_err(AttachError::Gone)?;
         while self.owed > 0 {
-            self.answer()?;
-            self.owed -= 1;
+            self.take_owed()?;
         }
-        self.answer()
-    }
-
-    /// Takes in the next answer; with its descriptors, and whether some were lost.
-    fn answer(&mut self) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
-        let deadline = Instant::now().checked_add(ANSWER);
-        let packet = match self.packets.receive(&mut self.buffer, &mut self.spin, deadline) {
-            Ok(packet) => packet,
-            Err(cause) => {
-                // An answer that came later would be taken for another request's.
-                self.packets.shut_down();
-                return Err(AttachError::Gone(cause));
-            }
-        };
-        packet.fds.iter().for_each(keep_room);
+        let packet = self.answer()?;
         let reply = self.buffer.get(..packet.length).and_then(decode);
         Ok((reply.ok_or(AttachError::Protocol)?, packet.fds, packet.lost))
+    }
+
+    /// Takes in an answer that is owed, whatever it says.
+    fn take_owed(&mut self) -> Result<(), AttachError> {
+        self.answer()?;
+        self.owed -= 1;
+        Ok(())
+    }
+
+    /// Takes in the next answer.
+    fn answer(&mut self) -> Result<Packet, AttachError> {
+        let deadline = Instant::now().checked_add(ANSWER);
+        let packet = self.packets.receive(&mut self.buffer, &mut self.spin, deadline);
+        let packet = packet.map_err(|cause| {
+            // An answer that came later would be taken for another request's.
+            self.packets.shut_down();
+            AttachError::Gone(cause)
+        })?;
+        packet.fds.iter().for_each(keep_room);
+        Ok(packet)
     }
 }
 
@@ -103,4 +107,25 @@ fn ending(reply: &Reply) -> Option<Request> {
         Reply::Pages { connection, .. } => Request::Disconnect { connection },
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rackbus_segment::Handle;
+
+    /// What answers that nobody needs say is nobody's business: the next answer is the next request's.
+    #[test]
+    fn an_owed_answer_that_is_none_is_not_taken_for_the_next_one() {
+        let (own, node) = Packets::pair().unwrap();
+        let mut line = Line::new(own);
+        let request = Request::Disconnect { connection: Handle(1) };
+        line.post(&request).unwrap();
+        node.send(&[0xff; 3], &[]).unwrap();
+        node.send(&encode(&Reply::Done), &[]).unwrap();
+        assert_eq!(line.call(&request, &[]).unwrap().0, Reply::Done);
+        node.send(&encode(&Reply::Started { ticket: Handle(2) }), &[]).unwrap();
+        let (reply, _) = line.call(&request, &[]).unwrap();
+        assert_eq!(reply, Reply::Started { ticket: Handle(2) });
+    }
 }

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_control::api::DeviceReport;
@@ -83,6 +84,8 @@ struct Open {
     server: Mutex<Option<Server>>,
     /// Ends the conversation with the lender, while a user has the socket open.
     end: Mutex<Option<End>>,
+    /// The lease has ended: who is being attached lets the lender go at once.
+    closed: AtomicBool,
     /// Of the front, where it runs here.
     front: Mutex<Option<MediumConversation>>,
 }
@@ -102,6 +105,24 @@ impl Open {
 
     fn end(&self) -> MutexGuard<'_, Option<End>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A user has attached; `end` lets the lender go.
+    fn attached(&self, end: End) {
+        let mut current = self.end();
+        if self.closed.load(Ordering::Relaxed) {
+            end();
+        }
+        *current = Some(end);
+    }
+
+    /// The lease has ended: lets the lender go, also for a user that is attaching now.
+    fn close(&self) {
+        let current = self.end();
+        self.closed.store(true, Ordering::Relaxed);
+        if let Some(end) = &*current {
+            end();
+        }
     }
 
     fn front(&self) -> MutexGuard<'_, Option<MediumConversation>> {
@@ -138,6 +159,7 @@ impl BorrowedFunctions {
             path: path.clone(),
             server: Mutex::default(),
             end: Mutex::default(),
+            closed: AtomicBool::new(false),
             front: Mutex::default(),
         });
         let opener = AttachOpener {
@@ -163,9 +185,7 @@ impl BorrowedFunctions {
     /// open finds an absent device there. Closing what is not open changes nothing.
     pub fn close(&self, lease: u64) {
         let Some(open) = self.all().remove(&lease) else { return };
-        if let Some(end) = &*open.end() {
-            end();
-        }
+        open.close();
         let server = open.server().take();
         if let Some(server) = server {
             server.retire();
@@ -262,7 +282,7 @@ impl AttachOpener {
                 let device = RemoteDevice::attach(stream, on_lost);
                 let device = device.map_err(|error| none(error.to_string()))?;
                 let conversation = device.conversation();
-                *open.end() = Some(Box::new(move || conversation.end()));
+                open.attached(Box::new(move || conversation.end()));
                 show(&open.path, device)
             }
             Placement::Borrower => {
@@ -272,9 +292,65 @@ impl AttachOpener {
                 let device = PlacedDevice::start(name, &medium, files, stream, on_lost)?;
                 let conversation = device.conversation();
                 *open.front() = Some(conversation.clone());
-                *open.end() = Some(Box::new(move || conversation.end()));
+                open.attached(Box::new(move || conversation.end()));
                 show(&open.path, device)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rackbus_devices::nvme::{Nvme, NvmeConfig};
+    use rackbus_link::LinkError;
+    use rackbus_pci::endpoint::Endpoint;
+    use rackbus_pci::vfio_user::Client;
+
+    use super::*;
+
+    /// A link that says when it is asked to connect, and does so when it is told to.
+    struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Stream>>>);
+
+    impl Link for Slow {
+        fn connect(&self, _address: &str, _hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+            self.0.send(()).unwrap();
+            Ok(self.1.lock().unwrap().recv().unwrap())
+        }
+    }
+
+    struct Nobody;
+
+    impl UseListener for Nobody {
+        fn lender_lost(&self, _grant: &Grant, _reason: &str) {}
+        fn opened(&self, _grant: &Grant, _socket: &Path, _process: u32, _ended: LeaseEnded) {}
+    }
+
+    #[test]
+    fn a_lease_that_ends_while_its_user_attaches_lets_the_lender_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
+        let link = Arc::new(Slow(asked, Mutex::new(connected)));
+        let functions =
+            BorrowedFunctions::new("test", "beta", folder.path(), link, Arc::new(Nobody));
+        let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
+        let placement = Placement::Borrower;
+        let grant = Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement };
+        let path = functions.open(grant).unwrap();
+        let user = std::thread::spawn(move || Client::connect(&path, Duration::from_secs(30)));
+        asks.recv().unwrap();
+        functions.close(1);
+        let mut lender =
+            Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
+        let offer = lender.serve_medium().unwrap();
+        let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        medium.send(&theirs, &offer.files).unwrap();
+        connect.send(Arc::new(ours)).unwrap();
+        let _user = user.join().unwrap().unwrap();
+        assert!(theirs.is_closed(), "the lender is held by a lease that has ended");
     }
 }

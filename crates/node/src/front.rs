@@ -61,9 +61,13 @@ impl MediumConversation {
         let first = !self.0.gone.swap(true, Ordering::AcqRel);
         self.0.lost.set();
         self.0.stream.shut_down();
-        // It may sleep, and wait for an answer that does not come. One that has stopped waits for
-        // nothing.
-        let _ = self.0.engine.post(|_| ());
+        // It may sleep, and wait for an answer that does not come: what is under way fails now. Then
+        // it is at rest, since its user, for whom it is absent, can neither stop nor reset it: what
+        // were its queues may be other memory soon. One that has stopped reaches nothing.
+        let _ = self.0.engine.post(|endpoint| {
+            endpoint.poll(endpoint.clock());
+            endpoint.reset();
+        });
         first
     }
 
@@ -190,5 +194,40 @@ impl Device for PlacedDevice {
 
     fn reset(&self) -> Result<(), DeviceError> {
         self.unless_gone((), Device::reset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rackbus_devices::nvme::{Nvme, NvmeConfig};
+    use rackbus_memory::SharedMemory;
+    use rackbus_pci::endpoint::Endpoint;
+    use rackbus_spec::pcie::Command;
+
+    use super::*;
+
+    /// Its user cannot stop it any more: what it writes goes nowhere. So it must be at rest.
+    #[test]
+    fn a_front_that_lost_its_medium_reaches_no_memory_any_more() {
+        let config = NvmeConfig::memory(1 << 20, "M1");
+        let mut lender = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
+        let offer = lender.serve_medium().unwrap();
+        let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+        let (stream, _lenders) = UnixStream::pair().unwrap();
+        let stream: Arc<dyn Stream> = Arc::new(stream);
+        let front = PlacedDevice::start("nvme0", &medium, offer.files, stream, Box::new(drop));
+        let front = front.unwrap();
+        let memory = SharedMemory::create("guest", 4096).unwrap();
+        let memory = Some((memory.descriptor().unwrap(), 0));
+        front.map(0, 4096, Access::READ | Access::WRITE, memory).unwrap();
+        let command = (Command::MEMORY_SPACE | Command::BUS_MASTER).bits();
+        front.write(Region::Config, 4, command.to_le_bytes().to_vec(), false).unwrap();
+        let engine = front.conversation().0.engine.clone();
+        let masters = || engine.call(|endpoint| endpoint.dma().master()).unwrap();
+        assert!(masters());
+        front.conversation().end();
+        assert!(!masters(), "a front that is absent for its user has the bus");
     }
 }

@@ -24,6 +24,8 @@ pub struct Port {
     /// Tags of operations under way.
     busy: [bool; TAGS as usize],
     under_way: usize,
+    /// The front is not listened to any more.
+    over: bool,
     finished: Vec<Finished>,
     /// Of the exchange's event and the backing's: an engine waits for one descriptor.
     either: OwnedFd,
@@ -41,7 +43,7 @@ impl Port {
         let either = wait_for([Some(exchange.as_fd()), backing.wake_fd()])
             .map_err(|cause| ExchangeError::Events(cause.into()))?;
         let (busy, finished) = ([false; TAGS as usize], Vec::new());
-        Ok((Port { exchange, busy, under_way: 0, finished, either, block }, files))
+        Ok((Port { exchange, busy, under_way: 0, over: false, finished, either, block }, files))
     }
 
     /// Answers what has finished and takes operations.
@@ -57,21 +59,24 @@ impl Port {
             done += 1;
         }
         let mut message = [0; MESSAGE_BYTES];
-        for _ in 0..TURN {
+        for nth in 0..TURN {
+            if self.over {
+                break;
+            }
             let Some(length) = self.exchange.receive(&mut message) else { break };
-            if done == 0 {
+            if nth == 0 {
                 bus.user.before_access();
             }
             if bus.dma.revoker().is_revoked() {
                 // It was given up while this host stood still: what it asked for is not done.
-                self.exchange.close();
+                self.close();
                 break;
             }
             done += 1;
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
             if !ask.is_some_and(|ask| self.take(backing, &ask)) {
                 tracing::warn!("a front that breaks the rules is not listened to any more");
-                self.exchange.close();
+                self.close();
             }
         }
         if done > 0 {
@@ -132,13 +137,18 @@ impl Port {
         let answer = Answer { tag: tag.into(), result: number(result).into() };
         // There is room for one answer of each tag, unless the front does not take them.
         if self.exchange.send(answer.as_bytes()).is_err() {
-            self.exchange.close();
+            self.close();
         }
+    }
+
+    fn close(&mut self) {
+        self.over = true;
+        self.exchange.close();
     }
 
     /// Ends it: on return nothing that the front asked for is under way, and it hears no more.
     pub fn end(&mut self, backing: &mut dyn Backing) {
-        self.exchange.close();
+        self.close();
         if let Some(background) = backing.background() {
             background.abort();
         }
@@ -147,8 +157,14 @@ impl Port {
     /// The engine is about to sleep; false when there is something to do.
     pub fn park(&mut self, backing: &mut dyn Backing) -> bool {
         let quiet = self.exchange.rest();
-        let finished = backing.background().is_some_and(|background| background.rearm());
-        (quiet || self.exchange.is_closed()) && !finished
+        if let Some(background) = backing.background()
+            && background.rearm()
+        {
+            // Also what an earlier user gave up, which nobody else takes in.
+            background.reap(&mut self.finished);
+            return false;
+        }
+        quiet || self.exchange.is_closed()
     }
 
     /// Readable when there is something to do.

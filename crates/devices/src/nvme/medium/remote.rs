@@ -121,7 +121,11 @@ impl Remote {
     }
 
     fn is_lost(&self) -> bool {
-        self.lost.get() || self.exchange.is_closed()
+        if self.exchange.is_closed() && !self.lost.get() {
+            tracing::warn!("the drive's blocks are served no more, though their node is there");
+            self.lost.give_up();
+        }
+        self.lost.get()
     }
 
     fn under_way(&self) -> usize {
@@ -245,7 +249,8 @@ impl Backing for Remote {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.exchange.as_fd())
+        // The other node has the event, too, and may have made one that stays readable.
+        (!self.lost.get()).then(|| self.exchange.as_fd())
     }
 
     fn has_failed(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Exchange, PinnedSlice, SharedMemory};
+use rackbus_memory::{Event, Exchange, PinnedSlice, SharedMemory};
 use rackbus_pci::endpoint::Endpoint;
 use rackbus_pci::{MediumOffer, MediumRefused, Work};
 use zerocopy::IntoBytes;
@@ -121,6 +121,7 @@ fn when_the_other_node_is_lost_everything_fails_and_nothing_waits() {
     assert!(finished.iter().all(|(_, result)| *result == Err(MediaError::Unreachable)));
     assert!(!both.front.background().unwrap().has_buffers());
     assert!(!both.front.background().unwrap().rearm(), "its engine would never sleep");
+    assert!(both.front.wake_fd().is_none(), "a lender that rings for ever would keep it awake");
     both.start(0, Request::Flush);
     assert!(both.front.background().unwrap().rearm(), "a flush is still to fail");
     both.front.background().unwrap().abort();
@@ -156,6 +157,40 @@ fn a_scrub_of_the_function_is_the_end_of_its_front() {
     assert_eq!(finished, [(7, Err(MediaError::Unreachable))]);
 }
 
+/// A flush that an earlier user gave up ends while a front has the medium, and asks nothing of it.
+#[test]
+fn a_flush_that_was_given_up_keeps_no_engine_awake() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = NvmeConfig::file(dir.path().join("disk"), SIZE, "M1");
+    let mut backing = crate::nvme::backing::open(&config).unwrap();
+    let background = backing.background().unwrap();
+    background.start(1, Request::Flush);
+    background.submit();
+    background.abort();
+    Event::wait_any(&[backing.wake_fd().unwrap()], None);
+    let mut lender = Endpoint::new(Box::new(Nvme::with_backing(&config, backing).unwrap()));
+    let _offer = lender.serve_medium().unwrap();
+    let sleeps = (0..8).any(|_| {
+        lender.poll(0);
+        lender.park()
+    });
+    assert!(sleeps, "its engine never sleeps");
+}
+
+/// The engine that serves it may end while its node goes on: nobody else would notice.
+#[test]
+fn the_end_of_a_medium_ends_the_conversation_with_its_node() {
+    let (lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let description = serde_json::from_str(&offer.description).unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    let lost = Lost::new(move || ended.send(()).unwrap());
+    let mut front = Remote::new(description, offer.files, lost).unwrap();
+    assert!(!front.background().unwrap().rearm() && end.try_recv().is_err());
+    drop(lender);
+    assert!(!front.background().unwrap().rearm());
+    assert!(end.try_recv().is_ok(), "the conversation goes on without a medium");
+}
+
 #[test]
 fn an_answer_to_nothing_ends_the_conversation() {
     let (mut port, files) = Exchange::create("exchange", LAYOUT).unwrap();
@@ -166,6 +201,24 @@ fn an_answer_to_nothing_ends_the_conversation() {
     let mut finished = Vec::new();
     front.background().unwrap().reap(&mut finished);
     assert!(finished.is_empty() && port.is_closed());
+}
+
+#[test]
+fn a_front_that_broke_the_rules_is_not_listened_to_any_more() {
+    let (mut lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let mut front = Exchange::join(offer.files, LAYOUT).unwrap();
+    let (offset, length) = (0.into(), 0.into());
+    let flush =
+        Ask { tag: 1.into(), kind: kind::FLUSH, flags: 0, reserved: [0; 2], offset, length };
+    for message in [&[0xff][..], flush.as_bytes(), flush.as_bytes()] {
+        front.send(message).unwrap();
+    }
+    for _ in 0..4 {
+        lender.poll(0);
+    }
+    assert!(front.is_closed());
+    assert_eq!(front.receive(&mut [0; MESSAGE_BYTES]), None, "it was answered");
+    assert!(lender.park(), "its engine does not sleep");
 }
 
 fn arbitrary_ask() -> impl Strategy<Value = Vec<u8>> {

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use rackbus_memory::ticks;
 use rackbus_pci::endpoint::Clock;
 
+use super::super::medium::{self, Lost};
 use super::background::{Control, slow_drive};
 use super::*;
 
@@ -150,4 +151,32 @@ proptest! {
         }
         prop_assert_eq!(answers, rack.depth);
     }
+}
+
+/// The same where the front is elsewhere: what it asked for last is not begun, though something else
+/// has just ended.
+#[test]
+fn nothing_is_begun_for_a_front_that_left_meanwhile() {
+    let (nvme, control) = slow_drive();
+    let counter = Counter::default();
+    let mut lender = Endpoint::with_clock(Box::new(nvme), Box::new(counter.clone()));
+    let (user, stream) = UnixStream::pair().unwrap();
+    lender.begin(Arc::new(stream));
+    let offer = lender.serve_medium().unwrap();
+    let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
+    let mut host = Host::around(front);
+    host.enable();
+    host.create_pair(1, ENTRIES);
+    let buffer = host.scratch();
+    host.submit(1, transfer(IoOpcode::Write, 0, 512, buffer));
+    host.poll();
+    lender.poll(0);
+    assert_eq!(control.lock().unwrap().held.len(), 1);
+    host.submit(1, transfer(IoOpcode::Write, 1, 512, buffer));
+    host.poll();
+    drop(user);
+    counter.0.fetch_add(ticks::GAP + 1, Ordering::Relaxed);
+    control.lock().unwrap().finish_one();
+    lender.poll(counter.now_ns());
+    assert!(control.lock().unwrap().held.is_empty(), "it went on");
 }
