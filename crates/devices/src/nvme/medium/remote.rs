@@ -24,6 +24,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// for it: as long as an engine may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often that in all, however many answers a reset or an unmap waits for: a node that answers as
+/// slowly as it may would keep a guest waiting for minutes.
+const ANSWERS: u32 = 6;
+
 /// Whether the node that has the blocks is lost: said by who holds the conversation with it, or by
 /// the front, which has waited for too long.
 #[derive(Clone)]
@@ -86,6 +90,8 @@ pub struct Remote {
     /// Sent, and not rung for.
     unrung: bool,
     patience: Duration,
+    /// Since when a reset or an unmap waits for answers.
+    held_up_since: Option<Instant>,
     failed: bool,
     health: Health,
 }
@@ -109,6 +115,7 @@ impl Remote {
             waiting: VecDeque::new(),
             unrung: false,
             patience: PATIENCE,
+            held_up_since: None,
             failed: false,
             health: Health::default(),
         })
@@ -219,6 +226,40 @@ impl Remote {
         out.extend(owner.map(|owner| (owner, outcome)));
     }
 
+    /// The node has kept a reset or an unmap waiting for too long.
+    fn give_up(&self, since: Instant) {
+        if !self.is_lost() {
+            tracing::error!(
+                "the node that has the drive's blocks keeps a reset or an unmap waiting for {:?}; it \
+                 counts as lost",
+                since.elapsed()
+            );
+        }
+        self.lost.give_up();
+    }
+
+    /// Takes in what was answered, and sends what waited for that.
+    fn take_answers(&mut self, finished: &mut Vec<Finished>) {
+        let mut message = [0; MESSAGE_BYTES];
+        // As many as there can be: a peer that answers without pause keeps nobody.
+        for _ in 0..TAGS {
+            let Some(length) = self.exchange.receive(&mut message) else { break };
+            let answer =
+                message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
+            match answer {
+                Some(answer) => {
+                    self.finish(answer.tag.get(), result(answer.result.get()), finished);
+                }
+                None => self.exchange.close(),
+            }
+        }
+        self.advance();
+        self.submit();
+        if self.is_lost() {
+            self.fail_all(finished);
+        }
+    }
+
     /// Nobody answers any more: everything fails.
     fn fail_all(&mut self, out: &mut Vec<Finished>) {
         for tag in 0..TAGS {
@@ -280,47 +321,30 @@ impl Background for Remote {
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) {
-        let mut message = [0; MESSAGE_BYTES];
-        // As many as there can be: a peer that answers without pause keeps nobody.
-        for _ in 0..TAGS {
-            let Some(length) = self.exchange.receive(&mut message) else { break };
-            let answer =
-                message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
-            match answer {
-                Some(answer) => {
-                    self.finish(answer.tag.get(), result(answer.result.get()), finished);
-                }
-                None => self.exchange.close(),
-            }
-        }
-        self.advance();
-        self.submit();
-        if self.is_lost() {
-            self.fail_all(finished);
-        }
+        self.held_up_since = None;
+        self.take_answers(finished);
     }
 
     fn wait(&mut self, finished: &mut Vec<Finished>) {
         let (before, begun) = (finished.len(), Instant::now());
+        let held_up_since = *self.held_up_since.get_or_insert(begun);
         self.submit();
-        self.reap(finished);
+        if held_up_since.elapsed() > ANSWERS * self.patience {
+            self.give_up(held_up_since);
+        }
+        self.take_answers(finished);
         while finished.len() == before && self.under_way() > 0 {
             if self.exchange.rest() && !self.is_lost() {
                 Event::wait_any(&[self.exchange.as_fd()], Some(LOOK.as_nanos() as u64));
             }
             let under_way = self.under_way();
-            self.reap(finished);
+            self.take_answers(finished);
             if self.under_way() < under_way {
                 // Of what was given up nothing is reported.
                 return;
             }
             if begun.elapsed() > self.patience {
-                tracing::error!(
-                    "the node that has the drive's blocks does not answer for {:?}; it counts as \
-                     lost",
-                    self.patience
-                );
-                self.lost.give_up();
+                self.give_up(held_up_since);
             }
         }
     }

@@ -232,6 +232,30 @@ fn arbitrary_ask() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![ask, prop::collection::vec(any::<u8>(), 0..MESSAGE_BYTES)]
 }
 
+/// One answer at a time, each just before it would be given up.
+#[test]
+fn a_medium_that_answers_slowly_keeps_a_reset_waiting_for_so_long_only() {
+    let (mut hostile, files) = Exchange::create("exchange", LAYOUT).unwrap();
+    let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
+    let description = serde_json::from_str(&offer.description).unwrap();
+    let front = Remote::new(description, files, Lost::new(|| {})).unwrap();
+    let patience = std::time::Duration::from_millis(20);
+    let mut front = front.with_patience(patience);
+    let background = front.background().unwrap();
+    (0..TAGS).for_each(|tag| background.start(tag, Request::Flush));
+    let slow = std::thread::spawn(move || {
+        for tag in 0..TAGS {
+            std::thread::sleep(patience / 2);
+            let _ = hostile.send(Answer { tag: tag.into(), result: 0.into() }.as_bytes());
+            hostile.ring();
+        }
+    });
+    let begun = std::time::Instant::now();
+    background.abort();
+    assert!(begun.elapsed() < 12 * patience, "{:?}", begun.elapsed());
+    slow.join().unwrap();
+}
+
 fn arbitrary_answer() -> impl Strategy<Value = Vec<u8>> {
     let answer = (0u32..70, prop_oneof![0u32..10, any::<u32>()]).prop_map(|(tag, result)| {
         Answer { tag: tag.into(), result: result.into() }.as_bytes().to_vec()
