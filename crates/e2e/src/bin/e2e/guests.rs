@@ -49,9 +49,13 @@ pub fn strict_isolation(world: &mut World) -> Result<()> {
         --rw=randrw --bs=4k-32k --bsrange=4k-32k --direct=1 --ioengine=libaio --iodepth=8 \
         --size=16M --offset=64M --verify=crc32c --verify_fatal=1";
     let World { rack, old, new } = world;
-    let lease = rack.json(&["vm", "add", "old", "alpha/nvme0", "--isolation", "strict"])?;
-    ensure!(lease.to_string().contains("\"placement\":\"borrower\""), "{lease}");
+    rack.json(&["vm", "add", "old", "alpha/nvme0", "--isolation", "strict"])?;
     old.wait_drives(1)?;
+    let leases = rack.json(&["leases"])?;
+    ensure!(
+        leases[0]["placement"] == "borrower",
+        "the controller is not at the borrower: {leases}"
+    );
     let text = old.begin(SCRIPT, FIO)?.wait()?;
     ensure!(succeeded("old", SCRIPT, &text)?.contains("err= 0"), "fio found errors");
     let sum = old.run(
