@@ -83,7 +83,7 @@ const _: () = assert!(SMALL + 1 == 65, "`copy` matches by it");
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes. Others may change them
 /// meanwhile: what is copied then is any mixture.
-#[inline]
+#[inline(always)]
 pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
     // SAFETY: as promised.
     unsafe {
