@@ -114,6 +114,14 @@ pub struct Transaction {
     /// The guard's count before any region was looked at.
     replaced_before: Option<u64>,
     unless: Option<Unless>,
+    /// In a place of its own: most have none, and what is passed to the channel's processor is
+    /// cache lines.
+    at_end: Option<Box<AtEnd>>,
+}
+
+/// Who is told of a transaction's end.
+#[derive(Default)]
+struct AtEnd {
     then: Option<Then>,
     ring: Option<Arc<Doorbell>>,
 }
@@ -205,15 +213,19 @@ impl Transaction {
     /// should be short: the channel copies nothing meanwhile.
     #[must_use]
     pub fn then(mut self, then: impl FnOnce(State) + Send + 'static) -> Transaction {
-        self.then = Some(Box::new(then));
+        self.at_end().then = Some(Box::new(then));
         self
     }
 
     /// Rings `doorbell` when the transaction has ended, in whatever way.
     #[must_use]
     pub fn ring(mut self, doorbell: Arc<Doorbell>) -> Transaction {
-        self.ring = Some(doorbell);
+        self.at_end().ring = Some(doorbell);
         self
+    }
+
+    fn at_end(&mut self) -> &mut AtEnd {
+        self.at_end.get_or_insert_default()
     }
 
     /// Bytes of all pieces.
@@ -242,7 +254,7 @@ impl Transaction {
 
     /// Whether somebody is to be told of the end.
     pub(super) fn tells(&self) -> bool {
-        self.then.is_some() || self.ring.is_some() || self.unless.is_some()
+        self.at_end.is_some() || self.unless.is_some()
     }
 
     /// Whether whom the bytes are from or for is gone; asked once.
@@ -253,7 +265,7 @@ impl Transaction {
     /// Who is to be told of the end; once.
     pub(super) fn told(&mut self) -> (Option<Then>, Option<Arc<Doorbell>>) {
         self.unless = None;
-        (self.then.take(), self.ring.take())
+        self.at_end.take().map_or((None, None), |at_end| (at_end.then, at_end.ring))
     }
 
     /// The guard's count when the regions were known to be whole.
