@@ -76,7 +76,7 @@ fn interval(ratios: &[f64]) -> Option<Interval> {
 }
 
 fn verdict(interval: Interval, unit: &str) -> Verdict {
-    let more_is_better = unit.contains("/s") || unit.contains("IOPS");
+    let more_is_better = ["/s", "per second", "IOPS"].iter().any(|rate| unit.contains(rate));
     let (more, less) = (interval.low > 1.0, interval.high < 1.0);
     match (more, less) {
         (false, false) => Verdict::Same,
