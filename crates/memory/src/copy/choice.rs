@@ -5,8 +5,10 @@
 //! ever. But whether it does hold it, no size tells: a cache is shared, on a rented machine with
 //! others than this system's. So for such parts the times of both ways are compared, and the faster
 //! one is taken; the other one is tried again now and then, for as long as it needs to show itself.
+//! So it is, apart, for parts that look as if a cache held them though nobody copied to them: some
+//! loads are a thin sample.
 
-/// Parts that come again between two trials of the other way: at first, and when the last one changed
+/// Parts of a kind between two trials of the other way: at first, and when the last one changed
 /// what is chosen; twice as many after each that did not, up to the most.
 const BETWEEN_TRIALS: [u32; 2] = [8, 256];
 /// Parts that a trial copies without streaming: those that a cache could hold, once to bring them
@@ -27,8 +29,17 @@ pub(super) enum Way {
 pub(super) struct Chosen {
     /// How it is copied.
     pub way: Way,
-    /// Whether it was copied to lately.
-    again: bool,
+    /// Which times it is compared by; `None` where it is in no cache.
+    kind: Option<Kind>,
+}
+
+/// Why a cache should hold a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It was copied to lately.
+    Again,
+    /// Loads from it were fast.
+    Warm,
 }
 
 /// Time per mebibyte, smoothed; 0 until it was measured.
@@ -56,27 +67,52 @@ pub(super) struct Choice {
     parts: [(usize, u64); 16],
     next: usize,
     copied: u64,
+    by_kind: [Rates; 2],
+}
+
+/// How fast parts of one kind went, and when the other way is tried.
+#[derive(Debug, Clone, Copy)]
+struct Rates {
     plain: Rate,
     streamed: Rate,
-    /// Parts that came again since the last trial, and how many do before the next.
+    /// Parts since the last trial, and how many there are before the next.
     since_trial: u32,
     between: u32,
     /// Streaming was chosen before the trial.
     streamed_before: bool,
 }
 
+impl Rates {
+    const fn new() -> Rates {
+        let (plain, streamed, between) = (Rate(0), Rate(0), BETWEEN_TRIALS[0]);
+        Rates { plain, streamed, since_trial: 0, between, streamed_before: false }
+    }
+
+    /// How the next part goes.
+    fn next(&mut self) -> Way {
+        self.since_trial += 1;
+        let known = self.plain.0 != 0 && self.streamed.0 != 0;
+        let streams = known && self.streamed.0 < self.plain.0;
+        let chosen = if streams { Way::Stream } else { Way::Plain };
+        if self.since_trial <= self.between {
+            self.streamed_before = streams;
+            return chosen;
+        }
+        let before = self.streamed_before;
+        let trial = if before { TRIAL } else { 1 };
+        if self.since_trial > self.between + trial {
+            let [least, most] = BETWEEN_TRIALS;
+            self.between = if streams == before { most.min(2 * self.between) } else { least };
+            self.since_trial = 0;
+            return chosen;
+        }
+        if before { Way::Plain } else { Way::Stream }
+    }
+}
+
 impl Choice {
     pub(super) const fn new() -> Choice {
-        Choice {
-            parts: [(0, 0); 16],
-            next: 0,
-            copied: 0,
-            plain: Rate(0),
-            streamed: Rate(0),
-            since_trial: 0,
-            between: BETWEEN_TRIALS[0],
-            streamed_before: false,
-        }
+        Choice { parts: [(0, 0); 16], next: 0, copied: 0, by_kind: [const { Rates::new() }; 2] }
     }
 
     /// Notes a part; whether it was copied to before, with at most `cache` bytes since.
@@ -101,37 +137,27 @@ impl Choice {
         cache: usize,
         is_cold: impl FnOnce() -> bool,
     ) -> Chosen {
-        let again = self.comes_again(start, length, cache);
-        if !again {
-            let way = if is_cold() { Way::Stream } else { Way::Plain };
-            return Chosen { way, again };
-        }
-        self.since_trial += 1;
-        let known = self.plain.0 != 0 && self.streamed.0 != 0;
-        let streams = known && self.streamed.0 < self.plain.0;
-        if self.since_trial <= self.between {
-            self.streamed_before = streams;
-            return Chosen { way: if streams { Way::Stream } else { Way::Plain }, again };
-        }
-        let before = self.streamed_before;
-        let trial = if before { TRIAL } else { 1 };
-        if self.since_trial > self.between + trial {
-            let [least, most] = BETWEEN_TRIALS;
-            self.between = if streams == before { most.min(2 * self.between) } else { least };
-            self.since_trial = 0;
-            return Chosen { way: if streams { Way::Stream } else { Way::Plain }, again };
-        }
-        let way = if before { Way::Plain } else { Way::Stream };
-        Chosen { way, again }
+        let kind = match self.comes_again(start, length, cache) {
+            true => Kind::Again,
+            false if is_cold() => return Chosen { way: Way::Stream, kind: None },
+            false => Kind::Warm,
+        };
+        Chosen { way: self.by_kind[kind as usize].next(), kind: Some(kind) }
     }
 
     /// The part took so many ticks.
     pub(super) fn took(&mut self, chosen: Chosen, length: usize, ticks: u64) {
-        match chosen.way {
-            Way::Stream => self.streamed.measured(ticks, length),
-            Way::Plain if chosen.again => self.plain.measured(ticks, length),
-            // How a cache serves those that it should not hold is no question.
-            Way::Plain => {}
+        match (chosen.way, chosen.kind) {
+            (Way::Plain, Some(kind)) => self.by_kind[kind as usize].plain.measured(ticks, length),
+            (Way::Stream, Some(kind)) => {
+                self.by_kind[kind as usize].streamed.measured(ticks, length);
+            }
+            // What streams past the cache takes as long wherever it should have been.
+            (_, None) => {
+                for rates in &mut self.by_kind {
+                    rates.streamed.measured(ticks, length);
+                }
+            }
         }
     }
 }
