@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", dir.display())]
 pub struct NotPrivate {
-    /// The folder.
+    /// The folder that was refused.
     pub dir: PathBuf,
     /// Whose it is, or who else may change it.
     pub reason: String,

@@ -324,7 +324,7 @@ pub(crate) async fn serve_routes(routes: Router, socket: &FilePath) -> std::io::
     axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>()).await
 }
 
-/// Who connected.
+/// Who is at the other end of a connection to the API.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer {
     /// Its process, as the kernel says; `None` when the kernel does not.

@@ -26,9 +26,9 @@ pub enum StoreError {
     /// The file, as SQLite sees it.
     #[error("{path}: {cause}")]
     Sqlite {
-        /// The file.
+        /// The state file that was opened.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason that SQLite or the system gave.
         cause: rusqlite::Error,
     },
     /// A newer version wrote the file.
@@ -37,7 +37,7 @@ pub enum StoreError {
          {LAYOUT}); run that version, or give this one a state directory of its own"
     )]
     Newer {
-        /// The file.
+        /// The state file that was opened.
         path: PathBuf,
         /// Its layout.
         found: i64,
@@ -45,7 +45,7 @@ pub enum StoreError {
     /// The file belongs to another rack.
     #[error("{path} is the state of rack {found}; give this rack a state directory of its own")]
     OtherRack {
-        /// The file.
+        /// The state file that was opened.
         path: PathBuf,
         /// Whose it is.
         found: String,
@@ -53,11 +53,11 @@ pub enum StoreError {
     /// Something that was stored makes no sense.
     #[error("{path}: {key} cannot be read: {cause}")]
     Value {
-        /// The file.
+        /// The state file that was opened.
         path: PathBuf,
         /// Where it stands.
         key: String,
-        /// What is wrong.
+        /// The reason that its decoding gave.
         cause: serde_json::Error,
     },
     /// The store fails, for another reason.
