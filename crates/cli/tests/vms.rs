@@ -60,7 +60,12 @@ impl Lab {
     /// Begins `vm run` with a drive or without.
     fn run(&self, args: &[&str]) -> Child {
         let common = ["vm", "run", "--host", "beta", "--kernel", "/dev/null"];
-        let mut command = self.command(&[&common, args].concat());
+        let run = self.command(&[&common, args].concat());
+        // Who runs the tests may ignore signals, as `nohup` does, and `vm run` heeds that.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT,TERM").arg(run.get_program()).args(run.get_args());
+        let set = run.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        command.envs(set).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
