@@ -58,6 +58,7 @@ enum Command {
     Return(give_back::Args),
     Leases(leases::Args),
     Events(events::Args),
+    Top(top::Args),
     Metrics(metrics::Args),
     Path(path::Args),
     #[command(name = "node-id")]
@@ -103,6 +104,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Return(args) => args.run(common, output).await,
         Command::Leases(args) => args.run(common, output).await,
         Command::Events(args) => args.run(common, output).await,
+        Command::Top(args) => args.run(common, output).await,
         Command::Metrics(args) => args.run(common, output).await,
         Command::Path(args) => args.run(common, output).await,
         Command::NodeId(args) => args.run(common, output),

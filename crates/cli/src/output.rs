@@ -170,3 +170,13 @@ pub fn ago(ms: u64) -> String {
         s => format!("{} h", s / 3600),
     }
 }
+
+/// Microseconds for people.
+pub fn duration(us: f64) -> String {
+    match us {
+        us if us.is_infinite() => ">10 s".into(),
+        us if us < 1e3 => format!("{us:.1} us"),
+        us if us < 1e6 => format!("{:.1} ms", us / 1e3),
+        us => format!("{:.1} s", us / 1e6),
+    }
+}

@@ -390,6 +390,7 @@ fn help_has_examples_and_shells_complete() {
         "return",
         "leases",
         "events",
+        "top",
         "metrics",
         "path",
         "node-id",

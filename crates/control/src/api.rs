@@ -61,6 +61,12 @@ pub struct HostStatus {
     pub offers: usize,
     /// How many leases it holds as borrower.
     pub borrows: usize,
+    /// What its processes share, and who is connected to it, by name.
+    #[serde(default)]
+    pub shared_memory: std::collections::BTreeMap<String, u64>,
+    /// Conversations that other nodes have with its node, by what they are for.
+    #[serde(default)]
+    pub conversations: std::collections::BTreeMap<String, u64>,
 }
 
 /// Where a function stands.
@@ -98,6 +104,10 @@ pub struct Device {
     pub epoch: u64,
     /// What its node says of it; nothing while the node is not there.
     pub report: Option<DeviceReport>,
+    /// What the borrower's node says of the front that it runs for the function; nothing where the
+    /// lender runs it.
+    #[serde(default)]
+    pub front: Option<DeviceReport>,
 }
 
 /// What a node says of one of its functions, every few seconds. Counts are since the function's
@@ -121,10 +131,85 @@ pub struct DeviceReport {
     pub busy_polls: u64,
     /// Times that its engine went to sleep.
     pub parks: u64,
+    /// Times that somebody woke it; other sleeps were ended by a timer.
+    pub wakeups: u64,
     /// Register accesses, mappings and resets that its engine carried out.
     pub jobs: u64,
     /// Times that its engine went to another processor.
     pub moves: u64,
+    /// When this was counted, in milliseconds since its node was started.
+    pub counted_ms: u64,
+    /// What it has done, by kind of operation (`read`); kinds of which there was none are left out.
+    pub operations: std::collections::BTreeMap<String, OperationReport>,
+}
+
+/// Upper bounds, in nanoseconds, of the times that [`OperationReport::latency`] counts by: 100 ns to
+/// 10 s, six to a power of ten.
+pub const LATENCY_BOUNDS_NS: [u64; 49] = {
+    let mut bounds = [0; 49];
+    let (mut at, mut decade) = (0, 100);
+    while at < bounds.len() {
+        // In percent, so that they are whole numbers.
+        let step = [100, 150, 200, 300, 500, 700][at % 6];
+        bounds[at] = decade * step / 100;
+        at += 1;
+        if at % 6 == 0 {
+            decade *= 10;
+        }
+    }
+    bounds
+};
+
+/// Operations of one kind. Counts are since the function's engine was started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct OperationReport {
+    /// How many ended, those that failed among them.
+    pub done: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// Nanoseconds that all took together.
+    pub total_ns: u64,
+    /// How many took at most the bound in the same place of the bounds 100, 150, 200, 300, 500, 700,
+    /// 1000, ... nanoseconds up to 10 s, and longer than the one before. A last number, where there is
+    /// one, counts those that took longer. Zeroes at the end are left out.
+    pub latency: Vec<u64>,
+}
+
+impl OperationReport {
+    /// What was done since `earlier`, a report of the same engine.
+    #[must_use]
+    pub fn since(&self, earlier: &OperationReport) -> OperationReport {
+        let before = earlier.latency.iter().copied().chain(std::iter::repeat(0));
+        OperationReport {
+            done: self.done.saturating_sub(earlier.done),
+            failed: self.failed.saturating_sub(earlier.failed),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            total_ns: self.total_ns.saturating_sub(earlier.total_ns),
+            latency: self.latency.iter().zip(before).map(|(a, b)| a.saturating_sub(b)).collect(),
+        }
+    }
+
+    /// The nanoseconds within which this part (0 to 1) of the operations ended, guessed within the
+    /// bounds it lies between; none when there were no operations, infinite beyond the last bound.
+    pub fn percentile_ns(&self, part: f64) -> Option<f64> {
+        let all: u64 = self.latency.iter().sum();
+        let wanted = (all as f64 * part).max(f64::MIN_POSITIVE);
+        let mut before = 0;
+        for (at, count) in self.latency.iter().enumerate() {
+            let until = before + count;
+            if *count > 0 && until as f64 >= wanted {
+                let Some(upper) = LATENCY_BOUNDS_NS.get(at) else { return Some(f64::INFINITY) };
+                let lower = at.checked_sub(1).map_or(0, |at| LATENCY_BOUNDS_NS[at]) as f64;
+                let within = (wanted - before as f64) / *count as f64;
+                return Some(lower + (*upper as f64 - lower) * within);
+            }
+            before = until;
+        }
+        None
+    }
 }
 
 /// What a node says of itself.
@@ -137,6 +222,12 @@ pub struct NodeReport {
     pub fronts: std::collections::BTreeMap<String, DeviceReport>,
     /// Lines left out of its log.
     pub log_lines_left_out: u64,
+    /// When it was said, in milliseconds since the node was started.
+    pub counted_ms: u64,
+    /// What its host's processes share, and who is connected to it, by name.
+    pub shared_memory: std::collections::BTreeMap<String, u64>,
+    /// Conversations that other nodes have with it, by what they are for.
+    pub conversations: std::collections::BTreeMap<String, u64>,
 }
 
 /// Where a lease stands.
@@ -279,7 +370,7 @@ pub enum Change {
     /// A lease is new or moved on.
     Lease(Lease),
     /// A function's state changed.
-    Device(Device),
+    Device(Box<Device>),
     /// A host's node came or went.
     Host(HostStatus),
 }
@@ -349,4 +440,31 @@ pub struct Path {
     pub hops: usize,
     /// How many of those are root complexes.
     pub roots: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LATENCY_BOUNDS_NS, OperationReport};
+
+    #[test]
+    fn the_bounds_are_six_to_a_power_of_ten_from_100_ns_to_10_s() {
+        assert_eq!(LATENCY_BOUNDS_NS[..7], [100, 150, 200, 300, 500, 700, 1000]);
+        assert_eq!(LATENCY_BOUNDS_NS[48], 10_000_000_000);
+    }
+
+    #[test]
+    fn percentiles_lie_within_their_bounds_and_of_what_was_done_since() {
+        let earlier = OperationReport { done: 4, latency: vec![4], ..Default::default() };
+        let now = OperationReport { done: 14, latency: vec![4, 9, 0, 1], ..Default::default() };
+        let since = now.since(&earlier);
+        assert_eq!((since.done, since.latency.as_slice()), (10, [0, 9, 0, 1].as_slice()));
+        assert_eq!(since.percentile_ns(0.9), Some(150.0));
+        assert_eq!(since.percentile_ns(1.0), Some(300.0));
+        assert!((100.0..150.0).contains(&since.percentile_ns(0.1).unwrap()));
+        assert_eq!(OperationReport::default().percentile_ns(0.5), None);
+        let mut latency = vec![0; LATENCY_BOUNDS_NS.len()];
+        latency.push(1);
+        let long = OperationReport { latency, ..Default::default() };
+        assert_eq!(long.percentile_ns(0.5), Some(f64::INFINITY));
+    }
 }

@@ -24,7 +24,8 @@ use utoipa::{IntoParams, OpenApi};
 use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
-    HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, RackStatus,
+    HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
+    RackStatus,
 };
 use crate::service::{Service, problem};
 
@@ -56,6 +57,7 @@ type Shared = State<Arc<Service>>;
         LeaseStage,
         NodeMessages,
         NodeReport,
+        OperationReport,
         crate::api::Path,
         RackStatus
     ))

@@ -12,6 +12,8 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,7 +21,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use crate::api::DeviceReport;
+use crate::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport};
 
 /// What the format is called.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -78,10 +80,11 @@ impl Page {
         reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
     ) {
         type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
-        let counts: [Count; 5] = [
+        let counts: [Count; 6] = [
             ("function_attach_refused", "Borrowers that were not let in", |r| r.attach_refused),
             ("engine_busy_polls", "Polls of a function's engine that found work", |r| r.busy_polls),
-            ("engine_sleeps", "Times that an engine slept, and was woken", |r| r.parks),
+            ("engine_sleeps", "Times that an engine went to sleep", |r| r.parks),
+            ("engine_wakeups", "Times that somebody woke an engine", |r| r.wakeups),
             ("engine_jobs", "Register accesses, mappings and resets", |r| r.jobs),
             ("engine_moves", "Times that an engine went to another processor", |r| r.moves),
         ];
@@ -98,10 +101,33 @@ impl Page {
         });
         let help = "Accesses to memory that were refused to a function";
         self.counter("function_dma_refused", help, refused);
+        self.operations(reports.clone());
         let trouble = reports.map(|(name, report)| {
             (of_function(name), f64::from(u8::from(report.trouble.is_some())))
         });
         self.gauge("function_trouble", "Whether something is wrong with a function", trouble);
+    }
+
+    /// What functions have done, by kind of operation.
+    fn operations<'r>(
+        &mut self,
+        reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
+    ) {
+        let each = reports.flat_map(|(name, report)| {
+            report.operations.iter().map(move |(kind, counts)| {
+                let mut labels = of_function(name.clone());
+                labels.push(("operation", kind.clone()));
+                (labels, counts)
+            })
+        });
+        let failed = each.clone().map(|(labels, counts)| (labels, counts.failed));
+        let help = "Operations of a function that failed";
+        self.counter("function_operations_failed", help, failed);
+        let bytes = each.clone().map(|(labels, counts)| (labels, counts.bytes));
+        self.counter("function_bytes", "Bytes that a function moved", bytes);
+        let times = Times(each.map(|(labels, counts)| (labels, counts.clone())).collect());
+        let help = "How long operations of a function took, from when they were taken";
+        self.0.register("function_operation_seconds", help, times);
     }
 
     /// The page as text.
@@ -110,6 +136,29 @@ impl Page {
         // A String takes everything.
         let _ = encode(&mut text, &self.0);
         text
+    }
+}
+
+/// Distributions that were counted elsewhere: of times, by their labels.
+#[derive(Debug)]
+struct Times(Vec<(Labels, OperationReport)>);
+
+impl EncodeMetric for Times {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
+        for (labels, counts) in &self.0 {
+            let known = counts.latency.iter().copied().chain(std::iter::repeat(0));
+            let bounds = LATENCY_BOUNDS_NS.iter().map(|ns| *ns as f64 / 1e9);
+            let bounds = bounds.chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(known).collect();
+            let mut encoder = encoder.encode_family(labels)?;
+            let total = counts.total_ns as f64 / 1e9;
+            encoder.encode_histogram::<NoLabelSet>(total, counts.done, &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
     }
 }
 
@@ -153,9 +202,17 @@ mod tests {
     #[test]
     fn a_page_has_names_help_labels_and_values() {
         let by_cause = [("not mapped".to_owned(), 3)].into();
+        let reads = OperationReport {
+            done: 5,
+            failed: 1,
+            bytes: 4096,
+            total_ns: 1_500_000_000,
+            latency: vec![3, 1, 0, 1],
+        };
         let report = DeviceReport {
             dma_refused_by_cause: by_cause,
             busy_polls: 7,
+            operations: [("read".to_owned(), reads)].into(),
             trouble: Some("hangs \"now\"".to_owned()),
             ..DeviceReport::default()
         };
@@ -168,6 +225,13 @@ mod tests {
             "# TYPE rackbus_engine_busy_polls counter",
             "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 7",
             "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"beta\",cause=\"not mapped\"} 3",
+            "rackbus_function_operations_failed_total{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 1",
+            "rackbus_function_bytes_total{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 4096",
+            "# TYPE rackbus_function_operation_seconds histogram",
+            "rackbus_function_operation_seconds_sum{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 1.5",
+            "rackbus_function_operation_seconds_count{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 5",
+            "rackbus_function_operation_seconds_bucket{le=\"1.5e-7\",function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 4",
+            "rackbus_function_operation_seconds_bucket{le=\"+Inf\",function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 5",
             "rackbus_function_trouble{function=\"alpha/nvme0\",host=\"beta\"} 1.0",
             "# EOF",
         ] {

@@ -30,8 +30,9 @@ impl Event {
         rustix::io::read(&self.0, &mut count).is_ok()
     }
 
-    /// Sleeps until one of `fds` is readable or `timeout_ns` has passed; `None` waits for ever.
-    pub fn wait_any(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) {
+    /// Sleeps until one of `fds` is readable or `timeout_ns` has passed; `None` waits for ever. False
+    /// when none is known to be readable.
+    pub fn wait_any(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) -> bool {
         let mut polled: Vec<PollFd<'_>> =
             fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let timeout = timeout_ns.map(|ns| rustix::time::Timespec {
@@ -39,7 +40,7 @@ impl Event {
             tv_nsec: (ns % 1_000_000_000).try_into().expect("below a second"),
         });
         // An interrupted or failed wait is a wake-up too many: the caller looks at its work anyway.
-        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
+        rustix::event::poll(&mut polled, timeout.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
     /// Sleeps until it rings or `timeout_ns` has passed; true when it rang (and drains it).

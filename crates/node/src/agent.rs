@@ -24,6 +24,8 @@ use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
 const HEARTBEAT: Millis = 3_000;
+/// How often a node says how it is while that changes.
+const REPORT: Millis = 1_000;
 /// How often it says so until it is answered.
 const REGISTER_AGAIN: Millis = 250;
 /// How long it waits before it looks for a lost control plane again.
@@ -60,9 +62,10 @@ pub struct Identity {
     pub address: String,
     /// The control plane's socket.
     pub control: PathBuf,
-    /// How many lines this process has left out of its log.
-    pub log_lines_left_out: fn() -> u64,
 }
+
+/// What a node says of itself, beside its functions.
+pub type Observe = Box<dyn Fn() -> NodeReport + Send>;
 
 /// The agent of one node.
 pub struct Agent {
@@ -70,6 +73,9 @@ pub struct Agent {
     lender: Arc<LentFunctions>,
     borrower: Arc<BorrowedFunctions>,
     unplugger: Unplugger,
+    observe: Observe,
+    /// The last report, and when the next one is due.
+    reported: (NodeReport, Millis),
     borrowing: rackbus_lease::Borrower,
     incarnation: u64,
     registered: bool,
@@ -94,6 +100,7 @@ impl Agent {
         lender: Arc<LentFunctions>,
         borrower: Arc<BorrowedFunctions>,
         unplugger: Unplugger,
+        observe: Observe,
         heard: mpsc::UnboundedSender<Heard>,
     ) -> Self {
         // Lives are numbered by the clock; where it went back, the authority names a later one.
@@ -112,6 +119,8 @@ impl Agent {
             lender,
             borrower,
             unplugger,
+            observe,
+            reported: Default::default(),
             incarnation,
             registered: false,
             register_at: 0,
@@ -129,10 +138,14 @@ impl Agent {
             let now = self.now();
             if self.register_at <= now {
                 self.register(now);
+            } else if self.reported.1 <= now {
+                let report = self.report(now);
+                self.tell(NodeMessages { messages: Vec::new(), report: Some(report) });
             }
             let actions = self.borrowing.tick(now);
             self.do_borrower(actions);
-            let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(self.register_at);
+            let due = self.register_at.min(self.reported.1);
+            let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(due);
             let wait = Duration::from_millis(due.saturating_sub(self.now()));
             tokio::select! {
                 heard = inbox.recv() => match heard {
@@ -157,10 +170,17 @@ impl Agent {
             newest_lease: self.lender.newest_lease().max(self.borrowing.newest_lease()),
             address: self.identity.address.clone(),
         };
-        let log_lines_left_out = (self.identity.log_lines_left_out)();
-        let (devices, fronts) = (self.lender.report(), self.borrower.fronts());
-        let report = NodeReport { devices, fronts, log_lines_left_out };
+        let report = self.report(now);
         self.tell(NodeMessages { messages: vec![register], report: Some(report) });
+    }
+
+    /// What the node says of itself. While that changes it is said more often.
+    fn report(&mut self, now: Millis) -> NodeReport {
+        let (devices, fronts) = (self.lender.report(), self.borrower.fronts());
+        let report = NodeReport { devices, fronts, ..(self.observe)() };
+        let next = if report == self.reported.0 { u64::MAX } else { now.saturating_add(REPORT) };
+        self.reported = (report.clone(), next);
+        NodeReport { counted_ms: now, ..report }
     }
 
     fn say(&self, message: Message) {

@@ -125,16 +125,13 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         lender.clone(),
         borrower.clone(),
         segments.clone(),
-        counters,
+        counters.clone(),
     );
-    let identity = Identity {
-        host: options.host.clone(),
-        address: link.display().to_string(),
-        control,
-        log_lines_left_out: options.log_lines_left_out,
-    };
+    let identity =
+        Identity { host: options.host.clone(), address: link.display().to_string(), control };
+    let observe = metrics::observe(segments, counters, options.log_lines_left_out);
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
-    let agent = Agent::new(identity, lender, borrower, unplugger, heard);
+    let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
     let metrics = metrics_server(metrics, folder.join(metrics::SOCKET));
     tokio::select! {
         () = agent.run(inbox) => Ok(()),

@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rackbus_control::api::NodeReport;
 use rackbus_control::metrics::{Labels, Page, Source};
 use rackbus_link::Service;
 
+use crate::agent::Observe;
 use crate::borrower::BorrowedFunctions;
 use crate::lender::LentFunctions;
 use crate::segments::Segments;
@@ -43,6 +45,11 @@ impl LinkCounters {
         Open(self.clone(), of)
     }
 
+    /// All kinds, by what they are for.
+    fn kinds(&self) -> [(&'static str, &Conversations); 3] {
+        [("functions", &self.functions), ("mediums", &self.mediums), ("segments", &self.segments)]
+    }
+
     /// Somebody was not listened to.
     pub fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -56,6 +63,27 @@ impl Drop for Open {
     fn drop(&mut self) {
         (self.1)(&self.0).open.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// What a node says to the control plane of the same.
+pub fn observe(
+    segments: Arc<Segments>,
+    link: Arc<LinkCounters>,
+    log_lines_left_out: fn() -> u64,
+) -> Observe {
+    Box::new(move || {
+        let shared = segments.statistics();
+        let shared = shared.map(|(what, count)| (what.to_owned(), count as u64));
+        let open = link
+            .kinds()
+            .map(|(kind, of_kind)| (kind.to_owned(), of_kind.open.load(Ordering::Relaxed)));
+        NodeReport {
+            log_lines_left_out: log_lines_left_out(),
+            shared_memory: shared.into(),
+            conversations: open.into(),
+            ..NodeReport::default()
+        }
+    })
 }
 
 /// A node's page.
@@ -90,8 +118,7 @@ pub fn source(
 }
 
 fn link_page(link: &LinkCounters, page: &mut Page) {
-    let kinds =
-        [("functions", &link.functions), ("mediums", &link.mediums), ("segments", &link.segments)];
+    let kinds = link.kinds();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let of = |kind: &str| vec![("service", kind.to_owned())];
     let open = kinds.map(|(kind, of_kind)| (of(kind), count(&of_kind.open) as f64));

@@ -1,9 +1,11 @@
 //! What a node says of a function's engine, wherever the function's front runs.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_control::api::DeviceReport;
-use rackbus_pci::EngineHandle;
+use rackbus_control::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport};
+use rackbus_pci::operations::OperationCounts;
+use rackbus_pci::{EngineHandle, Operations};
 
 /// What `engine` counts, beside what is known otherwise. Nothing is waited for.
 pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceReport {
@@ -19,7 +21,23 @@ pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceRep
         busy_polls: count(&counters.busy_polls),
         parks: count(&counters.parks),
         jobs: count(&counters.jobs),
+        wakeups: count(&counters.wakeups),
         moves: count(&counters.moves),
+        operations: operations(engine.operations()),
         ..known
     }
+}
+
+fn operations(operations: &Operations) -> BTreeMap<String, OperationReport> {
+    let counts = operations.counts(&LATENCY_BOUNDS_NS).into_iter();
+    counts
+        .filter(|(_, counts)| counts.done > 0)
+        .map(|(kind, counts)| (kind.to_owned(), report(counts)))
+        .collect()
+}
+
+fn report(counts: OperationCounts) -> OperationReport {
+    let OperationCounts { done, failed, bytes, total_ns, mut latency } = counts;
+    latency.truncate(latency.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
+    OperationReport { done, failed, bytes, total_ns, latency }
 }

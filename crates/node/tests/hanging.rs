@@ -385,9 +385,10 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         let borrower =
             BorrowedFunctions::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
         let unplugger = Unplugger::new(run_dir, &host);
-        let identity = Identity { host, address, control, log_lines_left_out: || 0 };
+        let identity = Identity { host, address, control };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
-        let agent = Agent::new(identity, lender, Arc::new(borrower), unplugger, heard);
+        let (borrower, observe) = (Arc::new(borrower), Box::new(Default::default));
+        let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
         tokio::spawn(agent.run(inbox));
     }
     client

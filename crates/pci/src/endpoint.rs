@@ -16,6 +16,7 @@ use crate::function::{
 };
 use crate::interrupts::{InterruptError, Interrupts};
 use crate::mapped::Mapped;
+use crate::operations::Operations;
 use crate::state::{Descriptors, FunctionState, RestoreError, SaveError, Saved, VERSION, sparse};
 use crate::user::UserWatch;
 
@@ -137,6 +138,11 @@ impl Endpoint {
     /// Whether its device works as it should.
     pub fn health(&self) -> Health {
         self.function.health()
+    }
+
+    /// What its function has done.
+    pub fn operations(&self) -> Operations {
+        self.function.operations()
     }
 
     /// All BARs: the model's, and the one that holds the MSI-X table.

@@ -19,6 +19,7 @@ use rustix::thread::CpuSet;
 
 use crate::endpoint::Endpoint;
 use crate::function::{Function, Health, Work};
+use crate::operations::Operations;
 use crate::pace::{Next, Pace};
 
 type Job = Box<dyn FnOnce(&mut Endpoint) + Send>;
@@ -48,6 +49,8 @@ pub struct EngineCounters {
     pub busy_polls: AtomicU64,
     /// Times it went to sleep.
     pub parks: AtomicU64,
+    /// Times it was woken by somebody: of the others a timer ended the sleep.
+    pub wakeups: AtomicU64,
     /// Jobs from the mailbox.
     pub jobs: AtomicU64,
     /// Times it went to another processor, because its own was somebody else's too.
@@ -65,6 +68,7 @@ struct Mailbox {
     revoker: Revoker,
     refusals: Refusals,
     health: Health,
+    operations: Operations,
 }
 
 impl Mailbox {
@@ -191,6 +195,11 @@ impl EngineHandle {
         &self.0.health
     }
 
+    /// What its function has done.
+    pub fn operations(&self) -> &Operations {
+        &self.0.operations
+    }
+
     fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         self.0.room.notify_all();
@@ -236,6 +245,7 @@ impl Engine {
             revoker: endpoint.dma().revoker().clone(),
             refusals: endpoint.dma().refusals().clone(),
             health: endpoint.health(),
+            operations: endpoint.operations(),
         });
         let handle = EngineHandle(mailbox.clone());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -373,9 +383,12 @@ impl<'a> Runner<'a> {
             self.mailbox.counters.parks.fetch_add(1, Ordering::Relaxed);
             let timeout = deadline.map(|at| at.saturating_sub(self.endpoint.clock()));
             let own = self.mailbox.event.as_fd();
-            match self.endpoint.wake_fd() {
+            let woken = match self.endpoint.wake_fd() {
                 Some(fd) => Event::wait_any(&[own, fd], timeout),
                 None => Event::wait_any(&[own], timeout),
+            };
+            if woken {
+                self.mailbox.counters.wakeups.fetch_add(1, Ordering::Relaxed);
             }
         }
         self.mailbox.parked.store(false, Ordering::Relaxed);

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rackbus_memory::{DmaSpace, ExchangeFiles, SharedMemory};
 
 use crate::interrupts::Interrupts;
+use crate::operations::Operations;
 use crate::state::{ModelState, RestoreError, SaveError};
 use crate::user::UserWatch;
 
@@ -160,6 +161,11 @@ pub trait Function: Send {
     /// Whether it works as it should: always the same handle.
     fn health(&self) -> Health {
         Health::default()
+    }
+
+    /// What it has done: always the same handle. Nothing is counted by a class that does not say so.
+    fn operations(&self) -> Operations {
+        Operations::default()
     }
 
     /// A driver reads `data.len()` bytes at `offset` of BAR `bar`; the range is inside the BAR.

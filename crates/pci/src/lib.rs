@@ -6,6 +6,7 @@
 //! * [`interrupts`]: MSI-X and INTx as eventfds.
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
 //! * [`state`]: a function as a value, to go on with in another process.
+//! * [`operations`]: what a function has done, and how long it took.
 //! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
 //! * [`user`]: whether a function's user is still there.
@@ -17,6 +18,7 @@ pub mod engine;
 pub mod function;
 pub mod interrupts;
 mod mapped;
+pub mod operations;
 pub mod pace;
 pub mod state;
 pub mod user;
@@ -28,4 +30,5 @@ pub use function::{
     Bar, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused, ResetKind, Work,
 };
 pub use interrupts::{Interrupts, Mode};
+pub use operations::Operations;
 pub use state::{FunctionState, ModelState, RestoreError, SaveError, Saved};

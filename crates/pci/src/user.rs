@@ -50,13 +50,21 @@ impl UserWatch {
 
     /// Something in memory is about to be used or written. If this thread stood still since the
     /// last look, and the user has given the function up meanwhile, all memory is taken away
-    /// first: whatever is done with it afterwards reaches nobody.
+    /// first: whatever is done with it afterwards reaches nobody. Returns the counter's
+    /// [`ticks`](UserWatch::ticks).
     #[inline]
-    pub fn before_access(&self) {
+    pub fn before_access(&self) -> u64 {
         let ticks = self.clock.ticks();
         if ticks::is_gap(self.looked.replace(ticks), ticks) {
             self.check();
         }
+        ticks
+    }
+
+    /// The processor's counter, to measure how long an operation takes.
+    #[inline]
+    pub fn ticks(&self) -> u64 {
+        self.clock.ticks()
     }
 
     /// Takes all memory away if the user has gone.

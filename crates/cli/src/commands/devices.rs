@@ -1,10 +1,10 @@
 //! `rackbus devices`: what there is to borrow, and how it is.
 
-use rackbus_control::api::{Device, DeviceState};
+use rackbus_control::api::{Device, DeviceReport, DeviceState, OperationReport};
 
 use crate::Common;
 use crate::commands::client;
-use crate::output::{Cell, Failure, Output, Tone};
+use crate::output::{Cell, Failure, Output, Tone, duration};
 
 /// List the rack's devices: what they are, and who has them.
 #[derive(Debug, clap::Args)]
@@ -36,8 +36,9 @@ impl Args {
     }
 }
 
-fn state(device: &Device) -> (&'static str, Tone) {
-    match device.state {
+/// The word for where a function stands.
+pub fn state(state: DeviceState) -> (&'static str, Tone) {
+    match state {
         DeviceState::Offered => ("offered", Tone::Good),
         DeviceState::Lent => ("lent", Tone::Busy),
         DeviceState::Returning => ("returning", Tone::Busy),
@@ -54,7 +55,7 @@ pub fn trouble(device: &Device) -> Option<String> {
 
 fn table(devices: &[Device], output: &Output) {
     let rows = devices.iter().map(|device| {
-        let (state, tone) = state(device);
+        let (state, tone) = state(device.state);
         let lease = device.lease.map_or(String::new(), |lease| lease.to_string());
         vec![
             device.function.clone().into(),
@@ -70,7 +71,7 @@ fn table(devices: &[Device], output: &Output) {
 }
 
 fn detail(device: &Device, output: &Output) {
-    let (state, tone) = state(device);
+    let (state, tone) = state(device.state);
     let mut rows = vec![
         vec!["device".into(), device.function.clone().into()],
         vec!["what".into(), format!("{}, {}", device.kind, device.detail).into()],
@@ -87,14 +88,45 @@ fn detail(device: &Device, output: &Output) {
         let last = report.last_refused.as_ref().map(|last| format!(", the last: {last}"));
         let refused = format!("{}{}", report.dma_refused, last.unwrap_or_default());
         rows.push(vec!["DMA refused".into(), refused.into()]);
-        for (name, count) in [
-            ("busy polls", report.busy_polls),
-            ("sleeps", report.parks),
-            ("requests", report.jobs),
-            ("moves", report.moves),
-        ] {
-            rows.push(vec![name.into(), count.to_string().into()]);
-        }
+        rows.extend(counters(report));
+    }
+    if let Some(front) = &device.front {
+        let host = device.holder.as_deref().unwrap_or_default();
+        rows.push(vec!["front".into(), format!("at its borrower, {host}:").into()]);
+        rows.extend(counters(front));
     }
     output.table(&["name", "value"], rows);
+    let reports = device.report.iter().chain(&device.front);
+    let kinds = reports.flat_map(|report| &report.operations);
+    let operations: Vec<_> = kinds.map(|(kind, counts)| operation(kind, counts)).collect();
+    if !operations.is_empty() {
+        output.line("");
+        output.table(&["operation", "done", "failed", "bytes", "p50", "p99", "p99.9"], operations);
+    }
+}
+
+/// What an engine counts.
+fn counters(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<> {
+    let counters = [
+        ("busy polls", report.busy_polls),
+        ("sleeps", report.parks),
+        ("wake-ups", report.wakeups),
+        ("requests", report.jobs),
+        ("moves", report.moves),
+    ];
+    counters.into_iter().map(|(name, count)| vec![name.into(), count.to_string().into()])
+}
+
+fn operation(kind: &str, counts: &OperationReport) -> Vec<Cell> {
+    let time = |part| counts.percentile_ns(part).map(|ns| duration(ns / 1e3)).unwrap_or_default();
+    let failed = if counts.failed > 0 { Tone::Bad } else { Tone::Plain };
+    vec![
+        kind.into(),
+        counts.done.to_string().into(),
+        Cell(counts.failed.to_string(), failed),
+        counts.bytes.to_string().into(),
+        time(0.5).into(),
+        time(0.99).into(),
+        time(0.999).into(),
+    ]
 }

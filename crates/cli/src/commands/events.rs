@@ -63,8 +63,7 @@ impl Args {
                 events.push(event);
             }
             output.result(&events, |o| {
-                let head = ["time", "kind", "lease", "what happened"];
-                o.table(&head, events.iter().map(row).collect());
+                o.table(&HEAD, events.iter().map(row).collect());
             });
             return Ok(());
         }
@@ -82,7 +81,11 @@ impl Args {
 /// Of the columns of events that come one by one; the last needs none.
 const WIDTHS: [usize; 3] = ["2026-01-01T00:00:00.000Z".len(), "refusal".len(), 5];
 
-fn row(event: &Event) -> Vec<Cell> {
+/// The columns of [`row`].
+pub const HEAD: [&str; 4] = ["time", "kind", "lease", "what happened"];
+
+/// An event for people.
+pub fn row(event: &Event) -> Vec<Cell> {
     let (kind, tone) = match event.kind {
         EventKind::Lease => ("lease", Tone::Plain),
         EventKind::Loss => ("loss", Tone::Bad),

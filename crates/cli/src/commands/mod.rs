@@ -17,6 +17,7 @@ pub mod node_id;
 pub mod on;
 pub mod path;
 pub mod status;
+pub mod top;
 pub mod up;
 pub mod vm;
 

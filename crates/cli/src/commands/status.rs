@@ -29,6 +29,15 @@ pub async fn show(client: &Client, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The word for how a host's node is.
+pub fn node_state(state: HostState) -> (&'static str, Tone) {
+    match state {
+        HostState::Up => ("up", Tone::Good),
+        HostState::Down => ("down", Tone::Bad),
+        HostState::NeverSeen => ("never seen", Tone::Bad),
+    }
+}
+
 fn people(status: &RackStatus, devices: &[Device], output: &Output) {
     output.line(&format!(
         "rack {}: {} hosts, {} leases, {} requests refused, control plane up {}",
@@ -56,11 +65,7 @@ fn people(status: &RackStatus, devices: &[Device], output: &Output) {
     }
     devices.iter().filter_map(trouble).for_each(|line| output.line(&line));
     let rows = status.hosts.iter().map(|host| {
-        let (state, tone) = match host.state {
-            HostState::Up => ("up", Tone::Good),
-            HostState::Down => ("down", Tone::Bad),
-            HostState::NeverSeen => ("never seen", Tone::Bad),
-        };
+        let (state, tone) = node_state(host.state);
         let heard = host.heard_ms_ago.map_or("never".to_owned(), |ms| format!("{} ago", ago(ms)));
         vec![
             host.host.clone().into(),

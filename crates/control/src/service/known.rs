@@ -127,6 +127,12 @@ impl Known {
         report?.devices.get(&function.device)
     }
 
+    /// What a borrower's node says of the front that it runs for `function`, while it is there.
+    pub fn front(&self, borrower: &str, function: &FunctionId) -> Option<&DeviceReport> {
+        let report = self.reports.get(borrower).filter(|_| self.listens(borrower));
+        report?.fronts.get(&function.to_string())
+    }
+
     /// Whether `host` has borrowed `function`.
     pub fn borrows(&self, host: &str, function: &str) -> bool {
         let mut live = self.leases.values().filter(|lease| lease.is_live());

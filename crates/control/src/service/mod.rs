@@ -370,6 +370,9 @@ impl Shared {
     fn note(&self, host: &str, mut report: NodeReport) -> Vec<Draft> {
         let own = self.inventory.devices.iter().filter(|device| device.function.host == host);
         let own: Vec<&InventoryDevice> = own.collect();
+        let counted_ms = report.counted_ms;
+        let functions = report.devices.values_mut().chain(report.fronts.values_mut());
+        functions.for_each(|function| function.counted_ms = counted_ms);
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
         let mut known = self.known();
         report.fronts.retain(|name, _| known.borrows(host, name));
@@ -380,7 +383,7 @@ impl Shared {
             let of = |report: &NodeReport| report.devices.get(name).cloned().unwrap_or_default();
             let (before, now) = (of(&before), known.reports.get(host).map(of).unwrap_or_default());
             if before.trouble != now.trouble {
-                let _ = self.changes.send(Change::Device(self.device(&known, device)));
+                let _ = self.changes.send(Change::Device(Box::new(self.device(&known, device))));
             }
             let function = device.function.to_string();
             drafts.extend(Draft::of_report(host, &function, &before, &now));
@@ -412,7 +415,7 @@ impl Shared {
                 .devices
                 .iter()
                 .find(|d| d.function == function.function)
-                .map(|device| Change::Device(self.device(known, device))),
+                .map(|device| Change::Device(Box::new(self.device(known, device)))),
             Record::Host(_) | Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         if let Some(change) = change {

@@ -64,6 +64,7 @@ impl Shared {
         let registered = known.hosts.get(host);
         let listens = known.listens(host);
         let leases = || known.leases.values().filter(|l| l.is_live());
+        let report = known.reports.get(host).filter(|_| listens);
         HostStatus {
             host: host.to_owned(),
             state: match registered {
@@ -83,6 +84,8 @@ impl Shared {
                 .filter(|f| f.function.host == host && f.state == FunctionState::Offered)
                 .count(),
             borrows: leases().filter(|l| l.borrower == host).count(),
+            shared_memory: report.map(|r| r.shared_memory.clone()).unwrap_or_default(),
+            conversations: report.map(|r| r.conversations.clone()).unwrap_or_default(),
         }
     }
 
@@ -106,10 +109,13 @@ impl Shared {
             kind: device.kind.clone(),
             detail: device.detail.clone(),
             state,
-            holder,
             lease,
             epoch: record.map_or(0, |r: &FunctionRecord| r.epoch),
             report: known.report(&device.function).cloned(),
+            front: holder
+                .as_deref()
+                .and_then(|holder| known.front(holder, &device.function).cloned()),
+            holder,
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use rackbus_pci::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, Mode, ModelState,
-    ResetKind, RestoreError, SaveError, Work,
+    Operations, ResetKind, RestoreError, SaveError, Work,
 };
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{
@@ -25,6 +25,7 @@ use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
 use super::medium::{CLASS, Description, Port};
+use super::operations::Counts;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::{Change, DOORBELL_STRIDE};
 use super::state::State;
@@ -70,6 +71,8 @@ pub struct Nvme {
     pub(super) arbiter: Box<dyn Arbiter>,
     /// Bytes that the command being executed is about.
     pub(super) cost: u64,
+    /// The commands that it has answered.
+    pub(super) counts: Counts,
     /// A front elsewhere has the medium.
     port: Option<Port>,
     config: NvmeConfig,
@@ -122,6 +125,7 @@ impl Nvme {
             finished: Vec::new(),
             arbiter: Box::new(RoundRobin::default()),
             cost: 0,
+            counts: Counts::new(config.block_size),
             port: None,
             config: config.clone(),
         })
@@ -382,6 +386,10 @@ impl Function for Nvme {
 
     fn health(&self) -> Health {
         self.backing.health()
+    }
+
+    fn operations(&self) -> Operations {
+        self.counts.operations()
     }
 
     fn bar_read(&mut self, _bus: &Bus<'_>, bar: u8, offset: u64, data: &mut [u8]) {

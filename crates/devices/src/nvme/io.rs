@@ -252,7 +252,13 @@ impl Nvme {
             return Outcome::failed(Status::INTERNAL_ERROR);
         };
         let now = Step::of(&first);
-        let tag = self.state.jobs.insert(Job { owner, now, rest: steps, finish });
+        let tag = self.state.jobs.insert(Job {
+            owner,
+            begun: self.counts.begun(),
+            now,
+            rest: steps,
+            finish,
+        });
         background.start(tag, first);
         Outcome::Background
     }
@@ -268,19 +274,27 @@ impl Nvme {
                 background.reap(&mut finished);
             }
         }
-        if !finished.is_empty() {
-            bus.user.before_access();
-        }
+        let ticks = match finished.is_empty() {
+            true => 0,
+            false => bus.user.before_access(),
+        };
         let mut completed = 0;
         for (tag, result) in finished.drain(..) {
-            completed += u32::from(self.step_finished(bus, tag, result));
+            completed += u32::from(self.step_finished(bus, ticks, tag, result));
         }
         self.finished = finished;
         completed
     }
 
-    /// A step of the job with `tag` has finished; true when the whole job has.
-    fn step_finished(&mut self, bus: &Bus<'_>, tag: u32, result: Result<(), MediaError>) -> bool {
+    /// A step of the job with `tag` has finished, as was found at this value of the processor's
+    /// counter; true when the whole job has.
+    fn step_finished(
+        &mut self,
+        bus: &Bus<'_>,
+        ticks: u64,
+        tag: u32,
+        result: Result<(), MediaError>,
+    ) -> bool {
         if result == Err(MediaError::NotDurable) {
             self.check_health();
         }
@@ -312,6 +326,7 @@ impl Nvme {
             Owner::Shutdown => self.shutdown_finished(outcome.is_ok()),
             Owner::Command(sq, sqe) => {
                 self.release(sq);
+                self.counts.done_later(sq, &sqe, outcome.is_ok(), job.begun, ticks);
                 self.complete(bus, sq, &sqe, outcome.err().unwrap_or(Status::SUCCESS), 0);
                 self.finish_deletion(bus, sq);
             }

@@ -17,6 +17,8 @@ pub type Steps = VecDeque<Request<Vec<PinnedSlice>>>;
 pub struct Job {
     /// Who asked.
     pub owner: Owner,
+    /// The processor's counter when its command was taken.
+    pub begun: u64,
     /// The step that the backing has now; none when it moves data of the host's.
     pub now: Option<Step>,
     /// What is to be done after it.

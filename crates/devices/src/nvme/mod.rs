@@ -22,6 +22,7 @@ mod io;
 mod jobs;
 mod logs;
 pub mod medium;
+mod operations;
 mod queue;
 mod registers;
 mod saved;

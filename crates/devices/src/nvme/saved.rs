@@ -285,6 +285,8 @@ impl Nvme {
             )));
         }
         saved.check_jobs()?;
+        // How long commands took before is not known.
+        self.counts.begin(bus.user.ticks());
         let failed = saved.failed;
         let (state, jobs) = saved.build(bus.dma, bus.now_ns)?;
         self.state = state;

@@ -87,7 +87,7 @@ impl Nvme {
         }
         // First, so that the look at the user takes no time of its own.
         queue.prefetch(pending.min(PREFETCHED));
-        bus.user.before_access();
+        self.counts.begin(bus.user.before_access());
         let room = self.make_room(cqid, pending);
         let events = self.state.shadow.as_ref().and_then(|pages| pages.events.as_ref());
         if let Some(queue) = self.state.sqs[usize::from(qid)].as_mut() {
@@ -95,6 +95,7 @@ impl Nvme {
         }
         let count = pending.min(room);
         let (taken, stopped) = self.take(bus, qid, count);
+        self.counts.end(bus.user.ticks());
         (taken, stopped.unwrap_or(TurnEnd::Idle))
     }
 
@@ -132,7 +133,10 @@ impl Nvme {
             let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
             self.arbiter.spend(self.cost);
             match outcome {
-                Outcome::Done(status, dw0) => self.complete(bus, qid, &sqe, status, dw0),
+                Outcome::Done(status, dw0) => {
+                    self.complete(bus, qid, &sqe, status, dw0);
+                    self.counts.done(qid, &sqe, status.is_success());
+                }
                 Outcome::Outstanding => {}
                 Outcome::Background => self.reserve(qid),
             }

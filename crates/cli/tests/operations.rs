@@ -1,0 +1,80 @@
+//! What a driver did with a borrowed drive can be read by users: by `devices`, `top` and metrics,
+//! wherever the drive's front runs.
+
+mod support;
+
+use rackbus_control::api::Lease;
+use support::{Rack, THREE_HOSTS, open};
+
+#[test]
+fn what_a_driver_did_is_counted_with_its_times_and_failures() {
+    let rack = Rack::up(THREE_HOSTS);
+    for (function, isolation, at) in
+        [("alpha/nvme0", "shared", "report"), ("alpha/nvme1", "strict", "front")]
+    {
+        let borrow = ["borrow", function, "--for", "beta", "--isolation", isolation];
+        let lease: Lease = serde_json::from_value(rack.json(&borrow)).unwrap();
+        let mut drive = open(&lease);
+        let mut block = vec![0; 4096];
+        for lba in 0..100 {
+            drive.write(lba * 8, &[7; 4096], false).unwrap();
+            drive.read(lba * 8, &mut block).unwrap();
+        }
+        drive.flush().unwrap();
+        drive.read(u64::MAX / 2, &mut block).unwrap_err();
+        let counted = rack.wait(async |client| {
+            let devices = client.devices().await.ok()?;
+            let device = devices.into_iter().find(|device| device.function == function)?;
+            let report = if at == "front" { device.front } else { device.report };
+            report.filter(|report| report.operations.get("flush").is_some_and(|f| f.done > 0))
+        });
+        let read = &counted.operations["read"];
+        assert_eq!((read.done, read.failed, read.bytes), (101, 1, 100 * 4096), "{counted:?}");
+        assert_eq!(read.latency.iter().sum::<u64>(), 101);
+        assert!(read.total_ns > 0 && read.percentile_ns(0.5).is_some());
+        let write = &counted.operations["write"];
+        assert_eq!((write.done, write.failed, write.bytes), (100, 0, 100 * 4096));
+        assert!(counted.operations["admin"].done > 0 && counted.wakeups > 0, "{counted:?}");
+
+        let told = rack.good(&["devices", function]);
+        let row = told.lines().find(|line| line.starts_with("read ")).unwrap();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[1..4], ["101", "1", "409600"], "{told}");
+
+        let host = if at == "front" { "beta" } else { "alpha" };
+        let page = rack.good(&["metrics", host]);
+        let labels = format!("function=\"{function}\",host=\"{host}\",operation=\"read\"");
+        for line in [
+            format!("rackbus_function_operation_seconds_count{{{labels}}} 101"),
+            format!("rackbus_function_operations_failed_total{{{labels}}} 1"),
+            format!("rackbus_function_bytes_total{{{labels}}} 409600"),
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+        }
+    }
+}
+
+#[test]
+fn top_shows_what_is_done_now() {
+    let rack = Rack::up(THREE_HOSTS);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    let top = rack.command(&["top", "--json"]).stdout(std::process::Stdio::piped()).spawn();
+    let mut top = top.unwrap();
+    let mut block = vec![0; 4096];
+    while top.try_wait().unwrap().is_none() {
+        drive.read(8, &mut block).unwrap();
+    }
+    let output = top.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let picture: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &picture["functions"][0];
+    assert_eq!((&row["function"], &row["holder"]), (&"alpha/nvme0".into(), &"beta".into()));
+    assert!(row["reads"].as_f64().unwrap() > 10.0, "{row}");
+    assert!(row["p99_us"].as_f64().unwrap() > 0.0, "{row}");
+    assert_eq!(row["read_bytes"], row["reads"].as_f64().unwrap() * 4096.0, "{row}");
+
+    let table = rack.good(&["top", "--once"]);
+    assert!(table.contains("FUNCTION") && table.contains("conversations".to_uppercase().as_str()));
+    assert_eq!(rack.run(&["top", "--interval", "0"]).status.code(), Some(2));
+}
