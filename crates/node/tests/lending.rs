@@ -2,6 +2,7 @@
 //! driver as the user. Lending from beginning to end, and what is refused.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::{
@@ -9,11 +10,12 @@ use rackbus_control::api::{
 };
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client, ClientError, Options, Service};
-use rackbus_devices::nvme::NvmeConfig;
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveError, Options as DriveOptions};
 use rackbus_lease::Config;
 use rackbus_node::metrics::SOCKET;
-use rackbus_node::{DeviceKind, NodeOptions, control_socket};
+use rackbus_node::{Lendable, Modelled, NodeOptions, control_socket};
+use rackbus_pci::Function;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::Client as User;
 use rackbus_segment::directory::{HostRange, Settings};
@@ -74,9 +76,7 @@ async fn rack() -> Rack {
 
 fn node(run_dir: &Path, host: &str) -> NodeOptions {
     let devices = match host {
-        "alpha" => {
-            vec![("nvme0".to_owned(), DeviceKind::Nvme(NvmeConfig::memory(64 << 20, "T1")))]
-        }
+        "alpha" => vec![("nvme0".to_owned(), drive())],
         _ => Vec::new(),
     };
     NodeOptions {
@@ -84,11 +84,18 @@ fn node(run_dir: &Path, host: &str) -> NodeOptions {
         host: host.into(),
         run_dir: run_dir.to_owned(),
         devices,
-        engine: EngineOptions::default(),
         topology: topology(),
         segments: no_segments(),
         log_lines_left_out: || 0,
     }
+}
+
+fn drive() -> Arc<dyn Lendable> {
+    let model = || {
+        let model = Nvme::new(&NvmeConfig::memory(64 << 20, "T1"));
+        Ok(Box::new(model.map_err(std::io::Error::other)?) as Box<dyn Function>)
+    };
+    Arc::new(Modelled::new("nvme0", Box::new(model), EngineOptions::default()))
 }
 
 /// Nobody shares memory here.

@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{DmaSpace, ExchangeFiles, SharedMemory};
+use rackbus_memory::{DmaSpace, SharedMemory};
 
 use crate::interrupts::Interrupts;
 use crate::state::{ModelState, RestoreError, SaveError};
@@ -134,8 +134,9 @@ pub struct MediumOffer {
     pub class: &'static str,
     /// What the front shows, as its class writes it (JSON).
     pub description: String,
-    /// The exchange by which it reaches the medium.
-    pub files: ExchangeFiles,
+    /// The files by which it reaches the medium, as its class has them: those of an exchange, or
+    /// the medium's own memory.
+    pub files: Vec<OwnedFd>,
 }
 
 /// Why a function's medium cannot be had apart from it.

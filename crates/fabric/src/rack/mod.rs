@@ -21,10 +21,10 @@ mod share;
 use std::ops::RangeInclusive;
 
 pub use crate::names::{BadFunctionName, FunctionName};
-pub use file::DeviceSection;
 pub use crate::text::FileError as RackError;
-pub use crate::values::format_size;
 use crate::text::Outcome;
+pub use crate::values::format_size;
+pub use file::DeviceSection;
 
 /// A rack, as its file describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -182,6 +182,52 @@ pub trait Device: Send + Sync {
     fn reset(&self) -> Result<(), DeviceError>;
 }
 
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn shape(&self) -> &DeviceShape {
+        (**self).shape()
+    }
+
+    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        (**self).read(region, offset, count)
+    }
+
+    fn write(
+        &self,
+        region: Region,
+        offset: u64,
+        data: Vec<u8>,
+        posted: bool,
+    ) -> Result<(), DeviceError> {
+        (**self).write(region, offset, data, posted)
+    }
+
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(OwnedFd, u64)>,
+    ) -> Result<(), DeviceError> {
+        (**self).map(iova, length, access, memory)
+    }
+
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        (**self).unmap(iova, length)
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        (**self).unmap_all()
+    }
+
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+        (**self).set_irqs(change)
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        (**self).reset()
+    }
+}
+
 /// A function that an engine in this process runs.
 #[derive(Debug, Clone)]
 pub struct EngineDevice {
