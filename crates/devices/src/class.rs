@@ -13,12 +13,13 @@ use rackbus_fabric::text::{Outcome, list, wrong};
 use rackbus_pci::Function;
 
 use crate::lost::Lost;
-use crate::{Folders, nvme};
+use crate::{Folders, memory, nvme};
 
 /// All classes. The last ones are those that only the timing model knows; what it needs to know of a
 /// device, the rack file says of it as a part of the fabric, whatever its class.
 pub const CLASSES: &[&dyn Class] = &[
     &nvme::DriveClass,
+    &memory::MemoryClass,
     &Modelled("gpu"),
     &Modelled("nic"),
     &Modelled("accelerator"),

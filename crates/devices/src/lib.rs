@@ -5,10 +5,11 @@
 //!
 //! * [`class`]: what a class of devices is, and which there are.
 //! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is.
-//! * [`nvme`]: NVMe drives.
+//! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR.
 
 pub mod class;
 pub mod lost;
+pub mod memory;
 pub mod nvme;
 pub mod place;
 

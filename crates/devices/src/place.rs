@@ -61,3 +61,11 @@ impl std::fmt::Display for Place {
         }
     }
 }
+
+/// A number made of a function's name (FNV-1a), for identifiers that differ between the functions of
+/// a rack and stay what they are.
+pub(crate) fn digest(function: &str) -> u64 {
+    function.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -13,7 +13,7 @@ use super::controller::Nvme;
 use super::medium;
 use crate::class::{Class, DeviceConfig, FrontError};
 use crate::lost::Lost;
-use crate::place::{Folders, Place};
+use crate::place::{Folders, Place, digest};
 
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
@@ -126,11 +126,7 @@ fn default_serial(function: &str) -> String {
     if plain.len() <= 20 {
         return plain;
     }
-    // FNV-1a.
-    let digest = function.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{}-{digest:016x}", &plain[..3])
+    format!("{}-{:016x}", &plain[..3], digest(function))
 }
 
 #[cfg(test)]
@@ -161,7 +157,7 @@ mod tests {
     fn everything_can_be_said_of_a_drive() {
         let keys = "size = \"1 TB\"\nblock_size = 4096\nbacking = \"/dev/sdb\"\nserial = \"S1\"";
         let drive = read("zeta", "disk", keys).unwrap();
-        assert_eq!(drive.detail(), "1000000000000 B, 4096 B blocks, /dev/sdb");
+        assert_eq!(drive.detail(), "976562500 KiB, 4096 B blocks, /dev/sdb");
         let folders = Folders { state: "/state".into(), rack: "/rack".into() };
         let config = drive.config(&folders);
         let path = PathBuf::from("/dev/sdb");

@@ -37,4 +37,5 @@ mod tests;
 pub use class::DriveClass;
 pub use config::{BackingConfig, NvmeConfig, NvmeError};
 pub use controller::Nvme;
+pub use identify::VENDOR_ID;
 pub use shadow::need_event;
