@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::api::DeviceReport;
+use rackbus_devices::{Folders, RackDevice};
 use rackbus_memory::Stream;
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{Device, EngineDevice};
@@ -147,6 +148,23 @@ impl Lendable for Modelled {
             None => known,
         }
     }
+}
+
+/// What `host` lends of a rack's devices, which find their files in `folders`. Those that only the
+/// timing model knows are left out.
+pub fn of_host(
+    host: &str,
+    devices: &[RackDevice],
+    folders: &Folders,
+) -> Vec<(String, Arc<dyn Lendable>)> {
+    let lendable = |device: &RackDevice| {
+        let name = device.function.strip_prefix(host)?.strip_prefix('/')?.to_owned();
+        let (config, folders) = (device.config.clone()?, folders.clone());
+        let model = Box::new(move || config.model(&folders));
+        let modelled = Modelled::new(&name, model, EngineOptions::default());
+        Some((name, Arc::new(modelled) as Arc<dyn Lendable>))
+    };
+    devices.iter().filter_map(lendable).collect()
 }
 
 impl Attached for EngineDevice {

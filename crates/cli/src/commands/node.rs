@@ -1,14 +1,12 @@
 //! `rackbus node`: one host's node, in the foreground. `up` starts it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use rackbus_devices::{Folders, RackDevice};
+use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, Pool};
 use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
-use rackbus_node::{Lendable, Modelled, NodeOptions};
-use rackbus_pci::engine::EngineOptions;
+use rackbus_node::NodeOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
@@ -53,7 +51,7 @@ impl Args {
         let options = NodeOptions {
             rack: rack.name.clone(),
             host: self.host.clone(),
-            devices: lendable(&self.host, devices, &folders),
+            devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders),
             run_dir,
             topology,
             segments: segments(&rack, &self.host),
@@ -83,23 +81,6 @@ fn segments(rack: &rack::Rack, host: &str) -> Settings {
         ranges: all().map(|exported| (exported.node_id, range(exported))).collect(),
         rules: Rules::of(rack),
     }
-}
-
-/// The devices of `host` that it lends.
-fn lendable(
-    host: &str,
-    devices: Vec<RackDevice>,
-    folders: &Folders,
-) -> Vec<(String, Arc<dyn Lendable>)> {
-    let lendable = |device: RackDevice| {
-        let name = device.function.strip_prefix(host)?.strip_prefix('/')?.to_owned();
-        // Not those that only the timing model knows.
-        let (config, folders) = (device.config?, folders.clone());
-        let model = Box::new(move || config.model(&folders));
-        let modelled = Modelled::new(&name, model, EngineOptions::default());
-        Some((name, Arc::new(modelled) as Arc<dyn Lendable>))
-    };
-    devices.into_iter().filter_map(lendable).collect()
 }
 
 /// While the file is open, processors poll instead of halting (Linux PM QoS).
