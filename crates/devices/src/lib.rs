@@ -2,5 +2,17 @@
 //! that is polled, with memory, interrupts and time handed in.
 //!
 //! [`Function`]: rackbus_pci::Function
+//!
+//! * [`class`]: what a class of devices is, and which there are.
+//! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is.
+//! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR.
 
+pub mod class;
+pub mod lost;
+pub mod memory;
 pub mod nvme;
+pub mod place;
+
+pub use class::{Class, DeviceConfig, FrontError, RackDevice};
+pub use lost::Lost;
+pub use place::{Folders, Place};

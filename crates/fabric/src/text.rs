@@ -9,8 +9,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::names::{self, is_name};
+pub use crate::values::SIZES;
 use crate::values::{
-    DURATIONS, LENGTHS, PRECISE, RATES, SIZES, format_size, parse_duration_ms, parse_length,
+    DURATIONS, LENGTHS, PRECISE, RATES, format_size, parse_duration_ms, parse_length,
     parse_picoseconds, parse_rate, parse_size,
 };
 

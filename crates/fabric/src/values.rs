@@ -13,7 +13,7 @@ const UNITS: [(&str, u64); 8] = [
 ];
 
 /// What a size may be, for messages.
-pub(crate) const SIZES: &str = "write a number of bytes, or a whole number and KiB, MiB, GiB, TiB, KB, MB, GB or TB: \"512 MiB\"";
+pub const SIZES: &str = "write a number of bytes, or a whole number and KiB, MiB, GiB, TiB, KB, MB, GB or TB: \"512 MiB\"";
 
 /// What a duration may be, for messages.
 pub(crate) const DURATIONS: &str = "write a whole number and ms, s or min: \"15 s\"";

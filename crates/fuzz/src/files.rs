@@ -1,6 +1,7 @@
 //! Files that people write: a rack file, and a workload with the timing of the rack it moves in.
 //! What is taken is used as the commands use it.
 
+use rackbus_devices::class::parse_rack;
 use rackbus_fabric::derive;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::sharing::Rules;
@@ -81,8 +82,11 @@ fn check(error: &FileError, text: &str) {
 /// Reads a rack file and puts together what it describes.
 pub fn rack(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let rack = match Rack::parse("file", text) {
-        Ok(rack) => rack,
+    let rack = match parse_rack("file", text) {
+        Ok((rack, devices)) => {
+            assert_eq!(devices.len(), rack.functions().count());
+            rack
+        }
         Err(error) => return check(&error, text),
     };
     assert!(!rack.hosts.is_empty());

@@ -165,7 +165,7 @@ impl Direct {
             endpoint.info().msix_vectors,
             endpoint.info().msi_vectors,
         );
-        Direct { endpoint: Mutex::new(endpoint), shape: shape.expect("there is room for it") }
+        Direct { endpoint: Mutex::new(endpoint), shape }
     }
 
     fn call<T>(&self, act: impl FnOnce(&mut Endpoint) -> T) -> T {

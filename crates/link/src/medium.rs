@@ -1,8 +1,8 @@
-//! What a lender says after it let a front in: which medium it is, and the exchange to reach it by.
+//! What a lender says after it let a front in: which medium it is, and the files to reach it by.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rackbus_memory::{ExchangeFiles, Stream, StreamError};
+use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
 
 use crate::{LinkError, receive_frame_with, send_frame_with};
@@ -18,28 +18,24 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// Offers it.
+    /// Offers it, with its files.
     ///
     /// # Errors
     /// When the peer is gone.
-    pub fn send(&self, stream: &dyn Stream, files: &ExchangeFiles) -> Result<(), StreamError> {
-        let [answers, asks] = &files.events;
-        send_frame_with(stream, self, &[files.memory.as_fd(), answers.as_fd(), asks.as_fd()])
+    pub fn send(&self, stream: &dyn Stream, files: &[OwnedFd]) -> Result<(), StreamError> {
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        send_frame_with(stream, self, &files)
     }
 
-    /// Takes an offer from `peer`.
+    /// Takes an offer from `peer`. How many files there should be, its class knows.
     ///
     /// # Errors
     /// [`LinkError::Broken`], [`LinkError::Protocol`].
-    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(Medium, ExchangeFiles), LinkError> {
+    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(Medium, Vec<OwnedFd>), LinkError> {
         let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
         let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };
         let mut fds = Vec::new();
         let medium = receive_frame_with(stream, &mut fds).map_err(broken)?.map_err(protocol)?;
-        let count = fds.len();
-        let fds: Result<[OwnedFd; 3], _> = fds.try_into();
-        let [memory, answers, asks] =
-            fds.map_err(|_| protocol(format!("{count} descriptors beside a medium, not 3")))?;
-        Ok((medium, ExchangeFiles { memory, events: [answers, asks] }))
+        Ok((medium, fds))
     }
 }

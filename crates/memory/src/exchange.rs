@@ -65,6 +65,23 @@ pub struct ExchangeFiles {
     pub events: [OwnedFd; 2],
 }
 
+impl From<ExchangeFiles> for Vec<OwnedFd> {
+    fn from(files: ExchangeFiles) -> Self {
+        let [answers, asks] = files.events;
+        vec![files.memory, answers, asks]
+    }
+}
+
+impl TryFrom<Vec<OwnedFd>> for ExchangeFiles {
+    /// The files, when they are not as many as an exchange has.
+    type Error = Vec<OwnedFd>;
+
+    fn try_from(files: Vec<OwnedFd>) -> Result<Self, Self::Error> {
+        let [memory, answers, asks] = files.try_into()?;
+        Ok(ExchangeFiles { memory, events: [answers, asks] })
+    }
+}
+
 /// Why an exchange cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {

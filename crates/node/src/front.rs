@@ -8,13 +8,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_devices::nvme::medium::{self, Lost};
+use rackbus_devices::{Lost, class};
 use rackbus_link::Medium;
-use rackbus_memory::{Access, ExchangeFiles, Stream};
+use rackbus_memory::{Access, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, EngineDevice};
-use rackbus_pci::{Engine, EngineHandle, Function};
+use rackbus_pci::{Engine, EngineHandle};
 use rustix::io::Errno;
 
 use crate::remote::OnLost;
@@ -76,22 +76,6 @@ impl MediumConversation {
     }
 }
 
-/// The front of `medium`'s class.
-fn front(
-    medium: &Medium,
-    files: ExchangeFiles,
-    lost: Lost,
-) -> Result<Box<dyn Function>, DeviceError> {
-    let unfit = |reason: String| DeviceError::new(Errno::NODEV, reason);
-    match medium.class.as_str() {
-        medium::CLASS => {
-            let front = medium::front(&medium.description, files, lost);
-            Ok(Box::new(front.map_err(|error| unfit(error.to_string()))?))
-        }
-        other => Err(unfit(format!("there is no front for a medium of class {other:?}"))),
-    }
-}
-
 impl PlacedDevice {
     /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end.
     ///
@@ -100,14 +84,15 @@ impl PlacedDevice {
     pub fn start(
         name: &str,
         medium: &Medium,
-        files: ExchangeFiles,
+        files: Vec<OwnedFd>,
         stream: Arc<dyn Stream>,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
         let ended = stream.clone();
         // The watch below hears of it.
         let lost = Lost::new(move || ended.shut_down());
-        let model = front(medium, files, lost.clone())?;
+        let model = class::front(&medium.class, &medium.description, files, lost.clone());
+        let model = model.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;
         let device = EngineDevice::new(engine.handle().clone())?.session();

@@ -5,31 +5,22 @@ use std::sync::Arc;
 
 use rackbus_control::metrics::{Source, serve_at};
 use rackbus_control::{Client, lease_span};
-use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::Topology;
 use rackbus_lease::Grant;
 use rackbus_link::Service;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
-use rackbus_pci::Function;
-use rackbus_pci::engine::EngineOptions;
 use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
+use crate::lendable::Lendable;
 use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
 use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::Users;
-
-/// What a device is.
-#[derive(Debug, Clone)]
-pub enum DeviceKind {
-    /// An NVMe drive.
-    Nvme(NvmeConfig),
-}
 
 /// A node's description.
 #[derive(Debug, Clone)]
@@ -41,9 +32,7 @@ pub struct NodeOptions {
     /// The rack's run directory: the node works in the folder `host` of it.
     pub run_dir: PathBuf,
     /// The devices that this host lends.
-    pub devices: Vec<(String, DeviceKind)>,
-    /// How the engines poll.
-    pub engine: EngineOptions,
+    pub devices: Vec<(String, Arc<dyn Lendable>)>,
     /// The rack's hosts and functions, and what joins them here.
     pub topology: Topology,
     /// Whom the segment service serves, its addresses and its sharing rules.
@@ -90,8 +79,8 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
 
     let mut lender = LentFunctions::new(&options.host, options.topology.clone());
-    for (name, kind) in &options.devices {
-        lender.add(name, factory(kind.clone()), options.engine.clone())?;
+    for (name, lendable) in &options.devices {
+        lender.add(name, lendable.clone())?;
     }
     let lender = Arc::new(lender);
 
@@ -195,15 +184,6 @@ fn attend(
         }
     };
     std::thread::Builder::new().name("link".into()).spawn(accept).map(drop)
-}
-
-fn factory(kind: DeviceKind) -> crate::lender::Factory {
-    Box::new(move || match &kind {
-        DeviceKind::Nvme(config) => {
-            let model = Nvme::new(config).map_err(std::io::Error::other)?;
-            Ok(Box::new(model) as Box<dyn Function>)
-        }
-    })
 }
 
 /// Hands losses to the agent, and users to who watches them.

@@ -20,21 +20,16 @@ use rackbus_lease::{
 };
 use rackbus_link::{Incoming, Medium, Service};
 use rackbus_memory::Stream;
-use rackbus_pci::engine::{EngineOptions, NoAnswer};
-use rackbus_pci::vfio_user::{EngineDevice, serve};
-use rackbus_pci::{Engine, EngineHandle, Function};
+use rackbus_pci::vfio_user::serve;
 
+use crate::lendable::{Attached, Lendable, NotReady};
 use crate::reach::Reach;
-use crate::report;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
 
 /// How long a function's engine may take to answer, before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Makes a function's device model, anew after each failure of it.
-pub type Factory = Box<dyn Fn() -> std::io::Result<Box<dyn Function>> + Send + Sync>;
 
 /// Why the lender refused.
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +92,7 @@ pub struct LentFunctions {
 struct Lent {
     name: String,
     fence: Fence,
-    factory: Factory,
-    options: EngineOptions,
+    lendable: Arc<dyn Lendable>,
     patience: Duration,
     state: Mutex<State>,
     seen: Mutex<Seen>,
@@ -109,7 +103,6 @@ struct Lent {
 /// What others may see of a device, whatever holds its state.
 #[derive(Debug, Default)]
 struct Seen {
-    engine: Option<EngineHandle>,
     /// Why it cannot be had now.
     trouble: Option<String>,
     /// How many were not let in, and why the last was not.
@@ -123,10 +116,10 @@ impl std::fmt::Debug for Lent {
     }
 }
 
+#[derive(Default)]
 struct State {
     /// The conversation of who is attached, to close it.
     session: Option<Arc<dyn Stream>>,
-    running: Option<(Engine, EngineDevice)>,
 }
 
 impl LentFunctions {
@@ -143,27 +136,21 @@ impl LentFunctions {
         LentFunctions { patience, ..self }
     }
 
-    /// Adds a device and starts its engine.
+    /// Adds a device, and has it ready to be lent.
     ///
     /// # Errors
     /// [`LendError::Device`] when it cannot be run.
-    pub fn add(
-        &mut self,
-        device: &str,
-        factory: Factory,
-        options: EngineOptions,
-    ) -> Result<(), LendError> {
+    pub fn add(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Result<(), LendError> {
         let lent = Lent {
             name: device.to_owned(),
             fence: self.fence.clone(),
-            factory,
-            options,
+            lendable,
             patience: self.patience,
             seen: Mutex::default(),
-            state: Mutex::new(State { session: None, running: None }),
+            state: Mutex::default(),
             idle: Condvar::new(),
         };
-        lent.start(&mut lent.lock())?;
+        lent.start(&lent.lock())?;
         self.fence.lock().add(device.to_owned());
         self.lent.insert(device.to_owned(), Arc::new(lent));
         Ok(())
@@ -198,7 +185,7 @@ impl LentFunctions {
     /// Makes `device` ready for the borrower of `epoch`, who may attach when this has returned
     /// without an error in what is to be sent.
     pub fn arm(&self, device: &str, epoch: Epoch) -> Vec<LenderAction> {
-        let outcome = self.find(device).and_then(|lent| lent.start(&mut lent.lock()));
+        let outcome = self.find(device).and_then(|lent| lent.start(&lent.lock()));
         self.fence.lock().arm_done(device, epoch, outcome.map_err(|error| error.to_string()))
     }
 
@@ -298,7 +285,7 @@ impl LentFunctions {
                 }
             },
             Placement::Borrower => {
-                serve_medium(incoming, &session);
+                serve_medium(incoming, &*session);
                 // This gives up what the front asked for, and ends its exchange.
                 drop(session);
             }
@@ -320,12 +307,10 @@ impl LentFunctions {
 }
 
 /// Hands the medium of `session`'s function to the front that connected, and waits for its end.
-fn serve_medium(incoming: Incoming, session: &EngineDevice) {
-    let offered = session.engine().call(|endpoint| endpoint.serve_medium());
-    let offer = match offered {
-        Ok(Ok(offer)) => offer,
-        Ok(Err(refused)) => return incoming.refuse(&refused.to_string()),
-        Err(stopped) => return incoming.refuse(&stopped.to_string()),
+fn serve_medium(incoming: Incoming, session: &dyn Attached) {
+    let offer = match session.serve_medium() {
+        Ok(offer) => offer,
+        Err(refused) => return incoming.refuse(&refused),
     };
     let Ok(stream) = incoming.accept() else { return };
     let medium = Medium { class: offer.class.to_owned(), description: offer.description };
@@ -358,52 +343,33 @@ impl Lent {
     }
 
     fn report(&self) -> DeviceReport {
-        let (engine, report) = {
-            let seen = self.seen();
-            let report = DeviceReport {
-                trouble: seen.trouble.clone(),
-                attach_refused: seen.attach_refused,
-                last_attach_refused: seen.last_attach_refused.clone(),
-                ..DeviceReport::default()
-            };
-            (seen.engine.clone(), report)
+        let seen = self.seen();
+        let report = DeviceReport {
+            trouble: seen.trouble.clone(),
+            attach_refused: seen.attach_refused,
+            last_attach_refused: seen.last_attach_refused.clone(),
+            ..DeviceReport::default()
         };
-        match engine {
-            Some(engine) => report::of_engine(&engine, report),
-            None => report,
-        }
+        drop(seen);
+        self.lendable.describe(report)
     }
 
     fn hangs(&self) -> LendError {
         LendError::Hangs { device: self.name.clone(), limit: self.patience }
     }
 
-    /// Has the engine run, and notes why it does not.
-    fn start(&self, state: &mut State) -> Result<(), LendError> {
-        let outcome = self.run(state);
+    /// Has the function ready, and notes why it is not. Who has `_state` is alone with it.
+    fn start(&self, _state: &State) -> Result<(), LendError> {
+        let outcome = self.lendable.arm(self.patience).map_err(|error| match error {
+            NotReady::Hangs => self.hangs(),
+            NotReady::Failed(cause) => self.broken(cause),
+        });
         self.seen().trouble = outcome.as_ref().err().map(LendError::to_string);
         outcome
     }
 
-    /// Starts the engine, if it is not running: at first, and after its device model failed.
-    fn run(&self, state: &mut State) -> Result<(), LendError> {
-        let device = |cause| LendError::Device { device: self.name.clone(), cause };
-        if let Some((engine, _)) = &state.running {
-            match engine.handle().call_within(self.patience, |_| ()) {
-                Ok(()) => return Ok(()),
-                Err(NoAnswer::Late) => return Err(self.hangs()),
-                Err(NoAnswer::Stopped(_)) => {}
-            }
-            tracing::error!(device = self.name, "the device model failed and is started anew");
-            state.running = None;
-        }
-        let model = (self.factory)().map_err(device)?;
-        let engine = Engine::start(&self.name, model, self.options.clone()).map_err(device)?;
-        let served = EngineDevice::new(engine.handle().clone());
-        let served = served.map_err(|error| device(std::io::Error::other(error)))?;
-        self.seen().engine = Some(engine.handle().clone());
-        state.running = Some((engine, served));
-        Ok(())
+    fn broken(&self, cause: std::io::Error) -> LendError {
+        LendError::Device { device: self.name.clone(), cause }
     }
 
     /// Ends the conversation of who is attached under `epoch` or an older one, and waits for its end
@@ -417,14 +383,12 @@ impl Lent {
             session.shut_down();
         }
         let waited = self.idle.wait_timeout_while(state, self.patience, attached);
-        let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         if !waited.timed_out() {
-            return self.start(&mut state);
+            return self.start(&state);
         }
-        // The conversation waits for the engine.
-        if let Some((engine, _)) = &state.running {
-            engine.handle().revoker().revoke();
-        }
+        // The conversation waits for the function.
+        self.lendable.revoke();
         let hangs = self.hangs();
         self.seen().trouble = Some(hangs.to_string());
         Err(hangs)
@@ -434,7 +398,7 @@ impl Lent {
     fn wait_cut(&self, epoch: Epoch) -> Result<(), LendError> {
         let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
         let waited = self.idle.wait_while(self.lock(), attached);
-        self.start(&mut waited.unwrap_or_else(PoisonError::into_inner))
+        self.start(&waited.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Lets `wanted` attach, if the lease says so. Its own former conversation may need a moment to
@@ -443,7 +407,7 @@ impl Lent {
         &self,
         wanted: &Holder,
         stream: &Arc<dyn Stream>,
-    ) -> Result<(SessionEnd<'_>, EngineDevice), LendError> {
+    ) -> Result<(SessionEnd<'_>, Box<dyn Attached>), LendError> {
         let deadline = Instant::now() + SUCCESSION;
         let mut state = self.lock();
         loop {
@@ -469,14 +433,15 @@ impl Lent {
         }
     }
 
-    fn open(&self, state: &mut State, stream: &Arc<dyn Stream>) -> Result<EngineDevice, LendError> {
+    fn open(
+        &self,
+        state: &mut State,
+        stream: &Arc<dyn Stream>,
+    ) -> Result<Box<dyn Attached>, LendError> {
         self.start(state)?;
-        let (_, device) = state.running.as_ref().expect("it was just started");
-        let session = device.session_over(stream.clone()).map_err(|error| LendError::Device {
-            device: self.name.clone(),
-            cause: std::io::Error::other(error),
-        })?;
+        let attached = self.lendable.attach(stream);
+        let attached = attached.map_err(|cause| self.broken(cause))?;
         state.session = Some(stream.clone());
-        Ok(session)
+        Ok(attached)
     }
 }

@@ -1,8 +1,8 @@
 #![forbid(unsafe_code)]
 //! One host's node: it lends the host's functions and borrows others'.
 //!
-//! * [`lender`]: runs the functions this host lends, one engine each, and lets in whom the lending
-//!   protocol admits.
+//! * [`lender`]: lends this host's functions to whom the lending protocol admits.
+//! * [`lendable`]: what can be lent.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`front`]: the front of a borrowed function that runs here, with its medium at the lender.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
@@ -19,6 +19,7 @@ pub mod agent;
 pub mod borrower;
 pub mod front;
 pub mod host;
+pub mod lendable;
 pub mod lender;
 pub mod metrics;
 pub mod presence;
@@ -30,6 +31,7 @@ pub mod unplug;
 pub mod users;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
-pub use host::{DeviceKind, NodeError, NodeOptions, control_socket, run};
+pub use host::{NodeError, NodeOptions, control_socket, run};
+pub use lendable::{Lendable, Modelled};
 pub use lender::{LendError, LentFunctions};
 pub use remote::RemoteDevice;

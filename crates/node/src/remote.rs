@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_memory::{Access, Stream};
+use rackbus_pci::BarMemory;
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{
     Client, ClientError, Device, DeviceError, DeviceShape, RegionShape, SharedPart,
@@ -193,7 +194,7 @@ fn learn(client: &Client) -> Result<DeviceShape, ClientError> {
         };
         let areas = info.areas;
         let mappable = info.memory.map(|(file, offset)| SharedPart {
-            memory: Arc::new(OwnedFd::from(file)),
+            memory: BarMemory::new(OwnedFd::from(file)),
             offset,
             areas,
         });

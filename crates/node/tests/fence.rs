@@ -8,7 +8,7 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::Stream;
-use rackbus_node::LentFunctions;
+use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_seeds::Random;
@@ -24,7 +24,8 @@ fn functions() -> Arc<LentFunctions> {
         let model = Nvme::new(&NvmeConfig::memory(1 << 20, "T1")).map_err(std::io::Error::other)?;
         Ok(Box::new(model) as Box<dyn Function>)
     };
-    lender.add(DEVICE, Box::new(factory), EngineOptions::default()).unwrap();
+    let modelled = Modelled::new(DEVICE, Box::new(factory), EngineOptions::default());
+    lender.add(DEVICE, Arc::new(modelled)).unwrap();
     Arc::new(lender)
 }
 

@@ -17,7 +17,7 @@ use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream}
 use rackbus_node::agent::{Agent, Identity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
-use rackbus_node::{LendError, LentFunctions, RemoteDevice, control_socket};
+use rackbus_node::{LendError, LentFunctions, Modelled, RemoteDevice, control_socket};
 use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, ClientError, Device};
@@ -151,7 +151,8 @@ fn lender(place: Where, gate: &Arc<Gate>) -> Arc<LentFunctions> {
     let mut lender = LentFunctions::new("alpha", topology()).with_patience(PATIENCE);
     let gate = gate.clone();
     let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
-    lender.add("nvme0", Box::new(make), EngineOptions::default()).unwrap();
+    let modelled = Modelled::new("nvme0", Box::new(make), EngineOptions::default());
+    lender.add("nvme0", Arc::new(modelled)).unwrap();
     Arc::new(lender)
 }
 

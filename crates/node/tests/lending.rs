@@ -1,118 +1,31 @@
 //! A rack in one process: control plane and three nodes over their real sockets, a userspace NVMe
 //! driver as the user. Lending from beginning to end, and what is refused.
 
+mod common;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use common::{HOSTS, Rack, blocking};
 use rackbus_control::api::{
     BorrowRequest, DeviceState, EventKind, Isolation, LeaseStage, Placement,
 };
-use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::{Client, ClientError, Options, Service};
-use rackbus_devices::nvme::NvmeConfig;
+use rackbus_control::{Client, ClientError};
 use rackbus_driver::{Drive, DriveError, Options as DriveOptions};
-use rackbus_lease::Config;
 use rackbus_node::metrics::SOCKET;
-use rackbus_node::{DeviceKind, NodeOptions, control_socket};
-use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::Client as User;
-use rackbus_segment::directory::{HostRange, Settings};
 use rackbus_spec::nvme::registers;
 use rackbus_spec::vfio_user::region;
-use tempfile::TempDir;
 
-const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"64 MiB\"\n\
-                    [hosts.beta]\n[hosts.gamma]\n";
-
-/// The rack's folder and a client of its control plane.
-struct Rack {
-    folder: TempDir,
-    client: Client,
-}
+                    backing = \"memory\"\n[hosts.beta]\n[hosts.gamma]\n";
 
 async fn rack() -> Rack {
-    let folder = tempfile::tempdir().unwrap();
-    let nvme0 = InventoryDevice {
-        function: "alpha/nvme0".parse().unwrap(),
-        kind: "nvme".into(),
-        detail: "64 MiB".into(),
-    };
-    let inventory = Inventory {
-        rack: "test".into(),
-        hosts: HOSTS.map(str::to_owned).to_vec(),
-        devices: vec![nvme0],
-        ..Inventory::default()
-    };
-    let database = folder.path().join("state.db");
-    let service = Service::open(Options {
-        inventory,
-        config: Config::default(),
-        database,
-        log_lines_left_out: || 0,
-        is_node: std::sync::Arc::new(|_, _| false),
-    })
-    .unwrap();
-    let socket = control_socket(folder.path());
-    let client = Client::new(&socket);
-    let mut changes = service.changes();
-    tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
-    for host in HOSTS {
-        tokio::spawn(rackbus_node::run(node(folder.path(), host)));
-    }
-    // Every host says that it is there.
-    let mut up = std::collections::BTreeSet::new();
-    while up.len() < HOSTS.len() {
-        if let rackbus_control::api::Change::Host(host) = changes.recv().await.unwrap()
-            && host.state == rackbus_control::api::HostState::Up
-        {
-            up.insert(host.host);
-        }
-    }
-    Rack { folder, client }
-}
-
-fn node(run_dir: &Path, host: &str) -> NodeOptions {
-    let devices = match host {
-        "alpha" => {
-            vec![("nvme0".to_owned(), DeviceKind::Nvme(NvmeConfig::memory(64 << 20, "T1")))]
-        }
-        _ => Vec::new(),
-    };
-    NodeOptions {
-        rack: "test".into(),
-        host: host.into(),
-        run_dir: run_dir.to_owned(),
-        devices,
-        engine: EngineOptions::default(),
-        topology: topology(),
-        segments: no_segments(),
-        log_lines_left_out: || 0,
-    }
-}
-
-/// Nobody shares memory here.
-fn no_segments() -> Settings {
-    Settings {
-        node: 4,
-        hosts: Default::default(),
-        range: HostRange { base: 0, size: 0 },
-        ranges: Vec::new(),
-        rules: Default::default(),
-    }
-}
-
-fn topology() -> rackbus_fabric::Topology {
-    let rack = rackbus_fabric::rack::Rack::parse("test", RACK).unwrap();
-    rackbus_fabric::derive::here(&rack).unwrap()
+    Rack::start(RACK).await
 }
 
 fn open(socket: &str) -> Result<Drive, DriveError> {
     Drive::open(Path::new(socket), DriveOptions::default())
-}
-
-async fn blocking<R: Send + 'static>(job: impl FnOnce() -> R + Send + 'static) -> R {
-    tokio::task::spawn_blocking(job).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

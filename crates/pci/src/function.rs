@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{DmaSpace, ExchangeFiles, SharedMemory};
+use rackbus_memory::DmaSpace;
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
@@ -68,11 +68,48 @@ pub struct Bar {
     pub mappable: Option<Mappable>,
 }
 
+/// The memory behind a BAR. Its model may put other memory in its place when the function is scrubbed,
+/// and at no other time: who uses the function maps the same all along.
+#[derive(Debug, Clone)]
+pub struct BarMemory(Arc<Mutex<Option<OwnedFd>>>);
+
+impl BarMemory {
+    /// The memory in `file`.
+    pub fn new(file: OwnedFd) -> BarMemory {
+        BarMemory(Arc::new(Mutex::new(Some(file))))
+    }
+
+    /// Whoever asks from now on gets `file`, or nothing.
+    pub fn replace(&self, file: Option<OwnedFd>) {
+        *self.lock() = file;
+    }
+
+    /// Whether there is any.
+    pub fn is_there(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// A descriptor to map it by.
+    ///
+    /// # Errors
+    /// When there is none, or the process has no descriptors left.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        match &*self.lock() {
+            Some(file) => file.try_clone(),
+            None => Err(std::io::Error::other("the function has no memory now")),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The part of a BAR that is plain shared memory.
 #[derive(Debug, Clone)]
 pub struct Mappable {
     /// The memory: as large as the BAR, used only within `areas`.
-    pub memory: SharedMemory,
+    pub memory: BarMemory,
     /// Offset and length of each mappable part, page aligned.
     pub areas: Vec<(u64, u64)>,
 }
@@ -135,8 +172,9 @@ pub struct MediumOffer {
     pub class: &'static str,
     /// What the front shows, as its class writes it (JSON).
     pub description: String,
-    /// The exchange by which it reaches the medium.
-    pub files: ExchangeFiles,
+    /// The files by which it reaches the medium, as its class has them: those of an exchange, or
+    /// the medium's own memory.
+    pub files: Vec<OwnedFd>,
 }
 
 /// Why a function's medium cannot be had apart from it.
@@ -151,6 +189,9 @@ pub enum MediumRefused {
     /// Memory or descriptors could not be had.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
+    /// Its files could not be had.
+    #[error("the medium's files: {0}")]
+    Files(std::io::Error),
 }
 
 /// A device model. See the module's text for who calls it and how.

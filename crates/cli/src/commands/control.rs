@@ -7,12 +7,11 @@ use std::sync::Arc;
 use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
-use rackbus_fabric::rack::format_size;
 use rackbus_lease::Config;
 use rackbus_node::presence::{holder, node_file};
 
 use crate::Common;
-use crate::commands::read_rack;
+use crate::commands::read_devices;
 use crate::output::Failure;
 use crate::{log, paths, process};
 
@@ -33,20 +32,18 @@ impl Args {
         log::start(self.log.as_deref());
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
-        let rack = read_rack(&running.file)?;
+        let (rack, devices) = read_devices(&running.file)?;
         let _held = process::hold(
             &process::pid_file(&run_dir, None),
             process::runs_already("the control plane"),
         )?;
         paths::make_private(&running.state_dir)?;
         let _state = process::own_state(&running.state_dir)?;
-        let devices = rack.functions().filter_map(|(name, device)| {
-            let function = name.to_string().parse().ok()?;
+        let offered = devices.iter().filter_map(|device| {
+            let function = device.function.parse().ok()?;
             // Devices that only the timing model knows are not there to borrow.
-            let rackbus_fabric::rack::DeviceKind::Nvme(nvme) = &device.kind else { return None };
-            let (size, block) = (format_size(nvme.size), nvme.block_size);
-            let detail = format!("{size}, {block} B blocks, {}", nvme.backing);
-            Some(InventoryDevice { function, kind: device.kind.word().to_owned(), detail })
+            let detail = device.config.as_ref()?.detail();
+            Some(InventoryDevice { function, kind: device.kind.to_owned(), detail })
         });
         let topology = rackbus_fabric::derive::topology(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
@@ -55,7 +52,7 @@ impl Args {
             inventory: Inventory {
                 rack: rack.name.clone(),
                 hosts: rack.hosts.iter().map(|h| h.name.clone()).collect(),
-                devices: devices.collect(),
+                devices: offered.collect(),
                 topology,
             },
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },

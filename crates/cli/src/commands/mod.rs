@@ -24,7 +24,10 @@ pub mod vm;
 use std::path::{Path, PathBuf};
 
 use rackbus_control::Client;
+use rackbus_devices::RackDevice;
+use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::{Host, Rack};
+use rackbus_fabric::text::FileError;
 
 use crate::Common;
 use crate::output::Failure;
@@ -37,6 +40,11 @@ pub fn client(common: &Common) -> Result<Client, Failure> {
 
 /// Reads a rack file.
 pub fn read_rack(file: &Path) -> Result<Rack, Failure> {
+    read_devices(file).map(|(rack, _)| rack)
+}
+
+/// Reads a rack file, and what its devices are.
+pub fn read_devices(file: &Path) -> Result<(Rack, Vec<RackDevice>), Failure> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).map_err(|cause| {
         Failure::usage(
@@ -44,10 +52,13 @@ pub fn read_rack(file: &Path) -> Result<Rack, Failure> {
             "name a rack file, for example examples/demo/rack.toml",
         )
     })?;
-    Rack::parse(&name, &text).map_err(|error| {
-        let place = format!("{}:{}:{}", error.file, error.line, error.column);
-        Failure::usage(format!("{place}: {}", error.what), error.allowed)
-    })
+    parse_rack(&name, &text).map_err(misread)
+}
+
+/// A file's error: its place and cause, and what is allowed.
+pub fn misread(error: FileError) -> Failure {
+    let place = format!("{}:{}:{}", error.file, error.line, error.column);
+    Failure::usage(format!("{place}: {}", error.what), error.allowed)
 }
 
 /// Whose description a command reads.

@@ -2,16 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use rackbus_devices::nvme::{BackingConfig, NvmeConfig};
+use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, Pool};
-use rackbus_fabric::rack::{self, Backing};
+use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
-use rackbus_node::{DeviceKind, NodeOptions};
-use rackbus_pci::engine::EngineOptions;
+use rackbus_node::NodeOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
-use crate::commands::{named_host, read_rack};
+use crate::commands::{named_host, read_devices};
 use crate::output::Failure;
 use crate::{log, paths, process};
 
@@ -36,8 +35,8 @@ impl Args {
         process::make_room();
         let run_dir = paths::find_run_dir(common)?;
         let running = paths::running(&run_dir)?;
-        let rack = read_rack(&running.file)?;
-        let host = named_host(&rack, &self.host)?;
+        let (rack, devices) = read_devices(&running.file)?;
+        named_host(&rack, &self.host)?;
         paths::make_private(&run_dir.join(&self.host))?;
         let _held = process::hold(
             &process::pid_file(&run_dir, Some(&self.host)),
@@ -45,17 +44,15 @@ impl Args {
         )?;
         let _awake = self.low_latency.then(stay_awake).transpose()?;
         let state_dir = running.state_dir.join(&self.host);
-        let rack_dir = running.file.parent().unwrap_or(Path::new("/"));
-        let playable = |d: &rack::Device| Some((d.name.clone(), kind(d, &state_dir, rack_dir)?));
-        let devices = host.devices.iter().filter_map(playable);
+        let rack_dir = running.file.parent().unwrap_or(Path::new("/")).to_owned();
+        let folders = Folders { state: state_dir.clone(), rack: rack_dir };
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let options = NodeOptions {
             rack: rack.name.clone(),
             host: self.host.clone(),
-            devices: devices.collect(),
+            devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders),
             run_dir,
-            engine: EngineOptions::default(),
             topology,
             segments: segments(&rack, &self.host),
             log_lines_left_out: log::lines_left_out,
@@ -84,24 +81,6 @@ fn segments(rack: &rack::Rack, host: &str) -> Settings {
         ranges: all().map(|exported| (exported.node_id, range(exported))).collect(),
         rules: Rules::of(rack),
     }
-}
-
-/// How this host plays a device; `None` for those that only the timing model knows.
-fn kind(device: &rack::Device, state_dir: &Path, rack_dir: &Path) -> Option<DeviceKind> {
-    let rack::DeviceKind::Nvme(nvme) = &device.kind else { return None };
-    Some(DeviceKind::Nvme(NvmeConfig {
-        size: nvme.size,
-        block_size: nvme.block_size,
-        backing: match &nvme.backing {
-            Backing::Memory => BackingConfig::Memory,
-            Backing::Null => BackingConfig::Null,
-            Backing::State => BackingConfig::File(state_dir.join(format!("{}.img", device.name))),
-            // An absolute path stays as it is.
-            Backing::Path(path) => BackingConfig::File(rack_dir.join(path)),
-        },
-        serial: nvme.serial.clone(),
-        model: "rackbus NVMe drive".to_owned(),
-    }))
 }
 
 /// While the file is open, processors poll instead of halting (Linux PM QoS).

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::Client;
 use rackbus_control::api::HostState;
-use rackbus_fabric::rack::{self, Rack};
+use rackbus_devices::RackDevice;
+use rackbus_fabric::rack::Rack;
 
 use crate::Common;
-use crate::commands::{read_rack, status};
+use crate::commands::{read_devices, status};
 use crate::output::{Failure, Output};
 use crate::paths::{self, Running};
 use crate::process;
@@ -46,7 +47,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let rack = read_rack(&self.file)?;
+        let (rack, devices) = read_devices(&self.file)?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
         let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name)?;
@@ -59,13 +60,10 @@ impl Args {
         self.note(&rack, &run_dir, &state_dir)?;
         let begun = Instant::now();
         output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
-        for (name, device) in rack.functions() {
-            if let rack::DeviceKind::Modelled(_) = device.kind {
-                let word = device.kind.word();
-                output.progress(&format!(
-                    "{name} is not offered: a {word} is for `rackbus model` only"
-                ));
-            }
+        for RackDevice { function, kind, .. } in devices.iter().filter(|d| d.config.is_none()) {
+            output.progress(&format!(
+                "{function} is not offered: a {kind} is for `rackbus model` only"
+            ));
         }
         // From before the first process on, so that no interrupt leaves some of them behind.
         let mut requests = process::EndRequests::listen();

@@ -545,7 +545,7 @@ impl Function for Nvme {
         let description = serde_json::to_string(&self.description()).unwrap_or_default();
         let (port, files) = Port::new(&*self.backing, self.config.block_size.into())?;
         self.port = Some(port);
-        Ok(MediumOffer { class: CLASS, description, files })
+        Ok(MediumOffer { class: CLASS, description, files: files.into() })
     }
 
     fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {

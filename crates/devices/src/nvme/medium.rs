@@ -8,7 +8,6 @@ mod port;
 mod remote;
 
 pub(super) use port::Port;
-pub use remote::Lost;
 use remote::Remote;
 
 use rackbus_memory::{ExchangeFiles, ExchangeLayout};
@@ -17,9 +16,11 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::backing::MediaError;
-use super::config::{BackingConfig, NvmeConfig, NvmeError};
+use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
 use super::identify::MAX_TRANSFER;
+use crate::class::FrontError;
+use crate::lost::Lost;
 
 /// The name of the class.
 pub const CLASS: &str = "nvme";
@@ -58,20 +59,6 @@ impl Description {
     }
 }
 
-/// Why a front could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum FrontError {
-    /// The medium's description is none.
-    #[error("the medium's description: {0}")]
-    Description(#[from] serde_json::Error),
-    /// What was offered is not fit.
-    #[error(transparent)]
-    Exchange(#[from] rackbus_memory::ExchangeError),
-    /// The drive cannot be shown.
-    #[error(transparent)]
-    Drive(#[from] NvmeError),
-}
-
 /// Makes the controller of a drive whose blocks another node has; `lost` says when it is gone.
 ///
 /// # Errors
@@ -80,7 +67,8 @@ pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme
     let description: Description = serde_json::from_str(description)?;
     let config = description.config();
     let remote = Remote::new(description, files, lost)?;
-    Ok(Nvme::with_backing(&config, Box::new(remote))?)
+    let front = Nvme::with_backing(&config, Box::new(remote));
+    front.map_err(|error| FrontError::Device(std::io::Error::other(error)))
 }
 
 /// What an [`Ask`] asks for.

@@ -1,6 +1,6 @@
 //! An NVMe drive: a controller to the NVM Express base specification 1.4 and its NVM command set.
 //!
-//! * [`config`]: what a drive is made of.
+//! * [`config`]: what a drive is made of. `class`: what the rack file says of one.
 //! * `controller`: the state machine of the controller. `service`: the loop over its queues.
 //! * `registers`, `shadow`, `queue`: what the host and the controller share.
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
@@ -12,6 +12,7 @@
 mod admin;
 mod arbitration;
 pub mod backing;
+mod class;
 pub mod config;
 mod controller;
 mod events;
@@ -34,6 +35,8 @@ mod transfer;
 #[cfg(test)]
 mod tests;
 
+pub use class::DriveClass;
 pub use config::{BackingConfig, NvmeConfig, NvmeError};
 pub use controller::Nvme;
+pub use identify::VENDOR_ID;
 pub use shadow::need_event;

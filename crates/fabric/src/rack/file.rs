@@ -1,14 +1,14 @@
 //! From TOML to a [`Rack`], with the place of everything that is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::ops::Range;
 
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    Adapter, BROADCAST_NODE_ID, Backing, Cable, Control, Device, DeviceKind, Host, LAST_NODE_ID,
-    Modelled, Nvme, PAGE, Physical, Rack, Switch, Window, share,
+    Adapter, BROADCAST_NODE_ID, Cable, Control, Device, Host, LAST_NODE_ID, PAGE, Physical, Rack,
+    Switch, Window, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Outcome, Section, document, list, mismatch, subsection, wrong};
@@ -17,7 +17,8 @@ use crate::values::{SIZES, format_size};
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-pub(super) fn parse(text: &str) -> Outcome<Rack> {
+/// Reads a rack file; its devices' sections go to `read`, one after the other.
+pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
     let root = document(text)?;
     let top = Section::new(
         root.get_ref(),
@@ -33,7 +34,7 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
     }
     let entries = top.tables("hosts")?;
     let ids = node_ids(&entries)?;
-    let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id));
+    let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id, read));
     let hosts = hosts.collect::<Outcome<Vec<_>>>()?;
     if hosts.is_empty() {
         return wrong(0..0, "the rack has no host", "write [hosts.NAME] for each host");
@@ -73,7 +74,7 @@ pub(super) fn parse(text: &str) -> Outcome<Rack> {
 // `profile` is the timing model's to read.
 const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "devices", "profile"];
 
-fn host(entry: &Named<'_>, node_id: u32) -> Outcome<Host> {
+fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> {
     let section = host_section(entry)?;
     let memory = section.size("memory", 64 * MIB, 64 * TIB)?.unwrap_or(4096 * MIB);
     let export = section.size("export", 0, memory)?;
@@ -91,7 +92,7 @@ fn host(entry: &Named<'_>, node_id: u32) -> Outcome<Host> {
         devices: section
             .tables("devices")?
             .iter()
-            .map(|device_entry| device(entry.name, device_entry))
+            .map(|device_entry| device(entry.name, device_entry, read))
             .collect::<Outcome<_>>()?,
     })
 }
@@ -143,92 +144,62 @@ const NODE_IDS: &str =
 /// As many hosts as there are node ids.
 const MOST_HOSTS: u32 = LAST_NODE_ID / 4 - 1;
 
-/// The kinds of device that there are.
-const KINDS: &[&str] = &["nvme", "gpu", "nic", "accelerator", "dma"];
+/// Reads a device's section by what its class says of it.
+pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Outcome<()>;
 
-fn device(host: &str, entry: &Named<'_>) -> Outcome<Device> {
-    let function = format!("{host}/{}", entry.name);
-    let known = &["kind", "size", "block_size", "backing", "serial"];
-    let section =
-        Section::new(entry.table, entry.span.clone(), format!("device {function}"), known)?;
-    let allowed = format!("`kind` is one of {}", list(KINDS));
-    let (kind, span) = section.require("kind", section.text("kind", &allowed)?, &allowed)?;
-    match kind {
-        "nvme" => {
-            let kind = DeviceKind::Nvme(nvme(&section, &function)?);
-            Ok(Device { name: entry.name.to_owned(), kind })
+fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Outcome<Device> {
+    let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
+    read(&section)?;
+    let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
+    Ok(Device { name: entry.name.to_owned(), kind: kind.to_owned() })
+}
+
+/// The section of a device in the rack file, for its class to read.
+#[derive(Debug)]
+pub struct DeviceSection<'a> {
+    function: String,
+    entry: &'a Named<'a>,
+}
+
+impl<'a> DeviceSection<'a> {
+    /// The device's name in the rack: `alpha/nvme0`.
+    pub fn function(&self) -> &str {
+        &self.function
+    }
+
+    /// The word for its class, and that word's place; `allowed` says which there are.
+    ///
+    /// # Errors
+    /// [`Problem`](crate::text::Problem) when there is none.
+    pub fn kind(&self, allowed: &str) -> Outcome<(&'a str, Range<usize>)> {
+        let kind = match self.entry.table.get(KIND) {
+            None => None,
+            Some(value) => match value.get_ref() {
+                DeValue::String(text) => Some((text.as_ref(), value.span())),
+                other => return wrong(value.span(), mismatch(KIND, other), allowed),
+            },
+        };
+        match kind {
+            Some(kind) => Ok(kind),
+            None => {
+                let what = format!("device {} has no `{KIND}`", self.function);
+                wrong(self.entry.span.clone(), what, allowed)
+            }
         }
-        "gpu" => modelled(entry, &function, Modelled::Gpu),
-        "nic" => modelled(entry, &function, Modelled::Nic),
-        "accelerator" => modelled(entry, &function, Modelled::Accelerator),
-        "dma" => modelled(entry, &function, Modelled::Dma),
-        _ => wrong(span, format!("there is no kind of device `{kind}`"), allowed),
+    }
+
+    /// Its keys, which are `known` to its class; `kind` is one of them.
+    ///
+    /// # Errors
+    /// [`Problem`](crate::text::Problem) for a key that is not.
+    pub fn keys(&self, known: &'static [&'static str]) -> Outcome<Section<'a>> {
+        debug_assert!(known.contains(&KIND));
+        let place = format!("device {}", self.function);
+        Section::new(self.entry.table, self.entry.span.clone(), place, known)
     }
 }
 
-fn modelled(entry: &Named<'_>, function: &str, kind: Modelled) -> Outcome<Device> {
-    // It has none of the keys of a drive.
-    Section::new(entry.table, entry.span.clone(), format!("device {function}"), &["kind"])?;
-    Ok(Device { name: entry.name.to_owned(), kind: DeviceKind::Modelled(kind) })
-}
-
-fn nvme(section: &Section<'_>, function: &str) -> Outcome<Nvme> {
-    let size = section.require("size", section.size("size", MIB, 64 * TIB)?, SIZES)?;
-    let block_size = match section.number("block_size", BLOCKS)? {
-        None => 512,
-        Some((512, _)) => 512,
-        Some((4096, _)) => 4096,
-        Some((other, span)) => return wrong(span, format!("`block_size` is {other}"), BLOCKS),
-    };
-    if size % u64::from(block_size) != 0 {
-        let span = section.get("size").map_or(section.span.clone(), Spanned::span);
-        let what = format!("`size` is {}", format_size(size));
-        return wrong(
-            span,
-            what,
-            format!("it is a multiple of the block size, {block_size} bytes"),
-        );
-    }
-    let backing = match section.text("backing", BACKINGS)? {
-        None | Some(("file", _)) => Backing::State,
-        Some(("memory", _)) => Backing::Memory,
-        Some(("null", _)) => Backing::Null,
-        // A path has a slash, so that a misspelt word does not become a file.
-        Some((path, _)) if path.contains('/') => Backing::Path(PathBuf::from(path)),
-        Some((other, span)) => {
-            return wrong(span, format!("there is no backing `{other}`"), BACKINGS);
-        }
-    };
-    let serial = match section.text("serial", SERIALS)? {
-        None => default_serial(function),
-        Some((text, _)) if is_serial(text) => text.to_owned(),
-        Some((text, span)) => return wrong(span, format!("`{text}` is no serial number"), SERIALS),
-    };
-    Ok(Nvme { size, block_size, backing, serial })
-}
-
-const BLOCKS: &str = "a block has 512 or 4096 bytes";
-const BACKINGS: &str = "`backing` is \"file\" (kept in the state directory), \"memory\", \"null\", or \
-                        a path with a `/` in it (\"./disk.img\", \"/dev/sdb\")";
-const SERIALS: &str = "a serial number has 1 to 20 printable ASCII characters";
-
-fn is_serial(text: &str) -> bool {
-    (1..=20).contains(&text.len()) && text.bytes().all(|b| (0x20..0x7f).contains(&b))
-}
-
-/// A serial number made of the function's name: the name where it fits, else a digest of it, so
-/// that no two drives of a rack have the same (guests make `/dev/disk/by-id` names of it).
-fn default_serial(function: &str) -> String {
-    let plain = function.replace('/', "-");
-    if plain.len() <= 20 {
-        return plain;
-    }
-    // FNV-1a.
-    let digest = function.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{}-{digest:016x}", &plain[..3])
-}
+const KIND: &str = "kind";
 
 fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
     let section = subsection(value, "control", &["lease_ttl", "return_grace"])?;

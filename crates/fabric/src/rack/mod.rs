@@ -12,17 +12,19 @@
 //! ```
 //!
 //! Reading is pure: text in, [`Rack`] or [`RackError`] out. A wrong file is refused with line,
-//! column, what is wrong and what is allowed; nothing is guessed and no key is passed over.
+//! column, what is wrong and what is allowed; nothing is guessed and no key is passed over. What the
+//! file says of a device is its class's to read, from a [`DeviceSection`].
 
 mod file;
 mod share;
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 
 pub use crate::names::{BadFunctionName, FunctionName};
 pub use crate::text::FileError as RackError;
+use crate::text::Outcome;
 pub use crate::values::format_size;
+pub use file::DeviceSection;
 
 /// A rack, as its file describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,80 +74,8 @@ pub struct Host {
 pub struct Device {
     /// Its name on the host.
     pub name: String,
-    /// What it is.
-    pub kind: DeviceKind,
-}
-
-/// What a device is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// An NVMe drive.
-    Nvme(Nvme),
-    /// A device that the timing model knows, and that no host on this machine can play.
-    Modelled(Modelled),
-}
-
-/// Kinds of device that only the timing model knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Modelled {
-    /// A graphics processor.
-    Gpu,
-    /// A network adapter.
-    Nic,
-    /// An accelerator.
-    Accelerator,
-    /// A DMA engine, such as switches with NTB ports have.
-    Dma,
-}
-
-impl DeviceKind {
-    /// The word in the file: `nvme`.
-    pub fn word(&self) -> &'static str {
-        match self {
-            DeviceKind::Nvme(_) => "nvme",
-            DeviceKind::Modelled(Modelled::Gpu) => "gpu",
-            DeviceKind::Modelled(Modelled::Nic) => "nic",
-            DeviceKind::Modelled(Modelled::Accelerator) => "accelerator",
-            DeviceKind::Modelled(Modelled::Dma) => "dma",
-        }
-    }
-}
-
-/// An NVMe drive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nvme {
-    /// Its capacity in bytes, a multiple of the block size.
-    pub size: u64,
-    /// Bytes of a logical block: 512 or 4096.
-    pub block_size: u32,
-    /// Where its data is.
-    pub backing: Backing,
-    /// Its serial number: at most 20 printable ASCII characters.
-    pub serial: String,
-}
-
-/// Where a drive's data is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Backing {
-    /// In a file that rackbus keeps in its state directory.
-    State,
-    /// In this file or block device; a relative path counts from the rack file's folder.
-    Path(PathBuf),
-    /// In the node's memory, and lost with it.
-    Memory,
-    /// Nowhere: writes are forgotten, reads leave the buffer as it was. For measuring.
-    Null,
-}
-
-impl std::fmt::Display for Backing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Backing::State => f.write_str("file"),
-            Backing::Path(path) => write!(f, "{}", path.display()),
-            Backing::Memory => f.write_str("memory"),
-            Backing::Null => f.write_str("null"),
-        }
-    }
+    /// Its class, as the file names it: `nvme`. What else the file says of it, its class reads.
+    pub kind: String,
 }
 
 /// Who may use some of a host's segments, and how.
@@ -275,12 +205,26 @@ pub struct Cable {
 }
 
 impl Rack {
-    /// Reads a rack file's `text`; `file` is its name, for messages.
+    /// Reads a rack file's `text`; `file` is its name, for messages. Of devices, nothing but `kind` is
+    /// looked at: which classes there are and what they want to be told is not the fabric's to know.
     ///
     /// # Errors
     /// [`RackError`] for the first thing that is wrong.
     pub fn parse(file: &str, text: &str) -> Result<Rack, RackError> {
-        file::parse(text).map_err(|problem| problem.locate(file, text))
+        Rack::parse_with(file, text, |_| Ok(()))
+    }
+
+    /// The same, with `read` for the sections of the devices, in the order of the hosts and of the
+    /// devices of each.
+    ///
+    /// # Errors
+    /// As [`parse`](Rack::parse), and what `read` finds wrong, with its place.
+    pub fn parse_with(
+        file: &str,
+        text: &str,
+        mut read: impl FnMut(&DeviceSection<'_>) -> Outcome<()>,
+    ) -> Result<Rack, RackError> {
+        file::parse(text, &mut read).map_err(|problem| problem.locate(file, text))
     }
 
     /// The host of that name.

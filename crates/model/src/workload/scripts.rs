@@ -47,7 +47,7 @@ pub struct Run {
     /// By name: units that steps use.
     units: BTreeMap<String, ResourceId>,
     /// By device: the word of what it is.
-    kinds: BTreeMap<String, &'static str>,
+    kinds: BTreeMap<String, String>,
 }
 
 /// Simulates `workload` in `rack`, at most `most` events of it.
@@ -124,7 +124,7 @@ impl Run {
             units: BTreeMap::new(),
             kinds: rack
                 .functions()
-                .map(|(name, device)| (name.to_string(), device.kind.word()))
+                .map(|(name, device)| (name.to_string(), device.kind.clone()))
                 .collect(),
         };
         run.add_media()?;
@@ -163,7 +163,7 @@ impl Run {
         let mut most: BTreeMap<End, u32> = BTreeMap::new();
         for spec in &self.workload.flows {
             let FlowKind::Ring { device, units, drive, .. } = &spec.kind else { continue };
-            if let Some(word) = self.kinds.get(device).filter(|word| *drive && **word != "nvme") {
+            if let Some(word) = self.kinds.get(device).filter(|word| *drive && *word != "nvme") {
                 let what = format!("`{device}` is a {word}");
                 let span = spec.places.ends.get(1).cloned().unwrap_or(0..0);
                 let allowed =

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::endpoint::{IrqChange, OutOfRegion, Region};
 use crate::engine::{EngineHandle, EngineStopped};
-use crate::function::{Bar, Mappable};
+use crate::function::{Bar, BarMemory, Mappable};
 use crate::interrupts::InterruptError;
 
 /// Why a device refused a request: what is said in the log, and the number that goes on the wire.
@@ -78,7 +78,7 @@ pub struct RegionShape {
 #[derive(Debug, Clone)]
 pub struct SharedPart {
     /// The memory.
-    pub memory: Arc<OwnedFd>,
+    pub memory: BarMemory,
     /// Where the region begins in it.
     pub offset: u64,
     /// Offset in the region and length of each mappable part.
@@ -96,18 +96,12 @@ pub struct DeviceShape {
 
 impl DeviceShape {
     /// Of a function with these BARs, and so many vectors of MSI-X and of MSI.
-    ///
-    /// # Errors
-    /// When the process has no descriptors left.
-    pub fn new(bars: Vec<Bar>, msix: u16, msi: u16) -> Result<Self, DeviceError> {
+    pub fn new(bars: Vec<Bar>, msix: u16, msi: u16) -> Self {
         let mut regions = vec![RegionShape::default(); region::COUNT as usize];
         for bar in bars {
-            let share = |part: Mappable| -> std::io::Result<SharedPart> {
-                let memory = Arc::new(part.memory.descriptor()?);
-                Ok(SharedPart { memory, offset: 0, areas: part.areas })
-            };
-            let mappable = bar.mappable.map(share).transpose();
-            let mappable = mappable.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?;
+            let share =
+                |part: Mappable| SharedPart { memory: part.memory, offset: 0, areas: part.areas };
+            let mappable = bar.mappable.map(share);
             regions[usize::from(bar.index)] = RegionShape { size: bar.size, mappable };
         }
         regions[region::CONFIG as usize].size = rackbus_spec::pcie::CONFIG_SPACE_SIZE as u64;
@@ -117,7 +111,7 @@ impl DeviceShape {
         irqs[irq::MSI as usize] = msi.into();
         // The lender asks for the function back through this one.
         irqs[irq::REQ as usize] = 1;
-        Ok(DeviceShape { regions, irqs })
+        DeviceShape { regions, irqs }
     }
 }
 
@@ -182,6 +176,52 @@ pub trait Device: Send + Sync {
     fn reset(&self) -> Result<(), DeviceError>;
 }
 
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn shape(&self) -> &DeviceShape {
+        (**self).shape()
+    }
+
+    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        (**self).read(region, offset, count)
+    }
+
+    fn write(
+        &self,
+        region: Region,
+        offset: u64,
+        data: Vec<u8>,
+        posted: bool,
+    ) -> Result<(), DeviceError> {
+        (**self).write(region, offset, data, posted)
+    }
+
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<(OwnedFd, u64)>,
+    ) -> Result<(), DeviceError> {
+        (**self).map(iova, length, access, memory)
+    }
+
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        (**self).unmap(iova, length)
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        (**self).unmap_all()
+    }
+
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+        (**self).set_irqs(change)
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        (**self).reset()
+    }
+}
+
 /// A function that an engine in this process runs.
 #[derive(Debug, Clone)]
 pub struct EngineDevice {
@@ -206,13 +246,13 @@ impl EngineDevice {
     /// Serves what `engine` runs.
     ///
     /// # Errors
-    /// When the engine has stopped, or the process has no descriptors left.
+    /// When the engine has stopped.
     pub fn new(engine: EngineHandle) -> Result<Self, DeviceError> {
         let (bars, msix, msi) = engine.call(|endpoint| {
             let info = endpoint.info();
             (endpoint.bars(), info.msix_vectors, info.msi_vectors)
         })?;
-        let shape = Arc::new(DeviceShape::new(bars, msix, msi)?);
+        let shape = Arc::new(DeviceShape::new(bars, msix, msi));
         Ok(EngineDevice { engine, shape, _scrub: None })
     }
 

@@ -219,7 +219,7 @@ impl<'a> Session<'a> {
             reply.data = capability;
         }
         if fits && let Some(mappable) = &shape.mappable {
-            let fd = mappable.memory.try_clone();
+            let fd = mappable.memory.descriptor();
             reply.fds.push(fd.map_err(|e| DeviceError::new(Errno::MFILE, e.to_string()))?);
             info.offset = mappable.offset;
         }

@@ -11,8 +11,8 @@ use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
 use rackbus_pci::{
-    Bar, Bus, Function, FunctionInfo, Mappable, Mode, ModelState, ResetKind, RestoreError,
-    SaveError, Work,
+    Bar, BarMemory, Bus, Function, FunctionInfo, Mappable, Mode, ModelState, ResetKind,
+    RestoreError, SaveError, Work,
 };
 
 /// Register offsets in BAR 0: source, destination, length; writing `GO` starts, `STATUS` tells.
@@ -34,6 +34,7 @@ pub struct Copier {
 impl Copier {
     pub fn new() -> Box<Self> {
         let memory = SharedMemory::create("copier", 0x2000).unwrap();
+        let memory = BarMemory::new(memory.descriptor().unwrap());
         let mappable = Some(Mappable { memory, areas: vec![(SHARED_PAGE, 0x1000)] });
         let bar = Bar { index: 0, size: 0x2000, is_64bit: true, prefetchable: false, mappable };
         let info = FunctionInfo {

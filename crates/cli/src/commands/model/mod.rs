@@ -11,12 +11,13 @@ mod variants;
 
 use std::path::Path;
 
+use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
-use rackbus_fabric::text::FileError;
 use rackbus_model::timing::{self, Timing};
 use rackbus_model::workload::{self, Failed, Workload};
 
 use crate::Common;
+use crate::commands::misread;
 use crate::output::{Failure, Output};
 
 /// Time a rack before it is built: the fabric's latency and bandwidth, with contention.
@@ -82,7 +83,7 @@ struct Case {
 
 impl Case {
     fn read(rack: &Source, workload: &Source) -> Result<Case, Failure> {
-        let parsed = Rack::parse(&rack.name, &rack.text).map_err(misread)?;
+        let (parsed, _) = parse_rack(&rack.name, &rack.text).map_err(misread)?;
         let timing = timing::read_for(&rack.name, &rack.text, &parsed).map_err(misread)?;
         let flows = workload::parse(&workload.name, &workload.text).map_err(misread)?;
         Ok(Case { rack: parsed, timing, workload: flows, source: workload.clone() })
@@ -96,12 +97,6 @@ impl Case {
             Failed::Stuck(error) => remedied(&error.to_string(), false),
         }
     }
-}
-
-/// A file's error: its place and cause, and what is allowed.
-fn misread(error: FileError) -> Failure {
-    let place = format!("{}:{}:{}", error.file, error.line, error.column);
-    Failure::usage(format!("{place}: {}", error.what), error.allowed)
 }
 
 /// A message that ends with its remedy.

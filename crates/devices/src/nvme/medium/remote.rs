@@ -5,8 +5,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
@@ -16,6 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Attempt, Background, Backing, Finished, MediaError, Request};
 use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
+use crate::lost::Lost;
 
 /// Between two looks whether the other node is lost, when something is waited for.
 const LOOK: Duration = Duration::from_millis(100);
@@ -27,44 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often that in all, however many answers a reset or an unmap waits for: a node that answers as
 /// slowly as it may would keep a guest waiting for minutes.
 const ANSWERS: u32 = 6;
-
-/// Whether the node that has the blocks is lost: said by who holds the conversation with it, or by
-/// the front, which has waited for too long.
-#[derive(Clone)]
-pub struct Lost(Arc<LostState>);
-
-struct LostState {
-    lost: AtomicBool,
-    end: Box<dyn Fn() + Send + Sync>,
-}
-
-impl std::fmt::Debug for Lost {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Lost").field(&self.get()).finish()
-    }
-}
-
-impl Lost {
-    /// It is not; `end` ends the conversation with it when the front gives it up.
-    pub fn new(end: impl Fn() + Send + Sync + 'static) -> Lost {
-        Lost(Arc::new(LostState { lost: AtomicBool::new(false), end: Box::new(end) }))
-    }
-
-    /// It is. What is under way fails when the engine next polls.
-    pub fn set(&self) {
-        self.0.lost.store(true, Ordering::Release);
-    }
-
-    fn give_up(&self) {
-        self.set();
-        (self.0.end)();
-    }
-
-    #[inline]
-    fn get(&self) -> bool {
-        self.0.lost.load(Ordering::Acquire)
-    }
-}
 
 /// An operation that the other node has.
 #[derive(Debug)]

@@ -10,9 +10,10 @@ use proptest::prelude::*;
 use rackbus_memory::ticks;
 use rackbus_pci::endpoint::Clock;
 
-use super::super::medium::{self, Lost};
+use super::super::medium;
 use super::background::{Control, slow_drive};
 use super::*;
+use crate::lost::Lost;
 
 /// A processor's counter that stands where it is put.
 #[derive(Clone, Default)]
@@ -163,7 +164,9 @@ fn nothing_is_begun_for_a_front_that_left_meanwhile() {
     let (user, stream) = UnixStream::pair().unwrap();
     lender.begin(Arc::new(stream));
     let offer = lender.serve_medium().unwrap();
-    let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
+    let front =
+        medium::front(&offer.description, offer.files.try_into().unwrap(), Lost::new(|| {}))
+            .unwrap();
     let mut host = Host::around(front);
     host.enable();
     host.create_pair(1, ENTRIES);

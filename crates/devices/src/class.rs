@@ -1,0 +1,193 @@
+//! Classes of devices, and which there are.
+//!
+//! A class is a folder beside this file and a line in [`CLASSES`]: what the rack file may say of its
+//! devices, how they are described, how their models are made, and the front that runs at a
+//! borrower. Whoever lends, borrows or lists devices asks here and names no class.
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rackbus_fabric::rack::{DeviceSection, Rack, RackError};
+use rackbus_fabric::text::{Outcome, list, wrong};
+use rackbus_pci::Function;
+
+use crate::lost::Lost;
+use crate::{Folders, memory, nvme};
+
+/// All classes. The last ones are those that only the timing model knows; what it needs to know of a
+/// device, the rack file says of it as a part of the fabric, whatever its class.
+pub const CLASSES: &[&dyn Class] = &[
+    &nvme::DriveClass,
+    &memory::MemoryClass,
+    &Modelled("gpu"),
+    &Modelled("nic"),
+    &Modelled("accelerator"),
+    &Modelled("dma"),
+];
+
+/// A class of devices.
+pub trait Class: Sync {
+    /// Its name: the word in the rack file, and on the link for its media.
+    fn name(&self) -> &'static str;
+
+    /// Reads what the rack file says of a device. `None`: the timing model knows it, and no host on
+    /// this machine can play it.
+    ///
+    /// # Errors
+    /// [`Problem`](rackbus_fabric::text::Problem), with its place, for what is wrong.
+    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>>;
+
+    /// The front of a medium of this class that another node has, as it described it and with the
+    /// files that it gave; `lost` says when that node is gone.
+    ///
+    /// # Errors
+    /// [`FrontError`].
+    fn front(
+        &self,
+        _description: &str,
+        _files: Vec<OwnedFd>,
+        _lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        Err(FrontError::None(self.name().to_owned()))
+    }
+}
+
+/// A device as the rack file describes it.
+pub trait DeviceConfig: Debug + Send + Sync {
+    /// What it is, in a few words for people: `1 GiB, 512 B blocks, memory`.
+    fn detail(&self) -> String;
+
+    /// Makes its model, which finds its files in `folders`.
+    ///
+    /// # Errors
+    /// When what it is made of cannot be had.
+    fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>>;
+}
+
+/// Why a front could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontError {
+    /// The class has none, or there is no such class.
+    #[error("there is no front for a medium of class {0:?}")]
+    None(String),
+    /// The medium's description is none.
+    #[error("the medium's description: {0}")]
+    Description(#[from] serde_json::Error),
+    /// What was offered is not fit.
+    #[error(transparent)]
+    Exchange(#[from] rackbus_memory::ExchangeError),
+    /// It came with the wrong number of files.
+    #[error("{0} descriptors came with the medium, not {1}")]
+    Files(usize, usize),
+    /// The device cannot be shown.
+    #[error(transparent)]
+    Device(std::io::Error),
+}
+
+/// The front of a medium of class `class`; see [`Class::front`].
+///
+/// # Errors
+/// [`FrontError`].
+pub fn front(
+    class: &str,
+    description: &str,
+    files: Vec<OwnedFd>,
+    lost: Lost,
+) -> Result<Box<dyn Function>, FrontError> {
+    match find(class) {
+        Some(class) => class.front(description, files, lost),
+        None => Err(FrontError::None(class.to_owned())),
+    }
+}
+
+/// A device of a rack, as its class read it.
+#[derive(Debug, Clone)]
+pub struct RackDevice {
+    /// Its name in the rack: `alpha/nvme0`.
+    pub function: String,
+    /// Its class.
+    pub kind: &'static str,
+    /// What it is; `None` where only the timing model knows it.
+    pub config: Option<Arc<dyn DeviceConfig>>,
+}
+
+/// Reads a rack file and all of its devices, in the order of the hosts and of the devices of each.
+///
+/// # Errors
+/// As [`Rack::parse`], and for devices of a class that there is not, or that are wrongly described.
+pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), RackError> {
+    let names: Vec<&str> = CLASSES.iter().map(|class| class.name()).collect();
+    let allowed = format!("`kind` is one of {}", list(&names));
+    let mut devices = Vec::new();
+    let rack = Rack::parse_with(file, text, |section| {
+        let (kind, span) = section.kind(&allowed)?;
+        let Some(class) = find(kind) else {
+            return wrong(span, format!("there is no kind of device `{kind}`"), allowed.clone());
+        };
+        let (function, kind) = (section.function().to_owned(), class.name());
+        devices.push(RackDevice { function, kind, config: class.read(section)? });
+        Ok(())
+    })?;
+    Ok((rack, devices))
+}
+
+fn find(name: &str) -> Option<&'static dyn Class> {
+    CLASSES.iter().find(|class| class.name() == name).copied()
+}
+
+/// A class that only the timing model knows. It has no keys of its own.
+struct Modelled(&'static str);
+
+impl Class for Modelled {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+        section.keys(&["kind"]).map(|_| None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        parse_rack("rack.toml", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_device_of_no_class_is_refused_where_it_is_and_with_the_classes_that_there_are() {
+        let device = |keys: &str| format!("name = \"lab\"\n[hosts.alpha.devices.d]\n{keys}");
+        let allowed = "`kind` is one of `nvme`, ";
+        let said = refused(&device("kind = \"tape\"\n"));
+        let expected = "rack.toml:3:8: there is no kind of device `tape`; ";
+        assert!(said.starts_with(&format!("{expected}{allowed}")), "{said}");
+        let said = refused(&device("size = 1\n"));
+        let expected = "rack.toml:2:22: device alpha/d has no `kind`; ";
+        assert!(said.starts_with(&format!("{expected}{allowed}")), "{said}");
+        let said = refused(&device("kind = \"gpu\"\nsize = 1\n"));
+        let expected = "rack.toml:4:1: unknown key `size` in device alpha/d; allowed are `kind`";
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn what_only_the_model_knows_is_read_and_not_played() {
+        let text = "name = \"lab\"\n[hosts.a.devices.g]\nkind = \"gpu\"\n\
+                    [hosts.a.devices.n]\nkind = \"nvme\"\nsize = \"1 GiB\"\n";
+        let (_, devices) = parse_rack("rack.toml", text).unwrap();
+        let devices: Vec<_> =
+            devices.iter().map(|d| (&*d.function, d.kind, d.config.is_some())).collect();
+        assert_eq!(devices, [("a/g", "gpu", false), ("a/n", "nvme", true)]);
+    }
+
+    #[test]
+    fn a_front_of_no_class_is_refused() {
+        for class in ["tape", "gpu"] {
+            let front = front(class, "{}", Vec::new(), Lost::new(|| {}));
+            let said = front.err().expect("there is none").to_string();
+            assert_eq!(said, format!("there is no front for a medium of class {class:?}"));
+        }
+    }
+}

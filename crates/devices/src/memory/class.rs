@@ -1,0 +1,100 @@
+//! Memory functions as a class: what the rack file says of one, and what follows from it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rackbus_fabric::rack::{DeviceSection, format_size};
+use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
+use rackbus_pci::Function;
+
+use super::CLASS;
+use super::function::Memory;
+use super::span::{AtReturn, Span, SpanError};
+use crate::class::{Class, DeviceConfig, FrontError};
+use crate::lost::Lost;
+use crate::place::{Folders, Place, digest};
+
+/// Memory functions.
+#[derive(Debug)]
+pub struct MemoryClass;
+
+impl Class for MemoryClass {
+    fn name(&self) -> &'static str {
+        CLASS
+    }
+
+    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+        let keys = section.keys(&["kind", "size", "backing", "at_return"])?;
+        Ok(Some(Arc::new(MemorySection::read(section.function(), &keys)?)))
+    }
+
+    fn front(
+        &self,
+        description: &str,
+        files: Vec<OwnedFd>,
+        // Memory is loaded from and stored into without asking; there is nothing to give up.
+        _lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        Ok(Box::new(Memory::front(description, files)?))
+    }
+}
+
+/// A memory function as the rack file describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct MemorySection {
+    function: String,
+    size: u64,
+    place: Place,
+    at_return: AtReturn,
+}
+
+impl MemorySection {
+    fn read(function: &str, section: &Section<'_>) -> Outcome<MemorySection> {
+        let size = section.require("size", section.size("size", 1 << 20, 64 << 40)?, SIZES)?;
+        if !size.is_power_of_two() {
+            let what = format!("`size` is {}", format_size(size));
+            return wrong(section.place("size"), what, "a BAR's size is a power of two");
+        }
+        let place = match section.text("backing", BACKINGS)? {
+            None => Place::Memory,
+            Some((text, span)) => match Place::parse(text).filter(|place| *place != Place::Null) {
+                Some(place) => place,
+                None => return wrong(span, format!("there is no backing `{text}`"), BACKINGS),
+            },
+        };
+        let at_return = match section.text("at_return", AT_RETURN)? {
+            None | Some(("zero", _)) => AtReturn::Zero,
+            Some(("keep", _)) => AtReturn::Keep,
+            Some((other, span)) => {
+                return wrong(span, format!("`at_return` is {other}"), AT_RETURN);
+            }
+        };
+        Ok(MemorySection { function: function.to_owned(), size, place, at_return })
+    }
+
+    fn span(&self, folders: &Folders) -> Result<Span, SpanError> {
+        match self.place.file(&self.function, folders) {
+            Some(path) => Span::file(&path, self.size, self.at_return),
+            None => Span::memory(self.size, self.at_return),
+        }
+    }
+}
+
+impl DeviceConfig for MemorySection {
+    fn detail(&self) -> String {
+        let kept = match self.at_return {
+            AtReturn::Zero => "zeroed",
+            AtReturn::Keep => "kept",
+        };
+        format!("{}, {}, {kept} at return", format_size(self.size), self.place)
+    }
+
+    fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>> {
+        let span = self.span(folders).map_err(std::io::Error::other)?;
+        Ok(Box::new(Memory::new(span, digest(&self.function))?))
+    }
+}
+
+const BACKINGS: &str = "`backing` is \"memory\", \"file\" (kept in the state directory), or a path with \
+                        a `/` in it (\"./ram.img\", \"/mnt/dax/ram.img\")";
+const AT_RETURN: &str = "`at_return` is \"zero\" or \"keep\"";

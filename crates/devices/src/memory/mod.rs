@@ -1,0 +1,20 @@
+//! Memory as a function: a PCI function whose BAR is a span of memory, which its user loads from and
+//! stores into without anybody trapping it.
+//!
+//! * `class`: what the rack file says of one.
+//! * `span`: the bytes, the file that holds them, and how they are taken away from a user.
+//! * `function`: the function around them.
+
+mod class;
+mod function;
+mod span;
+
+#[cfg(test)]
+mod tests;
+
+pub use class::MemoryClass;
+pub use function::{BAR, Memory};
+pub use span::{AtReturn, Span, SpanError};
+
+/// The name of the class.
+pub const CLASS: &str = "memory";

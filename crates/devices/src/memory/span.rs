@@ -1,0 +1,288 @@
+//! A span of memory: bytes in a file that users map, and their way from one file to another.
+//!
+//! Who has mapped a file keeps it for as long as it likes, and nobody can take a mapping out of
+//! another process. So what is taken away is the content: when a user returns the span, its bytes
+//! move to a new file, or zeroes take their place there, and the old file is emptied. Whoever still
+//! maps that one reads zeroes, and stores into what nobody looks at (invariant I4). A user that
+//! stores while its bytes are copied has returned the span already: what the next one finds of that
+//! is either.
+//!
+//! A memory file moves to another. A regular file moves to one beside it, which takes its name;
+//! where the file system shares blocks between files, nothing is copied. The first move is when the
+//! span is opened: somebody may still map the file from a former life of the node. A DAX device has
+//! one inode and no other to move to, so it is refused; a file on a DAX file system is as any other.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use rackbus_memory::{SharedMemory, sparse};
+use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom};
+use rustix::io::Errno;
+
+/// What becomes of a span's content when it is returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtReturn {
+    /// Zeroes take its place.
+    Zero,
+    /// The next user finds it.
+    Keep,
+}
+
+/// Why a span cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SpanError {
+    /// The file cannot be used.
+    #[error("memory function: {what} {}: {cause}", path.display())]
+    File {
+        /// The step that failed.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        cause: io::Error,
+    },
+    /// Another process has the file.
+    #[error("memory function: {} is used by another process; stop it or choose another file", path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A descriptor that was passed on is no file of this size.
+    #[error("memory function: what was passed on is no file of {0} bytes")]
+    Unfit(u64),
+    /// Memory could not be had.
+    #[error("memory function: {0}")]
+    Memory(#[from] rackbus_memory::RegionError),
+}
+
+/// Where the bytes are at home.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Home {
+    /// In memory files of this process'.
+    Memory,
+    /// In the file of this name.
+    File(PathBuf),
+    /// At another node, which takes them away itself.
+    Elsewhere,
+}
+
+/// A span of memory. It is not mapped here: what its users do to its file harms nobody.
+#[derive(Debug)]
+pub struct Span {
+    home: Home,
+    length: u64,
+    at_return: AtReturn,
+    file: File,
+}
+
+impl Span {
+    /// `length` bytes of zeroes in memory; pages are taken when they are first written.
+    ///
+    /// # Errors
+    /// [`SpanError::Memory`].
+    pub fn memory(length: u64, at_return: AtReturn) -> Result<Span, SpanError> {
+        let file = File::from(SharedMemory::reserve("memory", length)?);
+        Ok(Span { home: Home::Memory, length, at_return, file })
+    }
+
+    /// The `length` bytes of the file at `path`, which is made if it is missing or empty.
+    ///
+    /// # Errors
+    /// [`SpanError`] when it cannot be used, or has another length.
+    pub fn file(path: &Path, length: u64, at_return: AtReturn) -> Result<Span, SpanError> {
+        let failed = |what| failed(path, what);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(path).map_err(failed("cannot open"))?;
+        // Of what a link leads to, the name is exchanged, not that of the link.
+        let path = &path.canonicalize().map_err(failed("cannot use"))?;
+        let metadata = file.metadata().map_err(failed("cannot use"))?;
+        let refused = |text: String| failed("cannot use")(io::Error::other(text));
+        if metadata.file_type().is_char_device() {
+            let text = "who maps a DAX device keeps it; name a file on a DAX file system";
+            return Err(refused(text.to_owned()));
+        }
+        if !metadata.is_file() {
+            return Err(refused("it is no regular file".to_owned()));
+        }
+        lock(&file, path)?;
+        match metadata.len() {
+            0 => file.set_len(length).map_err(failed("cannot use"))?,
+            there if there == length => {}
+            there => {
+                let text = format!("it has {there} bytes, not {length}; give size = {there}");
+                return Err(refused(text));
+            }
+        }
+        let mut span = Span { home: Home::File(path.to_owned()), length, at_return, file };
+        span.take_away()?;
+        Ok(span)
+    }
+
+    /// What another process had open as `file`: an earlier life of this span, or the node that has
+    /// it, when it is not this one's to move (`elsewhere`).
+    ///
+    /// # Errors
+    /// [`SpanError::Unfit`].
+    fn passed_on(file: OwnedFd, length: u64) -> Result<File, SpanError> {
+        let file = File::from(file);
+        let fits = |metadata: std::fs::Metadata| metadata.is_file() && metadata.len() >= length;
+        match file.metadata().is_ok_and(fits) {
+            true => Ok(file),
+            false => Err(SpanError::Unfit(length)),
+        }
+    }
+
+    /// The span of another node, which gave its `file`.
+    ///
+    /// # Errors
+    /// [`SpanError::Unfit`].
+    pub fn elsewhere(file: OwnedFd, length: u64) -> Result<Span, SpanError> {
+        let file = Span::passed_on(file, length)?;
+        Ok(Span { home: Home::Elsewhere, length, at_return: AtReturn::Keep, file })
+    }
+
+    /// The span that an earlier life of its function had open as `file`: at `path`, or in memory.
+    ///
+    /// # Errors
+    /// [`SpanError::Unfit`].
+    pub fn again(
+        path: Option<&Path>,
+        length: u64,
+        at_return: AtReturn,
+        file: OwnedFd,
+    ) -> Result<Span, SpanError> {
+        let file = Span::passed_on(file, length)?;
+        let home = path.map_or(Home::Memory, |path| Home::File(path.to_owned()));
+        Ok(Span { home, length, at_return, file })
+    }
+
+    /// Its bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The file that holds it now, from its beginning on.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.file.as_fd().try_clone_to_owned()
+    }
+
+    /// Reads from `offset` on.
+    ///
+    /// # Errors
+    /// When the system cannot, or a user has truncated the file.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, data, offset)
+    }
+
+    /// Writes from `offset` on.
+    ///
+    /// # Errors
+    /// When the system cannot.
+    pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(&self.file, data, offset)
+    }
+
+    /// Takes the content away from whoever maps its file. On return it is in another, or gone, as
+    /// it is to be; what is done to the old file from now on is seen by nobody else.
+    ///
+    /// # Errors
+    /// [`SpanError`]; everything is as it was then.
+    pub fn take_away(&mut self) -> Result<(), SpanError> {
+        let old = match &self.home {
+            Home::Elsewhere => return Ok(()),
+            Home::Memory => {
+                let new = SharedMemory::reserve("memory", self.length)?;
+                if self.at_return == AtReturn::Keep {
+                    sparse::copy_sparse((&self.file, 0), (&new, 0), self.length)?;
+                }
+                std::mem::replace(&mut self.file, File::from(new))
+            }
+            Home::File(path) => {
+                let new = self.move_file(path)?;
+                std::mem::replace(&mut self.file, new)
+            }
+        };
+        // It uses no space from now on, although somebody may map it. Where a file system knows no
+        // holes it does until then, and holds what was its user's anyway.
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(&old, flags, 0, self.length);
+        Ok(())
+    }
+
+    /// A new file with the content to be, in the place of that at `path`.
+    fn move_file(&self, path: &Path) -> Result<File, SpanError> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".next");
+        let next = PathBuf::from(name);
+        let failed = |what| failed(&next, what);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let new = options.open(&next).map_err(failed("cannot make"))?;
+        lock(&new, &next)?;
+        new.set_len(self.length).map_err(failed("cannot make"))?;
+        let permissions = self.file.metadata().map(|metadata| metadata.permissions());
+        permissions
+            .and_then(|permissions| new.set_permissions(permissions))
+            .map_err(failed("cannot make"))?;
+        if self.at_return == AtReturn::Keep {
+            self.copy_to(&new).map_err(failed("cannot copy to"))?;
+        }
+        // A name that leads to half of the content would lose the rest.
+        new.sync_all().map_err(failed("cannot write"))?;
+        std::fs::rename(&next, path).map_err(failed("cannot rename"))?;
+        Ok(new)
+    }
+
+    fn copy_to(&self, new: &File) -> io::Result<()> {
+        if rustix::fs::ioctl_ficlone(new, &self.file).is_ok() {
+            // What a user appended, or cut off, is none of the span.
+            return new.set_len(self.length);
+        }
+        let mut at = 0;
+        while at < self.length {
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => break,
+                Err(cause) => return Err(cause.into()),
+            };
+            // A user may truncate the file meanwhile: there is nothing from there on.
+            let hole = match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
+                Ok(hole) => hole.min(self.length),
+                Err(Errno::NXIO) => break,
+                Err(cause) => return Err(cause.into()),
+            };
+            let (mut from, mut to) = (data, data);
+            while from < hole {
+                let length = usize::try_from(hole - from).unwrap_or(usize::MAX);
+                let (source, target) = (Some(&mut from), Some(&mut to));
+                match rustix::fs::copy_file_range(&self.file, source, new, target, length)? {
+                    0 => break,
+                    _ => {}
+                }
+            }
+            at = hole.max(data + 1);
+        }
+        Ok(())
+    }
+}
+
+fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> SpanError {
+    let path = path.to_owned();
+    move |cause| SpanError::File { what, path: path.clone(), cause }
+}
+
+/// Takes a file for this process alone.
+fn lock(file: &File, path: &Path) -> Result<(), SpanError> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(SpanError::InUse { path: path.to_owned() }),
+        Err(cause) => Err(failed(path, "cannot lock")(cause.into())),
+    }
+}

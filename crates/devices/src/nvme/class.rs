@@ -1,0 +1,212 @@
+//! NVMe drives as a class: what the rack file says of one, and what follows from it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rackbus_fabric::rack::{DeviceSection, format_size};
+use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
+use rackbus_memory::ExchangeFiles;
+use rackbus_pci::Function;
+
+use super::config::{BackingConfig, NvmeConfig};
+use super::controller::Nvme;
+use super::medium;
+use crate::class::{Class, DeviceConfig, FrontError};
+use crate::lost::Lost;
+use crate::place::{Folders, Place, digest};
+
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
+
+/// NVMe drives.
+#[derive(Debug)]
+pub struct DriveClass;
+
+impl Class for DriveClass {
+    fn name(&self) -> &'static str {
+        medium::CLASS
+    }
+
+    fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
+        let keys = section.keys(&["kind", "size", "block_size", "backing", "serial"])?;
+        Ok(Some(Arc::new(DriveSection::read(section.function(), &keys)?)))
+    }
+
+    fn front(
+        &self,
+        description: &str,
+        files: Vec<OwnedFd>,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        let count = files.len();
+        let files = ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))?;
+        Ok(Box::new(medium::front(description, files, lost)?))
+    }
+}
+
+/// A drive as the rack file describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DriveSection {
+    function: String,
+    size: u64,
+    block_size: u32,
+    place: Place,
+    serial: String,
+}
+
+impl DriveSection {
+    fn read(function: &str, section: &Section<'_>) -> Outcome<DriveSection> {
+        let size = section.require("size", section.size("size", MIB, 64 * TIB)?, SIZES)?;
+        let block_size = match section.number("block_size", BLOCKS)? {
+            None => 512,
+            Some((512, _)) => 512,
+            Some((4096, _)) => 4096,
+            Some((other, span)) => return wrong(span, format!("`block_size` is {other}"), BLOCKS),
+        };
+        if size % u64::from(block_size) != 0 {
+            let what = format!("`size` is {}", format_size(size));
+            let allowed = format!("it is a multiple of the block size, {block_size} bytes");
+            return wrong(section.place("size"), what, allowed);
+        }
+        let place = match section.text("backing", BACKINGS)? {
+            None => Place::State,
+            Some((text, span)) => match Place::parse(text) {
+                Some(place) => place,
+                None => return wrong(span, format!("there is no backing `{text}`"), BACKINGS),
+            },
+        };
+        let serial = match section.text("serial", SERIALS)? {
+            None => default_serial(function),
+            Some((text, _)) if is_serial(text) => text.to_owned(),
+            Some((text, span)) => {
+                return wrong(span, format!("`{text}` is no serial number"), SERIALS);
+            }
+        };
+        Ok(DriveSection { function: function.to_owned(), size, block_size, place, serial })
+    }
+
+    fn config(&self, folders: &Folders) -> NvmeConfig {
+        NvmeConfig {
+            block_size: self.block_size,
+            backing: match self.place.file(&self.function, folders) {
+                Some(file) => BackingConfig::File(file),
+                None if self.place == Place::Null => BackingConfig::Null,
+                None => BackingConfig::Memory,
+            },
+            ..NvmeConfig::memory(self.size, &self.serial)
+        }
+    }
+}
+
+impl DeviceConfig for DriveSection {
+    fn detail(&self) -> String {
+        let (size, block) = (format_size(self.size), self.block_size);
+        format!("{size}, {block} B blocks, {}", self.place)
+    }
+
+    fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>> {
+        let model = Nvme::new(&self.config(folders)).map_err(std::io::Error::other)?;
+        Ok(Box::new(model))
+    }
+}
+
+const BLOCKS: &str = "a block has 512 or 4096 bytes";
+const BACKINGS: &str = "`backing` is \"file\" (kept in the state directory), \"memory\", \"null\", or \
+                        a path with a `/` in it (\"./disk.img\", \"/dev/sdb\")";
+const SERIALS: &str = "a serial number has 1 to 20 printable ASCII characters";
+
+fn is_serial(text: &str) -> bool {
+    (1..=20).contains(&text.len()) && text.bytes().all(|b| (0x20..0x7f).contains(&b))
+}
+
+/// A serial number made of the function's name: the name where it fits, else a digest of it, so
+/// that no two drives of a rack have the same (guests make `/dev/disk/by-id` names of it).
+fn default_serial(function: &str) -> String {
+    let plain = function.replace('/', "-");
+    if plain.len() <= 20 {
+        return plain;
+    }
+    format!("{}-{:016x}", &plain[..3], digest(function))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::class::parse_rack;
+    use rackbus_fabric::rack::Rack;
+
+    /// The one drive of a rack whose host and device have these names, with these keys.
+    fn read(host: &str, device: &str, keys: &str) -> Result<DriveSection, String> {
+        let text =
+            format!("name = \"lab\"\n[hosts.{host}.devices.{device}]\nkind = \"nvme\"\n{keys}");
+        // The registry says the same.
+        let parsed = parse_rack("rack.toml", &text).map(drop).map_err(|error| error.to_string());
+        let mut drive = None;
+        let rack = Rack::parse_with("rack.toml", &text, |section| {
+            let keys = section.keys(&["kind", "size", "block_size", "backing", "serial"])?;
+            drive = Some(DriveSection::read(section.function(), &keys)?);
+            Ok(())
+        });
+        assert_eq!(rack.map(drop).map_err(|error| error.to_string()), parsed);
+        parsed.map(|()| drive.expect("there is one"))
+    }
+
+    #[test]
+    fn everything_can_be_said_of_a_drive() {
+        let keys = "size = \"1 TB\"\nblock_size = 4096\nbacking = \"/dev/sdb\"\nserial = \"S1\"";
+        let drive = read("zeta", "disk", keys).unwrap();
+        assert_eq!(drive.detail(), "976562500 KiB, 4096 B blocks, /dev/sdb");
+        let folders = Folders { state: "/state".into(), rack: "/rack".into() };
+        let config = drive.config(&folders);
+        let path = PathBuf::from("/dev/sdb");
+        let expected = NvmeConfig { block_size: 4096, ..NvmeConfig::file(path, drive.size, "S1") };
+        assert_eq!(config, expected);
+        let file = |backing: &str| {
+            let keys = format!("size = \"1 MiB\"\nbacking = \"{backing}\"");
+            let config = read("zeta", "disk", &keys).unwrap().config(&folders);
+            match config.backing {
+                BackingConfig::File(path) => path.display().to_string(),
+                other => format!("{other:?}"),
+            }
+        };
+        let files = ["file", "./disk.img", "memory", "null"].map(file);
+        assert_eq!(files, ["/state/disk.img", "/rack/./disk.img", "Memory", "Null"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place_and_what_is_allowed() {
+        let cases = [
+            (
+                "sise = 1",
+                "rack.toml:4:1: unknown key `sise` in device alpha/nvme0; did you mean `size`?",
+            ),
+            ("", "rack.toml:2:22: device alpha/nvme0 has no `size`"),
+            ("size = \"1 KiB\"", "rack.toml:4:8: `size` is 1 KiB; it is from 1 MiB to 64 TiB"),
+            ("size = \"lots\"", "`size` is no size"),
+            ("size = 18446744073709551616", "`size` is no size"),
+            ("size = \"99999999 TiB\"", "`size` is no size"),
+            ("size = 1048577", "multiple of the block size"),
+            ("size = -5", "`size` is no size"),
+            (
+                "size = \"1 GiB\"\nblock_size = 1024",
+                "rack.toml:5:14: `block_size` is 1024; a block has 512 or 4096 bytes",
+            ),
+            ("size = \"1 GiB\"\nbacking = \"memry\"", "there is no backing `memry`"),
+            ("size = \"1 GiB\"\nserial = \"äöü\"", "is no serial number"),
+        ];
+        for (keys, expected) in cases {
+            let error = read("alpha", "nvme0", keys).unwrap_err();
+            assert!(error.contains(expected), "{keys:?}\n gives {error}\n not {expected}");
+        }
+    }
+
+    #[test]
+    fn serial_numbers_differ() {
+        let serial =
+            |host: &str| read(host, "a-rather-long-name", "size = \"1 GiB\"").unwrap().serial;
+        assert_ne!(serial("alpha"), serial("alphb"));
+        assert!(serial("alpha").len() <= 20);
+    }
+}

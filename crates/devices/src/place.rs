@@ -1,0 +1,71 @@
+//! Where a device's data is: what `backing` says in the rack file, and the file that it means.
+
+use std::path::{Path, PathBuf};
+
+/// A place for data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In a file that rackbus keeps in its state directory.
+    State,
+    /// In this file or block device; a relative path counts from the rack file's folder.
+    Path(PathBuf),
+    /// In the node's memory, and lost with it.
+    Memory,
+    /// Nowhere.
+    Null,
+}
+
+/// The folders that a host's devices find their files in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folders {
+    /// Where rackbus keeps files of this host.
+    pub state: PathBuf,
+    /// Where the rack file is.
+    pub rack: PathBuf,
+}
+
+impl Place {
+    /// What a word in the rack file means. A path has a slash, so that a misspelt word does not
+    /// become a file.
+    pub fn parse(text: &str) -> Option<Place> {
+        match text {
+            "file" => Some(Place::State),
+            "memory" => Some(Place::Memory),
+            "null" => Some(Place::Null),
+            path if path.contains('/') => Some(Place::Path(PathBuf::from(path))),
+            _ => None,
+        }
+    }
+
+    /// The file of `function` (`alpha/nvme0`), if it is in one.
+    pub fn file(&self, function: &str, folders: &Folders) -> Option<PathBuf> {
+        match self {
+            Place::State => {
+                let device = function.rsplit('/').next().unwrap_or(function);
+                Some(folders.state.join(format!("{device}.img")))
+            }
+            // An absolute path stays as it is.
+            Place::Path(path) => Some(folders.rack.join(Path::new(path))),
+            Place::Memory | Place::Null => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::State => f.write_str("file"),
+            Place::Path(path) => write!(f, "{}", path.display()),
+            Place::Memory => f.write_str("memory"),
+            Place::Null => f.write_str("null"),
+        }
+    }
+}
+
+/// A number made of a function's name (FNV-1a), for identifiers that differ between the functions of
+/// a rack and stay what they are.
+pub(crate) fn digest(function: &str) -> u64 {
+    function.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -1,0 +1,98 @@
+//! A rack in one process: the control plane and a node for each host, over their real sockets.
+
+use std::path::Path;
+
+use rackbus_control::api::{Change, HostState};
+use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::{Client, Options, Service};
+use rackbus_devices::class::parse_rack;
+use rackbus_devices::{Folders, RackDevice};
+use rackbus_fabric::{Topology, derive};
+use rackbus_lease::Config;
+use rackbus_node::{NodeOptions, control_socket, lendable};
+use rackbus_segment::directory::{HostRange, Settings};
+use tempfile::TempDir;
+
+/// The hosts of every rack here.
+pub const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+
+/// The rack's folder and a client of its control plane.
+pub struct Rack {
+    pub folder: TempDir,
+    pub client: Client,
+}
+
+impl Rack {
+    /// The rack that `file` describes, when all of its hosts are up.
+    pub async fn start(file: &str) -> Rack {
+        let folder = tempfile::tempdir().unwrap();
+        let (rack, devices) = parse_rack("rack.toml", file).unwrap();
+        let offered = devices.iter().map(|device| InventoryDevice {
+            function: device.function.parse().unwrap(),
+            kind: device.kind.to_owned(),
+            detail: device.config.as_ref().unwrap().detail(),
+        });
+        let inventory = Inventory {
+            rack: "test".into(),
+            hosts: HOSTS.map(str::to_owned).to_vec(),
+            devices: offered.collect(),
+            ..Inventory::default()
+        };
+        let database = folder.path().join("state.db");
+        let service = Service::open(Options {
+            inventory,
+            config: Config::default(),
+            database,
+            log_lines_left_out: || 0,
+            is_node: std::sync::Arc::new(|_, _| false),
+        })
+        .unwrap();
+        let socket = control_socket(folder.path());
+        let client = Client::new(&socket);
+        let mut changes = service.changes();
+        tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
+        let topology = derive::here(&rack).unwrap();
+        for host in HOSTS {
+            tokio::spawn(rackbus_node::run(node(folder.path(), host, &devices, &topology)));
+        }
+        // Every host says that it is there.
+        let mut up = std::collections::BTreeSet::new();
+        while up.len() < HOSTS.len() {
+            if let Change::Host(host) = changes.recv().await.unwrap()
+                && host.state == HostState::Up
+            {
+                up.insert(host.host);
+            }
+        }
+        Rack { folder, client }
+    }
+}
+
+fn node(run_dir: &Path, host: &str, devices: &[RackDevice], topology: &Topology) -> NodeOptions {
+    let folders = Folders { state: run_dir.to_owned(), rack: run_dir.to_owned() };
+    NodeOptions {
+        rack: "test".into(),
+        host: host.into(),
+        run_dir: run_dir.to_owned(),
+        devices: lendable::of_host(host, devices, &folders),
+        topology: topology.clone(),
+        segments: no_segments(),
+        log_lines_left_out: || 0,
+    }
+}
+
+/// Nobody shares memory here.
+fn no_segments() -> Settings {
+    Settings {
+        node: 4,
+        hosts: Default::default(),
+        range: HostRange { base: 0, size: 0 },
+        ranges: Vec::new(),
+        rules: Default::default(),
+    }
+}
+
+/// Does what blocks, apart from the rack's own tasks.
+pub async fn blocking<R: Send + 'static>(job: impl FnOnce() -> R + Send + 'static) -> R {
+    tokio::task::spawn_blocking(job).await.unwrap()
+}
