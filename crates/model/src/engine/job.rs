@@ -9,7 +9,7 @@ use crate::time::Time;
 use super::stats::{BATCHES, FlowStats};
 use crate::random::Distribution;
 
-use super::{DistributionId, Event, FlowId, NONE, ResourceId, ScriptId, StreamId, WayId, World};
+use super::{DistributionId, Event, FlowId, NONE, ResourceId, RouteId, ScriptId, StreamId, World};
 
 /// When a step that moves bytes is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Until {
 /// A step of a script. Addresses are added to the job's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Time passes.
+    /// The job waits for so long; nothing else is used meanwhile.
     Wait(Time),
     /// Time passes, as long as is drawn.
     WaitRandom(DistributionId),
@@ -37,45 +37,45 @@ pub enum Step {
     Take(ResourceId),
     /// It is given back.
     Give(ResourceId),
-    /// Bytes are written.
+    /// Bytes are written, in packets of the requester's MPS at most.
     Write {
-        /// By what.
+        /// The queue pair or core whose requester makes the packets.
         stream: StreamId,
-        /// Where.
-        way: WayId,
-        /// At which address.
+        /// The route to the memory or device that is written to or read from.
+        route: RouteId,
+        /// Bytes from the job's own address to where the write begins.
         address: u64,
-        /// How many.
+        /// Bytes in all, of any number of packets.
         bytes: u64,
-        /// Till when.
+        /// What the job's next step waits for.
         until: Until,
     },
-    /// Bytes are read.
+    /// Bytes are read, in requests of the requester's MRRS at most; over when all have come.
     Read {
-        /// By what.
+        /// The queue pair or core whose requester makes the packets.
         stream: StreamId,
-        /// Where.
-        way: WayId,
-        /// From which address.
+        /// The route to the memory or device that is written to or read from.
+        route: RouteId,
+        /// Bytes from the job's own address to where the read begins.
         address: u64,
-        /// How many.
+        /// Bytes in all, of any number of packets.
         bytes: u64,
     },
     /// Bytes are read and, as they come, written elsewhere.
     Copy {
-        /// By what.
+        /// The queue pair or core whose requester makes the packets.
         stream: StreamId,
-        /// From where.
-        from: WayId,
-        /// From which address.
+        /// The route to what is read from; completions come back by it.
+        from: RouteId,
+        /// Bytes from the job's own address to where the read begins.
         source: u64,
-        /// To where.
-        to: WayId,
-        /// To which address.
+        /// The route to what is written to.
+        to: RouteId,
+        /// Bytes from the job's own address to where the write begins.
         target: u64,
-        /// How many.
+        /// Bytes in all, of any number of packets.
         bytes: u64,
-        /// Till when.
+        /// What the job's next step waits for.
         until: Until,
     },
     /// A script is run so many times, side by side; it goes on when all have ended. The addresses of
@@ -102,7 +102,7 @@ pub enum Arrivals {
 /// Where a flow's jobs find their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
-    /// The first.
+    /// The lowest address of all jobs.
     pub base: u64,
     /// From one job to the next.
     pub stride: u64,
@@ -122,9 +122,9 @@ impl Addresses {
 /// A source of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// What they do.
+    /// The steps of each job, shared by all of them.
     pub script: ScriptId,
-    /// How they come.
+    /// When a job begins: as others end, or by the clock.
     pub arrivals: Arrivals,
     /// How many there are at most.
     pub count: u64,
@@ -185,7 +185,7 @@ pub(super) struct Job {
 }
 
 impl World {
-    /// Adds a script.
+    /// Adds a script, which flows and [`Step::Each`] refer to by the id that it gets.
     pub fn add_script(&mut self, script: Script) -> ScriptId {
         self.scripts.push(script);
         ScriptId((self.scripts.len() - 1) as u32)
@@ -443,14 +443,20 @@ impl World {
                 self.give(resource);
                 true
             }
-            Step::Write { stream, way, address, bytes, until } => {
+            Step::Write { stream, route, address, bytes, until } => {
                 let waits = until != Until::Begun;
                 let job = if waits { id } else { NONE };
-                self.begin((stream, way), true, base + address, bytes, (flow, job, until));
+                self.begin((stream, route), true, base + address, bytes, (flow, job, until));
                 !waits
             }
-            Step::Read { stream, way, address, bytes } => {
-                self.begin((stream, way), false, base + address, bytes, (flow, id, Until::Landed));
+            Step::Read { stream, route, address, bytes } => {
+                self.begin(
+                    (stream, route),
+                    false,
+                    base + address,
+                    bytes,
+                    (flow, id, Until::Landed),
+                );
                 false
             }
             Step::Copy { stream, from, source, to, target, bytes, until } => {

@@ -17,7 +17,7 @@ macro_rules! testbeds {
     };
 }
 
-/// The testbeds.
+/// The rack files of the testbeds in `examples/testbeds`, by name.
 pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "device-lending-nvme",
     "device-lending-local",
@@ -159,7 +159,7 @@ pub(super) fn flow(kind: FlowKind, arrivals: Arrivals, count: u64, size: u64) ->
     }
 }
 
-/// Time that passes.
+/// A step in which a time passes.
 pub(super) fn wait(span: Time) -> StepSpec {
     StepSpec::Wait(Distribution::Fixed(span))
 }

@@ -64,10 +64,10 @@ pub struct Workload {
     pub flows: Vec<FlowSpec>,
 }
 
-/// A flow.
+/// Jobs of one kind that follow each other, and how they come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowSpec {
-    /// Its name.
+    /// Its name in the file, unique there.
     pub name: String,
     /// Whose it is; results are added up by it.
     pub tenant: Option<String>,
@@ -112,34 +112,34 @@ pub enum QueuesIn {
 /// What a flow's jobs do. Ends are named as in [`Assembly::end`](crate::assembly::Assembly::end).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowKind {
-    /// Writes.
+    /// DMA writes, or a processor's stores.
     Write {
-        /// By whom.
+        /// The device or host that makes the requests.
         from: String,
-        /// Where.
+        /// The host or device whose memory is written to.
         to: String,
     },
-    /// Reads.
+    /// DMA reads, or a processor's loads.
     Read {
-        /// By whom.
+        /// The device or host that makes the requests.
         from: String,
-        /// From where.
+        /// The host or device whose memory is read.
         to: String,
     },
-    /// Copies.
+    /// Reads whose bytes are written elsewhere as they come.
     Copy {
-        /// By whom.
+        /// The device or host that makes the requests.
         by: String,
-        /// From where.
+        /// The host or device whose memory is read.
         from: String,
-        /// To where.
+        /// The host or device whose memory is written to.
         to: String,
     },
-    /// Requests and responses.
+    /// A write that is answered by another, after a service.
     Request {
-        /// Who asks.
+        /// The host or device that asks.
         from: String,
-        /// Who answers.
+        /// The host or device that answers.
         to: String,
         /// Bytes of a request.
         request: u64,
@@ -148,14 +148,14 @@ pub enum FlowKind {
     },
     /// Steps, one after the other.
     Steps {
-        /// They.
+        /// The steps, in the file's order; at least one.
         steps: Vec<StepSpec>,
     },
     /// Jobs of a device with rings of descriptors.
     Ring {
-        /// Whose driver rings.
+        /// The host whose driver rings the doorbell.
         host: String,
-        /// The device.
+        /// The device that takes the job, of any host.
         device: String,
         /// Bytes of a descriptor.
         descriptor: u64,

@@ -11,7 +11,7 @@ use super::{FlowKind, FlowSpec, Workload, limits};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
     Addresses, Arrivals, Batches, Class, DistributionId, Flow, FlowId, Histogram, Passage,
-    ResourceId, Stuck, WayId, confidence,
+    ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
@@ -37,11 +37,11 @@ pub enum Failed {
 /// A workload in a rack, ready to run.
 #[derive(Debug)]
 pub struct Run {
-    /// The rack.
+    /// The rack, with the flows' scripts in its simulation.
     pub assembly: Assembly,
     workload: Workload,
-    /// By flow: its queues, and the ways that its jobs use.
-    flows: Vec<(Vec<FlowId>, Vec<WayId>)>,
+    /// By flow: its queues, and the routes that its jobs use.
+    flows: Vec<(Vec<FlowId>, Vec<RouteId>)>,
     /// By device: the jobs that it works on at a time.
     pub(super) media: BTreeMap<End, ResourceId>,
     /// By name: units that steps use.
@@ -68,19 +68,19 @@ pub fn run(
 /// A packet's passage in a trace.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TraceStep {
-    /// From which part.
+    /// The name of the part that sends it.
     pub from: String,
-    /// To which part.
+    /// The name of the part that it comes to.
     pub to: String,
     /// What it is: `MRd 512 B`.
     pub packet: String,
-    /// The packet's number.
+    /// Its number, from 0 in the order of making; it keeps it from hop to hop.
     pub number: u64,
     /// When it was ready to go, its first bit went and its last bit came, in nanoseconds.
     pub ready_ns: f64,
-    /// As above.
+    /// When its first bit was sent.
     pub begin_ns: f64,
-    /// As above.
+    /// When its last bit had arrived.
     pub end_ns: f64,
 }
 
@@ -136,13 +136,13 @@ impl Run {
         Ok(run)
     }
 
-    /// The workload's flows: their queues, and the ways that their jobs use.
-    pub fn flows(&self) -> impl Iterator<Item = (&FlowSpec, &[FlowId], &[WayId])> {
+    /// The workload's flows: their queues, and the routes that their jobs use.
+    pub fn flows(&self) -> impl Iterator<Item = (&FlowSpec, &[FlowId], &[RouteId])> {
         let flows = self.workload.flows.iter().zip(&self.flows);
-        flows.map(|(spec, (queues, ways))| (spec, &queues[..], &ways[..]))
+        flows.map(|(spec, (queues, routes))| (spec, &queues[..], &routes[..]))
     }
 
-    /// Simulates it.
+    /// Simulates up to the workload's duration, in at most `most` events.
     ///
     /// # Errors
     /// [`Stuck`].
@@ -198,7 +198,7 @@ impl Run {
         random.then(|| self.assembly.world.add_distribution(of.clone()))
     }
 
-    fn add(&mut self, nth: u64, spec: &FlowSpec) -> Result<(Vec<FlowId>, Vec<WayId>), Failed> {
+    fn add(&mut self, nth: u64, spec: &FlowSpec) -> Result<(Vec<FlowId>, Vec<RouteId>), Failed> {
         let ends = self.ends(spec)?;
         let medium = ends.get(1).and_then(|end| self.media.get(end)).copied();
         let think = match &spec.think {
@@ -213,10 +213,10 @@ impl Run {
                 spec,
                 ends: &ends,
                 script: Vec::new(),
-                ways: Vec::new(),
+                routes: Vec::new(),
             };
             job.write_script(medium)?;
-            let (script, ways) = (job.script, job.ways);
+            let (script, routes) = (job.script, job.routes);
             let script = self.assembly.world.add_script(script);
             let stride = spec.size.next_multiple_of(64);
             let base = (nth << 48) + queue * APART;
@@ -231,7 +231,7 @@ impl Run {
                 addresses,
                 think,
             }));
-            found.1 = ways;
+            found.1 = routes;
         }
         Ok(found)
     }
@@ -241,21 +241,23 @@ impl Run {
         let world = &self.assembly.world;
         let seconds = world.now().since(self.workload.warmup).seconds();
         let flows = self.workload.flows.iter().zip(&self.flows);
-        let flows: Vec<FlowResult> =
-            flows.map(|(spec, (queues, ways))| self.flow(spec, queues, ways, seconds)).collect();
-        let links = self.assembly.links().map(|(a, b, link, lane)| {
+        let flows: Vec<FlowResult> = flows
+            .map(|(spec, (queues, routes))| self.flow(spec, queues, routes, seconds))
+            .collect();
+        let links = self.assembly.links().map(|(a, b, link, direction)| {
             let name = |id| self.assembly.topology().component(id).name.clone();
             // Memory is behind a hop that is as wide as it: its own load is what there is to see.
-            let [there, back] = match world.lane_parameters(lane).wire {
-                Some(_) => [world.utilization(lane), world.utilization(lane.back())],
-                None => world.served_share(world.ends_of(lane).1),
+            let [there, back] = match world.direction_parameters(direction).wire {
+                Some(_) => [world.utilization(direction), world.utilization(direction.back())],
+                None => world.served_share(world.ends_of(direction).1),
             };
             LinkResult {
                 ends: [name(a), name(b)],
                 link: link.to_string(),
                 there,
                 back,
-                starved: world.lane(lane).starved + world.lane(lane.back()).starved,
+                starved: world.direction(direction).starved
+                    + world.direction(direction.back()).starved,
             }
         });
         let links = links.collect();
@@ -267,7 +269,13 @@ impl Run {
         Results { hosts, seconds, events: world.happened(), tenants: tenants(&flows), flows, links }
     }
 
-    fn flow(&self, spec: &FlowSpec, queues: &[FlowId], ways: &[WayId], seconds: f64) -> FlowResult {
+    fn flow(
+        &self,
+        spec: &FlowSpec,
+        queues: &[FlowId],
+        routes: &[RouteId],
+        seconds: f64,
+    ) -> FlowResult {
         let world = &self.assembly.world;
         let mut latency = Histogram::default();
         let (mut jobs, mut bytes) = (0, 0);
@@ -279,7 +287,7 @@ impl Run {
             latency.merge(&stats.latency);
             batches.iter_mut().zip(stats.batches).for_each(|(sum, more)| *sum += more);
         }
-        let lanes = ways.iter().map(|way| world.lanes_of(*way));
+        let directions = routes.iter().map(|route| world.directions_of(*route));
         let rate = bytes as f64 / seconds;
         let jobs_per_second = rate / spec.size as f64;
         // What has ended by itself is exact.
@@ -296,14 +304,17 @@ impl Run {
             confidence,
             doubt: if batched { doubt(spec, jobs, confidence, jobs_per_second) } else { None },
             latency_ns: Latency::of(&latency),
-            bottleneck: self.bottleneck(spec, ways, jobs_per_second),
-            hops: lanes.map(|lanes| lanes.len().saturating_sub(1)).max().unwrap_or(0),
+            bottleneck: self.bottleneck(spec, routes, jobs_per_second),
+            hops: directions
+                .map(|directions| directions.len().saturating_sub(1))
+                .max()
+                .unwrap_or(0),
             distribution: latency.cumulative(),
         }
     }
 
     fn step(&self, passage: &Passage) -> TraceStep {
-        let (from, to) = self.assembly.world.ends_of(passage.lane);
+        let (from, to) = self.assembly.world.ends_of(passage.direction);
         let kind = match passage.class {
             Class::Posted => "MWr",
             Class::NonPosted => "MRd",
