@@ -6,11 +6,13 @@
 //! * `iommu`: translation with a cache and page walks.
 //! * `requester`: what makes requests of reads and writes: DMA engines, processors.
 //! * `job`: the scripts that workloads are made of.
+//! * `arrivals`: when jobs come.
 //! * `stats`: what is counted.
 //!
 //! A packet costs one event for each hop, and one more where it had to wait. Switches and bridges cut
 //! through: they send on a packet's head before its tail has come, when the next link is no faster.
 
+mod arrivals;
 mod direction;
 mod iommu;
 mod job;
@@ -25,9 +27,10 @@ use crate::random::{Distribution, Random};
 use crate::time::Time;
 use crate::wire;
 
+pub use arrivals::{Addresses, Arrivals, Bursts, Flow, TracedJob};
 pub use direction::{Credits, DirectionParameters, DirectionStats};
 pub use iommu::{Iommu, IommuParameters};
-pub use job::{Addresses, Arrivals, Flow, Script, Step, Until};
+pub use job::{Script, Step, Until};
 pub use part::PartParameters;
 pub use requester::RequesterParameters;
 pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
@@ -330,14 +333,10 @@ pub struct World {
     jobs: Slab<Job>,
     scripts: Vec<Script>,
     resources: Vec<Resource>,
-    flows: Vec<job::Source>,
+    flows: Vec<arrivals::Source>,
     /// Requesters that may have something to send, after the event at hand.
     pumps: Vec<u32>,
     measured_from: Time,
-    /// The part of the measured time that it is, when it ends, and how long each is.
-    batch: usize,
-    batch_ends: Time,
-    batch_length: Time,
     distributions: Vec<Distribution>,
     random: Random,
     trace: Option<Vec<Passage>>,
@@ -379,9 +378,6 @@ impl World {
             flows: Vec::new(),
             pumps: Vec::new(),
             measured_from: Time::ZERO,
-            batch: 0,
-            batch_ends: Time::MAX,
-            batch_length: Time::MAX,
             distributions: Vec::new(),
             random: Random::new(seed),
             trace: None,
@@ -455,16 +451,11 @@ impl World {
         self.routes[route.index()].header_at(nth, class)
     }
 
-    /// From when on flows and directions count what they do. What was counted before is forgotten.
-    pub fn measure_from(&mut self, at: Time) {
-        self.measured_from = at;
-    }
-
-    /// From when on, and till when: what flows move is then counted in parts of that time, too.
+    /// From when on flows and directions count what they do, and till when: what flows move is then counted in
+    /// parts of that time, too; of a flow that is there for less, in parts of that.
     pub fn measure(&mut self, from: Time, until: Time) {
         self.measured_from = from;
-        self.batch_length = until.since(from) / stats::BATCHES as u64;
-        self.batch_ends = from + self.batch_length;
+        self.flows.iter_mut().for_each(|flow| flow.measure(from, until));
     }
 
     /// A span as a share of the measured time.

@@ -133,13 +133,15 @@ pub fn confidence(batches: &Batches) -> f64 {
 /// What a flow got done in the measured time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlowStats {
+    /// Jobs that began in the measured time.
+    pub begun: u64,
     /// Jobs that ended in the measured time, those that began before it included.
     pub jobs: u64,
     /// Bytes that came where they should, of all steps.
     pub moved: u64,
     /// The same, by parts of the measured time.
     pub batches: Batches,
-    /// Bytes that a job counts for, and those that all its steps move.
+    /// Bytes that a job counts for, and those that all its steps move; of a trace, those of all jobs.
     pub of_job: (u64, u64),
     /// How long each took.
     pub latency: Histogram,

@@ -54,8 +54,7 @@ impl Line {
     fn flow(&mut self, script: Script, arrivals: Arrivals, count: u64, bytes: u64) -> FlowId {
         let script = self.world.add_script(script);
         let addresses = Addresses::sequential(0, bytes.next_multiple_of(64));
-        let flow =
-            Flow { script, arrivals, count, bytes, begin: Time::ZERO, addresses, think: None };
+        let flow = Flow { count, addresses, ..Flow::new(script, arrivals, bytes) };
         self.world.add_flow(flow)
     }
 

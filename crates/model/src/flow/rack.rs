@@ -37,7 +37,7 @@ use super::sure::{self, Trips};
 use super::{Bottleneck, Flow, Use, fair_shares};
 use crate::engine::{Arrivals, FlowId, RouteId, World};
 use crate::timing::Timing;
-use crate::workload::{Failed, FlowKind, FlowSpec, Run, Workload};
+use crate::workload::{BlockTrace, Failed, FlowKind, FlowSpec, Run, Workload};
 
 /// What a flow gets.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -121,7 +121,8 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
     });
     let doubts = sure::doubts(&flows, &shares, &several, &trips.collect::<Vec<_>>());
     let share = |nth: usize, (spec, _, routes): (&FlowSpec, &[FlowId], &[RouteId])| {
-        let (share, note, doubt) = (&shares.flows[nth], &notes[nth], doubts[nth]);
+        let (share, note) = (&shares.flows[nth], &notes[nth]);
+        let doubt = uneven(spec).or(doubts[nth]);
         let directions = routes.iter().map(|route| world.directions_of(*route).len());
         FlowShare {
             name: spec.name.clone(),
@@ -148,6 +149,19 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         back: shares.utilization[direction.back().index()],
     });
     Ok(FlowLevel { flows, links: links.collect() })
+}
+
+/// I/Os of a trace per second, from the first to the last.
+fn mean_rate(trace: &BlockTrace) -> f64 {
+    trace.ios.len() as f64 / trace.length().seconds()
+}
+
+/// Why shares, which are those of flows that go on evenly, tell nothing of a flow.
+fn uneven(spec: &FlowSpec) -> Option<&'static str> {
+    if spec.trace.is_some() {
+        return Some("its jobs are those of a trace; simulate it");
+    }
+    spec.bursts.is_some().then_some("its jobs come in bursts; simulate it")
 }
 
 /// Whether a flow's jobs are several steps that wait for each other.
@@ -211,7 +225,7 @@ impl Limits {
     fn flow(&mut self, world: &World, spec: &FlowSpec, queues: &[FlowId]) -> (Flow, Note) {
         let depth = match spec.arrivals {
             Arrivals::Depth(depth) => depth,
-            Arrivals::Every(_) | Arrivals::Poisson(_) => 1,
+            Arrivals::Every(_) | Arrivals::Poisson(_) | Arrivals::Traced => 1,
         };
         let of = |queue: Option<&FlowId>| {
             queue.map(|queue| cost::of(world, *queue, depth)).unwrap_or_default()
@@ -233,6 +247,7 @@ impl Limits {
         let (asked, depth) = match spec.arrivals {
             Arrivals::Every(span) | Arrivals::Poisson(span) => (count / span.seconds(), None),
             Arrivals::Depth(depth) => (f64::INFINITY, Some(f64::from(depth) * count)),
+            Arrivals::Traced => (spec.trace.as_ref().map_or(f64::INFINITY, mean_rate), None),
         };
         let held = cost.held.iter().map(|(resource, span)| {
             let shared = last.held.iter().any(|(other, _)| other == resource);

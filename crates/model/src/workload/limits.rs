@@ -6,7 +6,7 @@
 
 use super::scripts::Run;
 use super::{FlowKind, FlowSpec};
-use crate::engine::{Arrivals, Class, DirectionId, PartId, RequesterId, RouteId};
+use crate::engine::{Arrivals, Class, DirectionId, FlowId, PartId, RequesterId, RouteId};
 
 /// From this share of the time on, what is used is full.
 const FULL: f64 = 0.95;
@@ -19,19 +19,30 @@ const CLASSES: [(Class, &str); 3] = [
     (Class::Completion, "completion"),
 ];
 
-/// Jobs per second that a flow asks for, where its arrivals say.
-pub(super) fn asked(spec: &FlowSpec) -> Option<f64> {
-    match spec.arrivals {
-        Arrivals::Every(span) | Arrivals::Poisson(span) => {
-            Some(f64::from(spec.queues) / span.seconds())
-        }
-        Arrivals::Depth(_) => None,
-    }
-}
-
 impl Run {
-    pub(super) fn bottleneck(&self, spec: &FlowSpec, routes: &[RouteId], rate: f64) -> String {
-        if asked(spec).is_some_and(|asked| rate >= 0.95 * asked) {
+    /// Jobs per second that a flow asks for in the `seconds` that it was measured for, where others' ends do
+    /// not decide.
+    pub(super) fn asked(&self, spec: &FlowSpec, queues: &[FlowId], seconds: f64) -> Option<f64> {
+        match spec.arrivals {
+            Arrivals::Depth(_) => None,
+            Arrivals::Every(span) | Arrivals::Poisson(span) if spec.bursts.is_none() => {
+                Some(f64::from(spec.queues) / span.seconds())
+            }
+            // As they came.
+            Arrivals::Every(_) | Arrivals::Poisson(_) | Arrivals::Traced => {
+                let begun = queues.iter().map(|queue| self.assembly.world.flow(*queue).begun);
+                Some(begun.sum::<u64>() as f64 / seconds)
+            }
+        }
+    }
+
+    pub(super) fn bottleneck(
+        &self,
+        spec: &FlowSpec,
+        routes: &[RouteId],
+        (rate, asked): (f64, Option<f64>),
+    ) -> String {
+        if asked.is_some_and(|asked| rate >= 0.95 * asked) {
             return "demand".to_owned();
         }
         let full = self.full(spec, routes);

@@ -142,6 +142,7 @@ fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
     if !matches!(spec.arrivals, Arrivals::Depth(_)) {
         spec.arrivals = Arrivals::Depth(8);
     }
+    (spec.begin, spec.end, spec.bursts, spec.trace) = (Time::ZERO, Time::MAX, None, None);
     // Long enough for some jobs of this size at a gigabyte per second.
     let duration = LEAST.max(Time::from_ns(size * 8));
     Workload { duration, warmup: duration / 4, flows: vec![spec], ..workload.clone() }

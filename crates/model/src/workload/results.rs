@@ -128,6 +128,9 @@ pub struct Results {
     pub tenants: Vec<TenantResult>,
     /// By link, in the order of the rack's parts.
     pub links: Vec<LinkResult>,
+    /// What was left out of the workload's files, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 pub(super) fn tenants(flows: &[FlowResult]) -> Vec<TenantResult> {

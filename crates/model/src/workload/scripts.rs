@@ -7,10 +7,10 @@ use rackbus_fabric::text::Problem;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, tenants};
 use super::writer::{Writer, misfit};
-use super::{FlowKind, FlowSpec, Workload, limits};
+use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Class, DistributionId, Flow, FlowId, Histogram, Passage,
+    Addresses, Arrivals, Batches, Bursts, Class, DistributionId, Flow, FlowId, Histogram, Passage,
     ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
@@ -98,6 +98,7 @@ pub fn trace(
     alone.flows.retain(|spec| spec.name == flow);
     for spec in &mut alone.flows {
         (spec.arrivals, spec.queues, spec.count) = (Arrivals::Depth(1), 1, 1);
+        (spec.begin, spec.end, spec.bursts) = (Time::ZERO, Time::MAX, None);
     }
     (alone.warmup, alone.duration) = (Time::ZERO, Time::MAX);
     let mut run = Run::new(rack, timing, &alone)?;
@@ -206,7 +207,12 @@ impl Run {
             think => Some(self.assembly.world.add_distribution(think.clone())),
         };
         let mut found = (Vec::new(), Vec::new());
-        for queue in 0..u64::from(spec.queues) {
+        let bursts = spec.bursts.as_ref().map(|[on, off]| {
+            let world = &mut self.assembly.world;
+            let [on, off] = [on, off].map(|span| world.add_distribution(span.clone()));
+            Bursts { on, off }
+        });
+        for queue in 0..spec.queues {
             let mut job = Writer {
                 run: self,
                 sources: BTreeMap::new(),
@@ -215,21 +221,30 @@ impl Run {
                 script: Vec::new(),
                 routes: Vec::new(),
             };
+            let trace = job.write_trace(medium, queue)?;
             job.write_script(medium)?;
             let (script, routes) = (job.script, job.routes);
             let script = self.assembly.world.add_script(script);
-            let stride = spec.size.next_multiple_of(64);
-            let base = (nth << 48) + queue * APART;
+            let largest = trace.iter().map(|job| job.bytes).fold(spec.size, u64::max);
+            let stride = largest.next_multiple_of(64);
+            let base = (nth << 48) + u64::from(queue) * APART;
             let addresses =
                 Addresses { base, stride, span: spec.span.max(stride), random: spec.random };
+            let count = match spec.trace {
+                Some(_) => spec.count.min(trace.len() as u64),
+                None => spec.count,
+            };
             found.0.push(self.assembly.world.add_flow(Flow {
                 script,
                 arrivals: spec.arrivals,
-                count: spec.count,
+                count,
                 bytes: spec.size,
                 begin: spec.begin,
+                end: spec.end,
                 addresses,
                 think,
+                bursts,
+                trace,
             }));
             found.1 = routes;
         }
@@ -266,7 +281,15 @@ impl Run {
             profile: self.assembly.timing().of_host(&host.name).profile.clone(),
         });
         let hosts = hosts.collect();
-        Results { hosts, seconds, events: world.happened(), tenants: tenants(&flows), flows, links }
+        Results {
+            hosts,
+            seconds,
+            events: world.happened(),
+            tenants: tenants(&flows),
+            flows,
+            links,
+            notes: self.workload.notes.clone(),
+        }
     }
 
     fn flow(
@@ -288,10 +311,12 @@ impl Run {
             batches.iter_mut().zip(stats.batches).for_each(|(sum, more)| *sum += more);
         }
         let directions = routes.iter().map(|route| world.directions_of(*route));
+        let seconds = self.measured(spec, queues).unwrap_or(seconds);
         let rate = bytes as f64 / seconds;
         let jobs_per_second = rate / spec.size as f64;
         // What has ended by itself is exact.
-        let ended = queues.iter().all(|queue| world.jobs_of(*queue) == (spec.count, spec.count));
+        let ended = queues.iter().all(|queue| world.is_over(*queue));
+        let asked = self.asked(spec, queues, seconds);
         let batched = !ended && self.workload.duration != Time::MAX;
         let confidence = batched.then(|| confidence(&batches)).filter(|width| width.is_finite());
         FlowResult {
@@ -302,15 +327,40 @@ impl Run {
             bytes_per_second: rate,
             jobs_per_second,
             confidence,
-            doubt: if batched { doubt(spec, jobs, confidence, jobs_per_second) } else { None },
+            doubt: self.unplayed(spec).or_else(|| {
+                batched.then(|| doubt(jobs, confidence, (jobs_per_second, asked))).flatten()
+            }),
             latency_ns: Latency::of(&latency),
-            bottleneck: self.bottleneck(spec, routes, jobs_per_second),
+            bottleneck: self.bottleneck(spec, routes, (jobs_per_second, asked)),
             hops: directions
                 .map(|directions| directions.len().saturating_sub(1))
                 .max()
                 .unwrap_or(0),
             distribution: latency.cumulative(),
         }
+    }
+
+    /// For how many seconds a flow was measured that is not there all the time.
+    fn measured(&self, spec: &FlowSpec, queues: &[FlowId]) -> Option<f64> {
+        if spec.begin <= self.workload.warmup && spec.end >= self.workload.duration {
+            return None;
+        }
+        let world = &self.assembly.world;
+        // Its last jobs may end after its end.
+        let ended = queues.iter().map(|queue| world.flow(*queue).ended).max().unwrap_or_default();
+        let until = spec.end.max(ended).min(world.now());
+        Some(until.since(spec.begin.max(self.workload.warmup)).seconds())
+    }
+
+    /// What of a trace was not played.
+    fn unplayed(&self, spec: &FlowSpec) -> Option<String> {
+        let length = spec.trace.as_ref().filter(|_| spec.arrivals == Arrivals::Traced)?.length();
+        let played = self.workload.duration.min(spec.end).since(spec.begin);
+        (played < length).then(|| {
+            format!(
+                "the trace lasts {length}, of which {played} were played; make `duration` longer"
+            )
+        })
     }
 
     fn step(&self, passage: &Passage) -> TraceStep {
@@ -335,20 +385,20 @@ impl Run {
 /// From this share on a rate is not known well enough.
 const WIDE: f64 = 0.05;
 
-/// What the measured time is too short to tell of a flow.
-fn doubt(spec: &FlowSpec, jobs: u64, confidence: Option<f64>, rate: f64) -> Option<String> {
+/// What the measured time is too short to tell of a flow, of which `rate` jobs per second got through where
+/// as many as `asked` came.
+fn doubt(jobs: u64, confidence: Option<f64>, (rate, asked): (f64, Option<f64>)) -> Option<String> {
     let longer = "make `duration` longer";
-    let asks = limits::asked(spec);
-    let asked = asks.filter(|asked| rate < 0.97 * asked);
+    let behind = asked.filter(|asked| rate < 0.97 * asked);
     // What gets what it asks for is known, however few its jobs.
-    let met = |width| asks.is_some_and(|asked| (rate / asked - 1.0_f64).abs() < width / 2.0);
+    let met = |width| asked.is_some_and(|asked| (rate / asked - 1.0_f64).abs() < width / 2.0);
     match confidence {
         None => Some(format!("nothing moved in the measured time; {longer}")),
         Some(width) if width > WIDE && !met(width) => {
             Some(format!("the rate is known to {:.0} % only; {longer}", width * 100.0))
         }
         _ if jobs == 0 => Some(format!("no job ended, so latencies are not known; {longer}")),
-        _ if asked.is_some() => {
+        _ if behind.is_some() => {
             Some("more is asked for than gets through: latencies grow with `duration`".to_owned())
         }
         _ => None,

@@ -8,7 +8,7 @@ use super::scripts::{Failed, Run};
 use super::steps::{How, Move, StepSpec};
 use super::{FlowKind, FlowSpec, QueuesIn};
 use crate::assembly::{AssemblyError, End, Source};
-use crate::engine::{ResourceId, RouteId, Script, Step, Until};
+use crate::engine::{ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 
@@ -123,7 +123,9 @@ impl Writer<'_> {
                 self.write(other, back, size, Until::Landed);
                 self.seen(0);
             }
-            FlowKind::Ring { .. } => return self.write_ring(medium),
+            FlowKind::Ring { input, output, .. } => {
+                return self.write_ring(medium, (*input, *output));
+            }
             FlowKind::Steps { steps } => {
                 let mut nth = 0;
                 self.script = self.steps(steps, &mut nth)?;
@@ -237,14 +239,44 @@ impl Writer<'_> {
         Ok(route)
     }
 
-    fn write_ring(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
+    /// The jobs of the trace that one queue of the flow does; none where there is no trace.
+    pub(super) fn write_trace(
+        &mut self,
+        medium: Option<ResourceId>,
+        queue: u32,
+    ) -> Result<Vec<TracedJob>, Failed> {
         let spec = self.spec;
-        let FlowKind::Ring { descriptor, input, output, service, interrupt, queues_in, .. } =
-            &spec.kind
-        else {
+        let mut scripts: BTreeMap<(bool, u64), ScriptId> = BTreeMap::new();
+        let mut jobs = Vec::new();
+        for io in spec.traced(queue) {
+            let script = match scripts.get(&(io.write, io.bytes)) {
+                Some(script) => *script,
+                None => {
+                    let moved = if io.write { (io.bytes, 0) } else { (0, io.bytes) };
+                    self.write_ring(medium, moved)?;
+                    let script = std::mem::take(&mut self.script);
+                    let script = self.run.assembly.world.add_script(script);
+                    scripts.insert((io.write, io.bytes), script);
+                    script
+                }
+            };
+            jobs.push(TracedJob { at: io.at, script, bytes: io.bytes });
+        }
+        self.routes.clear();
+        Ok(jobs)
+    }
+
+    /// A device's job that moves so many bytes to it, and from it.
+    fn write_ring(
+        &mut self,
+        medium: Option<ResourceId>,
+        (input, output): (u64, u64),
+    ) -> Result<(), Failed> {
+        let spec = self.spec;
+        let FlowKind::Ring { descriptor, service, interrupt, queues_in, .. } = &spec.kind else {
             return Ok(());
         };
-        let (driver, device) = (self.source(0)?, self.source(1)?);
+        let (driver, device) = (self.channel(0, "")?, self.channel(1, "")?);
         let (there, back) = (self.route(0, 1)?, self.route(1, 0)?);
         self.issue(0);
         let mut queues = back;
@@ -256,12 +288,12 @@ impl Writer<'_> {
         }
         self.write(driver, there, SIGNAL, Until::Landed);
         self.read(device, queues, *descriptor);
-        if *input > 0 {
-            self.read(device, back, *input);
+        if input > 0 {
+            self.read(device, back, input);
         }
         self.serve(medium, service);
-        if *output > 0 {
-            self.write(device, back, *output, Until::Begun);
+        if output > 0 {
+            self.write(device, back, output, Until::Begun);
         }
         self.write(device, back, COMPLETION, Until::Begun);
         self.write(device, back, SIGNAL, Until::Landed);

@@ -366,13 +366,10 @@ fn add(it: &mut Assembly, plan: &FlowPlan) -> Made {
     };
     let script = it.world.add_script(vec![step]);
     let flow = Flow {
-        script,
-        arrivals: Arrivals::Depth(plan.depth),
         count: plan.count,
-        bytes,
         begin: Time::from_ns(plan.begin),
-        think: None,
         addresses: Addresses::sequential(0, 1 << 16),
+        ..Flow::new(script, Arrivals::Depth(plan.depth), bytes)
     };
     let id = it.world.add_flow(flow);
     Made { plan: *plan, id, from, to, source }
