@@ -151,6 +151,30 @@ fn shares_are_near_what_is_simulated() {
 }
 
 #[test]
+fn a_trace_beside_the_workload_is_played() {
+    const FLOW: &str = "[flows.app]\nkind = \"trace\"\nhost = \"alpha\"\ndevice = \"lender/nvme0\"\n\
+                        file = \"app.blkparse\"\n";
+    let files = Files::new(|rack| rack, |_| FLOW.to_owned());
+    let missing = files.refused();
+    assert!(
+        missing.contains("workload.toml:5:8: `app.blkparse` cannot be read: No such"),
+        "{missing}"
+    );
+    let line = |nth: u64, rest: &str| format!("8,0 1 {nth} 0.{nth:06} 7 Q {rest} [app]\n");
+    let trace = line(0, "R 0 + 8") + &line(50, "FN") + &line(100, "W 8 + 64") + "nonsense\n";
+    std::fs::write(files.path("app.blkparse"), &trace).unwrap();
+    let wrong = files.refused();
+    assert!(wrong.contains("app.blkparse:4:1: `nonsense` is no line of blkparse"), "{wrong}");
+    std::fs::write(files.path("app.blkparse"), trace.replace("nonsense\n", "")).unwrap();
+    let output = files.run(&["--json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["flows"][0]["jobs"], 2);
+    assert_eq!(answer["notes"][0], "app: a flush, sync or discard of the trace is left out");
+    let depth = files.run(&["--sweep", "flows.app.depth=1,2"]);
+    assert!(depth.status.success(), "a variant's files are beside the workload too");
+}
+
+#[test]
 fn pictures_are_drawn() {
     let files = Files::new(|rack| rack, |workload| workload.replace("2 ms", "100 us"));
     let folder = files.path("pictures");

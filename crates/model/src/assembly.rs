@@ -1,7 +1,7 @@
-//! A rack put together for the simulation: the engine's parts, links and ways, made of the fabric's
+//! A rack put together for the simulation: the engine's parts, links and routes, made of the fabric's
 //! topology, its routes and the rack's timing.
 //!
-//! Ways are the fabric's own: an access is mapped as lending or connecting would map it, and then
+//! Routes are the fabric's own: an access is mapped as lending or connecting would map it, and then
 //! asked for with [`Fabric::route`], so that the model and the live system never disagree about where
 //! an address leads, or which way.
 
@@ -14,8 +14,8 @@ use rackbus_fabric::{
 };
 
 use crate::engine::{
-    Credits, IommuParameters, LaneId, LaneParameters, PartId, PartParameters, RequesterId,
-    RequesterParameters, StreamId, WayId, World,
+    Credits, DirectionId, DirectionParameters, IommuParameters, PartId, PartParameters,
+    RequesterId, RequesterParameters, RouteId, StreamId, World,
 };
 use crate::time::Time;
 use crate::timing::{HostTiming, PartTiming, Timing};
@@ -24,16 +24,16 @@ use crate::wire::{self, Wire};
 /// Bytes of a BAR of a device that nothing says more of.
 const BAR: u64 = 256 << 20;
 
-/// Why a rack or a way cannot be.
+/// Why a rack or a route cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AssemblyError {
-    /// The topology.
+    /// The rack file's parts and links make no topology.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// A mapping.
+    /// An address space has no room for, or refuses, a mapping.
     #[error(transparent)]
     Space(#[from] SpaceError),
-    /// No such part.
+    /// The rack has no part of that name.
     #[error("the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
     Unknown(String),
     /// It is there, but no end.
@@ -45,19 +45,19 @@ pub enum AssemblyError {
     /// It cannot be reached.
     #[error("no way leads from `{from}` to `{to}`; join them with links, or name other ends")]
     NoWay {
-        /// From where.
+        /// The name of the source.
         from: String,
-        /// To where.
+        /// The name of the target.
         to: String,
     },
     /// An address leads nowhere.
     #[error("`{from}` cannot reach {to}: {cause}; map it with [[fabric.windows]]")]
     Unmapped {
-        /// From where.
+        /// The name of the source.
         from: String,
-        /// To where.
+        /// The name of the target.
         to: String,
-        /// Why.
+        /// What the fabric refused it for.
         cause: AccessError,
     },
 }
@@ -67,7 +67,7 @@ pub enum AssemblyError {
 pub enum End {
     /// A host: its processor as a source, its memory as a target.
     Host(HostId),
-    /// A device.
+    /// A device: its DMA engine as a source, its registers and memory as a target.
     Device(ComponentId),
     /// An NTB's registers, seen by its host.
     Adapter(ComponentId),
@@ -78,25 +78,25 @@ pub enum End {
 /// A source of requests: whose, and a stream of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
-    /// Whose they are.
+    /// The host or device that makes them.
     pub end: End,
-    /// Its stream.
+    /// The stream that they are made in, of the end's requester.
     pub stream: StreamId,
 }
 
 /// A rack, put together.
 #[derive(Debug)]
 pub struct Assembly {
-    /// The simulation.
+    /// The simulation that the rack's parts, links and routes have been added to.
     pub world: World,
     fabric: Fabric,
     timing: Timing,
     parts: BTreeMap<ComponentId, PartId>,
     components: Vec<ComponentId>,
-    lanes: BTreeMap<(ComponentId, ComponentId), LaneId>,
+    directions: BTreeMap<(ComponentId, ComponentId), DirectionId>,
     requesters: BTreeMap<ComponentId, RequesterId>,
     mapped: BTreeMap<(HostId, End), u64>,
-    ways: BTreeMap<(End, End), WayId>,
+    routes: BTreeMap<(End, End), RouteId>,
 }
 
 impl Assembly {
@@ -117,27 +117,27 @@ impl Assembly {
             timing: timing.clone(),
             parts: BTreeMap::new(),
             components: Vec::new(),
-            lanes: BTreeMap::new(),
+            directions: BTreeMap::new(),
             requesters: BTreeMap::new(),
             mapped: BTreeMap::new(),
-            ways: BTreeMap::new(),
+            routes: BTreeMap::new(),
         };
         assembly.add_parts();
         assembly.add_links();
         assembly
     }
 
-    /// The fabric.
+    /// The fabric, with all that was mapped for routes.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
-    /// The timing.
+    /// The timing that it was put together with.
     pub fn timing(&self) -> &Timing {
         &self.timing
     }
 
-    /// The topology.
+    /// The components and links that its parts and directions stand for.
     pub fn topology(&self) -> &Topology {
         self.fabric.topology()
     }
@@ -147,16 +147,19 @@ impl Assembly {
         &self.topology().component(self.components[part.index()]).name
     }
 
-    /// The links: their ends, what they are, and the lane from the first to the second.
-    pub fn links(&self) -> impl Iterator<Item = (ComponentId, ComponentId, Link, LaneId)> {
+    /// The links: their ends, what they are, and the direction from the first to the second.
+    pub fn links(&self) -> impl Iterator<Item = (ComponentId, ComponentId, Link, DirectionId)> {
         let topology = self.topology();
-        let first = self.lanes.iter().filter(|(_, lane)| lane.index().is_multiple_of(2));
-        first.filter_map(move |((a, b), lane)| Some((*a, *b, topology.link(*a, *b)?, *lane)))
+        let first =
+            self.directions.iter().filter(|(_, direction)| direction.index().is_multiple_of(2));
+        first.filter_map(move |((a, b), direction)| {
+            Some((*a, *b, topology.link(*a, *b)?, *direction))
+        })
     }
 
-    /// The lane from one component to its neighbour.
-    pub fn lane(&self, from: ComponentId, to: ComponentId) -> Option<LaneId> {
-        self.lanes.get(&(from, to)).copied()
+    /// The direction from one component to its neighbour.
+    pub fn direction(&self, from: ComponentId, to: ComponentId) -> Option<DirectionId> {
+        self.directions.get(&(from, to)).copied()
     }
 
     fn add_parts(&mut self) {
@@ -185,19 +188,24 @@ impl Assembly {
             found.extend(later.map(|(b, link)| (a, *b, *link)));
         }
         for (a, b, link) in found {
-            if self.lanes.contains_key(&(a, b)) {
+            if self.directions.contains_key(&(a, b)) {
                 continue;
             }
-            let (there, back) = (self.lane_into(link, a, b), self.lane_into(link, b, a));
+            let (there, back) = (self.direction_into(link, a, b), self.direction_into(link, b, a));
             let ends = (self.parts[&a], self.parts[&b]);
-            let lane = self.world.add_link(ends, there, back);
-            self.lanes.insert((a, b), lane);
-            self.lanes.insert((b, a), lane.back());
+            let direction = self.world.add_link(ends, there, back);
+            self.directions.insert((a, b), direction);
+            self.directions.insert((b, a), direction.back());
         }
     }
 
-    /// The lane of a link that leads from one component into another.
-    fn lane_into(&self, link: Link, from: ComponentId, into: ComponentId) -> LaneParameters {
+    /// The direction of a link that leads from one component into another.
+    fn direction_into(
+        &self,
+        link: Link,
+        from: ComponentId,
+        into: ComponentId,
+    ) -> DirectionParameters {
         let topology = self.fabric.topology();
         let kind = |id| topology.component(id).kind;
         let timing = &self.timing.link;
@@ -205,7 +213,7 @@ impl Assembly {
         let wire = ![kind(from), kind(into)].contains(&Kind::Memory);
         let wire = wire.then(|| Wire::of(link));
         let Some(wire) = wire else {
-            return LaneParameters {
+            return DirectionParameters {
                 wire: None,
                 propagation: Time::ZERO,
                 credits: Credits::ENDLESS,
@@ -227,7 +235,7 @@ impl Assembly {
             _ => room(timing.completion),
         };
         let units = |bytes: u32| if bytes == u32::MAX { bytes } else { bytes / wire::CREDIT_BYTES };
-        LaneParameters {
+        DirectionParameters {
             wire: Some(wire),
             propagation,
             credits: Credits {
@@ -367,17 +375,17 @@ impl Assembly {
     ///
     /// # Errors
     /// [`AssemblyError`] when there is none, or the fabric refuses it.
-    pub fn way(&mut self, from: End, to: End) -> Result<WayId, AssemblyError> {
-        if let Some(way) = self.ways.get(&(from, to)) {
-            return Ok(*way);
+    pub fn route(&mut self, from: End, to: End) -> Result<RouteId, AssemblyError> {
+        if let Some(route) = self.routes.get(&(from, to)) {
+            return Ok(*route);
         }
         let components = self.components(from, to)?;
-        let lanes: Vec<LaneId> =
-            components.windows(2).filter_map(|pair| self.lane(pair[0], pair[1])).collect();
-        let way = self.world.add_way(self.parts[&components[0]], &lanes);
-        self.shorten(way, (from, to), &components);
-        self.ways.insert((from, to), way);
-        Ok(way)
+        let directions: Vec<DirectionId> =
+            components.windows(2).filter_map(|pair| self.direction(pair[0], pair[1])).collect();
+        let route = self.world.add_route(self.parts[&components[0]], &directions);
+        self.shorten(route, (from, to), &components);
+        self.routes.insert((from, to), route);
+        Ok(route)
     }
 
     /// What the processor of an end's host brings: of a device, of the host that it is in.
@@ -390,9 +398,9 @@ impl Assembly {
         self.timing.of_host(host.map_or("", |host| &topology.host(host).name))
     }
 
-    /// Tells a way where its addresses are below 4 GiB: in the source's address space up to the NTB by which
+    /// Tells a route where its addresses are below 4 GiB: in the source's address space up to the NTB by which
     /// it enters another host, and in that host's from there on.
-    fn shorten(&mut self, way: WayId, (from, to): (End, End), components: &[ComponentId]) {
+    fn shorten(&mut self, route: RouteId, (from, to): (End, End), components: &[ComponentId]) {
         const LOW: u64 = 1 << 32;
         let topology = self.fabric.topology();
         let length = self.length(to);
@@ -412,7 +420,7 @@ impl Assembly {
         let turn =
             components.iter().position(|id| topology.component(*id).host == there && there != own);
         let low = [low(own), low(there)];
-        self.world.set_low(way, turn.unwrap_or(components.len()), low);
+        self.world.set_low(route, turn.unwrap_or(components.len()), low);
     }
 
     /// Bytes of a target.
@@ -423,7 +431,7 @@ impl Assembly {
         }
     }
 
-    /// The components on the way from one end to another, both included.
+    /// The components on the route from one end to another, both included.
     ///
     /// # Errors
     /// [`AssemblyError`] when there is none, or the fabric refuses it.
@@ -442,7 +450,7 @@ impl Assembly {
         };
         if let End::Adapter(ntb) = to {
             let path = topology.path(topology.host(host).root, ntb);
-            let path = path.ok_or_else(|| self.no_way(from, to))?;
+            let path = path.ok_or_else(|| self.no_route(from, to))?;
             return Ok(path.components().to_vec());
         }
         let address = self.address((from, host), to)?;
@@ -460,10 +468,10 @@ impl Assembly {
             End::Host(there) => (there, self.topology().host(there).memory_size),
             End::Device(id) => {
                 let there = self.topology().component(id).host;
-                (there.ok_or_else(|| self.no_way(from, to))?, BAR)
+                (there.ok_or_else(|| self.no_route(from, to))?, BAR)
             }
             End::Address(there, address) if there == host => return Ok(address),
-            End::Adapter(_) | End::Address(..) => return Err(self.no_way(from, to)),
+            End::Adapter(_) | End::Address(..) => return Err(self.no_route(from, to)),
         };
         if let Some(address) = self.mapped.get(&(host, to)) {
             return Ok(*address);
@@ -482,7 +490,7 @@ impl Assembly {
         } else {
             let ours = self.address((from, there), to)?;
             let bridge = self.topology().bridge(host, there);
-            let (ntb, peer) = bridge.ok_or_else(|| self.no_way(from, to))?;
+            let (ntb, peer) = bridge.ok_or_else(|| self.no_route(from, to))?;
             let address = self.fabric.free(host, length)?;
             let target = Target::Window { ntb, peer, address: ours };
             self.fabric.map(host, address, length, Access::all(), target)?;
@@ -498,7 +506,7 @@ impl Assembly {
         let length = match to {
             End::Host(host) => self.topology().host(host).memory_size,
             End::Device(_) => BAR,
-            // Only what the file maps: a single byte tells the way.
+            // Only what the file maps: a single byte tells the route.
             End::Adapter(_) | End::Address(..) => 1,
         };
         self.grant(id, address, length)
@@ -513,13 +521,13 @@ impl Assembly {
         Ok(self.fabric.grant(id, address, length, Access::all(), address)?)
     }
 
-    fn no_way(&self, from: End, to: End) -> AssemblyError {
+    fn no_route(&self, from: End, to: End) -> AssemblyError {
         AssemblyError::NoWay { from: self.end_name(from), to: self.end_name(to) }
     }
 
     fn unmapped(&self, from: End, to: End, cause: AccessError) -> AssemblyError {
         match cause {
-            AccessError::NoWay => self.no_way(from, to),
+            AccessError::NoWay => self.no_route(from, to),
             cause => {
                 AssemblyError::Unmapped { from: self.end_name(from), to: self.end_name(to), cause }
             }

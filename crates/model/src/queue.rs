@@ -30,7 +30,7 @@ const DIGITS: usize = 1 << DIGIT_BITS;
 const LEVELS: usize = u64::BITS.div_ceil(DIGIT_BITS) as usize;
 /// Events of a chunk.
 const CHUNK: usize = 8;
-/// No chunk.
+/// In place of a chunk: the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// Events that have yet to happen. The earliest comes out first; of the same time, the one that
@@ -53,7 +53,7 @@ pub struct EventQueue<E> {
 /// A list of events in the order in which they were scheduled. Never empty while it is occupied.
 #[derive(Clone, Copy, Default)]
 struct Bucket {
-    /// Its earliest time.
+    /// The earliest time of its events.
     earliest: Time,
     first: Place,
     last: Place,
@@ -245,7 +245,6 @@ impl<E: Copy> Chunks<E> {
         Place::start_of(next)
     }
 
-    /// Begins a list.
     #[inline]
     fn start(&mut self, event: (Time, E)) -> Place {
         if self.free == NONE {

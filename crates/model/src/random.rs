@@ -66,7 +66,7 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// Draws a span.
+    /// Draws a span, with as many numbers of `random` as its kind takes.
     pub fn draw(&self, random: &mut Random) -> Time {
         match self {
             Distribution::Fixed(span) => *span,
@@ -95,7 +95,7 @@ impl Distribution {
         }
     }
 
-    /// Its mean.
+    /// The mean of what it draws; of a measured one, of spans evenly spread between its entries.
     pub fn mean(&self) -> Time {
         match self {
             Distribution::Fixed(mean)

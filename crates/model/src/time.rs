@@ -11,25 +11,25 @@ pub struct Time(u64);
 impl Time {
     /// The beginning, or no time.
     pub const ZERO: Time = Time(0);
-    /// Later than everything.
+    /// Later than every event: the end of a run that ends by itself.
     pub const MAX: Time = Time(u64::MAX);
 
-    /// `ps` picoseconds.
+    /// A time of `ps` picoseconds.
     pub const fn from_ps(ps: u64) -> Time {
         Time(ps)
     }
 
-    /// `ns` nanoseconds.
+    /// A time of `ns` nanoseconds.
     pub const fn from_ns(ns: u64) -> Time {
         Time(ns * 1_000)
     }
 
-    /// `us` microseconds.
+    /// A time of `us` microseconds.
     pub const fn from_us(us: u64) -> Time {
         Time(us * 1_000_000)
     }
 
-    /// In picoseconds.
+    /// The time in picoseconds, exact.
     pub const fn ps(self) -> u64 {
         self.0
     }

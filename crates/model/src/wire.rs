@@ -88,7 +88,7 @@ impl Wire {
         self.framing + header + payload
     }
 
-    /// Bytes per second.
+    /// Bytes of packets, headers and framing included, per second; encoding is taken off.
     pub fn rate(self) -> f64 {
         1e12 * f64::from(1u32 << FRACTION) / self.per_byte as f64
     }

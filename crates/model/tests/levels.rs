@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::{FlowLevel, shares};
-use rackbus_model::random::{Distribution, Random};
+use rackbus_model::random::Random;
 use rackbus_model::time::Time;
 use rackbus_model::timing::{DeviceTiming, HostTiming, MemoryTiming, RootTiming, Timing};
-use rackbus_model::workload::{Failed, FlowKind, FlowSpec, Places, Results, Workload, parse, run};
+use rackbus_model::workload::{Failed, FlowKind, FlowSpec, Results, Workload, parse, run};
 
 /// Makes random racks and workloads.
 struct Maker(Random);
@@ -84,20 +84,9 @@ impl Maker {
                 0 => FlowKind::Write { from, to },
                 _ => FlowKind::Read { from, to },
             };
-            FlowSpec {
-                name: format!("f{nth}"),
-                tenant: None,
-                kind,
-                size: 4096 << self.below(3),
-                arrivals: Arrivals::Depth(64),
-                queues: 1,
-                count: u64::MAX,
-                begin: Time::ZERO,
-                random: false,
-                span: 1 << 20,
-                think: Distribution::Fixed(Time::ZERO),
-                places: Places::default(),
-            }
+            let size = 4096 << self.below(3);
+            let flow = FlowSpec::new(&format!("f{nth}"), kind, Arrivals::Depth(64), size);
+            FlowSpec { span: 1 << 20, ..flow }
         });
         let flows = flows.collect();
         Workload {
@@ -106,6 +95,7 @@ impl Maker {
             warmup: Time::from_us(400),
             units: Default::default(),
             flows,
+            notes: Vec::new(),
         }
     }
 }

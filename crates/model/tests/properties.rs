@@ -280,7 +280,7 @@ proptest! {
         for (spec, flow) in lab.flows.iter().zip(&results.flows) {
             prop_assert_eq!(flow.jobs, 12 * u64::from(spec.queues), "{}", &flow.name);
         }
-        // No lane is busy for longer than there is time.
+        // No direction is busy for longer than there is time.
         for link in &results.links {
             prop_assert!(link.there <= 1.0 + 1e-9 && link.back <= 1.0 + 1e-9, "{:?}", link.ends);
         }
@@ -291,19 +291,19 @@ proptest! {
 
     #[test]
     fn bytes_arrive_as_they_were_sent(mut lab in lab(1..2)) {
-        // One flow, so that its bytes can be told on every lane of its way.
+        // One flow, so that its bytes can be told on every direction of its route.
         let flow = &mut lab.flows[0];
         flow.kind %= 2;
         let (kind, total) = (flow.kind, flow.size * u64::from(flow.queues) * 12);
         let (run, _) = lab.run(12);
         let mut carried: BTreeMap<usize, u64> = BTreeMap::new();
-        for (_, _, _, lane) in run.assembly.links() {
-            for lane in [lane, lane.back()] {
-                carried.insert(lane.index(), run.assembly.world.lane(lane).payload);
+        for (_, _, _, direction) in run.assembly.links() {
+            for direction in [direction, direction.back()] {
+                carried.insert(direction.index(), run.assembly.world.direction(direction).payload);
             }
         }
         let used: Vec<u64> = carried.into_values().filter(|bytes| *bytes > 0).collect();
-        // A way may lead through a link twice, to the root and back, but then in both directions.
+        // A route may lead through a link twice, to the root and back, but then in both directions.
         prop_assert!(!used.is_empty());
         prop_assert!(used.iter().all(|bytes| *bytes == total), "{kind}: {used:?} of {total}");
     }
@@ -313,26 +313,26 @@ proptest! {
         let mut run = lab.begin(6);
         run.assembly.world.keep_trace();
         run.go(20_000_000).unwrap();
-        let mut lanes: HashMap<usize, Vec<&Passage>> = HashMap::new();
+        let mut directions: HashMap<usize, Vec<&Passage>> = HashMap::new();
         for passage in run.assembly.world.trace() {
-            lanes.entry(passage.lane.index()).or_default().push(passage);
+            directions.entry(passage.direction.index()).or_default().push(passage);
         }
-        // By packet: the lanes it took, so that what came the same way is known.
+        // By packet: the directions it took, so that what came the same way is known.
         let mut taken: HashMap<u64, Vec<usize>> = HashMap::new();
         for passage in run.assembly.world.trace() {
-            taken.entry(passage.packet).or_default().push(passage.lane.index());
+            taken.entry(passage.packet).or_default().push(passage.direction.index());
         }
-        for (lane, passages) in &lanes {
-            // In the order of queueing: when the last write of each way, and by each way here, was sent.
+        for (direction, passages) in &directions {
+            // In the order of queueing: when the last write of each route, and by each direction here, was sent.
             let mut sent: HashMap<usize, Time> = HashMap::new();
             let mut sent_of: HashMap<&Vec<usize>, Time> = HashMap::new();
             for passage in passages {
-                let way = &taken[&passage.packet];
-                let nth = way.iter().position(|other| other == lane).and_then(|nth| nth.checked_sub(1));
-                let came = nth.and_then(|nth| way.get(nth));
+                let route = &taken[&passage.packet];
+                let nth = route.iter().position(|other| other == direction).and_then(|nth| nth.checked_sub(1));
+                let came = nth.and_then(|nth| route.get(nth));
                 if passage.class == Class::Posted {
-                    // Writes keep their order on a way; those of others may have more roots to cross.
-                    let before = sent_of.insert(way, passage.begin).unwrap_or(Time::ZERO);
+                    // Writes keep their order on a route; those of others may have more roots to cross.
+                    let before = sent_of.insert(route, passage.begin).unwrap_or(Time::ZERO);
                     prop_assert!(before <= passage.begin, "{passage:?}");
                     if let Some(came) = came {
                         let last = sent.entry(*came).or_default();

@@ -5,10 +5,10 @@ use std::time::Instant;
 use rackbus_fabric::rack::{Adapter, Cable, Physical, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::shares;
-use rackbus_model::random::{Distribution, Random};
+use rackbus_model::random::Random;
 use rackbus_model::time::Time;
 use rackbus_model::timing::Timing;
-use rackbus_model::workload::{FlowKind, FlowSpec, Places, Workload, run};
+use rackbus_model::workload::{FlowKind, FlowSpec, Workload, run};
 
 use super::{Bench, refused};
 use crate::BenchError;
@@ -65,20 +65,7 @@ fn workload(hosts: u64, flows: u64) -> Workload {
             0 => FlowKind::Read { from, to },
             _ => FlowKind::Write { from, to },
         };
-        FlowSpec {
-            name: format!("f{nth}"),
-            tenant: None,
-            kind,
-            size: 4096,
-            arrivals: Arrivals::Depth(32),
-            queues: 1,
-            count: u64::MAX,
-            begin: Time::ZERO,
-            random: false,
-            span: 64 << 20,
-            think: Distribution::Fixed(Time::ZERO),
-            places: Places::default(),
-        }
+        FlowSpec::new(&format!("f{nth}"), kind, Arrivals::Depth(32), 4096)
     };
     let flows = (0..flows).map(flow).collect();
     Workload {
@@ -87,6 +74,7 @@ fn workload(hosts: u64, flows: u64) -> Workload {
         warmup: Time::ZERO,
         units: Default::default(),
         flows,
+        notes: Vec::new(),
     }
 }
 

@@ -21,7 +21,7 @@ pub struct IommuParameters {
     pub walkers: u32,
 }
 
-/// An IOMMU's state.
+/// An IOMMU: its cache, and the walks under way.
 #[derive(Debug)]
 pub struct Iommu {
     parameters: IommuParameters,

@@ -1,15 +1,14 @@
 //! Jobs: what workloads consist of. A job runs a script, a few steps one after the other: a register
-//! write, a wait, a DMA read of a descriptor, a copy, an interrupt. Flows start jobs, so many at a
-//! time or at so many a second, and count what comes of them.
+//! write, a wait, a DMA read of a descriptor, a copy, an interrupt.
 
 use std::collections::VecDeque;
 
+use crate::random::Distribution;
 use crate::time::Time;
 
-use super::stats::{BATCHES, FlowStats};
-use crate::random::Distribution;
-
-use super::{DistributionId, Event, FlowId, NONE, ResourceId, ScriptId, StreamId, WayId, World};
+use super::{
+    Arrivals, DistributionId, Event, FlowId, NONE, ResourceId, RouteId, ScriptId, StreamId, World,
+};
 
 /// When a step that moves bytes is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +24,7 @@ pub enum Until {
 /// A step of a script. Addresses are added to the job's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Time passes.
+    /// The job waits for so long; nothing else is used meanwhile.
     Wait(Time),
     /// Time passes, as long as is drawn.
     WaitRandom(DistributionId),
@@ -37,45 +36,45 @@ pub enum Step {
     Take(ResourceId),
     /// It is given back.
     Give(ResourceId),
-    /// Bytes are written.
+    /// Bytes are written, in packets of the requester's MPS at most.
     Write {
-        /// By what.
+        /// The queue pair or core whose requester makes the packets.
         stream: StreamId,
-        /// Where.
-        way: WayId,
-        /// At which address.
+        /// The route to the memory or device that is written to or read from.
+        route: RouteId,
+        /// Bytes from the job's own address to where the write begins.
         address: u64,
-        /// How many.
+        /// Bytes in all, of any number of packets.
         bytes: u64,
-        /// Till when.
+        /// What the job's next step waits for.
         until: Until,
     },
-    /// Bytes are read.
+    /// Bytes are read, in requests of the requester's MRRS at most; over when all have come.
     Read {
-        /// By what.
+        /// The queue pair or core whose requester makes the packets.
         stream: StreamId,
-        /// Where.
-        way: WayId,
-        /// From which address.
+        /// The route to the memory or device that is written to or read from.
+        route: RouteId,
+        /// Bytes from the job's own address to where the read begins.
         address: u64,
-        /// How many.
+        /// Bytes in all, of any number of packets.
         bytes: u64,
     },
     /// Bytes are read and, as they come, written elsewhere.
     Copy {
-        /// By what.
+        /// The queue pair or core whose requester makes the packets.
         stream: StreamId,
-        /// From where.
-        from: WayId,
-        /// From which address.
+        /// The route to what is read from; completions come back by it.
+        from: RouteId,
+        /// Bytes from the job's own address to where the read begins.
         source: u64,
-        /// To where.
-        to: WayId,
-        /// To which address.
+        /// The route to what is written to.
+        to: RouteId,
+        /// Bytes from the job's own address to where the write begins.
         target: u64,
-        /// How many.
+        /// Bytes in all, of any number of packets.
         bytes: u64,
-        /// Till when.
+        /// What the job's next step waits for.
         until: Until,
     },
     /// A script is run so many times, side by side; it goes on when all have ended. The addresses of
@@ -87,64 +86,6 @@ pub enum Step {
 
 /// Steps, one after the other.
 pub type Script = Vec<Step>;
-
-/// How a flow's jobs come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrivals {
-    /// So many at a time: the next comes when one ends.
-    Depth(u32),
-    /// One each such span.
-    Every(Time),
-    /// At random (Poisson), at this mean distance.
-    Poisson(Time),
-}
-
-/// Where a flow's jobs find their bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Addresses {
-    /// The first.
-    pub base: u64,
-    /// From one job to the next.
-    pub stride: u64,
-    /// How far they go before they begin again; for random ones, within what.
-    pub span: u64,
-    /// Whether they are random multiples of the stride.
-    pub random: bool,
-}
-
-impl Addresses {
-    /// One after the other in a window of 1 GiB.
-    pub fn sequential(base: u64, stride: u64) -> Addresses {
-        Addresses { base, stride, span: 1 << 30, random: false }
-    }
-}
-
-/// A source of jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Flow {
-    /// What they do.
-    pub script: ScriptId,
-    /// How they come.
-    pub arrivals: Arrivals,
-    /// How many there are at most.
-    pub count: u64,
-    /// Bytes that each counts for.
-    pub bytes: u64,
-    /// When the first comes.
-    pub begin: Time,
-    /// Where they find their bytes.
-    pub addresses: Addresses,
-    /// What passes between the end of a job and the beginning of the next that waited for it.
-    pub think: Option<DistributionId>,
-}
-
-#[derive(Debug)]
-pub(super) struct Source {
-    flow: Flow,
-    begun: u64,
-    ended: u64,
-    pub(super) stats: FlowStats,
-}
 
 #[derive(Debug)]
 pub(super) struct Resource {
@@ -171,21 +112,21 @@ impl Resource {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
-    script: u32,
-    step: u32,
+    pub(super) script: u32,
+    pub(super) step: u32,
     /// Whether the step at hand has begun, and only its end is awaited.
-    begun: bool,
-    flow: u32,
+    pub(super) begun: bool,
+    pub(super) flow: u32,
     /// The job that waits for it, or [`NONE`].
-    parent: u32,
+    pub(super) parent: u32,
     /// Jobs that it waits for.
-    children: u32,
-    address: u64,
-    started: Time,
+    pub(super) children: u32,
+    pub(super) address: u64,
+    pub(super) started: Time,
 }
 
 impl World {
-    /// Adds a script.
+    /// Adds a script, which flows and [`Step::Each`] refer to by the id that it gets.
     pub fn add_script(&mut self, script: Script) -> ScriptId {
         self.scripts.push(script);
         ScriptId((self.scripts.len() - 1) as u32)
@@ -209,7 +150,7 @@ impl World {
         &self.distributions[id.index()]
     }
 
-    fn draw(&mut self, id: DistributionId) -> Time {
+    pub(super) fn draw(&mut self, id: DistributionId) -> Time {
         self.distributions[id.index()].draw(&mut self.random)
     }
 
@@ -222,7 +163,7 @@ impl World {
     }
 
     /// Bytes that the steps of a script move.
-    fn bytes_of(&self, script: ScriptId) -> u64 {
+    pub(super) fn bytes_of(&self, script: ScriptId) -> u64 {
         let of = |step: &Step| match step {
             Step::Write { bytes, .. } | Step::Read { bytes, .. } => *bytes,
             Step::Copy { bytes, .. } => 2 * bytes,
@@ -230,43 +171,6 @@ impl World {
             _ => 0,
         };
         self.scripts[script.index()].iter().map(of).sum()
-    }
-
-    /// Bytes of a flow's step came where they should.
-    pub(super) fn moved(&mut self, flow: u32, bytes: u64) {
-        if self.now < self.measured_from {
-            return;
-        }
-        while self.now >= self.batch_ends && self.batch + 1 < BATCHES {
-            self.batch += 1;
-            self.batch_ends += self.batch_length;
-        }
-        let stats = &mut self.flows[flow as usize].stats;
-        stats.moved += bytes;
-        stats.batches[self.batch] += bytes;
-    }
-
-    /// Jobs of a flow that have begun, and those that have ended, since the beginning.
-    pub fn jobs_of(&self, flow: FlowId) -> (u64, u64) {
-        let source = &self.flows[flow.index()];
-        (source.begun, source.ended)
-    }
-
-    /// Adds a flow. Its jobs begin when the world runs.
-    pub fn add_flow(&mut self, flow: Flow) -> FlowId {
-        let id = self.flows.len() as u32;
-        let of_job = (flow.bytes, self.bytes_of(flow.script));
-        let stats = FlowStats { of_job, ..FlowStats::default() };
-        self.flows.push(Source { flow, begun: 0, ended: 0, stats });
-        if flow.count > 0 {
-            let first = match flow.arrivals {
-                Arrivals::Poisson(mean) => self.random.exponential(mean),
-                Arrivals::Every(_) | Arrivals::Depth(_) => Time::ZERO,
-            };
-            let at = flow.begin.max(self.now) + first;
-            self.events.schedule(at, Event::Arrival(id));
-        }
-        FlowId(id)
     }
 
     /// The steps of a flow's jobs.
@@ -279,79 +183,9 @@ impl World {
         &self.scripts[script.index()]
     }
 
-    /// Where a flow's jobs find their bytes.
-    pub fn addresses(&self, flow: FlowId) -> &Addresses {
-        &self.flows[flow.index()].flow.addresses
-    }
-
     /// How many units a resource has.
     pub fn units(&self, resource: ResourceId) -> u32 {
         self.resources[resource.index()].units
-    }
-
-    pub(super) fn arrival(&mut self, flow: u32) {
-        let source = &self.flows[flow as usize];
-        match source.flow.arrivals {
-            Arrivals::Depth(depth) => {
-                for _ in 0..u64::from(depth).min(source.flow.count) {
-                    // Jobs that end at once have been followed by others already.
-                    let source = &self.flows[flow as usize];
-                    if source.begun < source.flow.count {
-                        self.start(flow, false);
-                    }
-                }
-            }
-            Arrivals::Every(span) => self.arrive_and_again(flow, span),
-            Arrivals::Poisson(mean) => {
-                let span = self.random.exponential(mean);
-                self.arrive_and_again(flow, span);
-            }
-        }
-    }
-
-    /// A thought has ended: the next job begins, unless others have used the flow's count up.
-    pub(super) fn next_job(&mut self, flow: u32) {
-        let source = &self.flows[flow as usize];
-        if source.begun < source.flow.count {
-            self.start(flow, false);
-        }
-    }
-
-    fn arrive_and_again(&mut self, flow: u32, span: Time) {
-        self.start(flow, false);
-        let source = &self.flows[flow as usize];
-        if source.begun < source.flow.count {
-            let at = self.now + span;
-            self.events.schedule(at, Event::Arrival(flow));
-        }
-    }
-
-    /// Starts a flow's next job; `later`, with an event of its own.
-    fn start(&mut self, flow: u32, later: bool) {
-        let source = &mut self.flows[flow as usize];
-        let Addresses { base, stride, span, random } = source.flow.addresses;
-        let places = (span / stride.max(1)).max(1);
-        let place = match random {
-            true => self.random.below(places),
-            false => source.begun % places,
-        };
-        source.begun += 1;
-        let script = source.flow.script.0;
-        let job = self.jobs.put(Job {
-            script,
-            step: 0,
-            begun: false,
-            flow,
-            parent: NONE,
-            children: 0,
-            address: base + place * stride,
-            started: self.now,
-        });
-        if later {
-            self.wake_job(job);
-        } else {
-            self.run_job(job);
-        }
     }
 
     /// What a job waited for has come.
@@ -400,7 +234,7 @@ impl World {
         self.scripts[job.script as usize].get(job.step as usize).copied()
     }
 
-    fn run_job(&mut self, id: u32) {
+    pub(super) fn run_job(&mut self, id: u32) {
         while let Some(step) = self.next_step(id) {
             if !self.do_step(id, step) {
                 self.jobs[id].begun = true;
@@ -443,14 +277,20 @@ impl World {
                 self.give(resource);
                 true
             }
-            Step::Write { stream, way, address, bytes, until } => {
+            Step::Write { stream, route, address, bytes, until } => {
                 let waits = until != Until::Begun;
                 let job = if waits { id } else { NONE };
-                self.begin((stream, way), true, base + address, bytes, (flow, job, until));
+                self.begin((stream, route), true, base + address, bytes, (flow, job, until));
                 !waits
             }
-            Step::Read { stream, way, address, bytes } => {
-                self.begin((stream, way), false, base + address, bytes, (flow, id, Until::Landed));
+            Step::Read { stream, route, address, bytes } => {
+                self.begin(
+                    (stream, route),
+                    false,
+                    base + address,
+                    bytes,
+                    (flow, id, Until::Landed),
+                );
                 false
             }
             Step::Copy { stream, from, source, to, target, bytes, until } => {
@@ -534,7 +374,7 @@ impl World {
                 return self.events.schedule(at, Event::Next(job.flow));
             }
             // Jobs that take no time must not follow each other without end.
-            self.start(job.flow, job.started == now);
+            self.follow(job.flow, job.started == now);
         }
     }
 }

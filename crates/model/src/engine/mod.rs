@@ -1,19 +1,21 @@
 //! The event-driven simulation: packets (TLPs) on their way through links and parts, and the jobs
 //! that cause them.
 //!
-//! * `lane`: one direction of a link: queues, credits, ordering, the wire.
+//! * `direction`: one direction of a link: queues, credits, ordering, the wire.
 //! * `part`: what happens to a packet in a switch, bridge, root complex, memory or device.
 //! * `iommu`: translation with a cache and page walks.
 //! * `requester`: what makes requests of reads and writes: DMA engines, processors.
 //! * `job`: the scripts that workloads are made of.
+//! * `arrivals`: when jobs come.
 //! * `stats`: what is counted.
 //!
 //! A packet costs one event for each hop, and one more where it had to wait. Switches and bridges cut
 //! through: they send on a packet's head before its tail has come, when the next link is no faster.
 
+mod arrivals;
+mod direction;
 mod iommu;
 mod job;
-mod lane;
 mod part;
 mod requester;
 mod stats;
@@ -25,21 +27,22 @@ use crate::random::{Distribution, Random};
 use crate::time::Time;
 use crate::wire;
 
+pub use arrivals::{Addresses, Arrivals, Bursts, Flow, TracedJob};
+pub use direction::{Credits, DirectionParameters, DirectionStats};
 pub use iommu::{Iommu, IommuParameters};
-pub use job::{Addresses, Arrivals, Flow, Script, Step, Until};
-pub use lane::{Credits, LaneParameters, LaneStats};
+pub use job::{Script, Step, Until};
 pub use part::PartParameters;
 pub use requester::RequesterParameters;
 pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
 
+use direction::Direction;
 use job::{Job, Resource};
-use lane::Lane;
 use part::Part;
 use requester::{Op, Requester};
 
-/// No place on a way.
+/// No place on a route.
 const NO_HOP: u16 = u16::MAX;
-/// No index.
+/// In place of an index: no part, direction, request or job.
 const NONE: u32 = u32::MAX;
 
 macro_rules! ids {
@@ -61,10 +64,10 @@ ids! {
     /// A part: a component of the fabric.
     PartId;
     /// One direction of a link.
-    LaneId;
-    /// A way from a requester to a target.
-    WayId;
-    /// What makes requests.
+    DirectionId;
+    /// A route from a requester to a target.
+    RouteId;
+    /// What makes requests: a DMA engine or a processor's core.
     RequesterId;
     /// A queue pair or channel of a requester: requesters take turns among theirs.
     StreamId;
@@ -78,10 +81,10 @@ ids! {
     FlowId;
 }
 
-impl LaneId {
+impl DirectionId {
     /// The same link's other direction.
-    pub fn back(self) -> LaneId {
-        LaneId(self.0 ^ 1)
+    pub fn back(self) -> DirectionId {
+        DirectionId(self.0 ^ 1)
     }
 }
 
@@ -101,11 +104,11 @@ pub enum Class {
 enum Event {
     /// A packet's stay at its part is over.
     Ready(u32),
-    /// A lane may send again.
+    /// A direction may send again.
     Free(u32),
     /// A target has served a packet.
     Served(u32),
-    /// A read of a stage that the part at a lane's end tracks has been answered.
+    /// A read of a level that the part at a direction's end tracks has been answered.
     Answered(u8, u32),
     /// A requester may make its next packet.
     Pump(u32),
@@ -117,7 +120,7 @@ enum Event {
     Next(u32),
 }
 
-/// A packet.
+/// A packet (TLP), or a piece of one, from its making to its end.
 #[derive(Debug, Clone, Copy)]
 struct Tlp {
     class: Class,
@@ -125,14 +128,14 @@ struct Tlp {
     last: bool,
     /// Its address has been translated at the part where it is.
     translated: bool,
-    /// The place on its way where it is: an index of the way's parts.
+    /// The place on its route where it is: an index of the route's parts.
     hop: u16,
     /// The bytes that it carries, or that a read asks for.
     bytes: u32,
-    way: u32,
+    route: u32,
     /// For writes the operation, else the request.
     owner: u32,
-    /// The lane by which it came; [`NONE`] where it was made.
+    /// The direction by which it came; [`NONE`] where it was made.
     ingress: u32,
     /// The requester to tell when it leaves the part where it was made.
     maker: u32,
@@ -175,7 +178,7 @@ impl Tlp {
 struct Request {
     op: u32,
     left: u32,
-    /// The place on its way where it was split, or [`NO_HOP`].
+    /// The place on its route where it was split, or [`NO_HOP`].
     split_at: u16,
     /// Bytes of its completions that have come there.
     back: u32,
@@ -185,19 +188,19 @@ struct Request {
     whole: u32,
 }
 
-/// A way through the fabric.
+/// A route through the fabric.
 #[derive(Debug, Clone)]
-struct Way {
+struct Route {
     parts: Box<[u32]>,
-    /// `lanes[i]` leads from `parts[i]` to `parts[i + 1]`.
-    lanes: Box<[u32]>,
+    /// `directions[i]` leads from `parts[i]` to `parts[i + 1]`.
+    directions: Box<[u32]>,
     /// By part: how many of those after it are root complexes that pass packets from link to link.
-    stages: Box<[u8]>,
+    levels: Box<[u8]>,
     /// From this part on, and up to the one before it, whether addresses are below 4 GiB.
     low: (usize, [bool; 2]),
 }
 
-impl Way {
+impl Route {
     /// Bytes of the header of a packet that leaves the part where it is.
     fn header(&self, tlp: &Tlp) -> u32 {
         self.header_at(usize::from(tlp.hop), tlp.class)
@@ -274,13 +277,13 @@ pub struct Passage {
     /// The packet of which it is a piece; itself where it is none.
     pub whole: u64,
     /// Its way; completions go it backwards.
-    pub way: WayId,
-    /// Its class.
+    pub route: RouteId,
+    /// What flow control and ordering tell it by.
     pub class: Class,
     /// Bytes that it carries, or that a read asks for.
     pub bytes: u32,
-    /// The lane that it took.
-    pub lane: LaneId,
+    /// The direction that it took.
+    pub direction: DirectionId,
     /// When its stay at the part before was over and it could be sent.
     pub ready: Time,
     /// When its first bit was sent.
@@ -298,7 +301,7 @@ pub enum Stuck {
          credits, or the resources more units"
     )]
     Deadlock {
-        /// When.
+        /// The time of the last event.
         at: Time,
         /// Jobs that are not done.
         jobs: usize,
@@ -319,8 +322,8 @@ pub struct World {
     events: EventQueue<Event>,
     happened: u64,
     parts: Vec<Part>,
-    lanes: Vec<Lane>,
-    ways: Vec<Way>,
+    directions: Vec<Direction>,
+    routes: Vec<Route>,
     requesters: Vec<Requester>,
     /// By stream: its requester, and its number there.
     streams: Vec<(u32, u32)>,
@@ -330,15 +333,10 @@ pub struct World {
     jobs: Slab<Job>,
     scripts: Vec<Script>,
     resources: Vec<Resource>,
-    flows: Vec<job::Source>,
+    flows: Vec<arrivals::Source>,
     /// Requesters that may have something to send, after the event at hand.
     pumps: Vec<u32>,
-    /// When measuring begins.
     measured_from: Time,
-    /// The part of the measured time that it is, when it ends, and how long each is.
-    batch: usize,
-    batch_ends: Time,
-    batch_length: Time,
     distributions: Vec<Distribution>,
     random: Random,
     trace: Option<Vec<Passage>>,
@@ -353,7 +351,7 @@ impl fmt::Debug for World {
         f.debug_struct("World")
             .field("now", &self.now)
             .field("parts", &self.parts.len())
-            .field("lanes", &self.lanes.len())
+            .field("directions", &self.directions.len())
             .field("packets", &self.tlps.used())
             .finish_non_exhaustive()
     }
@@ -367,8 +365,8 @@ impl World {
             events: EventQueue::new(),
             happened: 0,
             parts: Vec::new(),
-            lanes: Vec::new(),
-            ways: Vec::new(),
+            directions: Vec::new(),
+            routes: Vec::new(),
             requesters: Vec::new(),
             streams: Vec::new(),
             tlps: Slab::new(),
@@ -380,9 +378,6 @@ impl World {
             flows: Vec::new(),
             pumps: Vec::new(),
             measured_from: Time::ZERO,
-            batch: 0,
-            batch_ends: Time::MAX,
-            batch_length: Time::MAX,
             distributions: Vec::new(),
             random: Random::new(seed),
             trace: None,
@@ -391,7 +386,7 @@ impl World {
         }
     }
 
-    /// The time.
+    /// The simulated time: that of the last event, or of the end of the run.
     pub fn now(&self) -> Time {
         self.now
     }
@@ -401,71 +396,66 @@ impl World {
         self.happened
     }
 
-    /// Adds a part.
+    /// Adds a part that no link leads to yet.
     pub fn add_part(&mut self, parameters: PartParameters) -> PartId {
         self.parts.push(Part::new(parameters));
         PartId((self.parts.len() - 1) as u32)
     }
 
-    /// Joins two parts; gives the lane from `a` to `b`, the other way's has the next number. `there`
-    /// is what the lane to `b` is like, `back` the one to `a`.
+    /// Joins two parts; gives the direction from `a` to `b`, the other way's has the next number. `there`
+    /// is what the direction to `b` is like, `back` the one to `a`.
     pub fn add_link(
         &mut self,
         (a, b): (PartId, PartId),
-        there: LaneParameters,
-        back: LaneParameters,
-    ) -> LaneId {
-        let id = LaneId(self.lanes.len() as u32);
-        self.lanes.push(Lane::new(a.0, b.0, &there));
-        self.lanes.push(Lane::new(b.0, a.0, &back));
+        there: DirectionParameters,
+        back: DirectionParameters,
+    ) -> DirectionId {
+        let id = DirectionId(self.directions.len() as u32);
+        self.directions.push(Direction::new(a.0, b.0, &there));
+        self.directions.push(Direction::new(b.0, a.0, &back));
         id
     }
 
-    /// Adds a way along `lanes`, each of which begins where the one before ends. One without lanes is
+    /// Adds a route along `directions`, each of which begins where the one before ends. One without directions is
     /// from a part to itself.
     ///
     /// # Panics
-    /// When the lanes do not join, which is the caller's mistake.
-    pub fn add_way(&mut self, from: PartId, lanes: &[LaneId]) -> WayId {
+    /// When the directions do not join, which is the caller's mistake.
+    pub fn add_route(&mut self, from: PartId, directions: &[DirectionId]) -> RouteId {
         let mut parts = vec![from.0];
-        for lane in lanes {
-            let lane = &self.lanes[lane.index()];
-            assert_eq!(parts.last(), Some(&lane.from), "a way's lanes join");
-            parts.push(lane.to);
+        for direction in directions {
+            let direction = &self.directions[direction.index()];
+            assert_eq!(parts.last(), Some(&direction.from), "a route's directions join");
+            parts.push(direction.to);
         }
-        let lanes: Box<[u32]> = lanes.iter().map(|lane| lane.0).collect();
-        let outer = |lane: u32| self.lanes[lane as usize].wire.is_some();
-        let mut stages = vec![0; parts.len()];
-        for nth in (1..lanes.len()).rev() {
-            let turns = self.parts[parts[nth] as usize].turns() && outer(lanes[nth]);
-            stages[nth - 1] = (stages[nth] + u8::from(turns)).min(part::STAGES as u8 - 1);
+        let directions: Box<[u32]> = directions.iter().map(|direction| direction.0).collect();
+        let outer = |direction: u32| self.directions[direction as usize].wire.is_some();
+        let mut levels = vec![0; parts.len()];
+        for nth in (1..directions.len()).rev() {
+            let turns = self.parts[parts[nth] as usize].turns() && outer(directions[nth]);
+            levels[nth - 1] = (levels[nth] + u8::from(turns)).min(direction::LEVELS as u8 - 1);
         }
         let low = (0, [false; 2]);
-        self.ways.push(Way { parts: parts.into(), lanes, stages: stages.into(), low });
-        WayId((self.ways.len() - 1) as u32)
+        self.routes.push(Route { parts: parts.into(), directions, levels: levels.into(), low });
+        RouteId((self.routes.len() - 1) as u32)
     }
 
-    /// Says where a way's addresses are below 4 GiB, whose requests have shorter headers: before the part
-    /// `turn` of the way, which translates them, and from there on.
-    pub fn set_low(&mut self, way: WayId, turn: usize, low: [bool; 2]) {
-        self.ways[way.index()].low = (turn, low);
+    /// Says where a route's addresses are below 4 GiB, whose requests have shorter headers: before the part
+    /// `turn` of the route, which translates them, and from there on.
+    pub fn set_low(&mut self, route: RouteId, turn: usize, low: [bool; 2]) {
+        self.routes[route.index()].low = (turn, low);
     }
 
-    /// Bytes of the header of a packet of a class on lane `nth` of a way, counted from its beginning.
-    pub fn header(&self, way: WayId, nth: usize, class: Class) -> u32 {
-        self.ways[way.index()].header_at(nth, class)
+    /// Bytes of the header of a packet of a class on direction `nth` of a route, counted from its beginning.
+    pub fn header(&self, route: RouteId, nth: usize, class: Class) -> u32 {
+        self.routes[route.index()].header_at(nth, class)
     }
 
-    /// From when on flows and lanes count what they do. What was counted before is forgotten.
-    pub fn measure_from(&mut self, at: Time) {
-        self.measured_from = at;
-    }
-
-    /// From when on, and till when: what flows move is then counted in parts of that time, too.
+    /// From when on flows and directions count what they do, and till when: what flows move is then counted in
+    /// parts of that time, too; of a flow that is there for less, in parts of that.
     pub fn measure(&mut self, from: Time, until: Time) {
         self.measured_from = from;
-        self.batch_length = until.since(from) / stats::BATCHES as u64;
-        self.batch_ends = from + self.batch_length;
+        self.flows.iter_mut().for_each(|flow| flow.measure(from, until));
     }
 
     /// A span as a share of the measured time.
@@ -483,19 +473,19 @@ impl World {
         self.trace = Some(Vec::new());
     }
 
-    /// The passages kept.
+    /// The passages since [`World::keep_trace`], in the order in which packets were sent.
     pub fn trace(&self) -> &[Passage] {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// What a lane counted since measuring began.
-    pub fn lane(&self, lane: LaneId) -> &LaneStats {
-        &self.lanes[lane.index()].stats
+    /// What a direction counted since measuring began.
+    pub fn direction(&self, direction: DirectionId) -> &DirectionStats {
+        &self.directions[direction.index()].stats
     }
 
-    /// The share of the measured time for which a lane was sending, from 0 to 1.
-    pub fn utilization(&self, lane: LaneId) -> f64 {
-        self.share(self.lane(lane).busy)
+    /// The share of the measured time for which a direction was sending, from 0 to 1.
+    pub fn utilization(&self, direction: DirectionId) -> f64 {
+        self.share(self.direction(direction).busy)
     }
 
     /// What a flow counted since measuring began.
@@ -507,7 +497,7 @@ impl World {
     pub fn memory(&self) -> usize {
         let slabs =
             [self.tlps.memory(), self.requests.memory(), self.ops.memory(), self.jobs.memory()];
-        let queues = self.lanes.iter().map(Lane::memory).sum::<usize>()
+        let queues = self.directions.iter().map(Direction::memory).sum::<usize>()
             + self.requesters.iter().map(Requester::memory).sum::<usize>();
         slabs.iter().sum::<usize>() + queues + self.events.memory()
     }
@@ -519,7 +509,7 @@ impl World {
         let now = self.now + Time::from_us(1_000);
         let empty = self.tlps.used() + self.requests.used() + self.ops.used() + self.jobs.used();
         empty == 0
-            && self.lanes.iter_mut().all(|lane| lane.is_whole(now))
+            && self.directions.iter_mut().all(|direction| direction.is_whole(now))
             && self.requesters.iter().all(Requester::is_whole)
             && self.parts.iter().all(Part::is_whole)
             && self.resources.iter().all(Resource::is_whole)
@@ -559,9 +549,9 @@ impl World {
         self.happened += 1;
         match event {
             Event::Ready(tlp) => self.ready(tlp),
-            Event::Free(lane) => self.lane_free(lane),
+            Event::Free(direction) => self.direction_free(direction),
             Event::Served(tlp) => self.served(tlp),
-            Event::Answered(stage, lane) => self.untrack(lane, usize::from(stage)),
+            Event::Answered(level, direction) => self.untrack(direction, usize::from(level)),
             Event::Pump(requester) => self.pump_timer(requester),
             Event::Job(job) => self.go_on(job),
             Event::Arrival(flow) => self.arrival(flow),
@@ -572,7 +562,6 @@ impl World {
         }
     }
 
-    /// Makes a packet.
     fn make(&mut self, tlp: Tlp) -> u32 {
         let id = self.tlps.put(tlp);
         if self.trace.is_some() {

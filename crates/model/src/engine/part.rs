@@ -1,13 +1,14 @@
 //! What happens to a packet at a part: it is passed on after a stay, checked and split at a root
-//! complex, or served where its way ends.
+//! complex, or served where its route ends.
 
 use std::collections::VecDeque;
 
 use crate::time::Time;
 
+use super::direction::LEVELS;
 use super::iommu::{Iommu, IommuParameters};
 use super::requester::upto;
-use super::{Class, Event, LaneId, NONE, PartId, Tlp, World};
+use super::{Class, DirectionId, Event, NONE, PartId, Tlp, World};
 
 /// What a part is like.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,11 +63,9 @@ impl Default for PartParameters {
     }
 }
 
-/// Parts with trackers that a request may have before it and still be told from those with fewer.
-pub(super) const STAGES: usize = super::lane::LEVELS;
-
+/// The trackers of requests of one level, and what waits for them.
 #[derive(Debug)]
-struct Stage {
+struct TrackerPool {
     free: u32,
     waiting: VecDeque<u32>,
 }
@@ -77,9 +76,9 @@ pub(super) struct Part {
     iommu: Option<Iommu>,
     /// Until when it serves what has come.
     busy_until: Time,
-    /// By stage: trackers that are free, and requests that wait for one.
-    stages: [Stage; STAGES],
-    /// Since when all trackers of a stage are taken while requests wait, and how long that was.
+    /// By level: trackers that are free, and requests that wait for one.
+    pools: [TrackerPool; LEVELS],
+    /// Since when all trackers of a level are taken while requests wait, and how long that was.
     full_since: Time,
     full: Time,
     /// How long it served writes, and reads.
@@ -87,16 +86,16 @@ pub(super) struct Part {
     /// Until when it passes on writes from link to link, and how long it did.
     peers_until: Time,
     peers: Time,
-    /// By lane: until when packets that came by it wait for the translation of an earlier one.
+    /// By direction: until when packets that came by it wait for the translation of an earlier one.
     held: Vec<(u32, Time)>,
-    /// By lane: until when the last write stays that came by it, and by another part of the chip.
+    /// By direction: until when the last write stays that came by it, and by another part of the chip.
     writes: Vec<(u32, Time)>,
 }
 
-/// The entry of a lane.
-fn last(times: &mut Vec<(u32, Time)>, lane: u32) -> &mut Time {
-    let nth = times.iter().position(|(by, _)| *by == lane).unwrap_or_else(|| {
-        times.push((lane, Time::ZERO));
+/// The entry of a direction.
+fn last(times: &mut Vec<(u32, Time)>, direction: u32) -> &mut Time {
+    let nth = times.iter().position(|(by, _)| *by == direction).unwrap_or_else(|| {
+        times.push((direction, Time::ZERO));
         times.len() - 1
     });
     &mut times[nth].1
@@ -107,7 +106,7 @@ impl Part {
         Part {
             iommu: parameters.iommu.map(Iommu::new),
             busy_until: Time::ZERO,
-            stages: std::array::from_fn(|_| Stage {
+            pools: std::array::from_fn(|_| TrackerPool {
                 free: parameters.trackers,
                 waiting: VecDeque::new(),
             }),
@@ -128,8 +127,8 @@ impl Part {
 
     pub(super) fn is_whole(&self) -> bool {
         let whole =
-            |stage: &Stage| stage.free == self.parameters.trackers && stage.waiting.is_empty();
-        self.stages.iter().all(whole)
+            |pool: &TrackerPool| pool.free == self.parameters.trackers && pool.waiting.is_empty();
+        self.pools.iter().all(whole)
     }
 
     /// Whether it counts the reads that it passes on.
@@ -143,7 +142,7 @@ impl Part {
     }
 
     /// Until when a packet stays that came at `now` from another part of the chip: no shorter than a write
-    /// before it that came by the same lane.
+    /// before it that came by the same direction.
     fn stay_inside(&mut self, now: Time, tlp: &Tlp) -> Time {
         let at = now + self.stay(tlp.class);
         let [write, request, completion] = self.parameters.stay;
@@ -185,17 +184,17 @@ impl Part {
 impl World {
     /// The part where a packet is.
     pub(super) fn part_of(&self, tlp: &Tlp) -> u32 {
-        self.ways[tlp.way as usize].parts[usize::from(tlp.hop)]
+        self.routes[tlp.route as usize].parts[usize::from(tlp.hop)]
     }
 
-    /// The lane that a packet takes next; `None` where its way ends.
-    pub(super) fn next_lane(&self, tlp: &Tlp) -> Option<u32> {
-        let way = &self.ways[tlp.way as usize];
+    /// The direction that a packet takes next; `None` where its route ends.
+    pub(super) fn next_direction(&self, tlp: &Tlp) -> Option<u32> {
+        let route = &self.routes[tlp.route as usize];
         let hop = usize::from(tlp.hop);
         if tlp.back() {
-            Some(way.lanes[hop.checked_sub(1)?] ^ 1)
+            Some(route.directions[hop.checked_sub(1)?] ^ 1)
         } else {
-            way.lanes.get(hop).copied()
+            route.directions.get(hop).copied()
         }
     }
 
@@ -205,28 +204,28 @@ impl World {
         if tlp.back() && self.held_back(id) {
             return;
         }
-        match self.next_lane(&tlp) {
+        match self.next_direction(&tlp) {
             None => self.arrived(id),
-            Some(lane) if tlp.back() => {
-                if !self.hold_back(id, lane) {
-                    self.go(lane, id);
+            Some(direction) if tlp.back() => {
+                if !self.hold_back(id, direction) {
+                    self.go(direction, id);
                 }
             }
-            Some(lane) => {
+            Some(direction) => {
                 if tlp.translated || self.translate(id) {
-                    self.forward(lane, id);
+                    self.forward(direction, id);
                 }
             }
         }
     }
 
-    /// Moves a packet on by `lane`: at once inside of a chip, else through its queue.
-    pub(super) fn go(&mut self, lane: u32, id: u32) {
-        if self.lanes[lane as usize].wire.is_some() {
-            return self.enqueue(lane, id);
+    /// Moves a packet on by `direction`: at once inside of a chip, else through its queue.
+    pub(super) fn go(&mut self, direction: u32, id: u32) {
+        if self.directions[direction as usize].wire.is_some() {
+            return self.enqueue(direction, id);
         }
         if self.trace.is_some() {
-            self.note_inside(lane, id);
+            self.note_inside(direction, id);
         }
         let tlp = &mut self.tlps[id];
         // The room that it took where its last link ended stays taken until it leaves the chip.
@@ -239,7 +238,7 @@ impl World {
             self.left_maker(maker);
         }
         // A processor's completions cross its root complex last.
-        let stays = tlp.back() || self.next_lane(&tlp).is_some();
+        let stays = tlp.back() || self.next_direction(&tlp).is_some();
         let index = self.part_of(&tlp) as usize;
         let at = if stays { self.parts[index].stay_inside(now, &tlp) } else { now };
         if at == now {
@@ -249,11 +248,11 @@ impl World {
         }
     }
 
-    /// Whether a completion waits for the translation of a write that came before it by the same lane.
+    /// Whether a completion waits for the translation of a write that came before it by the same direction.
     fn held_back(&mut self, id: u32) -> bool {
         let now = self.now;
         let tlp = &mut self.tlps[id];
-        let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
+        let index = self.routes[tlp.route as usize].parts[usize::from(tlp.hop)];
         let part = &mut self.parts[index as usize];
         if part.iommu.is_none() && part.parameters.peer_per_byte == 0 {
             return false;
@@ -276,7 +275,7 @@ impl World {
         let tlp = self.tlps[id];
         let turned = tlp.class == Class::Posted && self.goes_from_link_to_link(&tlp);
         let tlp = &mut self.tlps[id];
-        let index = self.ways[tlp.way as usize].parts[usize::from(tlp.hop)];
+        let index = self.routes[tlp.route as usize].parts[usize::from(tlp.hop)];
         let part = &mut self.parts[index as usize];
         let limited = turned && part.parameters.peer_per_byte > 0;
         // What begins here is the processor's own, and translated already.
@@ -284,7 +283,7 @@ impl World {
             return true;
         }
         let mut translated = match &mut part.iommu {
-            Some(iommu) => iommu.translate(now, tlp.way, tlp.address, measuring),
+            Some(iommu) => iommu.translate(now, tlp.route, tlp.address, measuring),
             None => now,
         };
         if limited {
@@ -312,58 +311,59 @@ impl World {
 
     /// Whether a packet, or what it completes, comes to the part where it is by a link and leaves it by one.
     fn goes_from_link_to_link(&self, tlp: &Tlp) -> bool {
-        let lanes = &self.ways[tlp.way as usize].lanes;
+        let directions = &self.routes[tlp.route as usize].directions;
         let hop = usize::from(tlp.hop);
-        let is_link = |lane: Option<&u32>| lane.is_some_and(|lane| self.is_link(*lane));
-        hop.checked_sub(1).is_some_and(|before| is_link(lanes.get(before)))
-            && is_link(lanes.get(hop))
+        let is_link =
+            |direction: Option<&u32>| direction.is_some_and(|direction| self.is_link(*direction));
+        hop.checked_sub(1).is_some_and(|before| is_link(directions.get(before)))
+            && is_link(directions.get(hop))
     }
 
     /// Passes a request on.
-    fn forward(&mut self, lane: u32, id: u32) {
+    fn forward(&mut self, direction: u32, id: u32) {
         let tlp = self.tlps[id];
         if !self.is_tracked(&tlp) {
-            return self.go(lane, id);
+            return self.go(direction, id);
         }
         let here = self.part_of(&tlp) as usize;
-        let nth = self.stage(&tlp);
+        let nth = self.level(&tlp);
         let part = &mut self.parts[here];
-        part.stages[nth].waiting.push_back(id);
+        part.pools[nth].waiting.push_back(id);
         self.track(here, nth);
     }
 
-    /// The level of the room that a packet takes behind the next lane: roots that it has before it there.
+    /// The level of the room that a packet takes behind the next direction: roots that it has before it there.
     pub(super) fn level_ahead(&self, tlp: &Tlp) -> u8 {
         // Completions end at roots and devices with room for all; they wait in no ring.
-        if tlp.back() { 0 } else { self.ways[tlp.way as usize].stages[usize::from(tlp.hop)] }
+        if tlp.back() { 0 } else { self.routes[tlp.route as usize].levels[usize::from(tlp.hop)] }
     }
 
     /// How many parts with trackers a packet, or the request that it completes, has before it there.
-    pub(super) fn stage(&self, tlp: &Tlp) -> usize {
-        usize::from(self.ways[tlp.way as usize].stages[usize::from(tlp.hop)])
+    pub(super) fn level(&self, tlp: &Tlp) -> usize {
+        usize::from(self.routes[tlp.route as usize].levels[usize::from(tlp.hop)])
     }
 
     /// Passes on what there are trackers for of the reads that wait at a part, in pieces.
     fn track(&mut self, here: usize, nth: usize) {
-        while let Some(id) = self.parts[here].stages[nth].waiting.front().copied() {
+        while let Some(id) = self.parts[here].pools[nth].waiting.front().copied() {
             let part = &mut self.parts[here];
-            let stage = &mut part.stages[nth];
-            if stage.free == 0 {
+            let pool = &mut part.pools[nth];
+            if pool.free == 0 {
                 part.full_since = part.full_since.min(self.now);
                 return;
             }
             let since = std::mem::replace(&mut part.full_since, Time::MAX);
             part.full += self.now.since(since.max(self.measured_from));
-            stage.free -= u32::from(stage.free != u32::MAX);
+            pool.free -= u32::from(pool.free != u32::MAX);
             let tlp = self.tlps[id];
             let split = match part.parameters.split {
                 0 => tlp.bytes,
                 split => upto(split, tlp.address),
             };
-            let Some(lane) = self.next_lane(&tlp) else { return };
+            let Some(direction) = self.next_direction(&tlp) else { return };
             if tlp.bytes <= split {
-                self.parts[here].stages[nth].waiting.pop_front();
-                self.go(lane, id);
+                self.parts[here].pools[nth].waiting.pop_front();
+                self.go(direction, id);
                 continue;
             }
             let request = &mut self.requests[tlp.owner];
@@ -375,15 +375,15 @@ impl World {
             let piece = Tlp { bytes: split, piece: true, maker: NONE, ..tlp };
             let piece = self.make(piece);
             self.number_as_piece(piece, id);
-            self.go(lane, piece);
+            self.go(direction, piece);
         }
     }
 
-    /// All of a completion that ends what the part at a lane's end tracks has come.
-    pub(super) fn untrack(&mut self, lane: u32, nth: usize) {
-        let here = self.lanes[lane as usize].to as usize;
-        let stage = &mut self.parts[here].stages[nth];
-        stage.free += u32::from(stage.free != u32::MAX);
+    /// All of a completion that ends what the part at a direction's end tracks has come.
+    pub(super) fn untrack(&mut self, direction: u32, nth: usize) {
+        let here = self.directions[direction as usize].to as usize;
+        let pool = &mut self.parts[here].pools[nth];
+        pool.free += u32::from(pool.free != u32::MAX);
         self.track(here, nth);
     }
 
@@ -391,7 +391,7 @@ impl World {
     /// before goes with this one otherwise.
     fn hold_back(&mut self, id: u32, next: u32) -> bool {
         let tlp = self.tlps[id];
-        let combine = self.parts[self.lanes[next as usize].from as usize].parameters.combine;
+        let combine = self.parts[self.directions[next as usize].from as usize].parameters.combine;
         let request = &mut self.requests[tlp.owner];
         if combine == 0 || request.split_at != tlp.hop {
             return false;
@@ -419,12 +419,12 @@ impl World {
         false
     }
 
-    /// A packet has come to the end of its way.
+    /// A packet has come to the end of its route.
     fn arrived(&mut self, id: u32) {
         let now = self.now;
         let tlp = self.tlps[id];
         if tlp.maker != NONE {
-            // A way to where it begins: no link tells when it has left.
+            // A route to where it begins: no link tells when it has left.
             self.left_maker(tlp.maker);
         }
         if tlp.class == Class::Completion {
@@ -448,7 +448,7 @@ impl World {
         }
         self.release(tlp.ingress, tlp.room(), end);
         if tlp.class == Class::NonPosted {
-            // The completions' stay behind a lane inside of the chip is waited for once, not by each.
+            // The completions' stay behind a direction inside of the chip is waited for once, not by each.
             let stay = self.inner_hop(&tlp).map_or(Time::ZERO, |part| part.stay(Class::Completion));
             self.events.schedule(seen + stay, Event::Served(id));
         } else if tlp.last {
@@ -458,12 +458,12 @@ impl World {
         }
     }
 
-    /// The part behind a lane inside of the chip, by which completions of a request leave its target.
+    /// The part behind a direction inside of the chip, by which completions of a request leave its target.
     fn inner_hop(&self, tlp: &Tlp) -> Option<&Part> {
-        let way = &self.ways[tlp.way as usize];
+        let route = &self.routes[tlp.route as usize];
         let before = usize::from(tlp.hop).checked_sub(1)?;
-        let inner = self.lanes[way.lanes[before] as usize].wire.is_none();
-        inner.then(|| &self.parts[way.parts[before] as usize])
+        let inner = self.directions[route.directions[before] as usize].wire.is_none();
+        inner.then(|| &self.parts[route.parts[before] as usize])
     }
 
     /// A target has done what a request asked for.
@@ -527,9 +527,9 @@ impl World {
         here.iommu.as_ref().map_or(0.0, |iommu| self.share(iommu.walked()) / iommu.walkers())
     }
 
-    /// The parts of a way, from its beginning on.
-    pub fn parts_of(&self, way: super::WayId) -> impl Iterator<Item = PartId> {
-        self.ways[way.index()].parts.iter().map(|part| PartId(*part))
+    /// The parts of a route, from its beginning on.
+    pub fn parts_of(&self, route: super::RouteId) -> impl Iterator<Item = PartId> {
+        self.routes[route.index()].parts.iter().map(|part| PartId(*part))
     }
 
     /// What a part is like.
@@ -537,19 +537,23 @@ impl World {
         &self.parts[part.index()].parameters
     }
 
-    /// All parts.
+    /// All parts, in the order in which they were added.
     pub fn part_ids(&self) -> impl ExactSizeIterator<Item = PartId> {
         (0..self.parts.len() as u32).map(PartId)
     }
 
-    /// The parts that a lane leads from and to.
-    pub fn ends_of(&self, lane: LaneId) -> (PartId, PartId) {
-        let lane = &self.lanes[lane.index()];
-        (PartId(lane.from), PartId(lane.to))
+    /// The parts that a direction leads from and to.
+    pub fn ends_of(&self, direction: DirectionId) -> (PartId, PartId) {
+        let direction = &self.directions[direction.index()];
+        (PartId(direction.from), PartId(direction.to))
     }
 
-    /// The lanes of a way.
-    pub fn lanes_of(&self, way: super::WayId) -> Vec<LaneId> {
-        self.ways[way.index()].lanes.iter().map(|lane| LaneId(*lane)).collect()
+    /// The directions of a route.
+    pub fn directions_of(&self, route: super::RouteId) -> Vec<DirectionId> {
+        self.routes[route.index()]
+            .directions
+            .iter()
+            .map(|direction| DirectionId(*direction))
+            .collect()
     }
 }

@@ -8,7 +8,7 @@ use crate::time::Time;
 
 use super::job::Until;
 use super::{
-    Class, Event, NO_HOP, NONE, PartId, Request, RequesterId, StreamId, Tlp, WayId, World,
+    Class, Event, NO_HOP, NONE, PartId, Request, RequesterId, RouteId, StreamId, Tlp, World,
 };
 
 /// What a requester is like.
@@ -98,7 +98,7 @@ pub(super) struct Op {
     requester: u32,
     stream: u32,
     write: bool,
-    way: u32,
+    route: u32,
     address: u64,
     /// Where a read begins that misses the requester's alignment.
     unaligned: Option<u64>,
@@ -185,7 +185,7 @@ impl World {
         (&here.parameters, PartId(here.part))
     }
 
-    /// All requesters.
+    /// All requesters, in the order in which they were added.
     pub fn requester_ids(&self) -> impl ExactSizeIterator<Item = RequesterId> {
         (0..self.requesters.len() as u32).map(RequesterId)
     }
@@ -198,13 +198,13 @@ impl World {
     /// Begins a read or write; `job` goes on when it has come as far as `until` says.
     pub(super) fn begin(
         &mut self,
-        (stream, way): (StreamId, WayId),
+        (stream, route): (StreamId, RouteId),
         write: bool,
         address: u64,
         bytes: u64,
         whose: For,
     ) {
-        let op = self.new_op(stream, way, write, address, bytes, whose);
+        let op = self.new_op(stream, route, write, address, bytes, whose);
         self.submit(op);
     }
 
@@ -212,7 +212,7 @@ impl World {
     pub(super) fn begin_copy(
         &mut self,
         stream: StreamId,
-        (from, to): (WayId, WayId),
+        (from, to): (RouteId, RouteId),
         (source, target): (u64, u64),
         bytes: u64,
         whose: For,
@@ -228,7 +228,7 @@ impl World {
     fn new_op(
         &mut self,
         stream: StreamId,
-        way: WayId,
+        route: RouteId,
         write: bool,
         address: u64,
         bytes: u64,
@@ -240,7 +240,7 @@ impl World {
             requester,
             stream,
             write,
-            way: way.0,
+            route: route.0,
             address,
             unaligned: Some(address)
                 .filter(|_| alignment != 0 && !address.is_multiple_of(u64::from(alignment))),
@@ -384,7 +384,7 @@ impl World {
             translated: false,
             hop: 0,
             bytes: bytes as u32,
-            way: op.way,
+            route: op.route,
             owner,
             ingress: NONE,
             maker: requester,

@@ -16,7 +16,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Adds a span.
+    /// Counts a span: exactly in sum, least and greatest, to 1/64 in the distribution.
     pub fn add(&mut self, span: Time) {
         let place = place(span.ps());
         if self.counts.len() <= place {
@@ -58,7 +58,7 @@ impl Histogram {
         self.least.unwrap_or(Time::ZERO)
     }
 
-    /// The greatest.
+    /// The greatest span, zero when there is none.
     pub fn greatest(&self) -> Time {
         self.greatest
     }
@@ -133,13 +133,15 @@ pub fn confidence(batches: &Batches) -> f64 {
 /// What a flow got done in the measured time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlowStats {
-    /// Jobs that ended.
+    /// Jobs that began in the measured time.
+    pub begun: u64,
+    /// Jobs that ended in the measured time, those that began before it included.
     pub jobs: u64,
     /// Bytes that came where they should, of all steps.
     pub moved: u64,
     /// The same, by parts of the measured time.
     pub batches: Batches,
-    /// Bytes that a job counts for, and those that all its steps move.
+    /// Bytes that a job counts for, and those that all its steps move; of a trace, those of all jobs.
     pub of_job: (u64, u64),
     /// How long each took.
     pub latency: Histogram,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::wire::Wire;
 
-const GEN3_X8: LaneParameters = LaneParameters {
+const GEN3_X8: DirectionParameters = DirectionParameters {
     wire: None,
     propagation: Time::ZERO,
     credits: Credits::ENDLESS,
@@ -11,20 +11,20 @@ const GEN3_X8: LaneParameters = LaneParameters {
     dllp_bytes: 0,
 };
 
-fn link(generation: u8, lanes: u8) -> LaneParameters {
-    LaneParameters { wire: Some(Wire::pcie(generation, lanes)), ..GEN3_X8 }
+fn link(generation: u8, lanes: u8) -> DirectionParameters {
+    DirectionParameters { wire: Some(Wire::pcie(generation, lanes)), ..GEN3_X8 }
 }
 
-/// A device and a memory, and a way over `links` with switches in between.
+/// A device and a memory, and a route over `links` with switches in between.
 struct Line {
     world: World,
     stream: StreamId,
-    way: WayId,
-    lanes: Vec<LaneId>,
+    route: RouteId,
+    directions: Vec<DirectionId>,
 }
 
 fn line(
-    links: &[LaneParameters],
+    links: &[DirectionParameters],
     stay: Time,
     access: Time,
     requester: RequesterParameters,
@@ -32,7 +32,7 @@ fn line(
     let mut world = World::new(1);
     let device = world.add_part(PartParameters::default());
     let mut last = device;
-    let mut lanes = Vec::new();
+    let mut directions = Vec::new();
     for (nth, link) in links.iter().enumerate() {
         let end = nth + 1 == links.len();
         let part = PartParameters {
@@ -41,30 +41,29 @@ fn line(
             ..PartParameters::default()
         };
         let part = world.add_part(part);
-        lanes.push(world.add_link((last, part), *link, *link));
+        directions.push(world.add_link((last, part), *link, *link));
         last = part;
     }
     let requester = world.add_requester(device, requester);
     let stream = world.add_stream(requester);
-    let way = world.add_way(device, &lanes);
-    Line { world, stream, way, lanes }
+    let route = world.add_route(device, &directions);
+    Line { world, stream, route, directions }
 }
 
 impl Line {
     fn flow(&mut self, script: Script, arrivals: Arrivals, count: u64, bytes: u64) -> FlowId {
         let script = self.world.add_script(script);
         let addresses = Addresses::sequential(0, bytes.next_multiple_of(64));
-        let flow =
-            Flow { script, arrivals, count, bytes, begin: Time::ZERO, addresses, think: None };
+        let flow = Flow { count, addresses, ..Flow::new(script, arrivals, bytes) };
         self.world.add_flow(flow)
     }
 
     fn write(&self, bytes: u64, until: Until) -> Script {
-        vec![Step::Write { stream: self.stream, way: self.way, address: 0, bytes, until }]
+        vec![Step::Write { stream: self.stream, route: self.route, address: 0, bytes, until }]
     }
 
     fn read(&self, bytes: u64) -> Script {
-        vec![Step::Read { stream: self.stream, way: self.way, address: 0, bytes }]
+        vec![Step::Read { stream: self.stream, route: self.route, address: 0, bytes }]
     }
 
     fn finish(&mut self) {
@@ -95,8 +94,8 @@ fn writes_fill_a_link() {
     let rate = stats.bytes() as f64 / stats.ended.seconds();
     let limit = Wire::pcie(3, 8).rate() * 256.0 / 280.0;
     assert!((rate / limit - 1.0).abs() < 1e-3, "{rate} of {limit}");
-    assert!(line.world.utilization(line.lanes[0]) > 0.999);
-    assert_eq!(line.world.lane(line.lanes[0]).payload, 2_000 * 4096);
+    assert!(line.world.utilization(line.directions[0]) > 0.999);
+    assert_eq!(line.world.direction(line.directions[0]).payload, 2_000 * 4096);
 }
 
 #[test]
@@ -116,7 +115,7 @@ fn reads_are_bounded_by_tags_over_the_round_trip() {
 #[test]
 fn credits_bound_what_is_under_way() {
     let credits = Credits { packets: [4; 3], data: [4 * 16; 3] };
-    let slow = LaneParameters { credits, credit_return: Time::from_us(1), ..link(3, 8) };
+    let slow = DirectionParameters { credits, credit_return: Time::from_us(1), ..link(3, 8) };
     let mut line = line(&[slow], Time::ZERO, Time::ZERO, RequesterParameters::default());
     let flow = line.flow(line.write(256, Until::Issued), Arrivals::Depth(8), 4_000, 256);
     line.finish();
@@ -125,7 +124,7 @@ fn credits_bound_what_is_under_way() {
     let trip = Time::from_us(1) + Wire::pcie(3, 8).time(280);
     let limit = 4.0 * 256.0 / trip.seconds();
     assert!((rate / limit - 1.0).abs() < 0.01, "{rate} of {limit}");
-    assert!(line.world.lane(line.lanes[0]).starved > 900);
+    assert!(line.world.direction(line.directions[0]).starved > 900);
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn waiting_at_a_link_is_that_of_an_m_d_1_queue() {
 fn requests_pass_no_earlier_write() {
     // One credit for writes, slow to come back: the second write waits, and the read behind it too.
     let credits = Credits { packets: [1, 64, 64], data: [64; 3] };
-    let slow = LaneParameters { credits, credit_return: Time::from_us(5), ..link(3, 8) };
+    let slow = DirectionParameters { credits, credit_return: Time::from_us(5), ..link(3, 8) };
     let requester = RequesterParameters { window: 8, ..RequesterParameters::default() };
     let mut line = line(&[slow], Time::ZERO, Time::ZERO, requester);
     let mut script = line.write(256, Until::Begun);
@@ -171,14 +170,14 @@ fn requests_pass_no_earlier_write() {
 fn completions_pass_requests() {
     // No credit for requests comes back in time, yet completions of the other way's reads go.
     let credits = Credits { packets: [64, 1, 64], data: [64; 3] };
-    let slow = LaneParameters { credits, credit_return: Time::from_us(50), ..link(3, 8) };
+    let slow = DirectionParameters { credits, credit_return: Time::from_us(50), ..link(3, 8) };
     let mut line = line(&[slow], Time::ZERO, Time::ZERO, RequesterParameters::default());
     let far = PartId(1);
     let other = line.world.add_requester(far, RequesterParameters::default());
     let stream = line.world.add_stream(other);
-    let back = line.world.add_way(far, &[LaneId(1)]);
+    let back = line.world.add_route(far, &[DirectionId(1)]);
     let ours = line.flow(line.read(4096), Arrivals::Depth(1), 1, 4096);
-    let script = vec![Step::Read { stream, way: back, address: 0, bytes: 512 }];
+    let script = vec![Step::Read { stream, route: back, address: 0, bytes: 512 }];
     let theirs = line.flow(script, Arrivals::Depth(1), 1, 512);
     line.finish();
     assert!(line.world.flow(ours).latency.mean() > Time::from_us(300));
@@ -198,7 +197,7 @@ fn a_root_splits_reads_that_it_passes_on() {
     let flow = line.flow(line.read(256), Arrivals::Depth(1), 10, 256);
     line.finish();
     assert_eq!(line.world.flow(flow).jobs, 10);
-    let requests = line.lanes.iter().map(|lane| line.world.lane(*lane).packets);
+    let requests = line.directions.iter().map(|direction| line.world.direction(*direction).packets);
     assert_eq!(requests.collect::<Vec<_>>(), [10, 40]);
 }
 
@@ -211,7 +210,7 @@ fn a_root_combines_completions_of_what_it_has_split() {
     let flow = line.flow(line.read(576), Arrivals::Depth(2), 10, 576);
     line.finish();
     assert_eq!(line.world.flow(flow).jobs, 10);
-    let back = line.lanes.iter().map(|lane| line.world.lane(lane.back()));
+    let back = line.directions.iter().map(|direction| line.world.direction(direction.back()));
     let back: Vec<(u64, u64)> = back.map(|stats| (stats.packets, stats.payload)).collect();
     // Nine pieces of 64 bytes come back; two completions of 256 and one of 64 go on.
     assert_eq!(back, [(30, 5760), (90, 5760)]);
@@ -223,9 +222,9 @@ fn a_copy_writes_what_it_has_read() {
         line(&[link(3, 4)], Time::ZERO, Time::from_ns(100), RequesterParameters::default());
     let step = Step::Copy {
         stream: line.stream,
-        from: line.way,
+        from: line.route,
         source: 0,
-        to: line.way,
+        to: line.route,
         target: 1 << 20,
         bytes: 10_000,
         until: Until::Landed,
@@ -233,9 +232,9 @@ fn a_copy_writes_what_it_has_read() {
     let flow = line.flow(vec![step], Arrivals::Depth(2), 6, 10_000);
     line.finish();
     assert_eq!(line.world.flow(flow).jobs, 6);
-    assert_eq!(line.world.lane(line.lanes[0]).payload, 60_000);
-    let back = LaneId(line.lanes[0].0 + 1);
-    assert_eq!(line.world.lane(back).payload, 60_000);
+    assert_eq!(line.world.direction(line.directions[0]).payload, 60_000);
+    let back = DirectionId(line.directions[0].0 + 1);
+    assert_eq!(line.world.direction(back).payload, 60_000);
 }
 
 #[test]
@@ -253,7 +252,7 @@ fn jobs_wait_for_their_turn_at_a_resource() {
 #[test]
 fn a_way_may_end_where_it_begins() {
     let mut line = line(&[link(3, 8)], Time::ZERO, Time::ZERO, RequesterParameters::default());
-    line.way = line.world.add_way(PartId(0), &[]);
+    line.route = line.world.add_route(PartId(0), &[]);
     let mut script = line.write(4096, Until::Landed);
     script.extend(line.read(4096));
     let flow = line.flow(script, Arrivals::Depth(2), 10, 4096);
@@ -274,9 +273,10 @@ fn at(line: &mut Line, nth: usize, parameters: PartParameters) {
     line.world.parts[nth] = Part::new(parameters);
 }
 
-fn begins(world: &World, class: Class, lane: LaneId) -> Vec<Time> {
+fn begins(world: &World, class: Class, direction: DirectionId) -> Vec<Time> {
     let passages = world.trace().iter();
-    let passages = passages.filter(|passage| (passage.class, passage.lane) == (class, lane));
+    let passages =
+        passages.filter(|passage| (passage.class, passage.direction) == (class, direction));
     passages.map(|passage| passage.begin).collect()
 }
 
@@ -304,10 +304,11 @@ fn reads_by_way_of_two_roots_do_not_wait_for_each_other() {
     let far = PartId(3);
     let other = line.world.add_requester(far, RequesterParameters::default());
     let stream = line.world.add_stream(other);
-    let lanes: Vec<LaneId> = line.lanes.iter().rev().map(|lane| lane.back()).collect();
-    let way = line.world.add_way(far, &lanes);
+    let directions: Vec<DirectionId> =
+        line.directions.iter().rev().map(|direction| direction.back()).collect();
+    let route = line.world.add_route(far, &directions);
     line.flow(line.read(4096), Arrivals::Depth(1), 1, 4096);
-    let theirs = vec![Step::Read { stream, way, address: 0, bytes: 4096 }];
+    let theirs = vec![Step::Read { stream, route, address: 0, bytes: 4096 }];
     line.flow(theirs, Arrivals::Depth(1), 1, 4096);
     line.finish();
 }
@@ -315,7 +316,7 @@ fn reads_by_way_of_two_roots_do_not_wait_for_each_other() {
 #[test]
 fn pieces_of_a_read_pass_no_earlier_write() {
     let credits = Credits { packets: [1, 64, 64], data: [64; 3] };
-    let slow = LaneParameters { credits, credit_return: Time::from_us(5), ..link(3, 8) };
+    let slow = DirectionParameters { credits, credit_return: Time::from_us(5), ..link(3, 8) };
     let requester = RequesterParameters { window: 8, ..RequesterParameters::default() };
     let mut line = line(&[link(3, 8), slow], Time::ZERO, Time::ZERO, requester);
     at(&mut line, 1, PartParameters { split: 64, ..Default::default() });
@@ -325,8 +326,8 @@ fn pieces_of_a_read_pass_no_earlier_write() {
     script.extend(line.read(256));
     line.flow(script, Arrivals::Depth(1), 1, 256);
     line.finish();
-    let writes = begins(&line.world, Class::Posted, line.lanes[1]);
-    let pieces = begins(&line.world, Class::NonPosted, line.lanes[1]);
+    let writes = begins(&line.world, Class::Posted, line.directions[1]);
+    let pieces = begins(&line.world, Class::NonPosted, line.directions[1]);
     assert_eq!((writes.len(), pieces.len()), (2, 4));
     assert!(writes[1] < pieces[0], "{writes:?} {pieces:?}");
 }
@@ -345,18 +346,23 @@ fn completions_pass_no_earlier_write_inside_a_part() {
         let far = PartId(2);
         let other = line.world.add_requester(far, RequesterParameters::default());
         let stream = line.world.add_stream(other);
-        let lanes = [line.lanes[1].back(), line.lanes[0].back()];
-        let way = line.world.add_way(far, &lanes);
+        let directions = [line.directions[1].back(), line.directions[0].back()];
+        let route = line.world.add_route(far, &directions);
         line.flow(line.read(64), Arrivals::Depth(1), 1, 64);
         // The answer goes 1,076 ns and a walk after the beginning; the write just before it.
         let begin = Time::from_ns(1_060) + walk;
-        let write = Step::Write { stream, way, address: 0, bytes: 64, until: Until::Landed };
+        let write = Step::Write { stream, route, address: 0, bytes: 64, until: Until::Landed };
         line.flow(vec![Step::Wait(begin), write], Arrivals::Depth(1), 1, 64);
         line.finish();
-        let order =
-            |lane| [Class::Posted, Class::Completion].map(|of| begins(&line.world, of, lane)[0]);
-        assert!(order(lanes[0]).is_sorted(), "the write comes first");
-        assert!(order(lanes[1]).is_sorted(), "the completion overtook it: {:?}", order(lanes[1]));
+        let order = |direction| {
+            [Class::Posted, Class::Completion].map(|of| begins(&line.world, of, direction)[0])
+        };
+        assert!(order(directions[0]).is_sorted(), "the write comes first");
+        assert!(
+            order(directions[1]).is_sorted(),
+            "the completion overtook it: {:?}",
+            order(directions[1])
+        );
     }
 }
 
@@ -374,7 +380,7 @@ fn nothing_passes_what_is_translated_at_that_very_time() {
     line.flow(script, Arrivals::Depth(1), 1, 64);
     line.finish();
     let [write, read] =
-        [Class::Posted, Class::NonPosted].map(|of| begins(&line.world, of, line.lanes[1])[0]);
+        [Class::Posted, Class::NonPosted].map(|of| begins(&line.world, of, line.directions[1])[0]);
     assert!(write < read);
 }
 
@@ -383,20 +389,20 @@ fn credits_that_come_back_early_are_used_at_once() {
     // A root passes a long write on by a slow link, then a short one by a fast one: the short one's
     // room is free first.
     let credits = Credits { packets: [2, 64, 64], data: [64; 3] };
-    let first = LaneParameters { credits, ..link(3, 8) };
+    let first = DirectionParameters { credits, ..link(3, 8) };
     let requester = RequesterParameters { window: 8, ..RequesterParameters::default() };
     let mut line = line(&[first, link(1, 1)], Time::from_ns(100), Time::ZERO, requester);
     line.world.keep_trace();
     let third = line.world.add_part(PartParameters::default());
     let fast = line.world.add_link((PartId(1), third), link(3, 8), link(3, 8));
-    let way = line.world.add_way(PartId(0), &[line.lanes[0], fast]);
+    let route = line.world.add_route(PartId(0), &[line.directions[0], fast]);
     let mut script = line.write(256, Until::Begun);
     let stream = line.stream;
-    let short = |until| Step::Write { stream, way, address: 0, bytes: 64, until };
+    let short = |until| Step::Write { stream, route, address: 0, bytes: 64, until };
     script.extend([short(Until::Begun), short(Until::Landed)]);
     line.flow(script, Arrivals::Depth(1), 1, 64);
     line.finish();
-    let writes = begins(&line.world, Class::Posted, line.lanes[0]);
+    let writes = begins(&line.world, Class::Posted, line.directions[0]);
     assert!(
         writes[2] < Time::from_us(1),
         "the third write waited for the first's room: {writes:?}"
@@ -420,7 +426,7 @@ fn a_fast_link_between_slow_ones_waits_for_whole_packets() {
     for (middle, passes) in
         [(slow, slow.time(24) * 2), (fast, slow.time(280) - fast.time(280 - 24))]
     {
-        let middle = LaneParameters { wire: Some(middle), ..GEN3_X8 };
+        let middle = DirectionParameters { wire: Some(middle), ..GEN3_X8 };
         let links = [link(1, 1), middle, link(1, 1)];
         let mut line = line(&links, Time::ZERO, Time::ZERO, RequesterParameters::default());
         let flow = line.flow(line.write(256, Until::Landed), Arrivals::Depth(1), 1, 256);
@@ -465,11 +471,11 @@ fn what_a_root_combines_is_no_more_than_asked_for() {
     at(&mut line, 1, PartParameters { split: 64, combine: 128, ..PartParameters::default() });
     line.world.keep_trace();
     // Pieces of 63, 64 and 2 bytes.
-    let step = Step::Read { stream: line.stream, way: line.way, address: 1281, bytes: 129 };
+    let step = Step::Read { stream: line.stream, route: line.route, address: 1281, bytes: 129 };
     line.flow(vec![step], Arrivals::Depth(1), 1, 129);
     line.finish();
-    let back = line.lanes[0].back();
-    let sizes = line.world.trace().iter().filter(|passage| passage.lane == back);
+    let back = line.directions[0].back();
+    let sizes = line.world.trace().iter().filter(|passage| passage.direction == back);
     assert_eq!(sizes.map(|passage| passage.bytes).collect::<Vec<_>>(), [127, 2]);
 }
 
@@ -481,7 +487,7 @@ fn a_trace_can_begin_at_any_time() {
     assert!(line.world.trace().is_empty());
     line.world.keep_trace();
     line.finish();
-    let last = line.world.trace().iter().filter(|passage| passage.lane == line.lanes[1]);
+    let last = line.world.trace().iter().filter(|passage| passage.direction == line.directions[1]);
     assert!((16..32).contains(&last.count()));
 }
 
@@ -491,14 +497,14 @@ fn jobs_that_end_at_once_are_no_more_than_asked_for() {
     let flow = line.flow(line.write(64, Until::Begun), Arrivals::Depth(4), 6, 64);
     line.finish();
     assert_eq!(line.world.flow(flow).jobs, 6);
-    assert_eq!(line.world.lane(line.lanes[0]).packets, 6);
+    assert_eq!(line.world.direction(line.directions[0]).packets, 6);
 }
 
 #[test]
 fn packets_that_no_job_waits_for_are_told_when_they_are_stuck() {
     // There is never room for a whole packet.
     let credits = Credits { packets: [1; 3], data: [15; 3] };
-    let narrow = LaneParameters { credits, ..link(3, 8) };
+    let narrow = DirectionParameters { credits, ..link(3, 8) };
     let mut line = line(&[narrow], Time::ZERO, Time::ZERO, RequesterParameters::default());
     line.flow(line.write(256, Until::Issued), Arrivals::Depth(1), 1, 256);
     let stuck = line.world.run(Time::MAX, 1_000);

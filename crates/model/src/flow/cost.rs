@@ -1,14 +1,14 @@
 //! What a job takes of a rack, and how long it takes alone: read from the steps of its script, by
 //! the rules of the engine, in closed form.
 //!
-//! Bytes may cross several stages at once: an operation's time is that of its first packet, or of
-//! its first request and what that asks for, and for the rest that of the slowest stage.
+//! Bytes may use several limits at once: an operation's time is that of its first packet, or of
+//! its first request and what that asks for, and for the rest that of the slowest limit.
 
 use std::ops::Range;
 
 use crate::engine::{
-    Addresses, Class, FlowId, IommuParameters, LaneId, PartId, RequesterId, RequesterParameters,
-    ResourceId, Step, StreamId, Until, WayId, World,
+    Addresses, Class, DirectionId, FlowId, IommuParameters, PartId, RequesterId,
+    RequesterParameters, ResourceId, RouteId, Step, StreamId, Until, World,
 };
 use crate::time::Time;
 use crate::wire;
@@ -20,7 +20,7 @@ pub(super) const SECOND: f64 = 1e12;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Limit {
     /// Bytes on a wire.
-    Lane(LaneId),
+    Direction(DirectionId),
     /// Bytes that a target serves.
     Service(PartId),
     /// Picoseconds of a root's trackers.
@@ -43,7 +43,9 @@ impl Limit {
     /// What fits through in a second.
     pub(super) fn capacity(self, world: &World) -> f64 {
         match self {
-            Limit::Lane(id) => world.lane_parameters(id).wire.map_or(1.0, wire::Wire::rate),
+            Limit::Direction(id) => {
+                world.direction_parameters(id).wire.map_or(1.0, wire::Wire::rate)
+            }
             Limit::Service(id) => 1024.0 * SECOND / world.part(id).service_per_byte.max(1) as f64,
             Limit::Peers(id) => 1024.0 * SECOND / world.part(id).peer_per_byte.max(1) as f64,
             Limit::Trackers(id) => f64::from(world.part(id).trackers) * SECOND,
@@ -61,7 +63,7 @@ impl Limit {
     pub(super) fn requester(self) -> Option<RequesterId> {
         match self {
             Limit::Tags(id) | Limit::Engine(id) | Limit::Gap(id) | Limit::Window(id) => Some(id),
-            Limit::Lane(_)
+            Limit::Direction(_)
             | Limit::Service(_)
             | Limit::Trackers(_)
             | Limit::Walkers(_)
@@ -86,17 +88,17 @@ pub(super) fn of(world: &World, flow: FlowId, depth: u32) -> Cost {
     steps(world, flow, depth, world.steps(flow), &mut Vec::new())
 }
 
-/// The course of bytes on a way, of a job whose steps before went the ways `walked`.
+/// The course of bytes on a route, of a job whose steps before went the routes `walked`.
 fn course<'w>(
     world: &'w World,
     (flow, depth): (FlowId, u32),
-    (stream, way, bytes): (StreamId, WayId, u64),
-    walked: &mut Vec<WayId>,
+    (stream, route, bytes): (StreamId, RouteId, u64),
+    walked: &mut Vec<RouteId>,
 ) -> Course<'w> {
-    let mut course = Course::new(world, (stream, way), bytes, *world.addresses(flow), depth);
+    let mut course = Course::new(world, (stream, route), bytes, *world.addresses(flow), depth);
     // A job's steps are in the same pages: the first that goes there has them translated.
-    course.walks &= !walked.contains(&way);
-    walked.push(way);
+    course.walks &= !walked.contains(&route);
+    walked.push(route);
     course
 }
 
@@ -105,7 +107,7 @@ fn steps(
     flow: FlowId,
     depth: u32,
     script: &[Step],
-    walked: &mut Vec<WayId>,
+    walked: &mut Vec<RouteId>,
 ) -> Cost {
     let mut cost = Cost::default();
     let mut taken: Vec<(ResourceId, f64)> = Vec::new();
@@ -130,12 +132,12 @@ fn steps(
                 let since = since.map_or(cost.unloaded, |(_, at)| *at);
                 cost.held.push((resource, cost.unloaded - since));
             }
-            Step::Write { stream, way, bytes, until, .. } => {
-                let course = course(world, (flow, depth), (stream, way, bytes), walked);
+            Step::Write { stream, route, bytes, until, .. } => {
+                let course = course(world, (flow, depth), (stream, route, bytes), walked);
                 cost.add(&[course.write()], until);
             }
-            Step::Read { stream, way, bytes, .. } => {
-                let course = course(world, (flow, depth), (stream, way, bytes), walked);
+            Step::Read { stream, route, bytes, .. } => {
+                let course = course(world, (flow, depth), (stream, route, bytes), walked);
                 cost.add(&[course.read()], Until::Landed);
             }
             Step::Copy { stream, from, to, bytes, until, .. } => {
@@ -163,26 +165,26 @@ fn steps(
 impl Cost {
     /// Adds a step's operations, of which each feeds the next.
     fn add(&mut self, operations: &[Operation], until: Until) {
-        let slowest = |of: fn(&Stage) -> f64| {
-            operations.iter().flat_map(|one| &one.stages).map(of).fold(0.0, f64::max)
+        let slowest = |of: fn(&LimitUse) -> f64| {
+            operations.iter().flat_map(|one| &one.uses).map(of).fold(0.0, f64::max)
         };
         self.unloaded += match until {
             Until::Landed => {
                 let waits = operations.iter().map(|one| one.waits).fold(0.0, f64::max);
                 let first = operations.iter().map(|one| one.first).sum::<f64>();
-                first + slowest(Stage::rest).max(waits)
+                first + slowest(LimitUse::rest).max(waits)
             }
-            // What follows on the same way waits behind it.
-            Until::Begun | Until::Issued => slowest(|stage| stage.time),
+            // What follows on the same route waits behind it.
+            Until::Begun | Until::Issued => slowest(|one| one.time),
         };
-        let uses = operations.iter().flat_map(|one| &one.stages);
-        self.uses.extend(uses.map(|stage| (stage.limit, stage.cost)));
+        let uses = operations.iter().flat_map(|one| &one.uses);
+        self.uses.extend(uses.map(|one| (one.limit, one.cost)));
     }
 }
 
 /// A use of a limit by an operation.
 #[derive(Debug, Clone, Copy)]
-struct Stage {
+struct LimitUse {
     limit: Limit,
     cost: f64,
     /// How long that takes.
@@ -191,7 +193,7 @@ struct Stage {
     first: f64,
 }
 
-impl Stage {
+impl LimitUse {
     fn rest(&self) -> f64 {
         self.time * (1.0 - self.first)
     }
@@ -199,7 +201,7 @@ impl Stage {
 
 /// A read or write.
 struct Operation {
-    stages: Vec<Stage>,
+    uses: Vec<LimitUse>,
     /// How long its first packet takes, or its first request with its completions.
     first: f64,
     /// How long the first packet of a write waits for walks, while the others come after it.
@@ -213,15 +215,15 @@ struct Walks {
     time: f64,
 }
 
-/// A way, and the bytes that move on it.
+/// A route, and the bytes that move on it.
 struct Course<'a> {
     world: &'a World,
     requester: RequesterId,
     is: &'a RequesterParameters,
     /// What a packet stays where it is made.
     stay: Time,
-    lanes: Vec<LaneId>,
-    /// By lane, bytes of a request's header.
+    directions: Vec<DirectionId>,
+    /// By direction, bytes of a request's header.
     headers: Vec<u32>,
     target: PartId,
     bytes: f64,
@@ -229,40 +231,42 @@ struct Course<'a> {
     depth: f64,
     /// Whether its pages may have to be looked up.
     walks: bool,
-    stages: Vec<Stage>,
+    uses: Vec<LimitUse>,
 }
 
 impl<'a> Course<'a> {
     fn new(
         world: &'a World,
-        (stream, way): (StreamId, WayId),
+        (stream, route): (StreamId, RouteId),
         bytes: u64,
         addresses: Addresses,
         depth: u32,
     ) -> Self {
         let requester = world.requester_of(stream);
         let (is, part) = world.requester(requester);
-        let lanes = world.lanes_of(way);
-        let target = lanes.last().map_or(part, |lane| world.ends_of(*lane).1);
+        let directions = world.directions_of(route);
+        let target = directions.last().map_or(part, |direction| world.ends_of(*direction).1);
         Course {
             world,
             requester,
             is,
             stay: world.part(part).stay[Class::Posted as usize],
-            headers: (0..lanes.len()).map(|nth| world.header(way, nth, Class::Posted)).collect(),
-            lanes,
+            headers: (0..directions.len())
+                .map(|nth| world.header(route, nth, Class::Posted))
+                .collect(),
+            directions,
             target,
             bytes: bytes as f64,
             addresses,
             depth: f64::from(depth),
             walks: true,
-            stages: Vec::new(),
+            uses: Vec::new(),
         }
     }
 
-    fn stage(&mut self, limit: Limit, cost: f64, first: f64) {
+    fn limited_by(&mut self, limit: Limit, cost: f64, first: f64) {
         let time = cost / limit.capacity(self.world) * SECOND;
-        self.stages.push(Stage { limit, cost, time, first: first.min(1.0) });
+        self.uses.push(LimitUse { limit, cost, time, first: first.min(1.0) });
     }
 
     /// How many packets its bytes are on average when they are cut at multiples of `most`.
@@ -278,32 +282,32 @@ impl<'a> Course<'a> {
         packets as f64 / places as f64
     }
 
-    /// Bytes of packets on some of the way's lanes each, and the DLLPs that they cause. Completions go back.
+    /// Bytes of packets on some of the route's directions each, and the DLLPs that they cause. Completions go back.
     fn packets_on(&mut self, nth: Range<usize>, back: bool, packets: f64, bytes: f64) {
         for nth in nth {
-            let lane = &if back { self.lanes[nth].back() } else { self.lanes[nth] };
+            let direction = &if back { self.directions[nth].back() } else { self.directions[nth] };
             let header = if back { wire::COMPLETION_HEADER } else { self.headers[nth] };
-            let Some(wire) = self.world.lane_parameters(*lane).wire else { continue };
+            let Some(wire) = self.world.direction_parameters(*direction).wire else { continue };
             let around = f64::from(wire.packet(header, 0));
-            self.stage(Limit::Lane(*lane), packets * around + bytes, 1.0 / packets);
-            let dllps = self.world.lane_parameters(lane.back()).dllp_bytes;
-            self.stage(Limit::Lane(lane.back()), packets * f64::from(dllps), 1.0);
+            self.limited_by(Limit::Direction(*direction), packets * around + bytes, 1.0 / packets);
+            let dllps = self.world.direction_parameters(direction.back()).dllp_bytes;
+            self.limited_by(Limit::Direction(direction.back()), packets * f64::from(dllps), 1.0);
         }
     }
 
     /// What the requester adds to each packet, or request for, so many bytes.
     fn issue(&mut self, packets: f64) {
         if self.is.engine.is_some() {
-            self.stage(Limit::Engine(self.requester), self.bytes, 1.0 / packets);
+            self.limited_by(Limit::Engine(self.requester), self.bytes, 1.0 / packets);
         }
         let gap = self.is.gap.ps() as f64;
         if gap > 0.0 {
-            self.stage(Limit::Gap(self.requester), packets * gap, 1.0 / packets);
+            self.limited_by(Limit::Gap(self.requester), packets * gap, 1.0 / packets);
         }
         let stay = self.stay.ps() as f64;
         if stay > 0.0 {
             let room = f64::from(self.is.window) / packets;
-            self.stage(Limit::Window(self.requester), packets * stay, room);
+            self.limited_by(Limit::Window(self.requester), packets * stay, room);
         }
     }
 
@@ -315,21 +319,25 @@ impl<'a> Course<'a> {
             return part.access.ps() as f64 + extra;
         }
         let per_byte = part.service_per_byte as f64 / 1024.0;
-        self.stage(Limit::Service(self.target), self.bytes + extra / per_byte, bytes / self.bytes);
+        self.limited_by(
+            Limit::Service(self.target),
+            self.bytes + extra / per_byte,
+            bytes / self.bytes,
+        );
         part.access.ps() as f64 + bytes * per_byte + extra
     }
 
-    /// The IOMMUs on the way: by the lane behind each, how often a job walks there and how long that
+    /// The IOMMUs on the route: by the direction behind each, how often a job walks there and how long that
     /// takes. Gives how long the first packet waits for them, too: also for those of the jobs beside it,
-    /// which go the same way.
+    /// which go the same route.
     fn walks(&mut self) -> (Vec<Walks>, f64) {
         let (mut all, mut waits) = (Vec::new(), 0.0);
-        for nth in 1..self.lanes.len() {
-            let at = self.world.ends_of(self.lanes[nth]).0;
+        for nth in 1..self.directions.len() {
+            let at = self.world.ends_of(self.directions[nth]).0;
             let Some(iommu) = self.world.part(at).iommu else { continue };
             let (count, time) = (self.misses(&iommu), iommu.walk.ps() as f64);
             if count > 0.0 {
-                self.stage(Limit::Walkers(at), count * time, f64::from(iommu.walkers) / count);
+                self.limited_by(Limit::Walkers(at), count * time, f64::from(iommu.walkers) / count);
                 all.push(Walks { nth, count, time });
             }
             let hit = iommu.hit.ps() as f64;
@@ -352,14 +360,16 @@ impl<'a> Course<'a> {
     fn write(mut self) -> Operation {
         let packets = self.packets(self.is.payload);
         let first = self.bytes.min(f64::from(self.is.payload));
-        let lanes = self.lanes.clone();
-        self.packets_on(0..lanes.len(), false, packets, self.bytes);
-        for nth in 1..lanes.len() {
-            let at = self.world.ends_of(lanes[nth]).0;
-            let ports = [lanes[nth - 1], lanes[nth]];
-            let ports = ports.iter().all(|lane| self.world.lane_parameters(*lane).wire.is_some());
+        let directions = self.directions.clone();
+        self.packets_on(0..directions.len(), false, packets, self.bytes);
+        for nth in 1..directions.len() {
+            let at = self.world.ends_of(directions[nth]).0;
+            let ports = [directions[nth - 1], directions[nth]];
+            let ports = ports
+                .iter()
+                .all(|direction| self.world.direction_parameters(*direction).wire.is_some());
             if ports && self.world.part(at).peer_per_byte > 0 {
-                self.stage(Limit::Peers(at), self.bytes, 1.0 / packets);
+                self.limited_by(Limit::Peers(at), self.bytes, 1.0 / packets);
             }
         }
         self.issue(packets);
@@ -368,9 +378,9 @@ impl<'a> Course<'a> {
         let partial = if whole { 0.0 } else { part.partial_write.ps() as f64 };
         let waits = self.walks().1;
         let mut time = self.service(first, partial);
-        let travel = self.travel(&lanes, &self.headers, Class::Posted, first as u32);
+        let travel = self.travel(&directions, &self.headers, Class::Posted, first as u32);
         time += (self.stay + travel).ps() as f64;
-        Operation { stages: self.stages, first: time, waits }
+        Operation { uses: self.uses, first: time, waits }
     }
 
     fn read(mut self) -> Operation {
@@ -379,7 +389,7 @@ impl<'a> Course<'a> {
         // From the first root on that splits them, requests are shorter.
         let roots = self.tracking();
         let splits = roots.iter().find(|nth| self.tracker(**nth).split != 0);
-        let (cut, piece) = splits.map_or((self.lanes.len(), self.is.read), |nth| {
+        let (cut, piece) = splits.map_or((self.directions.len(), self.is.read), |nth| {
             (*nth, self.is.read.min(self.tracker(*nth).split))
         });
         let pieces = self.packets(piece);
@@ -387,23 +397,25 @@ impl<'a> Course<'a> {
         // The root that splits them may combine their completions on the way back.
         let combine = splits.map_or(0, |nth| self.tracker(*nth).combine);
         let combined = if combine == 0 { completion } else { combine.min(self.is.read) };
-        let lanes = self.lanes.clone();
-        let back: Vec<LaneId> = lanes.iter().rev().map(|lane| lane.back()).collect();
+        let directions = self.directions.clone();
+        let back: Vec<DirectionId> =
+            directions.iter().rev().map(|direction| direction.back()).collect();
         self.packets_on(0..cut, false, requests, 0.0);
-        self.packets_on(cut..lanes.len(), false, pieces, 0.0);
-        for (lanes, most) in [(cut..lanes.len(), completion), (0..cut, combined)] {
+        self.packets_on(cut..directions.len(), false, pieces, 0.0);
+        for (directions, most) in [(cut..directions.len(), completion), (0..cut, combined)] {
             let completions = self.packets(most);
-            self.packets_on(lanes, true, completions, self.bytes);
+            self.packets_on(directions, true, completions, self.bytes);
         }
         self.issue(requests);
         // The first request, until all that it asks for has come.
         let served = self.service(asked.min(f64::from(piece)), 0.0);
         let carried = asked.min(f64::from(completion));
-        let slowest = self.stages.iter().map(|stage| stage.time).fold(0.0, f64::max);
+        let slowest = self.uses.iter().map(|one| one.time).fold(0.0, f64::max);
         let rest = slowest * (asked - carried) / self.bytes;
         let trip = |from: usize| {
-            let there = self.travel(&lanes[from..], &self.headers[from..], Class::NonPosted, 0);
-            let back = &back[..lanes.len() - from];
+            let there =
+                self.travel(&directions[from..], &self.headers[from..], Class::NonPosted, 0);
+            let back = &back[..directions.len() - from];
             let headers = vec![wire::COMPLETION_HEADER; back.len()];
             let back = self.travel(back, &headers, Class::Completion, carried as u32);
             (there + back).ps() as f64 + served
@@ -418,43 +430,51 @@ impl<'a> Course<'a> {
         };
         for (nth, trip) in trips {
             let (at, slots) =
-                (self.world.ends_of(lanes[nth]).0, f64::from(self.tracker(nth).trackers));
+                (self.world.ends_of(directions[nth]).0, f64::from(self.tracker(nth).trackers));
             let count = if nth < cut { requests } else { pieces };
             let cost = count * trip + held(nth, slots, count);
-            self.stage(Limit::Trackers(at), cost, slots / count);
+            self.limited_by(Limit::Trackers(at), cost, slots / count);
         }
         let slots = f64::from(self.is.tags);
         let cost = requests * whole + held(0, slots, requests);
-        self.stage(Limit::Tags(self.requester), cost, slots / requests);
-        // A request's share of each stage is in its time.
-        for stage in &mut self.stages {
-            stage.first = stage.first.max(asked / self.bytes);
+        self.limited_by(Limit::Tags(self.requester), cost, slots / requests);
+        // A request's share of each use is in its time.
+        for one in &mut self.uses {
+            one.first = one.first.max(asked / self.bytes);
         }
-        Operation { stages: self.stages, first: whole + waits, waits: 0.0 }
+        Operation { uses: self.uses, first: whole + waits, waits: 0.0 }
     }
 
     fn tracker(&self, nth: usize) -> &crate::engine::PartParameters {
-        self.world.part(self.world.ends_of(self.lanes[nth]).0)
+        self.world.part(self.world.ends_of(self.directions[nth]).0)
     }
 
-    /// The lanes by which requests leave parts that track them.
+    /// The directions by which requests leave parts that track them.
     fn tracking(&self) -> Vec<usize> {
         let tracks = |nth: &usize| {
             let part = self.tracker(*nth);
-            let through = self.world.lane_parameters(self.lanes[*nth]).wire.is_some();
+            let through = self.world.direction_parameters(self.directions[*nth]).wire.is_some();
             through && (part.split != 0 || part.trackers != u32::MAX)
         };
-        (1..self.lanes.len()).filter(tracks).collect()
+        (1..self.directions.len()).filter(tracks).collect()
     }
 
-    /// How long an empty way's lanes take a packet of so many bytes of payload from its maker to its
+    /// How long an empty route's directions take a packet of so many bytes of payload from its maker to its
     /// end.
-    fn travel(&self, lanes: &[LaneId], headers: &[u32], class: Class, payload: u32) -> Time {
+    fn travel(
+        &self,
+        directions: &[DirectionId],
+        headers: &[u32],
+        class: Class,
+        payload: u32,
+    ) -> Time {
         let mut at = Time::ZERO;
-        for (nth, lane) in lanes.iter().enumerate() {
-            let (here, header) = (self.world.lane_parameters(*lane), headers[nth]);
-            let next = lanes.get(nth + 1).map(|lane| self.world.lane_parameters(*lane).wire);
-            let stay = self.world.part(self.world.ends_of(*lane).1).stay[class as usize];
+        for (nth, direction) in directions.iter().enumerate() {
+            let (here, header) = (self.world.direction_parameters(*direction), headers[nth]);
+            let next = directions
+                .get(nth + 1)
+                .map(|direction| self.world.direction_parameters(*direction).wire);
+            let stay = self.world.part(self.world.ends_of(*direction).1).stay[class as usize];
             at = match (here.wire, next) {
                 (None, None) => at,
                 (None, Some(_)) => at + stay,

@@ -87,7 +87,7 @@ pub struct Share {
 /// What all flows get.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shares {
-    /// By flow.
+    /// What each flow gets, in the order in which the flows were given.
     pub flows: Vec<Share>,
     /// By link: the part of its capacity that is used, 0 to 1 (but for rounding, below 1e-9).
     pub utilization: Vec<f64>,
@@ -99,13 +99,13 @@ pub enum FlowError {
     /// A link without capacity.
     #[error("link {link} has no capacity; give it at least one byte per second")]
     NoCapacity {
-        /// The link's index.
+        /// Its index among the capacities that were given.
         link: usize,
     },
     /// A link that is not there.
     #[error("flow {flow} uses link {link}, but there are {links} links; name one below {links}")]
     NoLink {
-        /// The flow's index.
+        /// Its index among the flows that were given.
         flow: usize,
         /// The link that it names.
         link: usize,
@@ -115,13 +115,13 @@ pub enum FlowError {
     /// A flow of weight 0.
     #[error("flow {flow} has weight 0; give it at least 1")]
     NoWeight {
-        /// The flow's index.
+        /// Its index among the flows that were given.
         flow: usize,
     },
     /// A flow that nothing bounds.
     #[error("flow {flow} loads no link and has no demand, so nothing bounds it; give it either")]
     Unbounded {
-        /// The flow's index.
+        /// Its index among the flows that were given.
         flow: usize,
     },
 }

@@ -1,14 +1,14 @@
 //! A workload in a rack by its fair shares: what each flow gets in the long run, without simulating
 //! a packet. For racks and numbers of flows that are too large to simulate.
 //!
-//! The flows are those that would be simulated: the same scripts, on the same ways, by the same
+//! The flows are those that would be simulated: the same scripts, on the same routes, by the same
 //! requesters ([`Run`]). What a job takes of everything that has a rate becomes a [`Use`]:
 //!
 //! * each direction of a PCIe link: packets with headers and framing (writes, requests and
-//!   completions, as they are cut on the way), and the DLLPs for what comes the other way;
+//!   completions, as they are cut on the route), and the DLLPs for what comes the other way;
 //! * memories and devices as targets, and devices' engines;
 //! * tags of requesters, trackers of roots that split reads, and walkers of IOMMUs: so many at a
-//!   time, each for a round trip of the empty way, or a walk.
+//!   time, each for a round trip of the empty route, or a walk.
 //!
 //! A flow asks for what its arrivals say, and for no more than its depth, its message gaps and its
 //! service units let through when jobs take as long as in the empty rack. Its weight is its number
@@ -35,25 +35,25 @@ use serde::Serialize;
 use super::cost::{self, Limit, SECOND};
 use super::sure::{self, Trips};
 use super::{Bottleneck, Flow, Use, fair_shares};
-use crate::engine::{Arrivals, FlowId, WayId, World};
+use crate::engine::{Arrivals, FlowId, RouteId, World};
 use crate::timing::Timing;
-use crate::workload::{Failed, FlowKind, FlowSpec, Run, Workload};
+use crate::workload::{BlockTrace, Failed, FlowKind, FlowSpec, Run, Workload};
 
 /// What a flow gets.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlowShare {
-    /// Its name.
+    /// The flow's name in the workload, unique there.
     pub name: String,
-    /// Whose it is.
+    /// The tenant that the flow counts for, where the workload names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Its ends.
+    /// The names of its ends, in the order of the keys of its kind.
     pub ends: Vec<String>,
     /// Bytes per second, where shares can tell.
     pub bytes_per_second: Option<f64>,
-    /// Jobs per second.
+    /// Jobs per second, where `bytes_per_second` is known.
     pub jobs_per_second: Option<f64>,
-    /// Why they cannot.
+    /// Why shares cannot tell the rates, in words that follow the flow's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<&'static str>,
     /// Bytes per second of its fair share: what the fabric has for it if others take no more than theirs.
@@ -62,22 +62,22 @@ pub struct FlowShare {
     pub unloaded_ns: f64,
     /// What keeps it from going faster: a full link by its ends, a memory or device by its name, a
     /// requester's engine or tags, a root's split reads, `latency` when what is under way is too
-    /// little for the way's length, or `demand` when it gets all it asks for.
+    /// little for the route's length, or `demand` when it gets all it asks for.
     pub bottleneck: String,
-    /// Components between its ends, on the longest of its ways.
+    /// Components between its ends, on the longest of its routes.
     pub hops: usize,
 }
 
 /// What a link is used for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkShare {
-    /// Its ends.
+    /// The names of the two components that it joins, the one added first first.
     pub ends: [String; 2],
     /// What it is: `Gen3 x8`.
     pub link: String,
     /// The part of its rate that is used, from the first end to the second, from 0 to 1.
     pub there: f64,
-    /// The other way.
+    /// The part of its rate that is used from the second end to the first, from 0 to 1.
     pub back: f64,
 }
 
@@ -98,9 +98,9 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
     let run = Run::new(rack, timing, workload)?;
     let world = &run.assembly.world;
     let mut limits = Limits::default();
-    // The first places are the lanes'.
-    for lane in world.lane_ids() {
-        limits.place(Limit::Lane(lane), world);
+    // The first places are the directions'.
+    for direction in world.direction_ids() {
+        limits.place(Limit::Direction(direction), world);
     }
     let mut flows = Vec::new();
     let mut notes = Vec::new();
@@ -120,9 +120,10 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         _ => None,
     });
     let doubts = sure::doubts(&flows, &shares, &several, &trips.collect::<Vec<_>>());
-    let share = |nth: usize, (spec, _, ways): (&FlowSpec, &[FlowId], &[WayId])| {
-        let (share, note, doubt) = (&shares.flows[nth], &notes[nth], doubts[nth]);
-        let lanes = ways.iter().map(|way| world.lanes_of(*way).len());
+    let share = |nth: usize, (spec, _, routes): (&FlowSpec, &[FlowId], &[RouteId])| {
+        let (share, note) = (&shares.flows[nth], &notes[nth]);
+        let doubt = uneven(spec).or(doubts[nth]);
+        let directions = routes.iter().map(|route| world.directions_of(*route).len());
         FlowShare {
             name: spec.name.clone(),
             tenant: spec.tenant.clone(),
@@ -137,17 +138,30 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
                 Bottleneck::Demand => "latency".to_owned(),
                 Bottleneck::Link(place) => name(&run, limits.all[place]),
             },
-            hops: lanes.max().unwrap_or(0).saturating_sub(1),
+            hops: directions.max().unwrap_or(0).saturating_sub(1),
         }
     };
     let flows = run.flows().enumerate().map(|(nth, flow)| share(nth, flow)).collect();
-    let links = run.assembly.links().map(|(a, b, link, lane)| LinkShare {
+    let links = run.assembly.links().map(|(a, b, link, direction)| LinkShare {
         ends: [a, b].map(|id| run.assembly.topology().component(id).name.clone()),
         link: link.to_string(),
-        there: shares.utilization[lane.index()],
-        back: shares.utilization[lane.back().index()],
+        there: shares.utilization[direction.index()],
+        back: shares.utilization[direction.back().index()],
     });
     Ok(FlowLevel { flows, links: links.collect() })
+}
+
+/// I/Os of a trace per second, from the first to the last.
+fn mean_rate(trace: &BlockTrace) -> f64 {
+    trace.ios.len() as f64 / trace.length().seconds()
+}
+
+/// Why shares, which are those of flows that go on evenly, tell nothing of a flow.
+fn uneven(spec: &FlowSpec) -> Option<&'static str> {
+    if spec.trace.is_some() {
+        return Some("its jobs are those of a trace; simulate it");
+    }
+    spec.bursts.is_some().then_some("its jobs come in bursts; simulate it")
 }
 
 /// Whether a flow's jobs are several steps that wait for each other.
@@ -162,8 +176,8 @@ fn is_several(kind: &FlowKind) -> bool {
 fn name(run: &Run, limit: Limit) -> String {
     let world = &run.assembly.world;
     match limit {
-        Limit::Lane(lane) => {
-            let (from, to) = world.ends_of(lane);
+        Limit::Direction(direction) => {
+            let (from, to) = world.ends_of(direction);
             format!("{} to {}", run.assembly.name(from), run.assembly.name(to))
         }
         Limit::Service(part) => format!("{}: memory bandwidth", run.assembly.name(part)),
@@ -211,7 +225,7 @@ impl Limits {
     fn flow(&mut self, world: &World, spec: &FlowSpec, queues: &[FlowId]) -> (Flow, Note) {
         let depth = match spec.arrivals {
             Arrivals::Depth(depth) => depth,
-            Arrivals::Every(_) | Arrivals::Poisson(_) => 1,
+            Arrivals::Every(_) | Arrivals::Poisson(_) | Arrivals::Traced => 1,
         };
         let of = |queue: Option<&FlowId>| {
             queue.map(|queue| cost::of(world, *queue, depth)).unwrap_or_default()
@@ -233,6 +247,7 @@ impl Limits {
         let (asked, depth) = match spec.arrivals {
             Arrivals::Every(span) | Arrivals::Poisson(span) => (count / span.seconds(), None),
             Arrivals::Depth(depth) => (f64::INFINITY, Some(f64::from(depth) * count)),
+            Arrivals::Traced => (spec.trace.as_ref().map_or(f64::INFINITY, mean_rate), None),
         };
         let held = cost.held.iter().map(|(resource, span)| {
             let shared = last.held.iter().any(|(other, _)| other == resource);

@@ -1,7 +1,7 @@
 //! Which flows the fair shares answer for, and why not for the others.
 //!
 //! A PCIe fabric gives flows their shares as long as nobody presses for more: then each gets what it asks
-//! for. A flow that shares nothing with others gets what its way lets through. In between the fabric decides
+//! for. A flow that shares nothing with others gets what its route lets through. In between the fabric decides
 //! by packets and queues, which shares know nothing of: that is refused rather than guessed.
 
 use super::{Bottleneck, Flow, Shares};

@@ -51,7 +51,7 @@ impl Unit {
     }
 }
 
-/// To three digits.
+/// Rounds to three significant digits.
 fn round(value: f64) -> f64 {
     format!("{value:.2e}").parse().unwrap_or(value)
 }
@@ -73,7 +73,7 @@ pub(super) fn digits(value: f64) -> String {
 /// How values are laid out along an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// Evenly.
+    /// Equal distances stand for equal differences.
     Linear,
     /// Doublings evenly; positive values only.
     Log2,
@@ -102,7 +102,7 @@ impl Scale {
 pub struct Axis {
     /// What it measures, without the unit.
     pub label: String,
-    /// Of its values.
+    /// What its values are counted in, for the labels.
     pub unit: Unit,
     /// How they are laid out.
     pub scale: Scale,

@@ -3,27 +3,27 @@
 use super::axis::digits;
 use super::svg::{Canvas, DIM, Font, INK, PAD, Rect, colour};
 
-/// A value twice.
+/// A published value beside the modelled one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pair {
-    /// What it is.
+    /// What both values are of, in a few words.
     pub name: String,
-    /// As published.
+    /// The value that was published, in `unit`.
     pub published: f64,
-    /// As modelled.
+    /// The value that the model gives, in `unit`.
     pub modelled: f64,
-    /// Of both.
+    /// The unit of both values, as it is printed.
     pub unit: String,
 }
 
 /// Pairs, one below the other. Each pair has its own scale: what is compared is its two bars.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// What one sees.
+    /// What the picture shows, as its heading.
     pub title: String,
     /// The rest that is to be known.
     pub subtitle: String,
-    /// The pairs.
+    /// The pairs, from top to bottom.
     pub pairs: Vec<Pair>,
 }
 
@@ -38,7 +38,7 @@ const NAME: f64 = 240.0;
 const OFF: f64 = 56.0;
 
 impl Bars {
-    /// The picture.
+    /// The picture as an SVG document.
     pub fn svg(&self) -> String {
         let mut canvas = Canvas::new(&self.title, &self.subtitle, WIDTH);
         let (name, value) = (Font::new(13.0, INK).end(), Font::new(12.0, DIM));

@@ -15,16 +15,16 @@ const INSET: f64 = 8.0;
 const LABEL: f64 = 190.0;
 const LINE: f64 = 16.0;
 
-/// A chart.
+/// Series of points over two axes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
     /// The headline: what one sees.
     pub title: String,
     /// What is shown, under which conditions.
     pub subtitle: String,
-    /// To the right.
+    /// The axis of the points' first values, to the right.
     pub x: Axis,
-    /// Upwards.
+    /// The axis of their second values, upwards.
     pub y: Axis,
     /// What is drawn. Points that an axis has no place for (zero on a logarithmic one) are left
     /// out.
@@ -34,7 +34,7 @@ pub struct Chart {
 /// A line, points, or both, in one colour with one label.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Series {
-    /// Its label.
+    /// What the legend calls it.
     pub name: String,
     /// A smaller line below the label. May be empty.
     pub note: String,
@@ -108,7 +108,7 @@ impl Label {
 const NAME: Font = Font { size: 13.0, fill: INK, bold: true, anchor: super::svg::Anchor::Start };
 
 impl Chart {
-    /// The picture.
+    /// The picture as an SVG document.
     pub fn svg(&self) -> String {
         let mut canvas = Canvas::new(&self.title, &self.subtitle, WIDTH);
         if self.series.iter().any(|series| !series.published.is_empty()) {

@@ -6,7 +6,7 @@ use super::label::Places;
 use super::layout::{Layout, NODE, neighbours};
 use super::svg::{Canvas, DIM, FRAME, Font, INK, Rect, colour, escape, n};
 
-/// A part.
+/// A component of the rack, as a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// Its name; what is before the last `/` is not drawn.
@@ -19,7 +19,7 @@ pub struct Node {
     pub depth: usize,
 }
 
-/// A link.
+/// A link between two components, and how busy it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edge {
     /// Its ends: indices of the nodes.
@@ -28,7 +28,7 @@ pub struct Edge {
     pub label: String,
     /// How busy it is from the first end to the second, 0 to 1.
     pub there: f64,
-    /// And back.
+    /// How busy it is from the second end to the first, from 0 to 1.
     pub back: f64,
 }
 
@@ -39,14 +39,14 @@ impl Edge {
     }
 }
 
-/// A rack.
+/// A rack: its components by host, and its links.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Diagram {
-    /// What one sees.
+    /// What the picture shows, as its heading.
     pub title: String,
-    /// Its parts.
+    /// Its components, in any order; edges name them by index.
     pub nodes: Vec<Node>,
-    /// Its links.
+    /// Its links, each between two of `nodes`.
     pub edges: Vec<Edge>,
 }
 
@@ -58,7 +58,7 @@ const IDLE: &str = "#94a3b8";
 const BUSIEST: &str = "#c2410c";
 
 /// A link as it is drawn: from its upper end downwards, or from the left one to the right.
-struct Way {
+struct DrawnEdge {
     /// Of the curve: its ends and what it is bent by.
     curve: [(f64, f64); 4],
     /// How busy it is forwards and backwards.
@@ -89,10 +89,10 @@ impl Diagram {
             let font = Font::new(13.0, INK).bold();
             canvas.text(at.x + 12.0, y, &font.cut(host, at.width - 24.0), font);
         }
-        let ways = self.ways(&layout);
+        let edges = self.drawn_edges(&layout);
         let most = self.edges.iter().map(Edge::share).fold(0.0, f64::max);
-        for (nth, way) in &ways {
-            way.draw(&mut canvas, most, &self.says(&self.edges[*nth]));
+        for (nth, edge) in &edges {
+            edge.draw(&mut canvas, most, &self.says(&self.edges[*nth]));
         }
         for (&nth, at) in &layout.nodes {
             let node = &self.nodes[nth];
@@ -104,8 +104,8 @@ impl Diagram {
             canvas.text(x, at.y + 15.5, &name_font.cut(name, NODE.0 - 8.0), name_font);
             canvas.text(x, at.y + 29.5, &kind.cut(&node.kind, NODE.0 - 8.0), kind);
         }
-        label(&mut canvas, &layout, &ways, most);
-        let lowest = ways.iter().map(|(_, way)| way.at(0.5).1 + 12.0);
+        label(&mut canvas, &layout, &edges, most);
+        let lowest = edges.iter().map(|(_, edge)| edge.at(0.5).1 + 12.0);
         canvas.finish(lowest.fold(layout.bottom, f64::max))
     }
 
@@ -169,7 +169,7 @@ impl Diagram {
     }
 
     /// The links that are drawn, by their number.
-    fn ways(&self, layout: &Layout) -> Vec<(usize, Way)> {
+    fn drawn_edges(&self, layout: &Layout) -> Vec<(usize, DrawnEdge)> {
         let drawn = self.edges.iter().enumerate().filter_map(|(nth, edge)| {
             let [a, b] = edge.ends.map(|end| layout.nodes.get(&end));
             let (a, b) = (*a?, *b?);
@@ -204,7 +204,7 @@ impl Diagram {
             let x = at.x + NODE.0 * (rank + 1.0) / (all.len() as f64 + 1.0);
             (x, if top { at.y } else { at.y + NODE.1 })
         };
-        let way = |&(nth, [from, to], shares, level): &(usize, [usize; 2], [f64; 2], bool)| {
+        let edge = |&(nth, [from, to], shares, level): &(usize, [usize; 2], [f64; 2], bool)| {
             let (curve, arrows) = if level {
                 let top = reversed(layout, from);
                 let (a, b) = (port(from, to, top), port(to, from, top));
@@ -215,9 +215,9 @@ impl Diagram {
                 let half = (b.1 - a.1) / 2.0;
                 ([a, (a.0, a.1 + half), (b.0, b.1 - half), b], ["↓", "↑"])
             };
-            (nth, Way { curve, shares, arrows })
+            (nth, DrawnEdge { curve, shares, arrows })
         };
-        drawn.iter().map(way).collect()
+        drawn.iter().map(edge).collect()
     }
 }
 
@@ -227,8 +227,8 @@ fn reversed(layout: &Layout, node: usize) -> bool {
     layout.hosts.iter().any(|(_, host, reversed)| *reversed && host.overlaps(&at))
 }
 
-impl Way {
-    /// The point at a part of the way.
+impl DrawnEdge {
+    /// The point at a part of the curve, 0 to 1.
     fn at(&self, part: f64) -> (f64, f64) {
         let rest = 1.0 - part;
         let weights = [
@@ -243,14 +243,14 @@ impl Way {
         (sum(|point| point.0), sum(|point| point.1))
     }
 
-    /// The part where nothing else is near: a bent way's end to which fewer links go.
-    fn alone(&self, ways: &[(usize, Way)]) -> f64 {
+    /// The part where nothing else is near: a bent curve's end to which fewer links go.
+    fn alone(&self, edges: &[(usize, DrawnEdge)]) -> f64 {
         let [from, _, _, to] = self.curve;
         if (from.0 - to.0).abs() < NODE.0 / 2.0 || (from.1 - to.1).abs() < 1.0 {
             return 0.5;
         }
         let near = |end: (f64, f64)| {
-            let ends = ways.iter().flat_map(|(_, way)| [way.curve[0], way.curve[3]]);
+            let ends = edges.iter().flat_map(|(_, edge)| [edge.curve[0], edge.curve[3]]);
             ends.filter(|other| {
                 (other.1 - end.1).abs() < 1.0 && (other.0 - end.0).abs() < NODE.0 * 0.9
             })
@@ -265,7 +265,7 @@ impl Way {
         for (share, side) in self.shares.into_iter().zip([-1.0, 1.0]) {
             let width = 1.4 + 7.0 * share.clamp(0.0, 1.0);
             let aside = side * (width / 2.0 + 0.8);
-            // Where the way is flat, beside is below.
+            // Where the curve is flat, beside is below.
             let [from, _, _, to] = self.curve;
             let (right, down) = (to.0 - from.0, (to.1 - from.1).abs());
             let below =
@@ -292,7 +292,7 @@ fn stroke(share: f64, most: f64) -> &'static str {
 
 /// Says how busy links are: on the link, away from nodes, other labels and, where there is room,
 /// other links.
-fn label(canvas: &mut Canvas, layout: &Layout, ways: &[(usize, Way)], most: f64) {
+fn label(canvas: &mut Canvas, layout: &Layout, edges: &[(usize, DrawnEdge)], most: f64) {
     const PARTS: usize = 24;
     let mut places = Places::default();
     layout.nodes.values().for_each(|node| places.take(*node));
@@ -300,18 +300,18 @@ fn label(canvas: &mut Canvas, layout: &Layout, ways: &[(usize, Way)], most: f64)
         let y = if *reversed { at.y + at.height - 26.0 } else { at.y };
         places.take(Rect::new(at.x, y, at.width, 26.0));
     }
-    let mut order: Vec<&(usize, Way)> = ways.iter().collect();
-    let share = |way: &Way| way.shares[0].max(way.shares[1]);
+    let mut order: Vec<&(usize, DrawnEdge)> = edges.iter().collect();
+    let share = |edge: &DrawnEdge| edge.shares[0].max(edge.shares[1]);
     order.sort_by(|a, b| share(&b.1).total_cmp(&share(&a.1)));
-    for (nth, way) in order.into_iter().filter(|(_, way)| share(way) >= LITTLE) {
-        let texts = [0, 1].map(|of| format!("{}{:.0} %", way.arrows[of], way.shares[of] * 100.0));
+    for (nth, edge) in order.into_iter().filter(|(_, edge)| share(edge) >= LITTLE) {
+        let texts = [0, 1].map(|of| format!("{}{:.0} %", edge.arrows[of], edge.shares[of] * 100.0));
         let text = texts.join(" ");
-        let busiest = share(way) > most - LITTLE;
+        let busiest = share(edge) > most - LITTLE;
         let font = Font::new(11.0, if busiest { BUSIEST } else { INK }).middle();
         let font = if busiest { font.bold() } else { font };
         let width = font.width(&text) + 6.0;
         // From where the link is on its own outwards, then ever further aside.
-        let best = way.alone(ways);
+        let best = edge.alone(edges);
         let parts = (0..2 * PARTS).map(move |step| {
             let out = (step as f64 / 2.0).ceil() / PARTS as f64;
             if step % 2 == 0 { best + out } else { best - out }
@@ -320,15 +320,15 @@ fn label(canvas: &mut Canvas, layout: &Layout, ways: &[(usize, Way)], most: f64)
         let beside = |asides: &[f64]| {
             let all = asides.iter().flat_map(|aside| parts.clone().map(move |part| (part, aside)));
             let rect = |(part, aside): (f64, &f64)| {
-                let (x, y) = way.at(part);
+                let (x, y) = edge.at(part);
                 Rect::around(x + aside * width, y, width, 16.0)
             };
             all.map(rect).collect::<Vec<Rect>>()
         };
         let crossed = |rect: &Rect| {
-            let others = ways.iter().filter(|other| other.0 != *nth);
+            let others = edges.iter().filter(|other| other.0 != *nth);
             let points = others
-                .flat_map(|(_, way)| (1..PARTS).map(|part| way.at(part as f64 / PARTS as f64)));
+                .flat_map(|(_, edge)| (1..PARTS).map(|part| edge.at(part as f64 / PARTS as f64)));
             points.into_iter().any(|(x, y)| rect.overlaps(&Rect::around(x, y, 6.0, 6.0)))
         };
         let clear = beside(&[0.0, 0.6, -0.6]).into_iter().filter(|rect| !crossed(rect));

@@ -9,9 +9,7 @@ use std::fmt::Write as _;
 pub(super) const INK: &str = "#0f172a";
 /// Text of lesser weight.
 pub(super) const DIM: &str = "#475569";
-/// Frames.
 pub(super) const FRAME: &str = "#cbd5e1";
-/// Grid lines.
 pub(super) const GRID: &str = "#e2e8f0";
 
 /// Space between the card's edge and what is on it.

@@ -45,8 +45,8 @@ fn all_pictures_are_well_formed() {
         Passage { from: 0, to: 1, begin, end, label: format!("MRd {nth} B"), kind: 0 }
     });
     let passages = passages.collect();
-    let lanes = vec!["a".to_owned(), "b".to_owned()];
-    let timeline = Timeline { title: "t".into(), subtitle: "s".into(), lanes, passages };
+    let columns = vec!["a".to_owned(), "b".to_owned()];
+    let timeline = Timeline { title: "t".into(), subtitle: "s".into(), columns, passages };
     let svg = timeline.svg();
     assert!(well_formed(&svg) && svg.contains("80 later packets"));
 }

@@ -11,9 +11,9 @@ use super::svg::{Canvas, DIM, FRAME, Font, INK, PAD, Rect, colour};
 /// A packet on a link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Passage {
-    /// From which lane, an index of the timeline's.
+    /// From which column, an index of the timeline's.
     pub from: usize,
-    /// To which.
+    /// The index of the part that it comes to.
     pub to: usize,
     /// When its first bit went, in nanoseconds.
     pub begin: f64,
@@ -25,22 +25,22 @@ pub struct Passage {
     pub kind: usize,
 }
 
-/// A transaction.
+/// A job's packets from part to part, over time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
-    /// What one sees.
+    /// What the picture shows, as its heading.
     pub title: String,
     /// The rest that is to be known.
     pub subtitle: String,
     /// The parts, in the order of the way.
-    pub lanes: Vec<String>,
+    pub columns: Vec<String>,
     /// What happened, by time.
     pub passages: Vec<Passage>,
 }
 
-/// Between lanes.
-const LANE: f64 = 152.0;
-/// Room for moments, and for half a lane's name on either side.
+/// Pixels from one part to the next.
+const COLUMN: f64 = 152.0;
+/// Room for moments, and for half a column's name on either side.
 const LEFT: f64 = 128.0;
 const RIGHT: f64 = 62.0;
 const LEAST_WIDTH: f64 = 640.0;
@@ -151,24 +151,24 @@ impl Timeline {
             0 => self.subtitle.clone(),
             rest => format!("{}; {rest} later packets are not drawn", self.subtitle),
         };
-        let lanes = self.lanes.len().max(1) as f64;
-        let width = (LEFT + (lanes - 1.0) * LANE + RIGHT + PAD).max(LEAST_WIDTH);
+        let columns = self.columns.len().max(1) as f64;
+        let width = (LEFT + (columns - 1.0) * COLUMN + RIGHT + PAD).max(LEAST_WIDTH);
         let mut canvas = Canvas::new(&self.title, &subtitle, width);
         let top = canvas.top + 46.0;
         let times = Times::of(&bursts, top);
         let bottom = times.places.last().copied().unwrap_or(top) + 22.0;
-        let x = |lane: usize| LEFT + lane as f64 * LANE;
+        let x = |column: usize| LEFT + column as f64 * COLUMN;
         let name = Font::new(12.0, INK).bold().middle();
-        for (lane, text) in self.lanes.iter().enumerate() {
-            canvas.line((x(lane), top - 10.0), (x(lane), bottom), FRAME, 1.5);
-            canvas.text(x(lane), top - 18.0, &name.cut(text, LANE - 8.0), name);
+        for (column, text) in self.columns.iter().enumerate() {
+            canvas.line((x(column), top - 10.0), (x(column), bottom), FRAME, 1.5);
+            canvas.text(x(column), top - 18.0, &name.cut(text, COLUMN - 8.0), name);
         }
         moments(&mut canvas, &times, &bursts);
 
         let mut places = Places::default();
-        for lane in 0..self.lanes.len() {
-            places.take(Rect::around(x(lane), top - 22.0, LANE, 14.0));
-            places.take_line((x(lane), top - 10.0), (x(lane), bottom), 2.0);
+        for column in 0..self.columns.len() {
+            places.take(Rect::around(x(column), top - 22.0, COLUMN, 14.0));
+            places.take_line((x(column), top - 10.0), (x(column), bottom), 2.0);
         }
         let stays = bursts.iter().filter_map(|burst| {
             let before = burst.before(&bursts)?;
@@ -226,10 +226,10 @@ impl Timeline {
     }
 }
 
-/// Where along a passage its label may stand: between lanes first.
+/// Where along a passage its label may stand: between columns first.
 fn parts(passage: &Passage) -> Vec<f64> {
-    let lanes = passage.from.abs_diff(passage.to).max(1);
-    let middles = (0..lanes).map(|lane| (lane as f64 + 0.5) / lanes as f64);
+    let columns = passage.from.abs_diff(passage.to).max(1);
+    let middles = (0..columns).map(|column| (column as f64 + 0.5) / columns as f64);
     middles.chain([0.4, 0.6, 0.3, 0.7]).collect()
 }
 

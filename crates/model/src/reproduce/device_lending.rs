@@ -221,11 +221,12 @@ fn bandwidths() -> Vec<Row> {
     let lab = &mut checked(TWO);
     let root = dma(lab, gpu, "borrower", read);
     // Requests that left the GPU, and those that left the root for the adapter.
-    let lanes = lab.last.iter().flat_map(|run| {
-        let lanes = run.flows().flat_map(|(_, _, ways)| run.assembly.world.lanes_of(ways[0]));
-        lanes.map(|lane| run.assembly.world.lane(lane).packets as f64)
+    let directions = lab.last.iter().flat_map(|run| {
+        let directions =
+            run.flows().flat_map(|(_, _, routes)| run.assembly.world.directions_of(routes[0]));
+        directions.map(|direction| run.assembly.world.direction(direction).packets as f64)
     });
-    let packets: Vec<f64> = lanes.collect();
+    let packets: Vec<f64> = directions.collect();
     let (first, split) = (packets[0], packets[3]);
     let direct = dma(&mut switched(TWO), gpu, "borrower", read);
     let writes = dma(&mut checked(TWO), gpu, "borrower", write)
@@ -272,7 +273,7 @@ fn bandwidths() -> Vec<Row> {
 }
 
 /// A driver's copy from GPU to GPU: it prepares, rings, waits for the end, and looks three registers up
-/// on the way, as the paper suspects.
+/// on the route, as the paper suspects.
 fn copy(lab: &mut Lab, host: &str, (one, other): (&str, &str), bytes: u64) -> f64 {
     let start = lab.software("copy-start");
     let look = || load(host, one, 4);

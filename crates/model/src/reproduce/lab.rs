@@ -9,7 +9,7 @@ use crate::engine::{Arrivals, FlowStats, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::{self, Timing};
-use crate::workload::{FlowKind, FlowSpec, How, Move, Places, Run, StepSpec, Workload};
+use crate::workload::{FlowKind, FlowSpec, How, Move, Run, StepSpec, Workload};
 
 macro_rules! testbeds {
     ($($name:literal),* $(,)?) => {
@@ -17,7 +17,7 @@ macro_rules! testbeds {
     };
 }
 
-/// The testbeds.
+/// The rack files of the testbeds in `examples/testbeds`, by name.
 pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "device-lending-nvme",
     "device-lending-local",
@@ -131,7 +131,14 @@ impl Lab {
     }
 
     fn simulate(&mut self, flows: Vec<FlowSpec>, warmup: Time, duration: Time) -> &Run {
-        let workload = Workload { seed: 1, duration, warmup, units: BTreeMap::new(), flows };
+        let workload = Workload {
+            seed: 1,
+            duration,
+            warmup,
+            units: BTreeMap::new(),
+            flows,
+            notes: Vec::new(),
+        };
         let run = Run::new(&self.rack, &self.timing, &workload);
         let mut run = run.unwrap_or_else(|error| panic!("{}: {error}", self.rack.name));
         if let Err(stuck) = run.go(MOST) {
@@ -143,23 +150,10 @@ impl Lab {
 
 /// A flow of jobs, so many at a time.
 pub(super) fn flow(kind: FlowKind, arrivals: Arrivals, count: u64, size: u64) -> FlowSpec {
-    FlowSpec {
-        name: NAME.to_owned(),
-        tenant: None,
-        kind,
-        size,
-        arrivals,
-        queues: 1,
-        count,
-        begin: Time::ZERO,
-        think: Distribution::Fixed(Time::ZERO),
-        random: false,
-        span: 1 << 30,
-        places: Places::default(),
-    }
+    FlowSpec { count, span: 1 << 30, ..FlowSpec::new(NAME, kind, arrivals, size) }
 }
 
-/// Time that passes.
+/// A step in which a time passes.
 pub(super) fn wait(span: Time) -> StepSpec {
     StepSpec::Wait(Distribution::Fixed(span))
 }

@@ -17,7 +17,7 @@ const REQUESTS: u64 = 10_000;
 const PAGE: u64 = 4096;
 /// Ratios that count as "the same".
 const SAME: (f64, f64) = (0.9, 1.1);
-/// The engine's channels.
+/// Channels of a board's DMA engine (Marlin, 2014, section 5.3).
 const CHANNELS: u32 = 4;
 
 pub(super) fn rows() -> Vec<Row> {
@@ -45,12 +45,12 @@ struct Transaction {
     /// Added to the source's address.
     offset: u64,
     /// Where it reads and where it writes.
-    ways: (&'static str, &'static str),
+    routes: (&'static str, &'static str),
 }
 
 impl Transaction {
     fn of(pieces: u64, bytes: u64) -> Transaction {
-        Transaction { pieces, bytes, offset: 0, ways: ("ch1", "ch2") }
+        Transaction { pieces, bytes, offset: 0, routes: ("ch1", "ch2") }
     }
 }
 
@@ -58,11 +58,11 @@ impl Transaction {
 /// while the piece before is copied, and the copy; then the interrupt.
 fn dma(transaction: Transaction) -> Vec<StepSpec> {
     let engine = "ch1/dma";
-    let Transaction { pieces, bytes, offset, ways } = transaction;
+    let Transaction { pieces, bytes, offset, routes } = transaction;
     let piece = |until| {
         let fetch = moved(How::Read, &[engine, "ch1"], 32, Until::Landed);
         let fetch = StepSpec::Move(Move { channel: "descriptors".to_owned(), ..fetch });
-        let copy = moved(How::Copy, &[engine, ways.0, ways.1], bytes, until);
+        let copy = moved(How::Copy, &[engine, routes.0, routes.1], bytes, until);
         let copy = StepSpec::Move(Move { at: offset, ..copy });
         vec![StepSpec::Hold("fetcher".to_owned(), vec![fetch]), copy]
     };
@@ -171,7 +171,7 @@ fn accesses() -> Vec<Row> {
     let traversal = (ntb.translation + ntb.completion_translation).us() / 2.0;
     let bridge = lab.timing().switch.latency.ns() / 2.0;
     // A PEX8717 is a switch and an NTB here, of a bridge each; all other parts are two bridges, the
-    // hosts' boards among them, of which the way's hops count one.
+    // hosts' boards among them, of which the route's hops count one.
     let (_, hops) = lab.hops("ch1", "ch2");
     let bridges = 2.0 * (2.0 * (hops + 1) as f64 - 4.0);
     vec![

@@ -68,13 +68,13 @@ impl fmt::Display for Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It does.
+    /// It is as near as its kind allows, or its relation holds.
     Ok,
-    /// It does not.
+    /// It is further off; the row's note says why, where that is known.
     Miss,
 }
 
-/// A row.
+/// A published value and the modelled one beside it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// The figure's number: `DL3`.
@@ -91,14 +91,14 @@ pub struct Row {
     pub says: Option<String>,
     /// What the model says.
     pub modelled: f64,
-    /// Of both.
+    /// The unit of `published` and `modelled`: `us`, `GB/s`, `ratio`.
     pub unit: &'static str,
     /// How far the model is off, as a share of what was published; of a relation, how far it is from where
     /// it would fail.
     pub error: f64,
-    /// What is claimed.
+    /// What it claims, which decides how far it may be off and whether it is evidence.
     pub kind: Kind,
-    /// Whether it holds.
+    /// Whether it is within what its kind allows.
     pub verdict: Verdict,
     /// The parameter that was set by it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -215,9 +215,9 @@ fn verdict(holds: bool) -> Verdict {
 /// How many rows of a kind there are, and how far they are off.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sum {
-    /// Of which kind.
+    /// The kind that all of these rows have.
     pub kind: Kind,
-    /// How many rows.
+    /// The number of rows of the kind, at least 1.
     pub rows: usize,
     /// How many of them miss.
     pub missed: usize,
@@ -225,7 +225,7 @@ pub struct Sum {
     pub median: f64,
     /// What nine of ten errors do not exceed.
     pub most: f64,
-    /// The worst.
+    /// The greatest of their errors, as a share.
     pub worst: f64,
 }
 

@@ -13,7 +13,7 @@ use super::{Kind, Row};
 const NFP: &str = "host/nfp";
 /// Bytes of a transaction.
 const SIZES: [u64; 6] = [64, 128, 256, 512, 1024, 2048];
-/// Values by size.
+/// A value for each of [`SIZES`].
 type Values = [f64; 6];
 /// By host: its name there, its profile, Gbps of reads and of writes, and nanoseconds of a read.
 const HOSTS: [(&str, &str, Values, Values, Values); 2] = [

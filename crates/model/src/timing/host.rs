@@ -16,13 +16,13 @@ use crate::time::Time;
 pub struct HostTiming {
     /// The profile that it is of.
     pub profile: String,
-    /// Its root complex.
+    /// What packets meet between its links, its processors and its memory.
     pub root: RootTiming,
     /// Its IOMMU, where it is on.
     pub iommu: IommuTiming,
-    /// Its memory.
+    /// All channels of its memory together.
     pub memory: MemoryTiming,
-    /// Its cores.
+    /// What its cores take for stores, loads, polling and interrupts.
     pub cpu: CpuTiming,
 }
 
@@ -37,7 +37,7 @@ impl Default for HostTiming {
 pub struct RootTiming {
     /// For requests on their way from the processor, to memory, or from port to port. Default 70 ns.
     pub latency: Time,
-    /// For completions on such ways. Default 10 ns.
+    /// For completions on such routes. Default 10 ns.
     pub completion_latency: Time,
     /// The most bytes of a read request that passes from port to port; longer ones are split. 0 passes
     /// them as they are. Default 64: Device Lending (2019, section 7.1), Xeon E5.
@@ -57,7 +57,7 @@ impl Default for RootTiming {
     }
 }
 
-/// How IOMMUs behave.
+/// What an IOMMU's cache holds and what translations take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IommuTiming {
     /// Translations in the cache. Default 64: Neugebauer and others (SIGCOMM 2018) found the throughput
@@ -79,7 +79,7 @@ impl Default for IommuTiming {
     }
 }
 
-/// How memory behaves.
+/// How long accesses to memory take, and how many bytes per second there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryTiming {
     /// From a request's coming to its data's going, or a write's being seen. Default 60 ns.
@@ -98,7 +98,7 @@ impl Default for MemoryTiming {
     }
 }
 
-/// How processors behave.
+/// What a core takes for stores to, and loads from, windows and registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuTiming {
     /// Bytes of a write-combining buffer: stores to a window leave in packets of these. Default 64.

@@ -52,14 +52,14 @@ pub fn read_for(file: &str, text: &str, rack: &Rack) -> Result<Timing, FileError
     Ok(timing)
 }
 
-/// All of it.
+/// How long all parts of a rack take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
-    /// Links.
+    /// What all links have in common; their generation and lanes are the rack file's.
     pub link: LinkTiming,
-    /// Switches.
+    /// Switches that have no values of their own in `parts`.
     pub switch: SwitchTiming,
-    /// Non-transparent bridges.
+    /// Non-transparent bridges that have no values of their own in `parts`.
     pub ntb: NtbTiming,
     /// Hosts that name no profile and have no values of their own.
     pub host: HostTiming,
@@ -116,7 +116,7 @@ impl Timing {
     }
 }
 
-/// How links behave.
+/// Propagation, credits and acknowledgements of links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkTiming {
     /// How long a bit takes from end to end. Default 2 ns: 40 cm, at about 5 ns a metre.
@@ -134,9 +134,9 @@ pub struct LinkTiming {
     /// ([`LinkTiming::room`]). Default 0. Endpoints and roots take any number of completions: they asked for
     /// them (specification 2.6.1).
     pub posted: (u32, u32),
-    /// Of requests: packets.
+    /// A receiver's room for read requests, in packets; 0 for ample, as above.
     pub nonposted: u32,
-    /// Of completions.
+    /// A receiver's room for completions: packets, and bytes of payload; 0 for ample.
     pub completion: (u32, u32),
 }
 
@@ -171,7 +171,7 @@ impl Default for LinkTiming {
     }
 }
 
-/// How switches behave.
+/// How long switches keep what they pass on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SwitchTiming {
     /// From a packet's head coming to its going. Default 115 ns: data sheets of Gen3 switches tell
@@ -207,7 +207,7 @@ impl Default for NtbTiming {
     }
 }
 
-/// How devices behave.
+/// What devices answer and how their DMA engines ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceTiming {
     /// The most bytes of a packet (MPS). Default 256. All parts of a rack have the same.
@@ -255,15 +255,15 @@ impl Default for DeviceTiming {
 /// How a part differs from others of its kind: what is `None` is as theirs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartTiming {
-    /// Its latency.
+    /// Latency of the part, as its kind means it.
     pub latency: Option<Time>,
     /// An NTB's translation of requests.
     pub translation: Option<Time>,
     /// An NTB's translation of completions.
     pub completion_translation: Option<Time>,
-    /// A device's MRRS.
+    /// The most bytes of a device's read request, a power of two.
     pub mrrs: Option<u32>,
-    /// A device's tags.
+    /// Read requests of a device that may be under way.
     pub tags: Option<u32>,
     /// Packets of a device that may wait for the link.
     pub window: Option<u32>,
@@ -273,7 +273,7 @@ pub struct PartTiming {
     pub message: Option<Time>,
     /// From one packet of a device's DMA engine to the next.
     pub packet_gap: Option<Time>,
-    /// A device's alignment.
+    /// Bytes at whose multiples a device cuts reads that miss them; 0: never.
     pub alignment: Option<u32>,
     /// Bytes of a device's queue pair's turn.
     pub turn: Option<u32>,

@@ -1,53 +1,97 @@
 //! Reading a workload.
 
-use rackbus_fabric::text::{FileError, Named, Outcome, Section, document, list, wrong};
+use rackbus_fabric::text::{
+    FileError, Named, Outcome, Problem, Section, document, list, subsection, wrong,
+};
 
 use std::collections::BTreeMap;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::blocks;
+use super::traces::{TraceFile, trace_file};
 use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload, steps};
 use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
 
 const KINDS: &[&str] =
-    &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write", "steps"];
+    &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write", "steps", "trace"];
 /// The longest simulated time: 100 s.
-const LONGEST: u64 = 100_000_000_000_000;
+pub(super) const LONGEST: u64 = 100_000_000_000_000;
 pub(super) const MOST_BYTES: u64 = 1 << 40;
 
-/// Reads a workload's `text`; `file` is its name, for messages.
+/// Reads a workload's `text`; `file` is its name, for messages. Files that it names are refused:
+/// [`parse_with`] takes them.
 ///
 /// # Errors
 /// [`FileError`] for the first thing that is wrong.
 pub fn parse(file: &str, text: &str) -> Result<Workload, FileError> {
-    read(text).map_err(|problem| problem.locate(file, text))
+    parse_with(file, text, &|_| Err("files beside a workload are not read here".to_owned()))
 }
 
-fn read(text: &str) -> Outcome<Workload> {
+/// A file's name, for messages, and its text.
+pub type NamedText = (String, String);
+
+/// As [`parse`]; `read` gives the name, for messages, and the text of a file as the workload names it, or says
+/// why it cannot.
+///
+/// # Errors
+/// [`FileError`] for the first thing that is wrong in the workload, or in a file that it names.
+pub fn parse_with(
+    file: &str,
+    text: &str,
+    read: &dyn Fn(&str) -> Result<NamedText, String>,
+) -> Result<Workload, FileError> {
+    let here = |problem: Problem| problem.locate(file, text);
+    let (mut workload, traces, lasting) = sections(text).map_err(here)?;
+    for trace in &traces {
+        let (name, words) = read(&trace.file).map_err(|cause| {
+            let what = format!("`{}` cannot be read: {cause}", trace.file);
+            let allowed = "name a file, from the workload's folder on".to_owned();
+            here(Problem { span: trace.span.clone(), what, allowed })
+        })?;
+        let played = blocks::parse(&name, trace.format, &words)?;
+        workload.play(trace, played).map_err(here)?;
+    }
+    if lasting.is_none() && !traces.is_empty() {
+        workload.last_as_its_traces();
+    }
+    Ok(workload)
+}
+
+type Sections = (Workload, Vec<TraceFile>, Option<u64>);
+
+/// The workload, the traces that it names, and what it says that it lasts.
+fn sections(text: &str) -> Outcome<Sections> {
     let root = document(text)?;
     let keys = &["seed", "duration", "warmup", "units", "flows"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
-    let duration = top.picoseconds("duration", LONGEST)?.unwrap_or(1_000_000_000);
+    let lasting = top.picoseconds("duration", LONGEST)?;
+    let duration = lasting.unwrap_or(1_000_000_000);
     let warmup = top.picoseconds("warmup", LONGEST)?.unwrap_or(duration / 10);
     if warmup >= duration {
         let what = format!("`warmup` is {}", Time::from_ps(warmup));
         let allowed = format!("it is less than the duration, {}", Time::from_ps(duration));
         return wrong(top.place("warmup"), what, allowed);
     }
-    let flows = top.tables("flows")?.iter().map(flow).collect::<Outcome<Vec<_>>>()?;
+    let entries = top.tables("flows")?;
+    let flows = entries.iter().map(flow).collect::<Outcome<Vec<_>>>()?;
     if flows.is_empty() {
         return wrong(0..0, "the workload has no flow", "write [flows.NAME] for each flow");
     }
-    Ok(Workload {
+    let traces = entries.iter().enumerate().map(|(nth, entry)| trace_file(nth, entry));
+    let traces = traces.collect::<Outcome<Vec<_>>>()?.into_iter().flatten().collect();
+    let workload = Workload {
         seed: top.count("seed", 0, u64::MAX)?.unwrap_or(1),
         duration: Time::from_ps(duration),
         warmup: Time::from_ps(warmup),
         units: units(&top)?,
         flows,
-    })
+        notes: Vec::new(),
+    };
+    Ok((workload, traces, lasting))
 }
 
 /// The keys that every flow has.
@@ -55,10 +99,14 @@ macro_rules! keys {
     ($($own:literal),*) => {
         &[
             "kind", "tenant", "size", "depth", "every", "poisson", "rate", "queues", "count", "begin",
-            "random", "span", "think", $($own),*
+            "end", "bursts", "random", "span", "think", $($own),*
         ]
     };
 }
+
+/// The keys of a flow of kind `trace`.
+pub(super) const TRACE: &[&str] =
+    keys!("host", "device", "file", "format", "skip", "service", "units", "interrupt", "queues_in");
 
 fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
     let place = format!("flow {}", entry.name);
@@ -75,25 +123,59 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         "units",
         "interrupt",
         "queues_in",
-        "steps"
+        "steps",
+        "file",
+        "format",
+        "skip"
     );
     let any = Section::new(entry.table, entry.span.clone(), place, all)?;
     let size = any.size("size", 1, MOST_BYTES)?;
     let (kind, places) = kind_of(entry, &any, size)?;
+    let (begin, end) = lifetime(&any)?;
+    let traced = any.text("kind", "")?.is_some_and(|(kind, _)| kind == "trace");
+    let own = ["depth", "every", "poisson", "rate"].into_iter().any(|key| any.get(key).is_some());
+    let arrivals = match traced && !own {
+        true => Arrivals::Traced,
+        false => arrivals(&any, size.unwrap_or(4096))?,
+    };
     Ok(FlowSpec {
-        name: entry.name.to_owned(),
         tenant: any.text("tenant", "write a name")?.map(|(name, _)| name.to_owned()),
-        kind,
-        size: size.unwrap_or(4096),
-        arrivals: arrivals(&any, size.unwrap_or(4096))?,
         queues: any.count("queues", 1, 1 << 16)?.unwrap_or(1) as u32,
         count: any.count("count", 1, u64::MAX)?.unwrap_or(u64::MAX),
-        begin: time(&any, "begin")?.unwrap_or(Time::ZERO),
-        think: think(&any)?,
+        begin,
+        end,
+        bursts: bursts(&any)?,
+        think: think(&any, arrivals)?,
         random: any.truth("random")?.unwrap_or(false),
         span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
         places: Places { ends: places },
+        ..FlowSpec::new(entry.name, kind, arrivals, size.unwrap_or(4096))
     })
+}
+
+/// When a flow's first job comes, and from when on none begins.
+fn lifetime(section: &Section<'_>) -> Outcome<(Time, Time)> {
+    let begin = time(section, "begin")?.unwrap_or(Time::ZERO);
+    let end = time(section, "end")?.unwrap_or(Time::MAX);
+    if end <= begin {
+        let allowed = format!("it is later than the flow's beginning, {begin}");
+        return wrong(section.place("end"), format!("`end` is {end}"), allowed);
+    }
+    Ok((begin, end))
+}
+
+const BURSTS: &str = "write { on = \"100 us\", off = \"1 ms\" }, each a duration or a distribution";
+
+/// For how long jobs come, and for how long none does then.
+fn bursts(section: &Section<'_>) -> Outcome<Option<[Distribution; 2]>> {
+    let Some(value) = section.get("bursts") else { return Ok(None) };
+    let own = subsection(value, "bursts", &["on", "off"])?;
+    let on = own.require("on", spread(&own, "on")?, BURSTS)?;
+    let off = own.require("off", spread(&own, "off")?, BURSTS)?;
+    if on.mean() < Time::from_us(1) {
+        return wrong(own.place("on"), format!("`on` is {}", on.mean()), "it is at least 1 us");
+    }
+    Ok(Some([on, off]))
 }
 
 /// What a flow's jobs do, and the places of its ends; `any` is its section with all keys that flows have.
@@ -143,6 +225,7 @@ fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Outcome<E
                 section(keys!("host", "device", "service", "units", "interrupt", "queues_in"))?;
             nvme(&own, size, kind == "nvme-write")?
         }
+        "trace" => nvme(&section(TRACE)?, size, false)?,
         "steps" => {
             let own = section(keys!("steps"))?;
             let steps = own.require("steps", own.get("steps"), steps::FORM)?;
@@ -234,9 +317,9 @@ fn queues_in(section: &Section<'_>) -> Outcome<QueuesIn> {
     }
 }
 
-fn think(section: &Section<'_>) -> Outcome<Distribution> {
+fn think(section: &Section<'_>, arrivals: Arrivals) -> Outcome<Distribution> {
     let Some(found) = spread(section, "think")? else { return Ok(NOTHING) };
-    if ["every", "poisson", "rate"].into_iter().any(|key| section.get(key).is_some()) {
+    if !matches!(arrivals, Arrivals::Depth(_)) {
         let what = "`think` is given to jobs that do not wait for each other";
         return wrong(section.place("think"), what, "give it with `depth`");
     }
@@ -378,6 +461,16 @@ mod tests {
                 "w.toml:6:8: `depth`, `rate` are given at once",
             ),
             (&format!("{flow}every = \"0 ns\""), "w.toml:5:9: `every` is no time"),
+            (
+                &format!("{flow}begin = \"2 us\"\nend = \"1 us\""),
+                "w.toml:6:7: `end` is 1.000 us; it is later than the flow's beginning, 2.000 us",
+            ),
+            (&format!("{flow}bursts = {{ on = \"1 ms\" }}"), "w.toml:5:10: bursts has no `off`"),
+            (
+                &format!("{flow}bursts = {{ on = \"1 ns\", off = \"1 ms\" }}"),
+                "w.toml:5:17: `on` is 1.0 ns; it is at least 1 us",
+            ),
+            (&format!("{flow}file = \"x\""), "w.toml:5:1: unknown key `file` in flow a"),
             (
                 "duration = \"1 us\"\nwarmup = \"1 us\"\n[flows.a]",
                 "w.toml:2:10: `warmup` is 1.000 us",

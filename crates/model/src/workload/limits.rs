@@ -2,11 +2,11 @@
 //!
 //! What is used all the time bounds what goes through it: those limits come first, what is nearest to the
 //! target before what only waits for it. Then what was waited for most of the time. Where the two do not
-//! tell, a flow is bound by the length of its way.
+//! tell, a flow is bound by the length of its route.
 
 use super::scripts::Run;
 use super::{FlowKind, FlowSpec};
-use crate::engine::{Arrivals, Class, LaneId, PartId, RequesterId, WayId};
+use crate::engine::{Arrivals, Class, DirectionId, FlowId, PartId, RequesterId, RouteId};
 
 /// From this share of the time on, what is used is full.
 const FULL: f64 = 0.95;
@@ -19,33 +19,48 @@ const CLASSES: [(Class, &str); 3] = [
     (Class::Completion, "completion"),
 ];
 
-/// Jobs per second that a flow asks for, where its arrivals say.
-pub(super) fn asked(spec: &FlowSpec) -> Option<f64> {
-    match spec.arrivals {
-        Arrivals::Every(span) | Arrivals::Poisson(span) => {
-            Some(f64::from(spec.queues) / span.seconds())
-        }
-        Arrivals::Depth(_) => None,
-    }
-}
-
 impl Run {
-    pub(super) fn bottleneck(&self, spec: &FlowSpec, ways: &[WayId], rate: f64) -> String {
-        if asked(spec).is_some_and(|asked| rate >= 0.95 * asked) {
+    /// Jobs per second that a flow asks for in the `seconds` that it was measured for, where others' ends do
+    /// not decide.
+    pub(super) fn asked(&self, spec: &FlowSpec, queues: &[FlowId], seconds: f64) -> Option<f64> {
+        match spec.arrivals {
+            Arrivals::Depth(_) => None,
+            Arrivals::Every(span) | Arrivals::Poisson(span) if spec.bursts.is_none() => {
+                Some(f64::from(spec.queues) / span.seconds())
+            }
+            // As they came.
+            Arrivals::Every(_) | Arrivals::Poisson(_) | Arrivals::Traced => {
+                let begun = queues.iter().map(|queue| self.assembly.world.flow(*queue).begun);
+                Some(begun.sum::<u64>() as f64 / seconds)
+            }
+        }
+    }
+
+    pub(super) fn bottleneck(
+        &self,
+        spec: &FlowSpec,
+        routes: &[RouteId],
+        (rate, asked): (f64, Option<f64>),
+    ) -> String {
+        if asked.is_some_and(|asked| rate >= 0.95 * asked) {
             return "demand".to_owned();
         }
-        let full = self.full(spec, ways);
-        full.or_else(|| self.awaited(spec, ways)).unwrap_or_else(|| "latency".to_owned())
+        let full = self.full(spec, routes);
+        full.or_else(|| self.awaited(spec, routes)).unwrap_or_else(|| "latency".to_owned())
     }
 
-    /// The lanes that a flow's packets go by, completions too.
-    fn lanes(&self, ways: &[WayId]) -> Vec<LaneId> {
-        let both = |lane: LaneId| [lane, lane.back()];
-        ways.iter().flat_map(|way| self.assembly.world.lanes_of(*way)).flat_map(both).collect()
+    /// The directions that a flow's packets go by, completions too.
+    fn directions(&self, routes: &[RouteId]) -> Vec<DirectionId> {
+        let both = |direction: DirectionId| [direction, direction.back()];
+        routes
+            .iter()
+            .flat_map(|route| self.assembly.world.directions_of(*route))
+            .flat_map(both)
+            .collect()
     }
 
-    fn parts(&self, ways: &[WayId]) -> Vec<PartId> {
-        ways.iter().flat_map(|way| self.assembly.world.parts_of(*way)).collect()
+    fn parts(&self, routes: &[RouteId]) -> Vec<PartId> {
+        routes.iter().flat_map(|route| self.assembly.world.parts_of(*route)).collect()
     }
 
     /// The requesters of a flow's devices, with their names.
@@ -58,25 +73,25 @@ impl Run {
         found.collect()
     }
 
-    fn link(&self, lane: LaneId) -> String {
-        let (from, to) = self.assembly.world.ends_of(lane);
+    fn link(&self, direction: DirectionId) -> String {
+        let (from, to) = self.assembly.world.ends_of(direction);
         format!("{} to {}", self.assembly.name(from), self.assembly.name(to))
     }
 
     /// What is used all the time: the fullest.
-    fn full(&self, spec: &FlowSpec, ways: &[WayId]) -> Option<String> {
+    fn full(&self, spec: &FlowSpec, routes: &[RouteId]) -> Option<String> {
         let world = &self.assembly.world;
         let mut found: Vec<(f64, String)> = Vec::new();
-        for lane in self.lanes(ways) {
-            found.push((world.utilization(lane), self.link(lane)));
+        for direction in self.directions(routes) {
+            found.push((world.utilization(direction), self.link(direction)));
         }
-        let parts = self.parts(ways);
+        let parts = self.parts(routes);
         for part in &parts {
             let name = self.assembly.name(*part);
             found.push((world.peer_share(*part), format!("{name}: peer writes")));
             found.push((world.walked_share(*part), format!("{name}: page walkers")));
         }
-        for target in ways.iter().filter_map(|way| world.parts_of(*way).last()) {
+        for target in routes.iter().filter_map(|route| world.parts_of(*route).last()) {
             let name = format!("{}: memory bandwidth", self.assembly.name(target));
             found.push((world.served_share(target).iter().sum(), name));
         }
@@ -97,16 +112,16 @@ impl Run {
     }
 
     /// What was waited for most of the time; what makes others wait before those.
-    fn awaited(&self, spec: &FlowSpec, ways: &[WayId]) -> Option<String> {
+    fn awaited(&self, spec: &FlowSpec, routes: &[RouteId]) -> Option<String> {
         let world = &self.assembly.world;
-        let mut parts = self.parts(ways).into_iter();
+        let mut parts = self.parts(routes).into_iter();
         if let Some(root) = parts.find(|part| world.tracked_share(*part) >= AWAITED) {
             return Some(format!("{}: split reads", self.assembly.name(root)));
         }
-        for lane in self.lanes(ways) {
+        for direction in self.directions(routes) {
             for (class, name) in CLASSES {
-                if world.share(world.blocked(lane, class)) >= AWAITED {
-                    return Some(format!("{}: {name} credits", self.link(lane)));
+                if world.share(world.blocked(direction, class)) >= AWAITED {
+                    return Some(format!("{}: {name} credits", self.link(direction)));
                 }
             }
         }

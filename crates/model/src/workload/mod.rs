@@ -28,13 +28,16 @@
 //! | `steps` | steps, one after the other: each waits for the one before |
 //! | `ring` | `host` rings `device`'s doorbell; that reads a descriptor and `size` of input, works for `service`, writes `output`, a completion and an interrupt |
 //! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
+//! | `trace` | the same, for each read and write of a trace of block I/O |
 
+pub mod blocks;
 mod file;
 mod limits;
 pub mod pictures;
 mod results;
 mod scripts;
 mod steps;
+mod traces;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -44,7 +47,8 @@ use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
 
-pub use file::parse;
+pub use blocks::BlockTrace;
+pub use file::{NamedText, parse, parse_with};
 pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, TenantResult};
 pub use scripts::{Failed, Run, TraceStep, run, trace};
 pub use steps::{How, Move, StepSpec};
@@ -62,12 +66,14 @@ pub struct Workload {
     pub units: BTreeMap<String, u32>,
     /// The flows, in the file's order.
     pub flows: Vec<FlowSpec>,
+    /// What was left out of what the file names, in sentences.
+    pub notes: Vec<String>,
 }
 
-/// A flow.
+/// Jobs of one kind that follow each other, and how they come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowSpec {
-    /// Its name.
+    /// Its name in the file, unique there.
     pub name: String,
     /// Whose it is; results are added up by it.
     pub tenant: Option<String>,
@@ -83,6 +89,12 @@ pub struct FlowSpec {
     pub count: u64,
     /// When the first comes.
     pub begin: Time,
+    /// From when on none begins; [`Time::MAX`] for never.
+    pub end: Time,
+    /// For how long its jobs come, and for how long none does then; `None` when they never pause.
+    pub bursts: Option<[Distribution; 2]>,
+    /// Its jobs one by one, of a flow of kind `trace`; its queues take turns.
+    pub trace: Option<BlockTrace>,
     /// What passes between the end of a job and the next one's beginning.
     pub think: Distribution,
     /// Whether jobs are at random places of `span` bytes, or one after the other in it.
@@ -91,6 +103,35 @@ pub struct FlowSpec {
     pub span: u64,
     /// Where the file says so, for messages: of each end, then of the flow.
     pub places: Places,
+}
+
+impl FlowSpec {
+    /// A flow with one queue, from the beginning on and without end, in an area of 64 MiB.
+    pub fn new(name: &str, kind: FlowKind, arrivals: Arrivals, size: u64) -> FlowSpec {
+        FlowSpec {
+            name: name.to_owned(),
+            tenant: None,
+            kind,
+            size,
+            arrivals,
+            queues: 1,
+            count: u64::MAX,
+            begin: Time::ZERO,
+            end: Time::MAX,
+            bursts: None,
+            trace: None,
+            think: Distribution::Fixed(Time::ZERO),
+            random: false,
+            span: 64 << 20,
+            places: Places::default(),
+        }
+    }
+
+    /// The trace's reads and writes that one of its queues does.
+    fn traced(&self, queue: u32) -> impl Iterator<Item = &blocks::BlockIo> {
+        let all = self.trace.iter().flat_map(|trace| &trace.ios);
+        all.skip(queue as usize).step_by(self.queues.max(1) as usize)
+    }
 }
 
 /// Where a flow's ends are in the file.
@@ -112,34 +153,34 @@ pub enum QueuesIn {
 /// What a flow's jobs do. Ends are named as in [`Assembly::end`](crate::assembly::Assembly::end).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowKind {
-    /// Writes.
+    /// DMA writes, or a processor's stores.
     Write {
-        /// By whom.
+        /// The device or host that makes the requests.
         from: String,
-        /// Where.
+        /// The host or device whose memory is written to.
         to: String,
     },
-    /// Reads.
+    /// DMA reads, or a processor's loads.
     Read {
-        /// By whom.
+        /// The device or host that makes the requests.
         from: String,
-        /// From where.
+        /// The host or device whose memory is read.
         to: String,
     },
-    /// Copies.
+    /// Reads whose bytes are written elsewhere as they come.
     Copy {
-        /// By whom.
+        /// The device or host that makes the requests.
         by: String,
-        /// From where.
+        /// The host or device whose memory is read.
         from: String,
-        /// To where.
+        /// The host or device whose memory is written to.
         to: String,
     },
-    /// Requests and responses.
+    /// A write that is answered by another, after a service.
     Request {
-        /// Who asks.
+        /// The host or device that asks.
         from: String,
-        /// Who answers.
+        /// The host or device that answers.
         to: String,
         /// Bytes of a request.
         request: u64,
@@ -148,14 +189,14 @@ pub enum FlowKind {
     },
     /// Steps, one after the other.
     Steps {
-        /// They.
+        /// The steps, in the file's order; at least one.
         steps: Vec<StepSpec>,
     },
     /// Jobs of a device with rings of descriptors.
     Ring {
-        /// Whose driver rings.
+        /// The host whose driver rings the doorbell.
         host: String,
-        /// The device.
+        /// The device that takes the job, of any host.
         device: String,
         /// Bytes of a descriptor.
         descriptor: u64,

@@ -142,6 +142,7 @@ fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
     if !matches!(spec.arrivals, Arrivals::Depth(_)) {
         spec.arrivals = Arrivals::Depth(8);
     }
+    (spec.begin, spec.end, spec.bursts, spec.trace) = (Time::ZERO, Time::MAX, None, None);
     // Long enough for some jobs of this size at a gigabyte per second.
     let duration = LEAST.max(Time::from_ns(size * 8));
     Workload { duration, warmup: duration / 4, flows: vec![spec], ..workload.clone() }
@@ -149,15 +150,15 @@ fn resized(workload: &Workload, nth: usize, size: u64) -> Workload {
 
 /// A job, hop by hop.
 pub fn timeline(flow: &str, steps: &[TraceStep], took: Time) -> Timeline {
-    let mut lanes: Vec<String> = Vec::new();
+    let mut columns: Vec<String> = Vec::new();
     for step in steps {
         for part in [&step.from, &step.to] {
-            if !lanes.contains(part) {
-                lanes.push(part.clone());
+            if !columns.contains(part) {
+                columns.push(part.clone());
             }
         }
     }
-    let place = |part: &String| lanes.iter().position(|lane| lane == part).unwrap_or(0);
+    let place = |part: &String| columns.iter().position(|column| column == part).unwrap_or(0);
     let passage = |step: &TraceStep| Passage {
         from: place(&step.from),
         to: place(&step.to),
@@ -178,7 +179,7 @@ pub fn timeline(flow: &str, steps: &[TraceStep], took: Time) -> Timeline {
             "{} passages over links, time downwards: writes blue, read requests red, completions green",
             passages.len()
         ),
-        lanes,
+        columns,
         passages,
     }
 }

@@ -5,12 +5,12 @@ use serde::Serialize;
 use crate::engine::Histogram;
 use crate::time::Time;
 
-/// Latencies, in nanoseconds.
+/// How long a flow's jobs took, in nanoseconds; all 0 when none ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Latency {
-    /// Their mean.
+    /// Their mean, exact.
     pub mean: f64,
-    /// The least.
+    /// The least of them, exact.
     pub least: f64,
     /// What half of them do not exceed.
     pub p50: f64,
@@ -20,7 +20,7 @@ pub struct Latency {
     pub p99: f64,
     /// What 99.9 % do not exceed.
     pub p999: f64,
-    /// The greatest.
+    /// The greatest of them, exact.
     pub greatest: f64,
 }
 
@@ -42,12 +42,12 @@ impl Latency {
 /// What came of a flow.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlowResult {
-    /// Its name.
+    /// Its name in the workload's file.
     pub name: String,
-    /// Whose it is.
+    /// The tenant that it counts for, where the workload names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Its ends.
+    /// The names of its ends, in the order of the keys of its kind.
     pub ends: Vec<String>,
     /// Jobs that ended in the measured time.
     pub jobs: u64,
@@ -66,10 +66,10 @@ pub struct FlowResult {
     pub latency_ns: Latency,
     /// What keeps it from going faster, by its name: the wire of a link, a memory, a device's engine, packet
     /// rate, medium or tags, a root's split reads, peer writes or page walkers, the credits of a class on a
-    /// link; `latency` when what is under way is too little for the way's length, or `demand` when it gets
+    /// link; `latency` when what is under way is too little for the route's length, or `demand` when it gets
     /// all it asks for.
     pub bottleneck: String,
-    /// Components between its ends, on the longest of its ways.
+    /// Components between its ends, on the longest of its routes.
     pub hops: usize,
     /// The distribution of latencies: nanoseconds, and the share that does not exceed them.
     #[serde(skip)]
@@ -79,7 +79,7 @@ pub struct FlowResult {
 /// What came of a tenant's flows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TenantResult {
-    /// Its name.
+    /// Its name in the workload's file.
     pub name: String,
     /// Bytes per second of all its flows.
     pub bytes_per_second: f64,
@@ -92,13 +92,13 @@ pub struct TenantResult {
 /// What a link was used for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkResult {
-    /// Its ends.
+    /// The names of the components that it joins.
     pub ends: [String; 2],
     /// What it is: `Gen3 x8`.
     pub link: String,
     /// The share of the time for which it was sending, from the first end to the second.
     pub there: f64,
-    /// The other way.
+    /// The same from the second end to the first.
     pub back: f64,
     /// How often packets waited for credits, both ways.
     pub starved: u64,
@@ -107,9 +107,9 @@ pub struct LinkResult {
 /// A host, and the profile that its processor's values are of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostProfile {
-    /// Its name.
+    /// The host's name in the rack file.
     pub host: String,
-    /// The profile's.
+    /// The name of the profile: a built-in one, or one that the rack file makes.
     pub profile: String,
 }
 
@@ -128,6 +128,9 @@ pub struct Results {
     pub tenants: Vec<TenantResult>,
     /// By link, in the order of the rack's parts.
     pub links: Vec<LinkResult>,
+    /// What was left out of the workload's files, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 pub(super) fn tenants(flows: &[FlowResult]) -> Vec<TenantResult> {

@@ -7,11 +7,11 @@ use rackbus_fabric::text::Problem;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, tenants};
 use super::writer::{Writer, misfit};
-use super::{FlowKind, FlowSpec, Workload, limits};
+use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Class, DistributionId, Flow, FlowId, Histogram, Passage,
-    ResourceId, Stuck, WayId, confidence,
+    Addresses, Arrivals, Batches, Bursts, Class, DistributionId, Flow, FlowId, Histogram, Passage,
+    ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
@@ -37,11 +37,11 @@ pub enum Failed {
 /// A workload in a rack, ready to run.
 #[derive(Debug)]
 pub struct Run {
-    /// The rack.
+    /// The rack, with the flows' scripts in its simulation.
     pub assembly: Assembly,
     workload: Workload,
-    /// By flow: its queues, and the ways that its jobs use.
-    flows: Vec<(Vec<FlowId>, Vec<WayId>)>,
+    /// By flow: its queues, and the routes that its jobs use.
+    flows: Vec<(Vec<FlowId>, Vec<RouteId>)>,
     /// By device: the jobs that it works on at a time.
     pub(super) media: BTreeMap<End, ResourceId>,
     /// By name: units that steps use.
@@ -68,19 +68,19 @@ pub fn run(
 /// A packet's passage in a trace.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TraceStep {
-    /// From which part.
+    /// The name of the part that sends it.
     pub from: String,
-    /// To which part.
+    /// The name of the part that it comes to.
     pub to: String,
     /// What it is: `MRd 512 B`.
     pub packet: String,
-    /// The packet's number.
+    /// Its number, from 0 in the order of making; it keeps it from hop to hop.
     pub number: u64,
     /// When it was ready to go, its first bit went and its last bit came, in nanoseconds.
     pub ready_ns: f64,
-    /// As above.
+    /// When its first bit was sent.
     pub begin_ns: f64,
-    /// As above.
+    /// When its last bit had arrived.
     pub end_ns: f64,
 }
 
@@ -98,6 +98,7 @@ pub fn trace(
     alone.flows.retain(|spec| spec.name == flow);
     for spec in &mut alone.flows {
         (spec.arrivals, spec.queues, spec.count) = (Arrivals::Depth(1), 1, 1);
+        (spec.begin, spec.end, spec.bursts) = (Time::ZERO, Time::MAX, None);
     }
     (alone.warmup, alone.duration) = (Time::ZERO, Time::MAX);
     let mut run = Run::new(rack, timing, &alone)?;
@@ -136,13 +137,13 @@ impl Run {
         Ok(run)
     }
 
-    /// The workload's flows: their queues, and the ways that their jobs use.
-    pub fn flows(&self) -> impl Iterator<Item = (&FlowSpec, &[FlowId], &[WayId])> {
+    /// The workload's flows: their queues, and the routes that their jobs use.
+    pub fn flows(&self) -> impl Iterator<Item = (&FlowSpec, &[FlowId], &[RouteId])> {
         let flows = self.workload.flows.iter().zip(&self.flows);
-        flows.map(|(spec, (queues, ways))| (spec, &queues[..], &ways[..]))
+        flows.map(|(spec, (queues, routes))| (spec, &queues[..], &routes[..]))
     }
 
-    /// Simulates it.
+    /// Simulates up to the workload's duration, in at most `most` events.
     ///
     /// # Errors
     /// [`Stuck`].
@@ -198,7 +199,7 @@ impl Run {
         random.then(|| self.assembly.world.add_distribution(of.clone()))
     }
 
-    fn add(&mut self, nth: u64, spec: &FlowSpec) -> Result<(Vec<FlowId>, Vec<WayId>), Failed> {
+    fn add(&mut self, nth: u64, spec: &FlowSpec) -> Result<(Vec<FlowId>, Vec<RouteId>), Failed> {
         let ends = self.ends(spec)?;
         let medium = ends.get(1).and_then(|end| self.media.get(end)).copied();
         let think = match &spec.think {
@@ -206,32 +207,46 @@ impl Run {
             think => Some(self.assembly.world.add_distribution(think.clone())),
         };
         let mut found = (Vec::new(), Vec::new());
-        for queue in 0..u64::from(spec.queues) {
+        let bursts = spec.bursts.as_ref().map(|[on, off]| {
+            let world = &mut self.assembly.world;
+            let [on, off] = [on, off].map(|span| world.add_distribution(span.clone()));
+            Bursts { on, off }
+        });
+        for queue in 0..spec.queues {
             let mut job = Writer {
                 run: self,
                 sources: BTreeMap::new(),
                 spec,
                 ends: &ends,
                 script: Vec::new(),
-                ways: Vec::new(),
+                routes: Vec::new(),
             };
+            let trace = job.write_trace(medium, queue)?;
             job.write_script(medium)?;
-            let (script, ways) = (job.script, job.ways);
+            let (script, routes) = (job.script, job.routes);
             let script = self.assembly.world.add_script(script);
-            let stride = spec.size.next_multiple_of(64);
-            let base = (nth << 48) + queue * APART;
+            let largest = trace.iter().map(|job| job.bytes).fold(spec.size, u64::max);
+            let stride = largest.next_multiple_of(64);
+            let base = (nth << 48) + u64::from(queue) * APART;
             let addresses =
                 Addresses { base, stride, span: spec.span.max(stride), random: spec.random };
+            let count = match spec.trace {
+                Some(_) => spec.count.min(trace.len() as u64),
+                None => spec.count,
+            };
             found.0.push(self.assembly.world.add_flow(Flow {
                 script,
                 arrivals: spec.arrivals,
-                count: spec.count,
+                count,
                 bytes: spec.size,
                 begin: spec.begin,
+                end: spec.end,
                 addresses,
                 think,
+                bursts,
+                trace,
             }));
-            found.1 = ways;
+            found.1 = routes;
         }
         Ok(found)
     }
@@ -241,21 +256,23 @@ impl Run {
         let world = &self.assembly.world;
         let seconds = world.now().since(self.workload.warmup).seconds();
         let flows = self.workload.flows.iter().zip(&self.flows);
-        let flows: Vec<FlowResult> =
-            flows.map(|(spec, (queues, ways))| self.flow(spec, queues, ways, seconds)).collect();
-        let links = self.assembly.links().map(|(a, b, link, lane)| {
+        let flows: Vec<FlowResult> = flows
+            .map(|(spec, (queues, routes))| self.flow(spec, queues, routes, seconds))
+            .collect();
+        let links = self.assembly.links().map(|(a, b, link, direction)| {
             let name = |id| self.assembly.topology().component(id).name.clone();
             // Memory is behind a hop that is as wide as it: its own load is what there is to see.
-            let [there, back] = match world.lane_parameters(lane).wire {
-                Some(_) => [world.utilization(lane), world.utilization(lane.back())],
-                None => world.served_share(world.ends_of(lane).1),
+            let [there, back] = match world.direction_parameters(direction).wire {
+                Some(_) => [world.utilization(direction), world.utilization(direction.back())],
+                None => world.served_share(world.ends_of(direction).1),
             };
             LinkResult {
                 ends: [name(a), name(b)],
                 link: link.to_string(),
                 there,
                 back,
-                starved: world.lane(lane).starved + world.lane(lane.back()).starved,
+                starved: world.direction(direction).starved
+                    + world.direction(direction.back()).starved,
             }
         });
         let links = links.collect();
@@ -264,10 +281,24 @@ impl Run {
             profile: self.assembly.timing().of_host(&host.name).profile.clone(),
         });
         let hosts = hosts.collect();
-        Results { hosts, seconds, events: world.happened(), tenants: tenants(&flows), flows, links }
+        Results {
+            hosts,
+            seconds,
+            events: world.happened(),
+            tenants: tenants(&flows),
+            flows,
+            links,
+            notes: self.workload.notes.clone(),
+        }
     }
 
-    fn flow(&self, spec: &FlowSpec, queues: &[FlowId], ways: &[WayId], seconds: f64) -> FlowResult {
+    fn flow(
+        &self,
+        spec: &FlowSpec,
+        queues: &[FlowId],
+        routes: &[RouteId],
+        seconds: f64,
+    ) -> FlowResult {
         let world = &self.assembly.world;
         let mut latency = Histogram::default();
         let (mut jobs, mut bytes) = (0, 0);
@@ -279,11 +310,13 @@ impl Run {
             latency.merge(&stats.latency);
             batches.iter_mut().zip(stats.batches).for_each(|(sum, more)| *sum += more);
         }
-        let lanes = ways.iter().map(|way| world.lanes_of(*way));
+        let directions = routes.iter().map(|route| world.directions_of(*route));
+        let seconds = self.measured(spec, queues).unwrap_or(seconds);
         let rate = bytes as f64 / seconds;
         let jobs_per_second = rate / spec.size as f64;
         // What has ended by itself is exact.
-        let ended = queues.iter().all(|queue| world.jobs_of(*queue) == (spec.count, spec.count));
+        let ended = queues.iter().all(|queue| world.is_over(*queue));
+        let asked = self.asked(spec, queues, seconds);
         let batched = !ended && self.workload.duration != Time::MAX;
         let confidence = batched.then(|| confidence(&batches)).filter(|width| width.is_finite());
         FlowResult {
@@ -294,16 +327,44 @@ impl Run {
             bytes_per_second: rate,
             jobs_per_second,
             confidence,
-            doubt: if batched { doubt(spec, jobs, confidence, jobs_per_second) } else { None },
+            doubt: self.unplayed(spec).or_else(|| {
+                batched.then(|| doubt(jobs, confidence, (jobs_per_second, asked))).flatten()
+            }),
             latency_ns: Latency::of(&latency),
-            bottleneck: self.bottleneck(spec, ways, jobs_per_second),
-            hops: lanes.map(|lanes| lanes.len().saturating_sub(1)).max().unwrap_or(0),
+            bottleneck: self.bottleneck(spec, routes, (jobs_per_second, asked)),
+            hops: directions
+                .map(|directions| directions.len().saturating_sub(1))
+                .max()
+                .unwrap_or(0),
             distribution: latency.cumulative(),
         }
     }
 
+    /// For how many seconds a flow was measured that is not there all the time.
+    fn measured(&self, spec: &FlowSpec, queues: &[FlowId]) -> Option<f64> {
+        if spec.begin <= self.workload.warmup && spec.end >= self.workload.duration {
+            return None;
+        }
+        let world = &self.assembly.world;
+        // Its last jobs may end after its end.
+        let ended = queues.iter().map(|queue| world.flow(*queue).ended).max().unwrap_or_default();
+        let until = spec.end.max(ended).min(world.now());
+        Some(until.since(spec.begin.max(self.workload.warmup)).seconds())
+    }
+
+    /// What of a trace was not played.
+    fn unplayed(&self, spec: &FlowSpec) -> Option<String> {
+        let length = spec.trace.as_ref().filter(|_| spec.arrivals == Arrivals::Traced)?.length();
+        let played = self.workload.duration.min(spec.end).since(spec.begin);
+        (played < length).then(|| {
+            format!(
+                "the trace lasts {length}, of which {played} were played; make `duration` longer"
+            )
+        })
+    }
+
     fn step(&self, passage: &Passage) -> TraceStep {
-        let (from, to) = self.assembly.world.ends_of(passage.lane);
+        let (from, to) = self.assembly.world.ends_of(passage.direction);
         let kind = match passage.class {
             Class::Posted => "MWr",
             Class::NonPosted => "MRd",
@@ -324,20 +385,20 @@ impl Run {
 /// From this share on a rate is not known well enough.
 const WIDE: f64 = 0.05;
 
-/// What the measured time is too short to tell of a flow.
-fn doubt(spec: &FlowSpec, jobs: u64, confidence: Option<f64>, rate: f64) -> Option<String> {
+/// What the measured time is too short to tell of a flow, of which `rate` jobs per second got through where
+/// as many as `asked` came.
+fn doubt(jobs: u64, confidence: Option<f64>, (rate, asked): (f64, Option<f64>)) -> Option<String> {
     let longer = "make `duration` longer";
-    let asks = limits::asked(spec);
-    let asked = asks.filter(|asked| rate < 0.97 * asked);
+    let behind = asked.filter(|asked| rate < 0.97 * asked);
     // What gets what it asks for is known, however few its jobs.
-    let met = |width| asks.is_some_and(|asked| (rate / asked - 1.0_f64).abs() < width / 2.0);
+    let met = |width| asked.is_some_and(|asked| (rate / asked - 1.0_f64).abs() < width / 2.0);
     match confidence {
         None => Some(format!("nothing moved in the measured time; {longer}")),
         Some(width) if width > WIDE && !met(width) => {
             Some(format!("the rate is known to {:.0} % only; {longer}", width * 100.0))
         }
         _ if jobs == 0 => Some(format!("no job ended, so latencies are not known; {longer}")),
-        _ if asked.is_some() => {
+        _ if behind.is_some() => {
             Some("more is asked for than gets through: latencies grow with `duration`".to_owned())
         }
         _ => None,

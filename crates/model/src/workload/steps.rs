@@ -15,13 +15,13 @@ use crate::time::Time;
 pub(super) const FORM: &str = "steps are { wait = TIME }, { use = UNIT, time = TIME }, { write, read, store or load = SIZE, \
     from = END, to = END }, { copy = SIZE, by = END, from = END, to = END }, { each = N, apart = SIZE, \
     steps = [...] } and { hold = UNIT, steps = [...] }";
-/// Steps within steps.
+/// How deep steps may be within steps.
 const DEEPEST: usize = 4;
 
-/// A step.
+/// One thing that a job of a flow of steps does before the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepSpec {
-    /// Time passes.
+    /// Nothing happens for a time.
     Wait(Distribution),
     /// One of the units of that name is used for a time.
     Use(String, Distribution),
@@ -29,18 +29,18 @@ pub enum StepSpec {
     Hold(String, Vec<StepSpec>),
     /// Steps are done so many times, side by side.
     Each {
-        /// How many times.
+        /// The number of times, at least 1.
         count: u64,
         /// Bytes from one to the next.
         apart: u64,
-        /// They.
+        /// The steps that each time does, one after the other.
         steps: Vec<StepSpec>,
     },
-    /// Bytes move.
+    /// Bytes are written, read or copied.
     Move(Move),
 }
 
-/// How bytes move.
+/// Who moves bytes, and what of it counts as the step's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// A write, as a device's DMA engine makes it.
@@ -51,29 +51,28 @@ pub enum How {
     Store,
     /// A processor's load, till the register has it.
     Load,
-    /// A copy.
+    /// A device's read whose bytes it writes elsewhere.
     Copy,
 }
 
-/// Bytes that move.
+/// A step that moves bytes between ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
-    /// How.
+    /// Whether it is a write, read, store, load or copy.
     pub how: How,
     /// By whom, from or to where; of a copy by whom, from where and to where.
     pub ends: Vec<String>,
-    /// How many.
+    /// Bytes in all, at least 1.
     pub bytes: u64,
     /// Bytes from where the job is to where they are.
     pub at: u64,
     /// The channel of the device: those of different ones take turns.
     pub channel: String,
-    /// Till when.
+    /// What the next step waits for; of reads and loads always all bytes.
     pub until: Until,
 }
 
 impl StepSpec {
-    /// Its own ends.
     pub(super) fn ends(&self) -> &[String] {
         match self {
             StepSpec::Move(moved) => &moved.ends,

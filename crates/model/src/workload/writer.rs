@@ -8,7 +8,7 @@ use super::scripts::{Failed, Run};
 use super::steps::{How, Move, StepSpec};
 use super::{FlowKind, FlowSpec, QueuesIn};
 use crate::assembly::{AssemblyError, End, Source};
-use crate::engine::{ResourceId, Script, Step, Until, WayId};
+use crate::engine::{ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 
@@ -32,7 +32,7 @@ pub(super) struct Writer<'a> {
     pub(super) spec: &'a FlowSpec,
     pub(super) ends: &'a [End],
     pub(super) script: Script,
-    pub(super) ways: Vec<WayId>,
+    pub(super) routes: Vec<RouteId>,
 }
 
 impl Writer<'_> {
@@ -41,20 +41,20 @@ impl Writer<'_> {
         self.run.assembly.source(self.ends[nth]).map_err(|e| misfit(self.spec, nth, &e))
     }
 
-    fn way(&mut self, from: usize, to: usize) -> Result<WayId, Failed> {
-        let way = self.run.assembly.way(self.ends[from], self.ends[to]);
-        let way = way.map_err(|error| misfit(self.spec, to, &error))?;
-        self.ways.push(way);
-        Ok(way)
+    fn route(&mut self, from: usize, to: usize) -> Result<RouteId, Failed> {
+        let route = self.run.assembly.route(self.ends[from], self.ends[to]);
+        let route = route.map_err(|error| misfit(self.spec, to, &error))?;
+        self.routes.push(route);
+        Ok(route)
     }
 
     /// Bytes that an end writes to another.
-    fn write(&mut self, source: Source, way: WayId, bytes: u64, until: Until) {
-        self.script.push(Step::Write { stream: source.stream, way, address: 0, bytes, until });
+    fn write(&mut self, source: Source, route: RouteId, bytes: u64, until: Until) {
+        self.script.push(Step::Write { stream: source.stream, route, address: 0, bytes, until });
     }
 
-    fn read(&mut self, source: Source, way: WayId, bytes: u64) {
-        self.script.push(Step::Read { stream: source.stream, way, address: 0, bytes });
+    fn read(&mut self, source: Source, route: RouteId, bytes: u64) {
+        self.script.push(Step::Read { stream: source.stream, route, address: 0, bytes });
     }
 
     /// What an end takes before its request leaves: a processor's issue.
@@ -84,22 +84,22 @@ impl Writer<'_> {
         let spec = self.spec;
         match &spec.kind {
             FlowKind::Write { .. } => {
-                let (source, way) = (self.source(0)?, self.way(0, 1)?);
+                let (source, route) = (self.source(0)?, self.route(0, 1)?);
                 self.script.extend(pair.map(Step::Take));
                 self.issue(0);
                 // A job's bytes count when they are seen; the pair goes on when they are sent.
                 let until = if pair.is_some() { Until::Issued } else { Until::Landed };
-                self.write(source, way, size, until);
+                self.write(source, route, size, until);
             }
             FlowKind::Read { .. } => {
-                let (source, way) = (self.source(0)?, self.way(0, 1)?);
+                let (source, route) = (self.source(0)?, self.route(0, 1)?);
                 self.script.extend(pair.map(Step::Take));
                 self.issue(0);
-                self.read(source, way, size);
+                self.read(source, route, size);
             }
             FlowKind::Copy { .. } => {
                 let source = self.source(0)?;
-                let (from, to) = (self.way(0, 1)?, self.way(0, 2)?);
+                let (from, to) = (self.route(0, 1)?, self.route(0, 2)?);
                 self.script.extend(pair.map(Step::Take));
                 let (stream, bytes, until) = (source.stream, size, Until::Landed);
                 self.script.push(Step::Copy {
@@ -114,7 +114,7 @@ impl Writer<'_> {
             }
             FlowKind::Request { request, service, .. } => {
                 let (one, other) = (self.source(0)?, self.source(1)?);
-                let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
+                let (there, back) = (self.route(0, 1)?, self.route(1, 0)?);
                 self.issue(0);
                 self.write(one, there, *request, Until::Landed);
                 self.seen(1);
@@ -123,7 +123,9 @@ impl Writer<'_> {
                 self.write(other, back, size, Until::Landed);
                 self.seen(0);
             }
-            FlowKind::Ring { .. } => return self.write_ring(medium),
+            FlowKind::Ring { input, output, .. } => {
+                return self.write_ring(medium, (*input, *output));
+            }
             FlowKind::Steps { steps } => {
                 let mut nth = 0;
                 self.script = self.steps(steps, &mut nth)?;
@@ -185,25 +187,27 @@ impl Writer<'_> {
     fn moves(&mut self, moved: &Move, first: usize) -> Result<(), Failed> {
         let Move { how, at, bytes, channel, until, .. } = moved;
         let (source, until, bytes, at) = (self.channel(first, channel)?, *until, *bytes, *at);
-        let (stream, way) = (source.stream, self.way(first, first + 1)?);
+        let (stream, route) = (source.stream, self.route(first, first + 1)?);
         match how {
-            How::Write => self.script.push(Step::Write { stream, way, address: at, bytes, until }),
-            How::Read => self.script.push(Step::Read { stream, way, address: at, bytes }),
+            How::Write => {
+                self.script.push(Step::Write { stream, route, address: at, bytes, until })
+            }
+            How::Read => self.script.push(Step::Read { stream, route, address: at, bytes }),
             How::Store => {
                 self.issue(first);
-                self.script.push(Step::Write { stream, way, address: at, bytes, until });
+                self.script.push(Step::Write { stream, route, address: at, bytes, until });
                 if until == Until::Landed {
                     self.seen(first + 1);
                 }
             }
             How::Load => {
                 self.issue(first);
-                self.script.push(Step::Read { stream, way, address: at, bytes });
+                self.script.push(Step::Read { stream, route, address: at, bytes });
                 self.issue(first);
             }
             How::Copy => {
-                let (source, target, to) = (at, 0, self.way(first, first + 2)?);
-                let copy = Step::Copy { stream, from: way, source, to, target, bytes, until };
+                let (source, target, to) = (at, 0, self.route(first, first + 2)?);
+                let copy = Step::Copy { stream, from: route, source, to, target, bytes, until };
                 self.script.push(copy);
             }
         }
@@ -228,38 +232,68 @@ impl Writer<'_> {
         (queues_in == QueuesIn::Lender && lender != self.ends[0]).then_some(lender)
     }
 
-    fn way_to(&mut self, from: usize, to: End) -> Result<WayId, Failed> {
-        let way = self.run.assembly.way(self.ends[from], to);
-        let way = way.map_err(|error| misfit(self.spec, from, &error))?;
-        self.ways.push(way);
-        Ok(way)
+    fn route_to(&mut self, from: usize, to: End) -> Result<RouteId, Failed> {
+        let route = self.run.assembly.route(self.ends[from], to);
+        let route = route.map_err(|error| misfit(self.spec, from, &error))?;
+        self.routes.push(route);
+        Ok(route)
     }
 
-    fn write_ring(&mut self, medium: Option<ResourceId>) -> Result<(), Failed> {
+    /// The jobs of the trace that one queue of the flow does; none where there is no trace.
+    pub(super) fn write_trace(
+        &mut self,
+        medium: Option<ResourceId>,
+        queue: u32,
+    ) -> Result<Vec<TracedJob>, Failed> {
         let spec = self.spec;
-        let FlowKind::Ring { descriptor, input, output, service, interrupt, queues_in, .. } =
-            &spec.kind
-        else {
+        let mut scripts: BTreeMap<(bool, u64), ScriptId> = BTreeMap::new();
+        let mut jobs = Vec::new();
+        for io in spec.traced(queue) {
+            let script = match scripts.get(&(io.write, io.bytes)) {
+                Some(script) => *script,
+                None => {
+                    let moved = if io.write { (io.bytes, 0) } else { (0, io.bytes) };
+                    self.write_ring(medium, moved)?;
+                    let script = std::mem::take(&mut self.script);
+                    let script = self.run.assembly.world.add_script(script);
+                    scripts.insert((io.write, io.bytes), script);
+                    script
+                }
+            };
+            jobs.push(TracedJob { at: io.at, script, bytes: io.bytes });
+        }
+        self.routes.clear();
+        Ok(jobs)
+    }
+
+    /// A device's job that moves so many bytes to it, and from it.
+    fn write_ring(
+        &mut self,
+        medium: Option<ResourceId>,
+        (input, output): (u64, u64),
+    ) -> Result<(), Failed> {
+        let spec = self.spec;
+        let FlowKind::Ring { descriptor, service, interrupt, queues_in, .. } = &spec.kind else {
             return Ok(());
         };
-        let (driver, device) = (self.source(0)?, self.source(1)?);
-        let (there, back) = (self.way(0, 1)?, self.way(1, 0)?);
+        let (driver, device) = (self.channel(0, "")?, self.channel(1, "")?);
+        let (there, back) = (self.route(0, 1)?, self.route(1, 0)?);
         self.issue(0);
         let mut queues = back;
         if let Some(lender) = self.lender(*queues_in) {
             // The driver writes the descriptor where the queue is; the doorbell goes behind it.
-            let way = self.way_to(0, lender)?;
-            self.write(driver, way, *descriptor, Until::Begun);
-            queues = self.way_to(1, lender)?;
+            let route = self.route_to(0, lender)?;
+            self.write(driver, route, *descriptor, Until::Begun);
+            queues = self.route_to(1, lender)?;
         }
         self.write(driver, there, SIGNAL, Until::Landed);
         self.read(device, queues, *descriptor);
-        if *input > 0 {
-            self.read(device, back, *input);
+        if input > 0 {
+            self.read(device, back, input);
         }
         self.serve(medium, service);
-        if *output > 0 {
-            self.write(device, back, *output, Until::Begun);
+        if output > 0 {
+            self.write(device, back, output, Until::Begun);
         }
         self.write(device, back, COMPLETION, Until::Begun);
         self.write(device, back, SIGNAL, Until::Landed);

@@ -3,6 +3,7 @@
 
 mod lab;
 mod links;
+mod lives;
 mod names;
 mod parts;
 mod refused;

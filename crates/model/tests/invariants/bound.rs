@@ -1,4 +1,4 @@
-//! The least time that a job can take, written down apart from the engine: what its way takes for
+//! The least time that a job can take, written down apart from the engine: what its route takes for
 //! the head of a packet, and the slowest link for all of the bytes.
 
 use rackbus_fabric::{ComponentId, Kind, Link};
@@ -20,7 +20,7 @@ fn wire(link: Link) -> Option<(f64, f64)> {
     Some((8_000.0 / (rate * share * f64::from(lanes)), framing))
 }
 
-/// A way's components, and how long they keep what passes.
+/// A route's components, and how long they keep what passes.
 pub struct Bound<'a> {
     it: &'a Assembly,
     components: Vec<ComponentId>,
@@ -32,7 +32,7 @@ impl Bound<'_> {
         Bound { it, components }
     }
 
-    /// How long component `nth` of the way keeps a request, or a completion.
+    /// How long component `nth` of the route keeps a request, or a completion.
     fn stay(&self, nth: usize, back: bool) -> Time {
         let timing = self.it.timing();
         let component = self.it.topology().component(self.components[nth]);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseError;
-use rackbus_model::engine::{Class, LaneId, Passage, Until, WayId};
+use rackbus_model::engine::{Class, DirectionId, Passage, RouteId, Until};
 use rackbus_model::time::Time;
 
 use bound::Bound;
@@ -18,22 +18,24 @@ use plan::{Kind, Made, Plan, Run};
 type Outcome = Result<(), TestCaseError>;
 
 impl Run {
-    /// The lanes that are not inside of a chip, and so cost something.
-    fn lanes(&self) -> BTreeSet<LaneId> {
-        let links =
-            self.it.links().filter(|link| self.it.world.lane_parameters(link.3).wire.is_some());
-        links.flat_map(|(.., lane)| [lane, lane.back()]).collect()
+    /// The directions that are not inside of a chip, and so cost something.
+    fn directions(&self) -> BTreeSet<DirectionId> {
+        let links = self
+            .it
+            .links()
+            .filter(|link| self.it.world.direction_parameters(link.3).wire.is_some());
+        links.flat_map(|(.., direction)| [direction, direction.back()]).collect()
     }
 
-    /// The lanes of a way that cost something, forwards or backwards.
-    fn wired(&self, way: WayId, back: bool) -> Vec<LaneId> {
-        let lanes = self.lanes();
-        let way = self.it.world.lanes_of(way);
-        let way: Vec<LaneId> = match back {
-            false => way,
-            true => way.into_iter().rev().map(LaneId::back).collect(),
+    /// The directions of a route that cost something, forwards or backwards.
+    fn wired(&self, route: RouteId, back: bool) -> Vec<DirectionId> {
+        let directions = self.directions();
+        let route = self.it.world.directions_of(route);
+        let route: Vec<DirectionId> = match back {
+            false => route,
+            true => route.into_iter().rev().map(DirectionId::back).collect(),
         };
-        way.into_iter().filter(|lane| lanes.contains(lane)).collect()
+        route.into_iter().filter(|direction| directions.contains(direction)).collect()
     }
 
     fn ended(&self) -> Time {
@@ -43,28 +45,31 @@ impl Run {
 
 /// Every job was done, every byte went where it should and nowhere else, and all is as before.
 fn everything_came(run: &mut Run) -> Outcome {
-    let mut expected: BTreeMap<LaneId, u64> = BTreeMap::new();
+    let mut expected: BTreeMap<DirectionId, u64> = BTreeMap::new();
     for flow in &run.flows {
         let stats = run.it.world.flow(flow.id);
         let bytes = flow.plan.count * flow.plan.bytes;
         prop_assert_eq!((stats.jobs, stats.bytes()), (flow.plan.count, bytes));
-        let ways = [(flow.to, false), (flow.from, true)];
-        for (way, back) in ways.into_iter().filter_map(|(end, back)| Some((end?.1, back))) {
-            for lane in run.wired(way, back) {
-                *expected.entry(lane).or_default() += bytes;
+        let routes = [(flow.to, false), (flow.from, true)];
+        for (route, back) in routes.into_iter().filter_map(|(end, back)| Some((end?.1, back))) {
+            for direction in run.wired(route, back) {
+                *expected.entry(direction).or_default() += bytes;
             }
         }
     }
-    for lane in run.lanes() {
-        let stats = run.it.world.lane(lane);
-        prop_assert_eq!(stats.payload, expected.get(&lane).copied().unwrap_or(0));
-        prop_assert!(stats.busy <= run.it.world.now(), "a lane was busy for longer than it was");
+    for direction in run.directions() {
+        let stats = run.it.world.direction(direction);
+        prop_assert_eq!(stats.payload, expected.get(&direction).copied().unwrap_or(0));
+        prop_assert!(
+            stats.busy <= run.it.world.now(),
+            "a direction was busy for longer than it was"
+        );
     }
     prop_assert!(run.it.world.is_idle(), "something is left");
     Ok(())
 }
 
-/// No job was faster than its way and its bytes allow.
+/// No job was faster than its route and its bytes allow.
 fn nothing_was_too_fast(run: &mut Run) -> Outcome {
     for Made { plan, id, from, to, source } in &run.flows {
         let least = run.it.world.flow(*id).latency.least().ps() as f64;
@@ -89,34 +94,35 @@ fn nothing_was_too_fast(run: &mut Run) -> Outcome {
     Ok(())
 }
 
-/// By what packets come to a lane: by another, or from the beginning of a way.
+/// By what packets come to a direction: by another, or from the beginning of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum From {
-    Lane(LaneId),
-    Way(WayId),
+    Direction(DirectionId),
+    Route(RouteId),
 }
 
 /// No request or completion overtook a write that came the same way, and no write another
-/// (PCI Express base specification 2.4.1); each lane sent one packet at a time, and none before it had
+/// (PCI Express base specification 2.4.1); each direction sent one packet at a time, and none before it had
 /// come.
 fn order_was_kept(run: &Run) -> Outcome {
     // What passes inside of a chip takes no time and no turns.
     let passages = run.it.world.trace().iter();
-    let wired = run.lanes();
-    let trace: Vec<&Passage> = passages.filter(|passage| wired.contains(&passage.lane)).collect();
-    let sent: BTreeMap<(u64, LaneId), &Passage> =
-        trace.iter().map(|passage| ((passage.packet, passage.lane), *passage)).collect();
-    let propagation = |lane| run.it.world.lane_parameters(lane).propagation;
-    let mut lanes: BTreeMap<LaneId, Vec<&Passage>> = BTreeMap::new();
-    let mut streams: BTreeMap<(LaneId, From), Vec<(u64, &Passage)>> = BTreeMap::new();
+    let wired = run.directions();
+    let trace: Vec<&Passage> =
+        passages.filter(|passage| wired.contains(&passage.direction)).collect();
+    let sent: BTreeMap<(u64, DirectionId), &Passage> =
+        trace.iter().map(|passage| ((passage.packet, passage.direction), *passage)).collect();
+    let propagation = |direction| run.it.world.direction_parameters(direction).propagation;
+    let mut directions: BTreeMap<DirectionId, Vec<&Passage>> = BTreeMap::new();
+    let mut streams: BTreeMap<(DirectionId, From), Vec<(u64, &Passage)>> = BTreeMap::new();
     for passage in trace {
-        lanes.entry(passage.lane).or_default().push(passage);
-        let way = run.wired(passage.way, passage.class == Class::Completion);
-        let place = way.iter().position(|lane| *lane == passage.lane);
-        let before = way[..place.unwrap()].last();
+        directions.entry(passage.direction).or_default().push(passage);
+        let route = run.wired(passage.route, passage.class == Class::Completion);
+        let place = route.iter().position(|direction| *direction == passage.direction);
+        let before = route[..place.unwrap()].last();
         let Some(ingress) = before else {
             if passage.class != Class::Completion {
-                let key = (passage.lane, From::Way(passage.way));
+                let key = (passage.direction, From::Route(passage.route));
                 streams.entry(key).or_default().push((passage.packet, passage));
             }
             continue;
@@ -124,31 +130,31 @@ fn order_was_kept(run: &Run) -> Outcome {
         let came = sent.get(&(passage.packet, *ingress)).or(sent.get(&(passage.whole, *ingress)));
         let came = came.unwrap();
         prop_assert!(
-            passage.end >= came.end + propagation(passage.lane),
+            passage.end >= came.end + propagation(passage.direction),
             "{passage:?} left before it came: {came:?}"
         );
-        let key = (passage.lane, From::Lane(*ingress));
+        let key = (passage.direction, From::Direction(*ingress));
         streams.entry(key).or_default().push((came.begin.ps(), passage));
     }
-    for passages in lanes.values_mut() {
+    for passages in directions.values_mut() {
         passages.sort_by_key(|passage| passage.begin);
         for pair in passages.windows(2) {
-            let there = propagation(pair[0].lane);
+            let there = propagation(pair[0].direction);
             prop_assert!(pair[1].begin + there >= pair[0].end, "{pair:?} at a time");
         }
     }
     for (place, mut passages) in streams {
         passages.sort_by_key(|(came, passage)| (*came, passage.begin));
-        let mut writes: BTreeMap<WayId, &Passage> = BTreeMap::new();
+        let mut writes: BTreeMap<RouteId, &Passage> = BTreeMap::new();
         for (_, passage) in passages {
             for write in writes.values() {
                 // Writes of other ways may have more roots to cross, and rooms of their own.
-                let free = passage.class == Class::Posted && passage.way != write.way;
+                let free = passage.class == Class::Posted && passage.route != write.route;
                 let kept = free || write.begin < passage.begin;
                 prop_assert!(kept, "at {place:?} {passage:?} overtook {write:?}");
             }
             if passage.class == Class::Posted {
-                writes.insert(passage.way, passage);
+                writes.insert(passage.route, passage);
             }
         }
     }
@@ -174,14 +180,14 @@ proptest! {
     }
 }
 
-/// A link of the plan that the flow uses, and where on its way.
+/// A link of the plan that the flow uses, and where on its route.
 struct Used {
     nth: usize,
     places: Vec<usize>,
 }
 
 impl Run {
-    /// The links on the only flow's way, and how many lanes that has.
+    /// The links on the only flow's route, and how many directions that has.
     fn used(&self, plan: &Plan) -> (Vec<Used>, usize) {
         let topology = self.it.topology();
         let part = |name: &str| match topology.host_named(name) {
@@ -189,30 +195,34 @@ impl Run {
             None => topology.named(name).unwrap(),
         };
         let flow = &self.flows[0];
-        let way = flow.from.or(flow.to).unwrap().1;
-        let way = self.wired(way, false);
+        let route = flow.from.or(flow.to).unwrap().1;
+        let route = self.wired(route, false);
         let mut rack = plan.rack.clone();
         let links = rack.links();
         let used = links.iter().enumerate().filter_map(|(nth, (a, b, _))| {
-            let lane = self.it.lane(part(a), part(b)).unwrap();
-            let mine = |on: &LaneId| *on == lane || *on == lane.back();
-            let places: Vec<usize> =
-                way.iter().enumerate().filter(|(_, on)| mine(on)).map(|(place, _)| place).collect();
+            let direction = self.it.direction(part(a), part(b)).unwrap();
+            let mine = |on: &DirectionId| *on == direction || *on == direction.back();
+            let places: Vec<usize> = route
+                .iter()
+                .enumerate()
+                .filter(|(_, on)| mine(on))
+                .map(|(place, _)| place)
+                .collect();
             (!places.is_empty()).then_some(Used { nth, places })
         });
-        (used.collect(), way.len())
+        (used.collect(), route.len())
     }
 
-    /// Whether requests and completions of the only flow share a lane, up to a root and down again.
+    /// Whether requests and completions of the only flow share a direction, up to a root and down again.
     /// Which of them goes first is then a matter of chance, and may cost more than an improvement
     /// brings (Graham, 1969).
     fn turns(&self) -> bool {
-        let Some((_, way)) = self.flows[0].from else { return false };
-        let way = self.wired(way, false);
-        way.iter().any(|lane| way.contains(&lane.back()))
+        let Some((_, route)) = self.flows[0].from else { return false };
+        let route = self.wired(route, false);
+        route.iter().any(|direction| route.contains(&direction.back()))
     }
 
-    /// Whole picoseconds that rounding may cost, one for each packet on each lane.
+    /// Whole picoseconds that rounding may cost, one for each packet on each direction.
     fn rounding(&self) -> Time {
         Time::from_ps(4 * self.it.world.trace().len() as u64)
     }
@@ -237,7 +247,7 @@ fn no_faster(better: &Run, worse: &Run) -> Outcome {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// At either end of a way. A link between others may well: it cannot send on a packet's head before
+    /// At either end of a route. A link between others may well: it cannot send on a packet's head before
     /// the tail is near, if it is faster than the link by which the packet comes, and what follows gets
     /// the head later then.
     #[test]

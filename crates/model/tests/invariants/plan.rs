@@ -5,7 +5,7 @@ use proptest::option;
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_model::assembly::{Assembly, AssemblyError, End};
-use rackbus_model::engine::{Addresses, Arrivals, Flow, FlowId, Step, Stuck, Until, WayId};
+use rackbus_model::engine::{Addresses, Arrivals, Flow, FlowId, RouteId, Step, Stuck, Until};
 use rackbus_model::time::Time;
 use rackbus_model::timing::{LinkTiming, Timing};
 
@@ -297,9 +297,9 @@ pub struct Made {
     pub plan: FlowPlan,
     pub id: FlowId,
     /// From where it reads.
-    pub from: Option<(End, WayId)>,
+    pub from: Option<(End, RouteId)>,
     /// To where it writes.
-    pub to: Option<(End, WayId)>,
+    pub to: Option<(End, RouteId)>,
     pub source: End,
 }
 
@@ -345,18 +345,18 @@ fn add(it: &mut Assembly, plan: &FlowPlan) -> Made {
     // Anything but itself, except that a processor may use its own memory.
     let targets: Vec<End> =
         ends.into_iter().filter(|end| *end != source || matches!(end, End::Host(_))).collect();
-    let mut way = |end: u8| -> Result<(End, WayId), AssemblyError> {
+    let mut route = |end: u8| -> Result<(End, RouteId), AssemblyError> {
         let end = targets[usize::from(end) % targets.len()];
-        Ok((end, it.way(source, end)?))
+        Ok((end, it.route(source, end)?))
     };
-    let (one, other) = (way(plan.ends[1]).unwrap(), way(plan.ends[2]).unwrap());
+    let (one, other) = (route(plan.ends[1]).unwrap(), route(plan.ends[2]).unwrap());
     let stream = it.source(source).unwrap().stream;
     let (bytes, address) = (plan.bytes, plan.offset);
     let (from, to, step) = match plan.kind {
         Kind::Write(until) => {
-            (None, Some(one), Step::Write { stream, way: one.1, address, bytes, until })
+            (None, Some(one), Step::Write { stream, route: one.1, address, bytes, until })
         }
-        Kind::Read => (Some(one), None, Step::Read { stream, way: one.1, address, bytes }),
+        Kind::Read => (Some(one), None, Step::Read { stream, route: one.1, address, bytes }),
         Kind::Copy(until) => {
             let (source, target) = (address, address + 7);
             let (from, to) = (one.1, other.1);
@@ -366,13 +366,10 @@ fn add(it: &mut Assembly, plan: &FlowPlan) -> Made {
     };
     let script = it.world.add_script(vec![step]);
     let flow = Flow {
-        script,
-        arrivals: Arrivals::Depth(plan.depth),
         count: plan.count,
-        bytes,
         begin: Time::from_ns(plan.begin),
-        think: None,
         addresses: Addresses::sequential(0, 1 << 16),
+        ..Flow::new(script, Arrivals::Depth(plan.depth), bytes)
     };
     let id = it.world.add_flow(flow);
     Made { plan: *plan, id, from, to, source }

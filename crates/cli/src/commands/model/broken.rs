@@ -73,7 +73,8 @@ fn parse(file: &Source) -> Result<Table, Failure> {
 }
 
 fn changed(file: &Source, table: Table, how: &str) -> Source {
-    Source { name: format!("{} {how}", file.name), text: table.to_string() }
+    let (name, folder) = (format!("{} {how}", file.name), file.folder.clone());
+    Source { name, text: table.to_string(), folder }
 }
 
 fn entries(table: &mut Table) -> &mut [Value] {
@@ -156,7 +157,7 @@ mod tests {
                         [timing.parts.\"a/gpu0\"]\ntags = 3\n";
 
     fn rack() -> Source {
-        Source { name: "rack.toml".into(), text: RACK.into() }
+        Source { name: "rack.toml".into(), text: RACK.into(), ..Source::default() }
     }
 
     #[test]
@@ -186,7 +187,7 @@ mod tests {
     fn flows_that_need_what_is_gone_are_named() {
         let text = "[flows.x]\nkind = \"read\"\nfrom = \"a/gpu0\"\nto = \"b\"\n[flows.y]\nkind = \"read\"\n\
                     from = \"b\"\nto = \"a\"\n";
-        let workload = Source { name: "w.toml".into(), text: text.into() };
+        let workload = Source { name: "w.toml".into(), text: text.into(), ..Source::default() };
         let (left, gone) = idle(&workload, &["a/gpu0".to_owned()]).unwrap();
         assert_eq!(gone, ["x"]);
         assert!(left.text.contains("[flows.y]"));

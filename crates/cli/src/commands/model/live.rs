@@ -25,7 +25,7 @@ pub async fn leases(common: &Common) -> Result<Source, Failure> {
             "borrow something first, or name a workload file",
         ));
     }
-    Ok(Source { name: "the rack's leases".into(), text })
+    Ok(Source { name: "the rack's leases".into(), text, ..Source::default() })
 }
 
 fn flow(lease: &Lease) -> String {

@@ -9,12 +9,12 @@ mod run;
 mod trace;
 mod variants;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 use rackbus_model::timing::{self, Timing};
-use rackbus_model::workload::{self, Failed, Workload};
+use rackbus_model::workload::{self, Failed, NamedText, Workload};
 
 use crate::Common;
 use crate::commands::misread;
@@ -55,10 +55,12 @@ impl Args {
 }
 
 /// A file's name and text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Source {
     name: String,
     text: String,
+    /// The folder from which the file names others; the current one where it is no file.
+    folder: PathBuf,
 }
 
 impl Source {
@@ -67,7 +69,14 @@ impl Source {
         let text = std::fs::read_to_string(file).map_err(|cause| {
             Failure::usage(format!("{name}: {cause}"), "name a rack file and a workload file")
         })?;
-        Ok(Source { name, text })
+        Ok(Source { name, text, folder: file.parent().unwrap_or(Path::new("")).to_owned() })
+    }
+
+    /// The name and the text of a file that this one names.
+    fn beside(&self, name: &str) -> Result<NamedText, String> {
+        let file = self.folder.join(name);
+        let text = std::fs::read_to_string(&file).map_err(|cause| cause.to_string())?;
+        Ok((file.display().to_string(), text))
     }
 }
 
@@ -85,7 +94,9 @@ impl Case {
     fn read(rack: &Source, workload: &Source) -> Result<Case, Failure> {
         let (parsed, _) = parse_rack(&rack.name, &rack.text).map_err(misread)?;
         let timing = timing::read_for(&rack.name, &rack.text, &parsed).map_err(misread)?;
-        let flows = workload::parse(&workload.name, &workload.text).map_err(misread)?;
+        let beside = |name: &str| workload.beside(name);
+        let flows = workload::parse_with(&workload.name, &workload.text, &beside);
+        let flows = flows.map_err(misread)?;
         Ok(Case { rack: parsed, timing, workload: flows, source: workload.clone() })
     }
 

@@ -255,6 +255,9 @@ fn show_doubts(o: &Output, outcomes: &[Outcome<Results>]) {
         let values: Vec<&str> = outcome.variant.iter().map(|(_, value)| value.as_str()).collect();
         let place =
             if values.is_empty() { String::new() } else { format!("{}: ", values.join(", ")) };
+        if outcomes.len() == 1 {
+            outcome.results.notes.iter().for_each(|note| o.line(note));
+        }
         let doubts =
             outcome.results.flows.iter().filter_map(|flow| Some((flow, flow.doubt.as_ref()?)));
         for (flow, doubt) in doubts {

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     fn source(text: &str) -> Source {
-        Source { name: "x.toml".into(), text: text.into() }
+        Source { name: "x.toml".into(), text: text.into(), ..Source::default() }
     }
 
     #[test]

@@ -41,9 +41,9 @@ pub fn usual() -> &'static HostTiming {
 /// A value of a profile, as its file has it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Value {
-    /// Its key: `root.latency`.
+    /// Its key in `[timing]`: `root.latency`.
     pub key: String,
-    /// What it is.
+    /// The value as the profile's file writes it, with its unit.
     pub value: String,
     /// Where it is from.
     pub source: String,

@@ -1,12 +1,12 @@
 //! One direction of a link: a queue for each class of packets, the receiver's credits, the order in
 //! which packets may be sent, and the wire.
 //!
-//! Credits come back when the receiver has passed a packet on. Their return costs no event: a lane
+//! Credits come back when the receiver has passed a packet on. Their return costs no event: a direction
 //! that has enough of them never looks, and one that waits is woken by the return.
 //!
 //! Packets that still have root complexes to cross have queues and credits apart from those that have not,
 //! by how many ([`LEVELS`]), as virtual channels would be. Up and down a tree nothing can wait in a ring,
-//! but ways through several roots and NTBs go down and up again: with one set of buffers, traffic of both
+//! but routes through several roots and NTBs go down and up again: with one set of buffers, traffic of both
 //! ways between two hosts could wait for each other for ever.
 //!
 //! Ordering (PCI Express specification 2.4.1, table 2-40, without relaxed or ID-based ordering): a
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use crate::time::Time;
 use crate::wire::{self, Wire};
 
-use super::{Class, Event, LaneId, NONE, Passage, Room, Tlp, WayId, World};
+use super::{Class, DirectionId, Event, NONE, Passage, Room, RouteId, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
 pub(super) const LEVELS: usize = 4;
@@ -26,20 +26,20 @@ pub(super) const LEVELS: usize = 4;
 /// What a receiver has room for, at each level and by class; `u32::MAX` for without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credits {
-    /// Packets, by [`Class`].
+    /// Packets that there is room for, by [`Class`]; `u32::MAX` for any number.
     pub packets: [u32; 3],
     /// Units of 16 bytes of payload, by [`Class`].
     pub data: [u32; 3],
 }
 
 impl Credits {
-    /// Without end.
+    /// Credits that never run out, as inside of a chip.
     pub const ENDLESS: Credits = Credits { packets: [u32::MAX; 3], data: [u32::MAX; 3] };
 }
 
 /// What a link is like, the same both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneParameters {
+pub struct DirectionParameters {
     /// Its speed; `None` inside of a chip.
     pub wire: Option<Wire>,
     /// How long a bit is on its way.
@@ -52,12 +52,12 @@ pub struct LaneParameters {
     pub dllp_bytes: u32,
 }
 
-/// What a lane counted.
+/// What a direction counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct LaneStats {
-    /// Packets.
+pub struct DirectionStats {
+    /// Packets of all classes that were sent.
     pub packets: u64,
-    /// Bytes of payload.
+    /// Bytes of payload in them, without headers and framing.
     pub payload: u64,
     /// Bytes on the wire, with headers, framing and DLLPs.
     pub wire: u64,
@@ -85,7 +85,7 @@ struct Return {
 }
 
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Direction {
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) wire: Option<Wire>,
@@ -110,12 +110,12 @@ pub(super) struct Lane {
     writes_ready: Time,
     /// Bytes of DLLPs that wait for the wire.
     debt: u64,
-    pub(super) stats: LaneStats,
+    pub(super) stats: DirectionStats,
 }
 
-impl Lane {
-    pub(super) fn new(from: u32, to: u32, parameters: &LaneParameters) -> Lane {
-        Lane {
+impl Direction {
+    pub(super) fn new(from: u32, to: u32, parameters: &DirectionParameters) -> Direction {
+        Direction {
             from,
             to,
             wire: parameters.wire,
@@ -134,7 +134,7 @@ impl Lane {
             blocked_since: [Time::MAX; 3],
             writes_ready: Time::ZERO,
             debt: 0,
-            stats: LaneStats::default(),
+            stats: DirectionStats::default(),
         }
     }
 
@@ -199,32 +199,32 @@ impl Lane {
 }
 
 impl World {
-    /// What a lane is like.
-    pub fn lane_parameters(&self, lane: LaneId) -> LaneParameters {
-        let lane = &self.lanes[lane.index()];
-        LaneParameters {
-            wire: lane.wire,
-            propagation: lane.propagation,
-            credits: lane.whole,
-            credit_return: lane.credit_return,
-            dllp_bytes: lane.dllp_bytes,
+    /// What a direction is like.
+    pub fn direction_parameters(&self, direction: DirectionId) -> DirectionParameters {
+        let direction = &self.directions[direction.index()];
+        DirectionParameters {
+            wire: direction.wire,
+            propagation: direction.propagation,
+            credits: direction.whole,
+            credit_return: direction.credit_return,
+            dllp_bytes: direction.dllp_bytes,
         }
     }
 
-    /// Whether a lane is one of a link, and not inside of a chip.
-    pub(super) fn is_link(&self, lane: u32) -> bool {
-        self.lanes[lane as usize].wire.is_some()
+    /// Whether a direction is one of a link, and not inside of a chip.
+    pub(super) fn is_link(&self, direction: u32) -> bool {
+        self.directions[direction as usize].wire.is_some()
     }
 
-    /// All lanes.
-    pub fn lane_ids(&self) -> impl ExactSizeIterator<Item = LaneId> {
-        (0..self.lanes.len() as u32).map(LaneId)
+    /// All directions, both of each link after one another.
+    pub fn direction_ids(&self) -> impl ExactSizeIterator<Item = DirectionId> {
+        (0..self.directions.len() as u32).map(DirectionId)
     }
 
-    /// Puts a packet into the queue of `lane`.
-    pub(super) fn enqueue(&mut self, lane: u32, id: u32) {
+    /// Puts a packet into the queue of `direction`.
+    pub(super) fn enqueue(&mut self, direction: u32, id: u32) {
         let level = self.level_ahead(&self.tlps[id]);
-        let here = &mut self.lanes[lane as usize];
+        let here = &mut self.directions[direction as usize];
         let tlp = &mut self.tlps[id];
         tlp.order = here.next_order;
         tlp.level = level;
@@ -233,64 +233,64 @@ impl World {
         here.waiting += 1;
         here.stats.longest = here.stats.longest.max(here.waiting as u32);
         if self.trace.is_some() {
-            self.note_ready(lane, id);
+            self.note_ready(direction, id);
         }
-        self.send(lane);
+        self.send(direction);
     }
 
-    pub(super) fn lane_free(&mut self, lane: u32) {
-        let here = &mut self.lanes[lane as usize];
+    pub(super) fn direction_free(&mut self, direction: u32) {
+        let here = &mut self.directions[direction as usize];
         // Another wake, which was set later for earlier, has done this one's work.
         if here.wake == self.now {
             here.wake = Time::MAX;
-            self.send(lane);
+            self.send(direction);
         }
     }
 
     /// Sends what can be sent now.
-    fn send(&mut self, lane: u32) {
+    fn send(&mut self, direction: u32) {
         let now = self.now;
-        let here = &mut self.lanes[lane as usize];
+        let here = &mut self.directions[direction as usize];
         if here.waiting == 0 {
             return;
         }
         if here.busy_until > now {
             let at = here.busy_until;
-            return self.wake(lane, at);
+            return self.wake(direction, at);
         }
         here.collect(now);
-        match self.choose(lane) {
+        match self.choose(direction) {
             Some(place) => {
-                self.transmit(lane, place);
-                let here = &self.lanes[lane as usize];
+                self.transmit(direction, place);
+                let here = &self.directions[direction as usize];
                 if here.waiting > 0 {
                     let at = here.busy_until;
-                    self.wake(lane, at);
+                    self.wake(direction, at);
                 }
             }
             None => {
-                let here = &mut self.lanes[lane as usize];
+                let here = &mut self.directions[direction as usize];
                 here.stats.starved += 1;
                 here.starved = true;
                 if let Some(at) = here.returns.front().map(|back| back.at) {
-                    self.wake(lane, at);
+                    self.wake(direction, at);
                 }
             }
         }
     }
 
-    fn wake(&mut self, lane: u32, at: Time) {
-        let here = &mut self.lanes[lane as usize];
+    fn wake(&mut self, direction: u32, at: Time) {
+        let here = &mut self.directions[direction as usize];
         if at < here.wake {
             here.wake = at;
-            self.events.schedule(at, Event::Free(lane));
+            self.events.schedule(at, Event::Free(direction));
         }
     }
 
     /// The queue whose first packet goes next: of those that may go, the one that has waited longest.
-    fn choose(&mut self, lane: u32) -> Option<Place> {
+    fn choose(&mut self, direction: u32) -> Option<Place> {
         let now = self.now;
-        let here = &mut self.lanes[lane as usize];
+        let here = &mut self.directions[direction as usize];
         // Mostly all that wait are of a kind, and there is nothing to choose.
         for class in [Class::Completion, Class::Posted, Class::NonPosted] {
             let queue = &here.queues[0][class as usize];
@@ -305,13 +305,13 @@ impl World {
         }
         let mut best: Option<(u64, Place)> = None;
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
-            let here = &self.lanes[lane as usize];
+            let here = &self.directions[direction as usize];
             let Some(first) = here.queues[level][class as usize].front() else { continue };
             let tlp = &self.tlps[*first];
             if !here.has_credits(tlp) {
-                self.lanes[lane as usize].note_blocked(class, now);
+                self.directions[direction as usize].note_blocked(class, now);
             } else if best.is_none_or(|(order, _)| tlp.order < order)
-                && !self.is_behind_a_write(lane, tlp)
+                && !self.is_behind_a_write(direction, tlp)
             {
                 best = Some((tlp.order, (level, class)));
             }
@@ -319,27 +319,27 @@ impl World {
         best.map(|(_, place)| place)
     }
 
-    /// How long packets of a class waited for credits of a lane, since measuring began.
-    pub fn blocked(&self, lane: LaneId, class: Class) -> Time {
-        let here = &self.lanes[lane.index()];
+    /// How long packets of a class waited for credits of a direction, since measuring began.
+    pub fn blocked(&self, direction: DirectionId, class: Class) -> Time {
+        let here = &self.directions[direction.index()];
         let since = here.blocked_since[class as usize].max(self.measured_from);
         here.stats.blocked[class as usize] + self.now.since(since)
     }
 
     /// Whether an earlier write that came the same way waits here, which a packet must not pass.
-    fn is_behind_a_write(&self, lane: u32, tlp: &Tlp) -> bool {
+    fn is_behind_a_write(&self, direction: u32, tlp: &Tlp) -> bool {
         let earlier = |queues: &[VecDeque<u32>; 3]| {
             let writes = queues[Class::Posted as usize].iter().map(|write| &self.tlps[*write]);
             let mut before = writes.take_while(|write| write.order < tlp.order);
             before.any(|write| write.ingress == tlp.ingress)
         };
-        tlp.class != Class::Posted && self.lanes[lane as usize].queues.iter().any(earlier)
+        tlp.class != Class::Posted && self.directions[direction as usize].queues.iter().any(earlier)
     }
 
-    fn transmit(&mut self, lane: u32, (level, class): Place) {
+    fn transmit(&mut self, direction: u32, (level, class): Place) {
         let (now, from) = (self.now, self.measured_from);
         let measuring = self.measuring();
-        let here = &mut self.lanes[lane as usize];
+        let here = &mut self.directions[direction as usize];
         let Some(id) = here.queues[level][class as usize].pop_front() else { return };
         here.waiting -= 1;
         here.starved = false;
@@ -348,7 +348,7 @@ impl World {
         let tlp = &mut self.tlps[id];
         let payload = tlp.payload();
         here.spend(tlp);
-        let header = self.ways[tlp.way as usize].header(tlp);
+        let header = self.routes[tlp.route as usize].header(tlp);
         // DLLPs went out while the wire was idle; those still waiting go first.
         let debt = match here.debt {
             0 => 0,
@@ -371,7 +371,7 @@ impl World {
         let from_lane = if tlp.piece { NONE } else { tlp.ingress };
         let (maker, room) = (tlp.maker, tlp.room());
         tlp.piece = false;
-        (tlp.ingress, tlp.room_level, tlp.room_bytes) = (lane, tlp.level, payload);
+        (tlp.ingress, tlp.room_level, tlp.room_bytes) = (direction, tlp.level, payload);
         tlp.maker = NONE;
         tlp.translated = false;
         if class == Class::Completion {
@@ -380,9 +380,9 @@ impl World {
             tlp.hop += 1;
         }
         let left_at = here.busy_until;
-        self.lanes[(lane ^ 1) as usize].owe();
+        self.directions[(direction ^ 1) as usize].owe();
         if self.trace.is_some() {
-            self.note_sent(lane, id, now, tail);
+            self.note_sent(direction, id, now, tail);
         }
         self.release(from_lane, room, left_at);
         if maker != NONE {
@@ -391,16 +391,16 @@ impl World {
         if class == Class::Completion {
             let tlp = self.tlps[id];
             if tlp.last && self.is_tracked(&tlp) {
-                let stage = self.stage(&tlp) as u8;
-                self.events.schedule(tail, Event::Answered(stage, lane));
+                let level = self.level(&tlp) as u8;
+                self.events.schedule(tail, Event::Answered(level, direction));
             }
-            if self.nobody_waits_for(lane, id) {
+            if self.nobody_waits_for(direction, id) {
                 return;
             }
         }
         let at = self.stay_over(id, head, tail);
-        // Whatever their stays: nothing that came by a lane passes a write that came before it.
-        let here = &mut self.lanes[lane as usize];
+        // Whatever their stays: nothing that came by a direction passes a write that came before it.
+        let here = &mut self.directions[direction as usize];
         let at = at.max(here.writes_ready);
         if class == Class::Posted {
             here.writes_ready = at;
@@ -410,11 +410,11 @@ impl World {
 
     /// Whether nothing depends on when a completion arrives: its requester has room for any number, and a
     /// later one of the same request ends what waits. It is taken then, which saves its event.
-    fn nobody_waits_for(&mut self, lane: u32, id: u32) -> bool {
+    fn nobody_waits_for(&mut self, direction: u32, id: u32) -> bool {
         let tlp = self.tlps[id];
-        let endless =
-            self.lanes[lane as usize].whole.packets[Class::Completion as usize] == u32::MAX;
-        let free = !tlp.last && endless && self.next_lane(&tlp).is_none();
+        let endless = self.directions[direction as usize].whole.packets[Class::Completion as usize]
+            == u32::MAX;
+        let free = !tlp.last && endless && self.next_direction(&tlp).is_none();
         let taken = free && self.take_early(tlp.owner, tlp.bytes);
         if taken {
             self.tlps.remove(id);
@@ -425,17 +425,17 @@ impl World {
     /// When a packet whose head and tail arrive then can be passed on, or has arrived as a whole.
     fn stay_over(&self, id: u32, head: Time, tail: Time) -> Time {
         let tlp = &self.tlps[id];
-        let Some(next) = self.next_lane(tlp) else {
+        let Some(next) = self.next_direction(tlp) else {
             // A processor's completions cross its root complex last.
             let back = tlp.back().then(|| self.parts[self.part_of(tlp) as usize].stay(tlp.class));
             return tail + back.unwrap_or(Time::ZERO);
         };
-        let part = &self.parts[self.lanes[next as usize].from as usize];
+        let part = &self.parts[self.directions[next as usize].from as usize];
         let stay = part.stay(tlp.class);
-        match self.lanes[next as usize].wire {
+        match self.directions[next as usize].wire {
             // Its tail must be here when it is to be sent.
             Some(wire) => {
-                let header = self.ways[tlp.way as usize].header(tlp);
+                let header = self.routes[tlp.route as usize].header(tlp);
                 let bytes = wire.packet(header, tlp.payload());
                 head.max(tail.since(wire.time(bytes))) + stay
             }
@@ -443,38 +443,38 @@ impl World {
         }
     }
 
-    /// The room that a packet took at the end of `lane` is free again at `at`.
-    pub(super) fn release(&mut self, lane: u32, room: Room, at: Time) {
-        if lane == NONE {
+    /// The room that a packet took at the end of `direction` is free again at `at`.
+    pub(super) fn release(&mut self, direction: u32, room: Room, at: Time) {
+        if direction == NONE {
             return;
         }
-        let there = &mut self.lanes[lane as usize];
+        let there = &mut self.directions[direction as usize];
         let back = at + there.propagation + there.credit_return;
         there.give_back(room, back);
-        // Credits of a later packet may be back before those that the lane waits for.
+        // Credits of a later packet may be back before those that the direction waits for.
         if there.starved {
             let first = there.returns.front().map_or(back, |back| back.at);
-            self.wake(lane, first.max(self.now));
+            self.wake(direction, first.max(self.now));
         }
     }
 
     /// Notes a packet that passes inside of a chip, which takes no time.
-    pub(super) fn note_inside(&mut self, lane: u32, id: u32) {
-        self.note_ready(lane, id);
+    pub(super) fn note_inside(&mut self, direction: u32, id: u32) {
+        self.note_ready(direction, id);
         let now = self.now;
-        self.note_sent(lane, id, now, now);
+        self.note_sent(direction, id, now, now);
     }
 
-    fn note_ready(&mut self, lane: u32, id: u32) {
+    fn note_ready(&mut self, direction: u32, id: u32) {
         let tlp = &self.tlps[id];
         let (packet, whole) = self.numbers[id as usize];
         let passage = Passage {
             packet,
             whole,
-            way: WayId(tlp.way),
+            route: RouteId(tlp.route),
             class: tlp.class,
             bytes: tlp.bytes,
-            lane: LaneId(lane),
+            direction: DirectionId(direction),
             ready: self.now,
             begin: Time::MAX,
             end: Time::MAX,
@@ -484,10 +484,12 @@ impl World {
         }
     }
 
-    fn note_sent(&mut self, lane: u32, id: u32, begin: Time, end: Time) {
+    fn note_sent(&mut self, direction: u32, id: u32, begin: Time, end: Time) {
         let (packet, _) = self.numbers[id as usize];
         let open = self.trace.iter_mut().flatten().rev().find(|passage| {
-            passage.packet == packet && passage.lane.0 == lane && passage.begin == Time::MAX
+            passage.packet == packet
+                && passage.direction.0 == direction
+                && passage.begin == Time::MAX
         });
         if let Some(passage) = open {
             (passage.begin, passage.end) = (begin, end);
