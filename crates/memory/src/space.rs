@@ -7,9 +7,11 @@
 //! One thread owns a `DmaSpace`, the one that runs the function: so no lock is taken on the way
 //! to memory, and a mapping goes away between two operations, never in the middle of one.
 
+mod fault;
+mod limits;
+
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rackbus_fabric::{Access, Domain, Fault, FaultCause};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -19,65 +21,9 @@ use crate::region::{Region, RegionError};
 use crate::revoker::{Revoker, revoke_region};
 use crate::slice::{DmaSlice, PinnedPieces, PinnedSlice};
 
-/// A DMA that was refused, as a completer abort would be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum DmaFault {
-    /// No mapping covers the range, or not with this access.
-    #[error("{0}")]
-    Domain(#[from] Fault),
-    /// The range is mapped, but its owner gave no descriptor for it, so there is no memory to reach.
-    #[error("DMA to {address:#x}+{length:#x}: the mapping has no memory behind it")]
-    NoMemory {
-        /// First address of the access.
-        address: u64,
-        /// Its length in bytes.
-        length: u64,
-    },
-    /// The function may not master the bus (its command register says no).
-    #[error("DMA to {address:#x}+{length:#x}: bus mastering is off")]
-    NotMaster {
-        /// First address of the access.
-        address: u64,
-        /// Its length in bytes.
-        length: u64,
-    },
-    /// The owner of the memory truncated it; what was there is gone.
-    #[error("DMA to {address:#x}+{length:#x}: the memory's owner truncated its file")]
-    Truncated {
-        /// First address of the access.
-        address: u64,
-        /// Its length in bytes.
-        length: u64,
-    },
-}
-
-impl DmaFault {
-    /// What refusals are counted by.
-    pub(crate) const CAUSES: [&str; 7] = [
-        "not mapped",
-        "denied",
-        "past the address space",
-        "empty",
-        "no memory",
-        "bus mastering is off",
-        "truncated",
-    ];
-
-    /// Its place in [`CAUSES`](DmaFault::CAUSES).
-    pub(crate) fn cause(&self) -> usize {
-        match self {
-            DmaFault::Domain(fault) => match fault.cause {
-                FaultCause::NotMapped => 0,
-                FaultCause::Denied => 1,
-                FaultCause::Wraps => 2,
-                FaultCause::Empty => 3,
-            },
-            DmaFault::NoMemory { .. } => 4,
-            DmaFault::NotMaster { .. } => 5,
-            DmaFault::Truncated { .. } => 6,
-        }
-    }
-}
+pub use fault::DmaFault;
+use limits::Slot;
+pub use limits::max_mappings;
 
 /// Why a range could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -130,59 +76,6 @@ impl Source {
         let stat = stat.map_err(|cause| RegionError::System { what: "fstat", cause })?;
         Ok(Source { device: stat.st_dev, inode: stat.st_ino, offset })
     }
-}
-
-/// Mappings that all functions of this process have.
-static MAPPED: AtomicUsize = AtomicUsize::new(0);
-
-/// One of the mappings that the process may have.
-#[derive(Debug)]
-struct Slot;
-
-impl Slot {
-    fn take() -> Result<Slot, MapError> {
-        let most = Limits::get().process;
-        let free = |mapped| (mapped < most).then_some(mapped + 1);
-        match MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free) {
-            Ok(_) => Ok(Slot),
-            Err(_) => Err(MapError::Exhausted(most)),
-        }
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        MAPPED.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// How many mappings there may be. The system has a limit for each process
-/// (`vm.max_map_count`), which its threads, heap and files need as well: beyond it nothing works.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    process: usize,
-    function: usize,
-}
-
-impl Limits {
-    fn get() -> Limits {
-        static LIMITS: OnceLock<Limits> = OnceLock::new();
-        *LIMITS.get_or_init(|| {
-            let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
-            Limits::from(text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_530))
-        })
-    }
-
-    /// Half of what the system allows is for functions, and of that an eighth for each.
-    fn from(max_map_count: usize) -> Limits {
-        let process = (max_map_count / 2).max(64);
-        Limits { process, function: (process / 8).clamp(64, 65_535) }
-    }
-}
-
-/// The most mappings a function may have; the vfio-user server advertises it as `max_dma_maps`.
-pub fn max_mappings() -> usize {
-    Limits::get().function
 }
 
 /// The IOMMU domain of one function with the windows it leads to.
