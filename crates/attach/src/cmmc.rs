@@ -279,8 +279,8 @@ impl Copier {
         let offset = pieces.first().map_or(0, |piece| piece.0);
         let written = Written { offset, length: transaction.bytes(), tag: 0 };
         // Decided when the bytes are copied: a receiver that leaves later has had them.
-        let watch = area.segment.watch().clone();
-        let ticket = self.0.least_busy().submit(transaction.unless(move || watch.lost()));
+        let transaction = transaction.between(area.segment.watch().clone());
+        let ticket = self.0.least_busy().submit(transaction);
         Ok(Writing { area, ticket, written, signal })
     }
 }

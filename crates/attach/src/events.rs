@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use rackbus_memory::copy::Parties;
 use rackbus_segment::NodeId;
 use rackbus_segment::message::Change;
 
@@ -37,6 +38,12 @@ pub struct Watch {
     ending: OnceLock<Change>,
     /// The far end's host is out of reach.
     unreachable: AtomicBool,
+}
+
+impl Parties for Watch {
+    fn are_gone(&self) -> bool {
+        self.lost()
+    }
 }
 
 #[derive(Default)]

@@ -27,7 +27,7 @@ use crate::spin::AdaptiveSpin;
 pub use bytes::copy as copy_bytes;
 pub use channel::{Channel, Statistics};
 pub use ticket::{Failure, State, Ticket};
-pub use transaction::{PieceError, Place, Transaction};
+pub use transaction::{Parties, PieceError, Place, Transaction};
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 
 use rackbus_memory::Region;
-use rackbus_memory::copy::{Engine, EngineOptions, PieceError, Place, State, Ticket, Transaction};
+use rackbus_memory::copy::{
+    Engine, EngineOptions, Parties, PieceError, Place, State, Ticket, Transaction,
+};
 
 use crate::calling::Calling;
 use crate::constants::errors::*;
@@ -132,12 +134,14 @@ struct Ends {
     remotes: Vec<Arc<Remote>>,
 }
 
-impl Ends {
+impl Parties for Ends {
     /// Bytes from or for somebody who is gone did not arrive.
-    fn gone(&self) -> bool {
+    fn are_gone(&self) -> bool {
         self.locals.iter().any(Using::gone) || self.remotes.iter().any(|remote| remote.lost())
     }
+}
 
+impl Ends {
     fn add(&mut self, other: Ends) {
         for remote in other.remotes {
             if !self.remotes.iter().any(|known| Arc::ptr_eq(known, &remote)) {
@@ -187,7 +191,7 @@ impl DmaQueue {
         call: Option<(Function, Argument)>,
     ) -> Outcome<Arc<Ticket>> {
         // Decided when the bytes are copied: who leaves later has had them.
-        let transaction = transaction.unless(move || ends.gone());
+        let transaction = transaction.between(Arc::new(ends));
         let transaction = match call {
             None => transaction,
             Some((function, argument)) => {

@@ -229,23 +229,28 @@ fn many_submitters_and_channels_lose_nothing() {
     assert_eq!(ended.load(Ordering::Relaxed), 3 * EACH);
 }
 
+/// Parties of whom one is gone, or none.
+struct Gone(bool);
+
+impl Parties for Gone {
+    fn are_gone(&self) -> bool {
+        self.0
+    }
+}
+
 #[test]
 fn how_a_copy_ended_is_decided_when_it_ends() {
     let engine = Engine::start("test", &EngineOptions::default()).unwrap();
     let memory = SharedMemory::create("copy", 4096).unwrap();
     let place = |offset| Place::shared(memory.region(), offset);
     for gone in [false, true] {
-        let held = Arc::new(());
-        let watched = Arc::downgrade(&held);
-        let transaction = Transaction::of(place(0), place(64), 64).unwrap();
-        let transaction = transaction.unless(move || {
-            drop(held);
-            gone
-        });
+        let parties = Arc::new(Gone(gone));
+        let watched = Arc::downgrade(&parties);
+        let transaction = Transaction::of(place(0), place(64), 64).unwrap().between(parties);
         let ticket = engine.least_busy().submit(transaction);
         let ended = if gone { State::Failed(Failure::Gone) } else { State::Done };
         assert_eq!(ticket.wait(None), ended);
-        assert!(watched.upgrade().is_none(), "what it held is let go of before");
+        assert!(watched.upgrade().is_none(), "they are let go of before");
         assert_eq!(ticket.poll(), ended);
     }
     assert_eq!(engine.channels()[0].statistics().failures, 1);

@@ -68,8 +68,12 @@ pub enum PieceError {
     Lost(#[from] Failure),
 }
 
-/// What says that whom the bytes are from or for is gone.
-type Unless = Box<dyn FnOnce() -> bool + Send>;
+/// Those whom bytes are from and for. Shared, so that asking them costs a transaction no allocation
+/// where they are known already.
+pub trait Parties: Send + Sync {
+    /// Whether one of them is gone for good.
+    fn are_gone(&self) -> bool;
+}
 
 /// What runs when a transaction has ended.
 pub(super) type Then = Box<dyn FnOnce(State) + Send>;
@@ -113,7 +117,7 @@ pub struct Transaction {
     bytes: u64,
     /// The guard's count before any region was looked at.
     replaced_before: Option<u64>,
-    unless: Option<Unless>,
+    parties: Option<Arc<dyn Parties>>,
     /// In a place of its own: most have none, and what is passed to the channel's processor is
     /// cache lines.
     at_end: Option<Box<AtEnd>>,
@@ -200,12 +204,12 @@ impl Transaction {
         Ok(())
     }
 
-    /// Asks `gone` once, when all bytes are copied: whether they are from or for somebody who is
-    /// gone, and the transaction has failed ([`Failure::Gone`]). How it ended is decided by then,
-    /// whatever becomes of them later. What `gone` holds is let go of before the end is told.
+    /// Asks `parties` once, when all bytes are copied: if one of them is gone, the transaction has
+    /// failed ([`Failure::Gone`]). How it ended is decided by then, whatever becomes of them later.
+    /// They are let go of before the end is told.
     #[must_use]
-    pub fn unless(mut self, gone: impl FnOnce() -> bool + Send + 'static) -> Transaction {
-        self.unless = Some(Box::new(gone));
+    pub fn between(mut self, parties: Arc<dyn Parties>) -> Transaction {
+        self.parties = Some(parties);
         self
     }
 
@@ -254,17 +258,17 @@ impl Transaction {
 
     /// Whether somebody is to be told of the end.
     pub(super) fn tells(&self) -> bool {
-        self.at_end.is_some() || self.unless.is_some()
+        self.at_end.is_some() || self.parties.is_some()
     }
 
-    /// Whether whom the bytes are from or for is gone; asked once.
+    /// Whether somebody whom the bytes are from or for is gone; asked once.
     pub(super) fn gone(&mut self) -> bool {
-        self.unless.take().is_some_and(|gone| gone())
+        self.parties.take().is_some_and(|parties| parties.are_gone())
     }
 
     /// Who is to be told of the end; once.
     pub(super) fn told(&mut self) -> (Option<Then>, Option<Arc<Doorbell>>) {
-        self.unless = None;
+        self.parties = None;
         self.at_end.take().map_or((None, None), |at_end| (at_end.then, at_end.ring))
     }
 
