@@ -415,6 +415,7 @@ impl Bench<'_> {
         let case = "rack: return to offered again";
         self.pairs(case, "limit", "ms", offered_again, limit, |a, b| a / b)?;
         self.reads_through(&rack)?;
+        self.observed(&rack)?;
         self.unpinned_starts(&rack)
     }
 
@@ -481,6 +482,34 @@ impl Bench<'_> {
         )?;
         drop(through);
         rack.give_back(&lease)
+    }
+
+    /// The same drive through the rack while its metrics are asked for ten times a second and its
+    /// events are followed, and while nobody looks.
+    fn observed(&mut self, rack: &Rack) -> Result<(), BenchError> {
+        let cases =
+            [("rack: 4k read qd1, observed", READ_1), ("rack: 4k read qd32, observed", READ_32)];
+        for (case, load) in cases {
+            if !self.wanted(case) {
+                continue;
+            }
+            let time = self.settings.time;
+            let lease = rack.borrow_drive()?;
+            let drive = std::cell::RefCell::new(lent::open(&lease.socket, DATA)?);
+            fill(&mut drive.borrow_mut(), time)?;
+            let rate = || Ok(lent::run(&mut drive.borrow_mut(), &load, time)? / 1e3);
+            let observed = || {
+                unpin();
+                let _observer = rack.observe(Duration::from_millis(100))?;
+                rate()
+            };
+            self.pairs(case, "not observed", "kIOPS", observed, rate, |with, without| {
+                with / without
+            })?;
+            drop(drive);
+            rack.give_back(&lease)?;
+        }
+        Ok(())
     }
 
     /// Lone reads through the rack by programs that are started anew, with nothing pinned: the

@@ -1,7 +1,12 @@
 //! A whole rack of two hosts on this machine, through the `rackbus` command as its users have it.
 
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -119,6 +124,60 @@ impl Rack {
         self.run(&["return", &lease.number.to_string()])?;
         while self.json(&["devices"])?[0]["state"] != "offered" {}
         Ok(())
+    }
+}
+
+impl Rack {
+    /// Asks the lender's node and the control plane for their metrics again and again, and follows
+    /// the events, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// When the rack cannot be observed.
+    pub fn observe(&self, every: Duration) -> Result<Observer, BenchError> {
+        let sockets = ["alpha/metrics.sock", "control.sock"].map(|name| self.run_dir().join(name));
+        for socket in &sockets {
+            scrape(socket).map_err(BenchError::io("asking for metrics"))?;
+        }
+        let mut follower = Command::new(&self.program);
+        follower.args(["events", "--follow"]).env("RACKBUS_RUN_DIR", self.run_dir());
+        follower.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let follower = follower.spawn().map_err(BenchError::io("following the events"))?;
+        let (stop, stopped) = mpsc::channel::<()>();
+        let scraper = std::thread::spawn(move || {
+            while stopped.recv_timeout(every) == Err(mpsc::RecvTimeoutError::Timeout) {
+                for socket in &sockets {
+                    // One that fails is asked again; the rack's own end is told elsewhere.
+                    let _ = scrape(socket);
+                }
+            }
+        });
+        Ok(Observer { stop: Some(stop), scraper: Some(scraper), follower })
+    }
+}
+
+/// A page of metrics from the server at `socket`.
+fn scrape(socket: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: rackbus\r\nConnection: close\r\n\r\n")?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page)?;
+    if page.starts_with("HTTP/1.1 200") { Ok(page) } else { Err(ErrorKind::InvalidData.into()) }
+}
+
+/// Observes a rack until it is dropped.
+#[derive(Debug)]
+pub struct Observer {
+    stop: Option<mpsc::Sender<()>>,
+    scraper: Option<JoinHandle<()>>,
+    follower: Child,
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let _ = self.scraper.take().map(JoinHandle::join);
+        let _ = self.follower.kill();
+        let _ = self.follower.wait();
     }
 }
 
