@@ -392,6 +392,7 @@ fn help_has_examples_and_shells_complete() {
         "events",
         "metrics",
         "path",
+        "reach",
         "node-id",
         "mem map",
         "on",

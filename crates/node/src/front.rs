@@ -4,13 +4,12 @@
 //! The lender has none of this host's memory. When it is lost, what was under way fails, and the
 //! function answers as an absent one does.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_devices::nvme::medium::{self, Lost};
 use rackbus_link::Medium;
-use rackbus_memory::{Access, ExchangeFiles, Stream};
+use rackbus_memory::{Access, ExchangeFiles, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, EngineDevice};
@@ -93,7 +92,8 @@ fn front(
 }
 
 impl PlacedDevice {
-    /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end.
+    /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end. Its user
+    /// lends its memory by `lending`.
     ///
     /// # Errors
     /// When the medium is none that this host has a front for, or no engine can be had.
@@ -102,6 +102,7 @@ impl PlacedDevice {
         medium: &Medium,
         files: ExchangeFiles,
         stream: Arc<dyn Stream>,
+        lending: Lending,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
         let ended = stream.clone();
@@ -110,7 +111,7 @@ impl PlacedDevice {
         let model = front(medium, files, lost.clone())?;
         let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;
-        let device = EngineDevice::new(engine.handle().clone())?.session();
+        let device = EngineDevice::new(engine.handle().clone())?.session_of(lending, None)?;
         let conversation = MediumConversation(Arc::new(Conversation {
             stream: stream.clone(),
             engine: engine.handle().clone(),
@@ -175,7 +176,7 @@ impl Device for PlacedDevice {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
         self.device.map(iova, length, access, memory)
     }
@@ -217,11 +218,16 @@ mod tests {
         let medium = Medium { class: offer.class.to_owned(), description: offer.description };
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
-        let front = PlacedDevice::start("nvme0", &medium, offer.files, stream, Box::new(drop));
+        let lending = Lending::alone();
+        let reached = lending.fabric().clone();
+        let reached = || reached.with(|fabric| fabric.reached("host/function").unwrap().len());
+        let lost = Box::new(drop);
+        let front = PlacedDevice::start("nvme0", &medium, offer.files, stream, lending, lost);
         let front = front.unwrap();
         let memory = SharedMemory::create("guest", 4096).unwrap();
-        let memory = Some((memory.descriptor().unwrap(), 0));
-        front.map(0, 4096, Access::READ | Access::WRITE, memory).unwrap();
+        let both = Access::READ | Access::WRITE;
+        front.map(0, 4096, both, Some(memory.handle(0))).unwrap();
+        assert_eq!(reached(), 1);
         let command = (Command::MEMORY_SPACE | Command::BUS_MASTER).bits();
         front.write(Region::Config, 4, command.to_le_bytes().to_vec(), false).unwrap();
         let engine = front.conversation().0.engine.clone();
@@ -229,5 +235,7 @@ mod tests {
         assert!(masters());
         front.conversation().end();
         assert!(!masters(), "a front that is absent for its user has the bus");
+        drop(front);
+        assert_eq!(reached(), 0, "a front that is gone reaches memory");
     }
 }

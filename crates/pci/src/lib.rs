@@ -16,7 +16,6 @@ pub mod endpoint;
 pub mod engine;
 pub mod function;
 pub mod interrupts;
-mod mapped;
 pub mod pace;
 pub mod state;
 pub mod user;
