@@ -61,6 +61,7 @@ enum Command {
     Top(top::Args),
     Metrics(metrics::Args),
     Path(path::Args),
+    Reach(reach::Args),
     #[command(name = "node-id")]
     NodeId(node_id::Args),
     Mem(mem::Args),
@@ -107,6 +108,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Top(args) => args.run(common, output).await,
         Command::Metrics(args) => args.run(common, output).await,
         Command::Path(args) => args.run(common, output).await,
+        Command::Reach(args) => args.run(common, output).await,
         Command::NodeId(args) => args.run(common, output),
         Command::Mem(args) => args.run(common, output),
         Command::On(args) => args.run(common),

@@ -393,6 +393,7 @@ fn help_has_examples_and_shells_complete() {
         "top",
         "metrics",
         "path",
+        "reach",
         "node-id",
         "mem map",
         "on",

@@ -17,6 +17,8 @@ use crate::api::{
     ApiError, BorrowRequest, Change, Device, Event, EventKind, Lease, NodeMessages, RackStatus,
 };
 
+use crate::reach::ReachedRange;
+
 /// How long a request whose answer was lost is repeated.
 const REPEATED: Duration = Duration::from_secs(10);
 /// How long is waited before it is repeated.
@@ -121,6 +123,14 @@ impl Client {
     /// [`ClientError`].
     pub async fn path(&self, from: &str, to: &str) -> Result<crate::api::Path, ClientError> {
         self.get(&format!("/v1/path?from={}&to={}", escape(from), escape(to))).await
+    }
+
+    /// What a function or host reaches now, of a node whose socket is the client's.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn reach(&self, of: &str) -> Result<Vec<ReachedRange>, ClientError> {
+        self.get(&format!("/v1/reach?of={}", escape(of))).await
     }
 
     /// The OpenAPI document.

@@ -8,6 +8,7 @@
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
 //! * [`metrics`]: what is counted, for Prometheus.
+//! * [`reach`]: what a node answers about who reaches what.
 //! * [`client`]: the other side, for the command line and the nodes.
 
 pub mod answers;
@@ -16,6 +17,7 @@ pub mod client;
 pub mod events;
 pub mod http;
 pub mod metrics;
+pub mod reach;
 pub mod service;
 pub mod store;
 

@@ -3,7 +3,6 @@
 //! A page is made when it is asked for, from counters that are kept anyway: who is not looked at pays
 //! nothing, and no data path waits for a scrape.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -176,15 +175,6 @@ pub fn routes(source: Source) -> Router {
         async { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response() }
     };
     Router::new().route("/metrics", get(page))
-}
-
-/// Serves `/metrics` at a UNIX socket, until the process ends, to processes of the same user and
-/// root's.
-///
-/// # Errors
-/// When the socket cannot be made, or fails.
-pub async fn serve_at(source: Source, socket: &Path) -> std::io::Result<()> {
-    crate::http::serve_routes(routes(source), socket).await
 }
 
 /// Serves `/metrics` on a network socket, until the process ends, to everybody who reaches it.

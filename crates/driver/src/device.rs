@@ -103,7 +103,7 @@ impl Device for Local {
         let refused = |_| DriveError::Unsupported("it cannot map the driver's memory");
         let access = Access::READ | Access::WRITE;
         self.endpoint
-            .map(iova, memory.len() as u64, access, Some((memory.as_fd(), 0)))
+            .map(iova, memory.len() as u64, access, Some(memory.handle(0)))
             .map_err(refused)?;
         self.endpoint
             .write(Region::Config, COMMAND, &ENABLE.to_le_bytes())

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, Options};
-use rackbus_memory::{Event, Stream};
+use rackbus_memory::{Event, Lending, Stream};
 use rackbus_pci::Engine;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
@@ -68,7 +68,13 @@ fn process_that_goes_on() {
     let engine = engine(nvme);
     let stream = Arc::new(stream);
     let handle = engine.handle().clone();
-    let resumed = EngineDevice::resume(handle, saved.state, saved.descriptors, stream.clone());
+    let resumed = EngineDevice::resume(
+        handle,
+        saved.state,
+        saved.descriptors,
+        Lending::alone(),
+        stream.clone(),
+    );
     let (device, conversation) = resumed.unwrap();
     let never = Event::new().unwrap();
     let ended = serve_until(&stream, &device, conversation, &never).unwrap();
@@ -110,7 +116,7 @@ fn another_process_goes_on_with_a_drive_in_use() {
     ours.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
     let theirs = Arc::new(theirs);
     let device = EngineDevice::new(first.handle().clone()).unwrap();
-    let device = device.session_over(theirs.clone()).unwrap();
+    let device = device.session_of(Lending::alone(), Some(theirs.clone())).unwrap();
     let pause = Arc::new(Event::new().unwrap());
     let session = std::thread::spawn({
         let (device, theirs, pause) = (device.clone(), theirs.clone(), pause.clone());

@@ -58,7 +58,9 @@ impl Coverage {
                 gone.push(*first);
             }
         }
-        gone.iter().for_each(|first| drop(self.runs.remove(first)));
+        for first in gone {
+            self.runs.remove(&first);
+        }
         self.join(start);
         self.join(end);
         freed

@@ -30,15 +30,15 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
 }
 
 /// The topology of `rack` as it runs on this machine, whatever fabric its file describes: its
-/// hosts share memory, software checks every access of a lent function, and what a borrower lays
-/// open is bounded by the descriptor it gives, not by the memory that the file tells of.
+/// hosts share memory. A host whose memory the file does not tell of may lend as much as it has, which
+/// the descriptors that it gives bound.
 ///
 /// # Errors
 /// [`TopologyError`] as [`topology`] has it.
 pub fn here(rack: &Rack) -> Result<Topology, TopologyError> {
     let mut rack = Rack { fabric: None, ..rack.clone() };
-    for host in &mut rack.hosts {
-        (host.iommu, host.memory) = (true, u64::MAX);
+    for host in rack.hosts.iter_mut().filter(|host| !host.memory_stated) {
+        host.memory = u64::MAX;
     }
     topology(&rack)
 }
@@ -49,17 +49,24 @@ pub fn here(rack: &Rack) -> Result<Topology, TopologyError> {
 /// # Errors
 /// The number of the window that cannot be, and why.
 pub fn fabric(rack: &Rack, topology: Topology) -> Result<Fabric, (usize, SpaceError)> {
+    let mut fabric = own_memory(topology).map_err(|error| (usize::MAX, error))?;
+    let windows = rack.fabric.iter().flat_map(|physical| &physical.windows);
+    for (nth, window) in windows.enumerate() {
+        open_window(&mut fabric, window).map_err(|error| (nth, error))?;
+    }
+    Ok(fabric)
+}
+
+/// The fabric of `topology` in which each host has its own memory from address 0 on, and nothing else.
+///
+/// # Errors
+/// [`SpaceError`] when a host has none.
+pub fn own_memory(topology: Topology) -> Result<Fabric, SpaceError> {
     let mut fabric = Fabric::new(topology);
     let hosts: Vec<_> =
         fabric.topology().hosts().map(|(id, host)| (id, host.memory_size)).collect();
     for (id, size) in hosts {
-        fabric
-            .map(id, 0, size, Access::all(), Target::Memory { offset: 0 })
-            .map_err(|error| (usize::MAX, error))?;
-    }
-    let windows = rack.fabric.iter().flat_map(|physical| &physical.windows);
-    for (nth, window) in windows.enumerate() {
-        open_window(&mut fabric, window).map_err(|error| (nth, error))?;
+        fabric.map(id, 0, size, Access::all(), Target::Memory { offset: 0 })?;
     }
     Ok(fabric)
 }
@@ -79,6 +86,22 @@ fn open_window(fabric: &mut Fabric, window: &Window) -> Result<(), SpaceError> {
         return Ok(());
     }
     fabric.grant(peer, address, size, Access::all(), address)
+}
+
+/// Hosts of these names that share memory, each of any size, with nothing in them.
+///
+/// # Errors
+/// [`TopologyError::Duplicate`].
+pub(crate) fn of_hosts<'n>(
+    names: impl IntoIterator<Item = &'n str>,
+) -> Result<Topology, TopologyError> {
+    let mut topology = Topology::new();
+    for name in names {
+        topology.add_host(name, u64::MAX, true)?;
+    }
+    join_by_memory(&mut topology)?;
+    join_the_rest(&mut topology)?;
+    Ok(topology)
 }
 
 fn join_by_memory(topology: &mut Topology) -> Result<(), TopologyError> {

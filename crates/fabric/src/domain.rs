@@ -150,6 +150,12 @@ impl<T> Domain<T> {
         self.exact(start, length).map(|index| &self.mappings[index])
     }
 
+    /// The mapping that begins at `start`.
+    pub fn starting_at(&self, start: u64) -> Option<&Mapping<T>> {
+        let index = self.mappings.binary_search_by_key(&start, |m| m.start).ok()?;
+        Some(&self.mappings[index])
+    }
+
     fn exact(&self, start: u64, length: u64) -> Option<usize> {
         let last = length.checked_sub(1).and_then(|more| start.checked_add(more))?;
         let index = self.mappings.binary_search_by_key(&start, |m| m.start).ok()?;

@@ -7,10 +7,13 @@
 //! * [`rack`]: the rack file; [`text`]: how files that people write are read.
 //! * [`sharing`]: who may use whose segments.
 //! * [`topology`]: hosts, what they are made of, what joins them; [`mod@derive`] makes it of a rack.
-//! * [`loan`]: what lent functions reach, kept for the live system.
+//! * [`loan`]: who reaches what of others, at this moment, in the live system.
+//! * [`demand`]: the way of an access whose target is mapped when it is asked for.
 //! * [`system`]: all of it together, and the two questions: what memory is that
 //!   ([`Fabric::resolve`]), and which way does it go ([`Fabric::route`])?
 
+mod coverage;
+pub mod demand;
 pub mod derive;
 pub mod domain;
 pub mod loan;
@@ -24,7 +27,10 @@ pub mod text;
 pub mod topology;
 mod values;
 
+pub use demand::{DemandMapped, Destination, WayError};
 pub use domain::{Access, Domain, Fault, FaultCause, Hit, MapError, Mapping, UnmapError};
-pub use loan::Loan;
-pub use system::{AccessError, Fabric, Place, Requester, Resolved, Route, SpaceError, Target};
+pub use loan::{FabricHandle, Lending, LentMemory, Loan, LoanEnd, LoanError, Reached, UnknownPart};
+pub use system::{
+    AccessError, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError, Target,
+};
 pub use topology::{ComponentId, HostId, Kind, Link, Path, Topology, TopologyError};

@@ -7,8 +7,9 @@
 //! which is the requester there, with the window's address. Both questions take the same walk, so
 //! they cannot disagree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::coverage::Coverage;
 use crate::domain::{Access, Domain, Fault, MapError, UnmapError};
 use crate::topology::{ComponentId, HostId, Kind, Path, Topology};
 
@@ -24,6 +25,11 @@ pub enum Requester {
     Device(ComponentId),
 }
 
+/// A file, or whatever else its host keeps memory in, as that host knows it: two numbers that no other
+/// has at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey(pub u64, pub u64);
+
 /// What a range of a host's address space leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
@@ -31,6 +37,20 @@ pub enum Target {
     Memory {
         /// Bytes from the memory's beginning.
         offset: u64,
+    },
+    /// Memory that a process of the host lends, from `offset` of the object that it is in.
+    Lent {
+        /// The object.
+        object: ObjectKey,
+        /// Bytes from its beginning.
+        offset: u64,
+    },
+    /// An interrupt of the host: who writes there raises it.
+    Interrupt {
+        /// Its number.
+        number: u32,
+        /// Whether data goes with it.
+        data: bool,
     },
     /// A BAR of one of the host's devices, from `offset` on.
     Bar {
@@ -61,6 +81,24 @@ pub enum Place {
         host: HostId,
         /// Bytes from the memory's beginning.
         offset: u64,
+    },
+    /// In memory that a process of a host lends.
+    Lent {
+        /// The host.
+        host: HostId,
+        /// The object that it is in.
+        object: ObjectKey,
+        /// Bytes from its beginning.
+        offset: u64,
+    },
+    /// At an interrupt of a host.
+    Interrupt {
+        /// The host.
+        host: HostId,
+        /// Its number.
+        number: u32,
+        /// Whether data goes with it.
+        data: bool,
     },
     /// In a device's BAR.
     Bar {
@@ -141,10 +179,16 @@ pub enum SpaceError {
 /// Topology, address spaces and IOMMU domains.
 #[derive(Debug, Clone)]
 pub struct Fabric {
-    topology: Topology,
+    pub(crate) topology: Topology,
     spaces: BTreeMap<HostId, Domain<Target>>,
     /// By requester: addresses to host addresses.
     domains: BTreeMap<ComponentId, Domain<u64>>,
+    /// By owner: bytes that are lent, and of which objects.
+    pub(crate) lent: BTreeMap<HostId, (u64, BTreeMap<ObjectKey, Coverage>)>,
+    /// Where each host's processors have a loan, by their addresses.
+    pub(crate) shared: BTreeMap<HostId, BTreeSet<u64>>,
+    /// The NTBs between two hosts, once they were looked for: the topology's parts stay joined.
+    pub(crate) bridges: BTreeMap<(HostId, HostId), (ComponentId, ComponentId)>,
 }
 
 /// Where a walk has come to.
@@ -160,7 +204,14 @@ struct WalkPosition {
 impl Fabric {
     /// A fabric in which nothing is mapped.
     pub fn new(topology: Topology) -> Self {
-        Fabric { topology, spaces: BTreeMap::new(), domains: BTreeMap::new() }
+        Fabric {
+            topology,
+            spaces: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            lent: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            bridges: BTreeMap::new(),
+        }
     }
 
     /// Its topology.
@@ -198,6 +249,8 @@ impl Fabric {
         };
         let (first, end) = match *target {
             Target::Memory { offset } => (offset, Some(self.topology.host(host).memory_size)),
+            Target::Lent { offset, .. } => (offset, None),
+            Target::Interrupt { .. } => (0, None),
             Target::Bar { device, offset, .. } => {
                 part(device, Kind::Device, Some(host))?;
                 (offset, None)
@@ -326,6 +379,17 @@ impl Fabric {
                 Target::Memory { offset: base } => {
                     passes(self.topology.host(position.host).memory);
                     let place = Place::Memory { host: position.host, offset: base + offset };
+                    return Ok(Resolved { place, length: covered, windows: position.windows });
+                }
+                Target::Lent { object, offset: base } => {
+                    passes(self.topology.host(position.host).memory);
+                    let offset = base + offset;
+                    let place = Place::Lent { host: position.host, object, offset };
+                    return Ok(Resolved { place, length: covered, windows: position.windows });
+                }
+                Target::Interrupt { number, data } => {
+                    passes(self.topology.host(position.host).root);
+                    let place = Place::Interrupt { host: position.host, number, data };
                     return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
                 Target::Bar { device, bar, offset: base } => {

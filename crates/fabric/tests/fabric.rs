@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    Access, AccessError, ComponentId, Fabric, FaultCause, HostId, Kind, Place, Requester, Target,
-    Topology, derive,
+    Access, AccessError, ComponentId, Fabric, FabricHandle, FaultCause, HostId, Kind, LentMemory,
+    LoanError, ObjectKey, Place, Requester, Target, Topology, derive,
 };
 
 const ALL: Access = Access::READ.union(Access::WRITE);
@@ -254,6 +254,9 @@ fn check_path(topology: &Topology, components: &[ComponentId], place: Place) {
     match place {
         Place::Memory { host, .. } => assert_eq!(end, topology.host(host).memory),
         Place::Bar { device, .. } => assert_eq!(end, device),
+        Place::Lent { .. } | Place::Interrupt { .. } => {
+            unreachable!("nothing of the kind is mapped")
+        }
     }
 }
 
@@ -286,6 +289,7 @@ proptest! {
                         Place::Bar { device, offset, .. } => {
                             (false, parts.devices.iter().position(|d| *d == device).unwrap(), offset)
                         }
+                        other => unreachable!("{other:?} is not mapped"),
                     });
                     prop_assert_eq!(simple, naive, "{:?} {:#x}", requester, address);
                     match (found, fabric.route(requester, address, access)) {
@@ -321,6 +325,7 @@ proptest! {
                     Place::Bar { device, bar, offset } => {
                         Place::Bar { device, bar, offset: offset + step }
                     }
+                    other => unreachable!("{other:?} is not mapped"),
                 };
                 prop_assert_eq!(one.place, moved);
             }
@@ -357,52 +362,151 @@ proptest! {
     }
 
     /// What is lent is reached, with its own rights, by the way that the topology tells; what is
-    /// taken back is not; and nothing is left of it.
+    /// dropped, or ended from elsewhere, is not; and nothing is left of it.
     #[test]
-    fn loans_are_reached_until_they_are_taken_back(
+    fn loans_are_reached_until_they_are_over(
         wishes in prop::collection::vec((0u64..200, 0u64..40, any::<bool>(), 0usize..3, 0u64..999), 1..30),
         order in any::<u64>(),
     ) {
-        let mut fabric = rack([true; 3]);
-        let parts = parts(&fabric);
-        let function = parts.devices[0];
+        let fabric = FabricHandle::new(rack([true; 3]));
+        let parts = fabric.with(parts);
+        let (function, names) = (parts.devices[0], ["a", "b", "c"]);
         let requester = Requester::Device(function);
         let mut loans = Vec::new();
         for (iova, length, write, borrower, offset) in wishes {
             let access = if write { ALL } else { Access::READ };
-            let borrower = parts.hosts[borrower];
-            if let Ok(loan) = fabric.lend(function, borrower, iova, length, access, offset) {
-                loans.push((loan, access, borrower, offset));
+            let lending = fabric.lending("a/d", names[borrower]).unwrap();
+            if let Ok(loan) = lending.lend(iova, length, access, Some(File(7, offset))) {
+                loans.push((loan, access, parts.hosts[borrower], offset));
             }
         }
         let mut order = order;
         while !loans.is_empty() {
+            let reached = fabric.with(|fabric| fabric.reached("a/d")).unwrap();
+            prop_assert_eq!(reached.len(), loans.len());
             for (loan, access, borrower, offset) in &loans {
                 let (iova, length) = loan.range();
                 for step in [0, length - 1] {
                     let found = fabric.resolve(requester, iova + step, 1, *access).unwrap();
-                    let there = Place::Memory { host: *borrower, offset: offset + step };
+                    let (host, object) = (*borrower, ObjectKey(0, 7));
+                    let there = Place::Lent { host, object, offset: offset + step };
                     prop_assert_eq!(found.place, there);
-                    let topology = fabric.topology();
-                    let way = topology.path(function, topology.host(*borrower).memory).unwrap();
+                    let way = fabric.with(|fabric| {
+                        let memory = fabric.topology().host(*borrower).memory;
+                        fabric.topology().path(function, memory).unwrap()
+                    });
                     prop_assert_eq!(fabric.route(requester, iova + step, *access).unwrap().path, way);
                 }
                 if *access == Access::READ {
                     prop_assert!(fabric.resolve(requester, iova, 1, ALL).is_err());
                 }
+                let listed = reached.iter().find(|it| it.address == iova).unwrap();
+                prop_assert_eq!((listed.length, listed.access), (length, *access));
             }
             order = order.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let index = usize::try_from(order >> 33).unwrap() % loans.len();
             let (loan, ..) = loans.swap_remove(index);
             let (iova, _) = loan.range();
-            fabric.take_back(loan);
+            match order & 1 {
+                0 => drop(loan),
+                _ => loan.ending().end(),
+            }
             prop_assert!(fabric.resolve(requester, iova, 1, Access::READ).is_err());
         }
-        for part in 0..3 {
-            for requester in [parts.devices[part], parts.ntbs[part]] {
-                prop_assert!(fabric.domain(requester).is_none_or(|d| d.is_empty()));
-            }
-            prop_assert!(fabric.space(parts.hosts[part]).is_none_or(|s| s.is_empty()));
-        }
+        fabric.with(|fabric| nothing_is_left(fabric, &parts));
     }
+}
+
+/// Memory by the number of its file.
+#[derive(Debug)]
+struct File(u64, u64);
+
+impl LentMemory for File {
+    fn object(&self) -> ObjectKey {
+        ObjectKey(0, self.0)
+    }
+
+    fn offset(&self) -> u64 {
+        self.1
+    }
+}
+
+fn nothing_is_left(fabric: &Fabric, parts: &Parts) {
+    for part in 0..3 {
+        for requester in [parts.devices[part], parts.ntbs[part]] {
+            assert!(fabric.domain(requester).is_none_or(|d| d.is_empty()));
+        }
+        assert!(fabric.space(parts.hosts[part]).is_none_or(|s| s.is_empty()));
+    }
+}
+
+/// The hosts have 64 MiB each. What is lent twice counts once, whoever it is lent to.
+#[test]
+fn no_host_lends_more_than_its_memory() {
+    let fabric = FabricHandle::new(rack([true; 3]));
+    let (one, other) = (fabric.lending("a/d", "b").unwrap(), fabric.lending("c/d", "b").unwrap());
+    let mib = 1 << 20;
+    let low = one.lend(0, 40 * mib, ALL, Some(File(1, 0))).unwrap();
+    let again = other.lend(0, 40 * mib, ALL, Some(File(1, 0))).unwrap();
+    let overlapping = one.lend(64 * mib, 40 * mib, ALL, Some(File(1, 24 * mib))).unwrap();
+    let error = other.lend(64 * mib, 4096, ALL, Some(File(2, 0))).unwrap_err();
+    let (memory, lent) = (64 * mib, 64 * mib + 4096);
+    assert_eq!(error, LoanError::TooMuch { host: "b".into(), memory, lent });
+    let text = "b has 64 MiB of memory by the rack file, and 65540 KiB of it would be lent here \
+                together";
+    assert_eq!(error.to_string(), text);
+    // Others have memory of their own.
+    let own = fabric.lending("a/d", "a").unwrap();
+    drop(own.lend(1 << 40, 64 * mib, ALL, Some(File(2, 0))).unwrap());
+    // What another loan still covers is not free yet.
+    drop(low);
+    assert!(other.lend(64 * mib, 4096, ALL, Some(File(2, 0))).is_err());
+    drop(again);
+    assert!(other.lend(64 * mib, 24 * mib + 1, ALL, Some(File(2, 0))).is_err());
+    drop(other.lend(64 * mib, 24 * mib, ALL, Some(File(2, 0))).unwrap());
+    drop(overlapping);
+    fabric.with(|fabric| nothing_is_left(fabric, &parts(fabric)));
+}
+
+#[test]
+fn functions_of_a_host_without_iommu_are_lent_no_memory() {
+    let fabric = FabricHandle::new(rack([false, true, true]));
+    let text = "a has no IOMMU (iommu = false in the rack file), so nothing would bound what a/d \
+                reaches there; no memory is lent to it";
+    let lent = fabric.lending("a/d", "b").unwrap().lend(0, 4096, ALL, Some(File(1, 0)));
+    assert_eq!(lent.unwrap_err().to_string(), text);
+    // What its host lends to functions elsewhere, their hosts check, and a front there is one.
+    drop(fabric.lending("b/d", "a").unwrap().lend(0, 4096, ALL, Some(File(1, 0))).unwrap());
+    drop(fabric.front_lending("a/d", "b").unwrap().lend(0, 4096, ALL, Some(File(1, 0))).unwrap());
+    assert!(fabric.front_lending("b/d", "a").unwrap().lend(0, 1, ALL, Some(File(1, 0))).is_err());
+    fabric.with(|fabric| nothing_is_left(fabric, &parts(fabric)));
+}
+
+#[test]
+fn segments_and_interrupts_are_reached_as_loans() {
+    let fabric = FabricHandle::new(rack([true; 3]));
+    let parts = fabric.with(parts);
+    let [a, b, _] = parts.hosts;
+    let segment = Target::Memory { offset: 8192 };
+    let read = fabric.share(a, b, 4096, Access::READ, segment.clone()).unwrap();
+    let own = fabric.share(b, b, 4096, ALL, segment.clone()).unwrap();
+    let ring = fabric.share(a, b, 4, Access::WRITE, Target::Interrupt { number: 3, data: true });
+    let ring = ring.unwrap();
+    let places = |host| -> Vec<Place> {
+        let reached = fabric.with(|fabric| fabric.reached(host)).unwrap();
+        reached.iter().map(|it| it.route.place).collect()
+    };
+    let there = Place::Memory { host: b, offset: 8192 };
+    let interrupt = Place::Interrupt { host: b, number: 3, data: true };
+    assert_eq!((places("a"), places("b")), (vec![there, interrupt], vec![there]));
+    assert!(fabric.resolve(Requester::Cpu(a), read.range().0, 1, ALL).is_err());
+    let route = fabric.route(Requester::Cpu(a), ring.range().0, Access::WRITE).unwrap();
+    fabric.with(|fabric| {
+        let names = route.path.components().iter().map(|id| &fabric.topology().component(*id).name);
+        assert_eq!(names.collect::<Vec<_>>(), ["a/root", "a/ntb", "shm", "b/ntb", "b/root"]);
+    });
+    let beyond = Target::Memory { offset: (64 << 20) - 4095 };
+    assert!(fabric.share(a, b, 4096, ALL, beyond).is_err(), "a segment past the end of memory");
+    drop((read, own, ring));
+    fabric.with(|fabric| nothing_is_left(fabric, &parts));
 }

@@ -5,7 +5,6 @@
 //! nor what it may only read. What is unmapped does not change either, until it is mapped again.
 //! And whatever was done, the next driver finds a drive that works.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
@@ -98,7 +97,7 @@ impl Driver {
     fn map(&mut self, pages: &std::ops::Range<u64>, writable: bool) {
         let access = if writable { Access::READ | Access::WRITE } else { Access::READ };
         let (length, offset) = ((pages.end - pages.start) * PAGE, pages.start * PAGE);
-        let memory = Some((self.ram.as_fd(), offset));
+        let memory = Some(self.ram.handle(offset));
         self.endpoint.map(at(pages.start), length, access, memory).expect("nothing is there");
     }
 

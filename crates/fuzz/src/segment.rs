@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rackbus_fabric::FabricHandle;
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
     Ask, Event, InterruptKind, Notice, PeerReply, Question, Refusal, Reply, Request, SegmentKind,
@@ -98,8 +99,9 @@ impl Host {
             ranges: NODES.iter().map(|node| (*node, range(*node))).collect(),
             rules: Default::default(),
         };
+        let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
         Host {
-            directory: Directory::new(settings),
+            directory: Directory::new(settings, fabric),
             store: Store::default(),
             now: 0,
             open: VecDeque::new(),

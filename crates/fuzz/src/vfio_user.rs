@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
-use rackbus_memory::{Access, Event, SharedMemory, Stream, StreamError};
+use rackbus_memory::{Access, Event, MemoryHandle, SharedMemory, Stream, StreamError};
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Shown, ShownWith, serve};
@@ -207,9 +207,8 @@ impl Device for &Direct {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
-        let memory = memory.as_ref().map(|(fd, offset)| (fd.as_fd(), *offset));
         Ok(self.call(|endpoint| endpoint.map(iova, length, access, memory))?)
     }
 

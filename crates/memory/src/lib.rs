@@ -5,6 +5,7 @@
 //! raw pointers that were checked once, against the range a mapping covers, and a file that its
 //! owner truncates under us becomes an error ([`guard`]), not a dead process.
 //!
+//! * [`handle`]: what leads to memory, as the link carries it.
 //! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
@@ -26,6 +27,7 @@ pub mod doorbell;
 pub mod event;
 pub mod exchange;
 pub mod guard;
+pub mod handle;
 pub mod lock;
 pub mod packets;
 pub mod peer_event;
@@ -44,9 +46,10 @@ pub mod ticks;
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use exchange::{Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use handle::MemoryHandle;
 pub use packets::{PacketListener, Packets};
 pub use peer_event::PeerEvent;
-pub use rackbus_fabric::Access;
+pub use rackbus_fabric::{Access, Lending};
 pub use refusals::Refusals;
 pub use region::{Region, RegionError, SharedMemory};
 pub use revoker::Revoker;

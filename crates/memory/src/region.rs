@@ -3,7 +3,6 @@
 mod file;
 mod lent;
 
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::guard::{self, Registration};
+use crate::handle::MemoryHandle;
 use crate::slice::DmaSlice;
 use file::{PAGE, ask_for_huge_pages, check_memory};
 
@@ -394,7 +394,7 @@ fn protection(access: Access) -> ProtFlags {
 /// It can neither shrink nor grow, so no holder of the descriptor can tear it.
 #[derive(Debug, Clone)]
 pub struct SharedMemory {
-    file: Arc<File>,
+    file: Arc<OwnedFd>,
     region: Arc<Region>,
 }
 
@@ -406,7 +406,7 @@ impl SharedMemory {
     pub fn create(name: &str, length: u64) -> Result<SharedMemory, RegionError> {
         let fd = SharedMemory::reserve(name, length)?;
         let region = Region::map(fd.as_fd(), 0, length, Access::READ | Access::WRITE)?;
-        Ok(SharedMemory { file: Arc::new(File::from(fd)), region: Arc::new(region) })
+        Ok(SharedMemory { file: Arc::new(fd), region: Arc::new(region) })
     }
 
     /// The same, not mapped: what is handed out by somebody who does not look into it.
@@ -440,6 +440,14 @@ impl SharedMemory {
     /// Never: shared memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// What leads to it from `offset` on.
+    ///
+    /// # Panics
+    /// When the system does not know the file, which it does for as long as this lives.
+    pub fn handle(&self, offset: u64) -> MemoryHandle {
+        MemoryHandle::new(self.file.clone(), offset).expect("the file is open")
     }
 
     /// A descriptor to hand to another process.

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use rackbus_fabric::LoanEnd;
+
 use crate::region::Region;
 
 /// A hold on all memory that one [`DmaSpace`](crate::DmaSpace) leads to; cheap to clone.
@@ -17,18 +19,23 @@ pub struct Revoker(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     revoked: AtomicBool,
-    /// What is mapped now, by its address.
-    regions: Mutex<BTreeMap<u64, Weak<Region>>>,
+    /// What is mapped now, by its address, and the loans.
+    regions: Mutex<BTreeMap<u64, (Weak<Region>, LoanEnd)>>,
 }
 
 impl Revoker {
     /// Takes everything away that is mapped now, and lets nothing be mapped until the next user
     /// [begins](crate::DmaSpace::begin). On return nothing reaches the memory any more, whatever
-    /// the function's thread does; the mappings stay in its books.
+    /// the function's thread does, and the loans are over; the thread finds its mappings as they were.
     pub fn revoke(&self) {
         let regions = self.regions();
         self.0.revoked.store(true, Ordering::Release);
-        regions.values().filter_map(Weak::upgrade).for_each(|region| revoke_region(&region));
+        for (region, loan) in regions.values() {
+            if let Some(region) = region.upgrade() {
+                revoke_region(&region);
+            }
+            loan.end();
+        }
     }
 
     /// Whether everything was taken away.
@@ -38,11 +45,11 @@ impl Revoker {
     }
 
     /// Keeps a mapping; false when nothing may be mapped any more.
-    pub(crate) fn admit(&self, iova: u64, region: &Arc<Region>) -> bool {
+    pub(crate) fn admit(&self, iova: u64, region: &Arc<Region>, loan: LoanEnd) -> bool {
         let mut regions = self.regions();
         let admitted = !self.is_revoked();
         if admitted {
-            regions.insert(iova, Arc::downgrade(region));
+            regions.insert(iova, (Arc::downgrade(region), loan));
         }
         admitted
     }
@@ -63,7 +70,7 @@ impl Revoker {
         self.0.revoked.store(false, Ordering::Release);
     }
 
-    fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Region>>> {
+    fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, (Weak<Region>, LoanEnd)>> {
         // Entries come and go whole.
         self.0.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,8 +89,7 @@ pub(crate) fn revoke_region(region: &Region) {
 mod tests {
     use crate::region::SharedMemory;
     use crate::space::{DmaSpace, MapError};
-    use rackbus_fabric::Access;
-    use std::os::fd::AsFd;
+    use rackbus_fabric::{Access, Lending};
 
     #[test]
     fn what_is_taken_away_elsewhere_is_reached_by_nobody_until_the_next_user() {
@@ -91,8 +97,11 @@ mod tests {
         let byte = |at| memory.region().whole().read_obj::<u8>(at).unwrap();
         let mut space = DmaSpace::new();
         space.set_master(true);
+        let lending = Lending::alone();
+        let lent =
+            || lending.fabric().with(|fabric| fabric.reached("host/function").unwrap().len());
         let map = |space: &mut DmaSpace, iova| {
-            space.map(iova, 0x1000, Access::all(), Some((memory.as_fd(), iova)))
+            space.map(lending.lend(iova, 0x1000, Access::all(), Some(memory.handle(iova)))?)
         };
         map(&mut space, 0).unwrap();
         map(&mut space, 0x1000).unwrap();
@@ -100,12 +109,15 @@ mod tests {
         space.write(0, &[1]).unwrap();
         let pinned = space.pin(0, 16, Access::WRITE).unwrap();
         let revoker = space.revoker().clone();
+        assert_eq!(lent(), 1);
         std::thread::spawn(move || revoker.revoke()).join().unwrap();
+        assert_eq!(lent(), 0, "the fabric has the loan still");
         pinned.get().fill(2);
         let _ = space.write(0, &[3]);
         assert_eq!(byte(0), 1, "it still reaches the memory");
         // Nothing comes in by a request that was under way.
         assert!(matches!(map(&mut space, 0x1000), Err(MapError::Revoked)));
+        assert_eq!(lent(), 0, "a mapping that was refused has a loan");
         space.unmap_all();
         space.begin();
         map(&mut space, 0).unwrap();

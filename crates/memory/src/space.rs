@@ -1,6 +1,7 @@
 //! A function's view of memory: its IOMMU domain, and the mapped regions behind it.
 //!
-//! [`rackbus_fabric::Domain`] decides which window an address belongs to; this holds the windows.
+//! What a function reaches, the fabric decided and keeps ([`rackbus_fabric::loan`]). This holds its
+//! loans, each with the memory that it leads to, sorted by address: so an access asks nobody.
 //! It is the only way from an address that a driver wrote somewhere to bytes (invariant I1): what
 //! no mapping covers is refused, counted, and reported with its address.
 //!
@@ -8,20 +9,23 @@
 //! to memory, and a mapping goes away between two operations, never in the middle of one.
 
 mod fault;
+mod files;
 mod limits;
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rackbus_fabric::{Access, Domain, Fault, FaultCause};
+use rackbus_fabric::{Access, Domain, Fault, FaultCause, Loan, LoanError, SpaceError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::handle::MemoryHandle;
 use crate::refusals::Refusals;
 use crate::region::{Region, RegionError};
 use crate::revoker::{Revoker, revoke_region};
 use crate::slice::{DmaSlice, PinnedPieces, PinnedSlice};
 
 pub use fault::DmaFault;
+use files::Files;
+pub use files::{Behind, KEPT_FILES};
 use limits::Slot;
 pub use limits::max_mappings;
 
@@ -31,6 +35,9 @@ pub enum MapError {
     /// The domain refuses the range (empty, wrapping, overlapping).
     #[error(transparent)]
     Domain(#[from] rackbus_fabric::MapError),
+    /// The fabric does not lend it.
+    #[error(transparent)]
+    Lend(LoanError),
     /// The descriptor cannot be mapped.
     #[error(transparent)]
     Region(#[from] RegionError),
@@ -45,14 +52,24 @@ pub enum MapError {
     Revoked,
 }
 
+impl From<LoanError> for MapError {
+    fn from(error: LoanError) -> MapError {
+        match error {
+            LoanError::Space(SpaceError::Range(range)) => MapError::Domain(range),
+            other => MapError::Lend(other),
+        }
+    }
+}
+
 /// Why a range could not be unmapped.
 pub use rackbus_fabric::UnmapError;
 
-/// A window: a mapped range's memory, or none where the owner gave no descriptor.
+/// A range of a function's addresses: the loan that it is reached by, and the memory if there is any.
 #[derive(Debug)]
 struct Window {
+    loan: Loan,
+    behind: Behind,
     region: Option<Mapped>,
-    source: Option<Source>,
 }
 
 /// A mapped region, counted against what the process may have.
@@ -62,20 +79,17 @@ struct Mapped {
     _slot: Slot,
 }
 
-/// Which memory a window was made from: file and offset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Source {
-    device: u64,
-    inode: u64,
-    offset: u64,
-}
-
-impl Source {
-    fn of(fd: BorrowedFd<'_>, offset: u64) -> Result<Source, RegionError> {
-        let stat = rustix::fs::fstat(fd);
-        let stat = stat.map_err(|cause| RegionError::System { what: "fstat", cause })?;
-        Ok(Source { device: stat.st_dev, inode: stat.st_ino, offset })
-    }
+/// A mapping of a function, as its user made it.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping<'a> {
+    /// What the function calls its first byte.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What the function may do.
+    pub access: Access,
+    /// What is behind it.
+    pub behind: &'a Behind,
 }
 
 /// The IOMMU domain of one function with the windows it leads to.
@@ -86,6 +100,7 @@ pub struct DmaSpace {
     generation: u64,
     refusals: Refusals,
     revoker: Revoker,
+    files: Files,
 }
 
 impl DmaSpace {
@@ -94,43 +109,47 @@ impl DmaSpace {
         DmaSpace::default()
     }
 
-    /// Maps `[iova, iova + length)` to `memory` (a descriptor and an offset in it), or to nothing
-    /// reachable when the owner has no descriptor to give. To map the same again changes nothing.
-    ///
-    /// # Errors
-    /// [`MapError`]; the space is unchanged then.
-    pub fn map(
-        &mut self,
+    /// Whether `[iova, iova + length)` is mapped to just that memory, or to none.
+    pub fn has(
+        &self,
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(BorrowedFd<'_>, u64)>,
-    ) -> Result<(), MapError> {
-        let source = memory.map(|(fd, offset)| Source::of(fd, offset)).transpose()?;
-        if let Some(same) = self.domain.get(iova, length)
-            && (same.access, same.target.source) == (access, source)
-        {
-            return Ok(());
-        }
+        memory: Option<&MemoryHandle>,
+    ) -> bool {
+        let mapping = self.domain.get(iova, length);
+        mapping.is_some_and(|m| m.access == access && m.target.behind.is(memory))
+    }
+
+    /// Maps what is lent: until it is unmapped, the function reaches it, as far as there is memory behind
+    /// it. The loan ends with the mapping.
+    ///
+    /// # Errors
+    /// [`MapError`]; the space is unchanged then, and the loan is over.
+    pub fn map(&mut self, loan: Loan<Option<MemoryHandle>>) -> Result<(), MapError> {
+        let ((iova, length), access) = (loan.range(), loan.access());
         if self.domain.len() >= max_mappings() {
             return Err(MapError::TooMany(max_mappings()));
         }
         self.domain.check(iova, length)?;
-        let region = match memory {
-            Some((fd, offset)) => {
+        let region = match loan.memory() {
+            Some(memory) => {
                 let slot = Slot::take()?;
-                let region = Arc::new(Region::map(fd, offset, length, access)?);
+                let (file, offset) = memory.parts();
+                let region = Arc::new(Region::map(file, offset, length, access)?);
                 Some(Mapped { region, _slot: slot })
             }
             None => None,
         };
         if let Some(Mapped { region, .. }) = &region
-            && !self.revoker.admit(iova, region)
+            && !self.revoker.admit(iova, region, loan.ending())
         {
             return Err(MapError::Revoked);
         }
+        let (loan, memory) = loan.into_parts();
+        let behind = memory.map_or(Behind::Nothing, |memory| self.files.keep(&memory));
         // Checked above: it is refused no more.
-        self.domain.map(iova, length, access, Window { region, source })?;
+        self.domain.map(iova, length, access, Window { loan, behind, region })?;
         self.generation += 1;
         Ok(())
     }
@@ -144,7 +163,7 @@ impl DmaSpace {
         let window = self.domain.unmap(iova, length)?;
         self.revoker.forget(iova);
         self.generation += 1;
-        release(window);
+        release(window.region);
         Ok(())
     }
 
@@ -154,7 +173,7 @@ impl DmaSpace {
         self.revoker.forget_all();
         self.generation += 1;
         let count = windows.len();
-        windows.into_iter().for_each(release);
+        windows.into_iter().for_each(|window| release(window.region));
         count
     }
 
@@ -164,10 +183,10 @@ impl DmaSpace {
         self.revoker.forget_all();
         self.generation += 1;
         for window in self.domain.targets_mut() {
-            let region = window.region.take();
+            window.loan.end();
             // To map the same again is to map what is there then.
-            let source = window.source.take();
-            release(Window { region, source });
+            window.behind = Behind::Nothing;
+            release(window.region.take());
         }
     }
 
@@ -197,6 +216,15 @@ impl DmaSpace {
     #[inline]
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// The mappings, by address.
+    pub fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
+        self.domain.iter().map(|mapping| {
+            let Window { loan, behind, .. } = &mapping.target;
+            let ((iova, length), access) = (loan.range(), loan.access());
+            Mapping { iova, length, access, behind }
+        })
     }
 
     /// How many mappings there are.
@@ -440,9 +468,9 @@ fn no_memory(address: u64, length: u64) -> DmaFault {
     DmaFault::NoMemory { address, length }
 }
 
-/// Lets go of a window. Somebody may still hold a pinned slice of it: their memory is replaced.
-fn release(window: Window) {
-    if let Some(Mapped { region, .. }) = window.region
+/// Lets go of a window's memory. Somebody may still hold a pinned slice of it: their memory is replaced.
+fn release(region: Option<Mapped>) {
+    if let Some(Mapped { region, .. }) = region
         && Arc::strong_count(&region) > 1
     {
         revoke_region(&region);

@@ -2,8 +2,7 @@
 //! them together leave room for what the process itself needs, and what is given back is free. A
 //! process of its own, since the budget is the process'.
 
-use std::os::fd::AsFd;
-
+use rackbus_fabric::Lending;
 use rackbus_memory::space::max_mappings;
 use rackbus_memory::{Access, DmaSpace, MapError, SharedMemory};
 
@@ -11,9 +10,11 @@ const PAGE: u64 = 4096;
 
 /// Maps single pages, which never make one mapping, until no more are let in; how many were.
 fn fill(space: &mut DmaSpace, memory: &SharedMemory) -> (usize, MapError) {
+    let lending = Lending::alone();
     for nth in 0.. {
-        let page = Some((memory.as_fd(), nth % 2 * PAGE));
-        if let Err(error) = space.map(nth * 2 * PAGE, PAGE, Access::all(), page) {
+        let page = Some(memory.handle(nth % 2 * PAGE));
+        let loan = lending.lend(nth * 2 * PAGE, PAGE, Access::all(), page).unwrap();
+        if let Err(error) = space.map(loan) {
             return (nth as usize, error);
         }
     }

@@ -1,8 +1,7 @@
 //! Ranges that lie in several mappings, as those of a guest that translates DMA itself.
 
-use std::os::fd::AsFd;
-
 use proptest::prelude::*;
+use rackbus_fabric::Lending;
 use rackbus_memory::{Access, DmaSpace, SharedMemory};
 
 const BASE: u64 = 0x10_0000;
@@ -24,13 +23,14 @@ proptest! {
         let memory = SharedMemory::create("pieces", (PAGES * PAGE) as u64).expect("memory");
         let content: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / 7 + at / PAGE) as u8).collect();
         memory.whole().copy_from(&content);
-        let mut space = DmaSpace::new();
+        let (mut space, lending) = (DmaSpace::new(), Lending::alone());
         space.set_master(true);
         for (page, place) in places.iter().enumerate() {
             if let Some(place) = place {
-                let window = Some((memory.as_fd(), (place * PAGE) as u64));
+                let window = Some(memory.handle((place * PAGE) as u64));
                 let at = BASE + (page * PAGE) as u64;
-                space.map(at, PAGE as u64, Access::READ, window).expect("map");
+                let loan = lending.lend(at, PAGE as u64, Access::READ, window).expect("lend");
+                space.map(loan).expect("map");
             }
         }
         let mut found = vec![0; length];

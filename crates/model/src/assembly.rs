@@ -1,16 +1,17 @@
 //! A rack put together for the simulation: the engine's parts, links and routes, made of the fabric's
 //! topology, its routes and the rack's timing.
 //!
-//! Routes are the fabric's own: an access is mapped as lending or connecting would map it, and then
-//! asked for with [`Fabric::route`], so that the model and the live system never disagree about where
+//! Routes are the fabric's own ([`DemandMapped`]): an access is mapped as lending or connecting would map
+//! it, and then asked for with [`Fabric::route`], so that the model and the live system never disagree about where
 //! an address leads, or which way.
 
 use std::collections::BTreeMap;
 
+use rackbus_fabric::demand::BAR;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    Access, AccessError, ComponentId, Fabric, HostId, Kind, Link, Requester, SpaceError, Target,
-    Topology, TopologyError, derive,
+    AccessError, ComponentId, DemandMapped, Destination, Fabric, HostId, Kind, Link, Requester,
+    SpaceError, Topology, TopologyError, WayError, derive,
 };
 
 use crate::engine::{
@@ -20,9 +21,6 @@ use crate::engine::{
 use crate::time::Time;
 use crate::timing::{HostTiming, PartTiming, Timing};
 use crate::wire::{self, Wire};
-
-/// Bytes of a BAR of a device that nothing says more of.
-const BAR: u64 = 256 << 20;
 
 /// Why a rack or a route cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,13 +87,12 @@ pub struct Source {
 pub struct Assembly {
     /// The simulation that the rack's parts, links and routes have been added to.
     pub world: World,
-    fabric: Fabric,
+    fabric: DemandMapped,
     timing: Timing,
     parts: BTreeMap<ComponentId, PartId>,
     components: Vec<ComponentId>,
     directions: BTreeMap<(ComponentId, ComponentId), DirectionId>,
     requesters: BTreeMap<ComponentId, RequesterId>,
-    mapped: BTreeMap<(HostId, End), u64>,
     routes: BTreeMap<(End, End), RouteId>,
 }
 
@@ -113,13 +110,12 @@ impl Assembly {
     pub fn of(fabric: Fabric, timing: &Timing, seed: u64) -> Assembly {
         let mut assembly = Assembly {
             world: World::new(seed),
-            fabric,
+            fabric: DemandMapped::new(fabric),
             timing: timing.clone(),
             parts: BTreeMap::new(),
             components: Vec::new(),
             directions: BTreeMap::new(),
             requesters: BTreeMap::new(),
-            mapped: BTreeMap::new(),
             routes: BTreeMap::new(),
         };
         assembly.add_parts();
@@ -129,7 +125,7 @@ impl Assembly {
 
     /// The fabric, with all that was mapped for routes.
     pub fn fabric(&self) -> &Fabric {
-        &self.fabric
+        self.fabric.fabric()
     }
 
     /// The timing that it was put together with.
@@ -139,7 +135,7 @@ impl Assembly {
 
     /// The components and links that its parts and directions stand for.
     pub fn topology(&self) -> &Topology {
-        self.fabric.topology()
+        self.fabric().topology()
     }
 
     /// The name of a part.
@@ -163,7 +159,7 @@ impl Assembly {
     }
 
     fn add_parts(&mut self) {
-        let topology = self.fabric.topology();
+        let topology = self.topology();
         let mut found = Vec::new();
         for (id, component) in topology.components() {
             let host = component.host.map(|host| topology.host(host));
@@ -180,7 +176,7 @@ impl Assembly {
     }
 
     fn add_links(&mut self) {
-        let topology = self.fabric.topology();
+        let topology = self.topology();
         let mut found = Vec::new();
         for (a, _) in topology.components() {
             // Both ends have it; the one that was added first adds it.
@@ -206,7 +202,7 @@ impl Assembly {
         from: ComponentId,
         into: ComponentId,
     ) -> DirectionParameters {
-        let topology = self.fabric.topology();
+        let topology = self.topology();
         let kind = |id| topology.component(id).kind;
         let timing = &self.timing.link;
         // Behind its root complex, memory itself is what bounds it.
@@ -249,7 +245,7 @@ impl Assembly {
 
     /// How long a bit takes on the link between two neighbours.
     fn propagation(&self, a: ComponentId, b: ComponentId) -> Time {
-        let topology = self.fabric.topology();
+        let topology = self.topology();
         // A rack file calls a root complex by its host's name.
         let name = |id| {
             let component = topology.component(id);
@@ -402,12 +398,12 @@ impl Assembly {
     /// it enters another host, and in that host's from there on.
     fn shorten(&mut self, route: RouteId, (from, to): (End, End), components: &[ComponentId]) {
         const LOW: u64 = 1 << 32;
-        let topology = self.fabric.topology();
-        let length = self.length(to);
+        let topology = self.topology();
+        let length = destination(to).map_or(BAR, |to| self.fabric.length(to));
         let low = |host: Option<HostId>| {
             let at = match (host, to) {
                 (Some(host), End::Host(own)) if host == own => Some(0),
-                (Some(host), _) => self.mapped.get(&(host, to)).copied(),
+                (Some(host), _) => destination(to).and_then(|to| self.fabric.mapped(host, to)),
                 (None, _) => None,
             };
             at.is_some_and(|at| at.saturating_add(length) <= LOW)
@@ -423,20 +419,12 @@ impl Assembly {
         self.world.set_low(route, turn.unwrap_or(components.len()), low);
     }
 
-    /// Bytes of a target.
-    fn length(&self, to: End) -> u64 {
-        match to {
-            End::Host(host) => self.topology().host(host).memory_size,
-            End::Device(_) | End::Adapter(_) | End::Address(..) => BAR,
-        }
-    }
-
     /// The components on the route from one end to another, both included.
     ///
     /// # Errors
     /// [`AssemblyError`] when there is none, or the fabric refuses it.
     pub fn components(&mut self, from: End, to: End) -> Result<Vec<ComponentId>, AssemblyError> {
-        let topology = self.fabric.topology();
+        let topology = self.topology();
         let (requester, host) = match from {
             End::Host(host) => (Requester::Cpu(host), host),
             End::Device(id) => {
@@ -448,90 +436,34 @@ impl Assembly {
                 return Err(AssemblyError::Passive(self.end_name(from)));
             }
         };
-        if let End::Adapter(ntb) = to {
+        let Some(destination) = destination(to) else {
+            let End::Adapter(ntb) = to else { return Err(self.no_route(from, to)) };
             let path = topology.path(topology.host(host).root, ntb);
             let path = path.ok_or_else(|| self.no_route(from, to))?;
             return Ok(path.components().to_vec());
-        }
-        let address = self.address((from, host), to)?;
-        if let Requester::Device(id) = requester {
-            self.let_reach(id, address, to)?;
-        }
-        let route = self.fabric.route(requester, address, Access::READ | Access::WRITE);
-        let route = route.map_err(|cause| self.unmapped(from, to, cause))?;
+        };
+        let route = self.fabric.route(requester, destination).map_err(|error| match error {
+            WayError::Space(error) => AssemblyError::Space(error),
+            WayError::NotJoined => self.no_route(from, to),
+            WayError::Access(cause) => {
+                AssemblyError::Unmapped { from: self.end_name(from), to: self.end_name(to), cause }
+            }
+        })?;
         Ok(route.path.components().to_vec())
-    }
-
-    /// Where `host` has `to` in its address space, mapped when it is not yet.
-    fn address(&mut self, (from, host): (End, HostId), to: End) -> Result<u64, AssemblyError> {
-        let (there, length) = match to {
-            End::Host(there) => (there, self.topology().host(there).memory_size),
-            End::Device(id) => {
-                let there = self.topology().component(id).host;
-                (there.ok_or_else(|| self.no_route(from, to))?, BAR)
-            }
-            End::Address(there, address) if there == host => return Ok(address),
-            End::Adapter(_) | End::Address(..) => return Err(self.no_route(from, to)),
-        };
-        if let Some(address) = self.mapped.get(&(host, to)) {
-            return Ok(*address);
-        }
-        let address = if there == host {
-            match to {
-                End::Device(device) => {
-                    let address = self.fabric.free(host, length)?;
-                    let target = Target::Bar { device, bar: 0, offset: 0 };
-                    self.fabric.map(host, address, length, Access::all(), target)?;
-                    address
-                }
-                // A host's own memory is at 0 (`derive::fabric`).
-                _ => 0,
-            }
-        } else {
-            let ours = self.address((from, there), to)?;
-            let bridge = self.topology().bridge(host, there);
-            let (ntb, peer) = bridge.ok_or_else(|| self.no_route(from, to))?;
-            let address = self.fabric.free(host, length)?;
-            let target = Target::Window { ntb, peer, address: ours };
-            self.fabric.map(host, address, length, Access::all(), target)?;
-            self.grant(peer, ours, length)?;
-            address
-        };
-        self.mapped.insert((host, to), address);
-        Ok(address)
-    }
-
-    /// Gives a device what it needs to reach `to` at `address`.
-    fn let_reach(&mut self, id: ComponentId, address: u64, to: End) -> Result<(), AssemblyError> {
-        let length = match to {
-            End::Host(host) => self.topology().host(host).memory_size,
-            End::Device(_) => BAR,
-            // Only what the file maps: a single byte tells the route.
-            End::Adapter(_) | End::Address(..) => 1,
-        };
-        self.grant(id, address, length)
-    }
-
-    fn grant(&mut self, id: ComponentId, address: u64, length: u64) -> Result<(), AssemblyError> {
-        let access = Access::READ | Access::WRITE;
-        let domain = self.fabric.domain(id);
-        if domain.is_some_and(|domain| domain.resolve(address, 1, access).is_ok()) {
-            return Ok(());
-        }
-        Ok(self.fabric.grant(id, address, length, Access::all(), address)?)
     }
 
     fn no_route(&self, from: End, to: End) -> AssemblyError {
         AssemblyError::NoWay { from: self.end_name(from), to: self.end_name(to) }
     }
+}
 
-    fn unmapped(&self, from: End, to: End, cause: AccessError) -> AssemblyError {
-        match cause {
-            AccessError::NoWay => self.no_route(from, to),
-            cause => {
-                AssemblyError::Unmapped { from: self.end_name(from), to: self.end_name(to), cause }
-            }
-        }
+/// What accesses to an end are meant for; `None` for an adapter's registers, which are not mapped.
+fn destination(end: End) -> Option<Destination> {
+    match end {
+        End::Host(host) => Some(Destination::Memory(host)),
+        End::Device(id) => Some(Destination::Device(id)),
+        End::Address(host, address) => Some(Destination::Address(host, address)),
+        End::Adapter(_) => None,
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_control::api::DeviceReport;
 use rackbus_control::lease_span;
+use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
 use rackbus_link::{Hello, Link, Medium, Service, VERSION};
 use rackbus_memory::Stream;
@@ -67,6 +68,7 @@ pub struct BorrowedFunctions {
     host: String,
     folder: PathBuf,
     link: Arc<dyn Link>,
+    fabric: FabricHandle,
     listener: Arc<dyn UseListener>,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
 }
@@ -131,16 +133,18 @@ impl Open {
 }
 
 impl BorrowedFunctions {
-    /// A borrower on `host` that makes its sockets in `folder`, which exists.
+    /// A borrower on `host` that makes its sockets in `folder`, which exists. `fabric` decides which
+    /// memory the fronts here reach.
     pub fn new(
         rack: &str,
         host: &str,
         folder: &Path,
         link: Arc<dyn Link>,
+        fabric: FabricHandle,
         listener: Arc<dyn UseListener>,
     ) -> Self {
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        BorrowedFunctions { rack, host, folder, link, listener, open: Mutex::default() }
+        BorrowedFunctions { rack, host, folder, link, fabric, listener, open: Mutex::default() }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes
@@ -171,6 +175,7 @@ impl BorrowedFunctions {
                 service: wanted(&open.grant),
             },
             link: self.link.clone(),
+            fabric: self.fabric.clone(),
             listener: self.listener.clone(),
             open: Arc::downgrade(&open),
         };
@@ -229,6 +234,7 @@ fn wanted(grant: &Grant) -> Service {
 struct AttachOpener {
     hello: Hello,
     link: Arc<dyn Link>,
+    fabric: FabricHandle,
     listener: Arc<dyn UseListener>,
     open: std::sync::Weak<Open>,
 }
@@ -288,8 +294,11 @@ impl AttachOpener {
             Placement::Borrower => {
                 let offered = Medium::receive(&*stream, &self.hello.to);
                 let (medium, files) = offered.map_err(|error| none(error.to_string()))?;
-                let name = &open.grant.function.device;
-                let device = PlacedDevice::start(name, &medium, files, stream, on_lost)?;
+                let function = &open.grant.function;
+                let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
+                let lending = lending.map_err(|error| none(error.to_string()))?;
+                let name = &function.device;
+                let device = PlacedDevice::start(name, &medium, files, stream, lending, on_lost)?;
                 let conversation = device.conversation();
                 *open.front() = Some(conversation.clone());
                 open.attached(Box::new(move || conversation.end()));
@@ -306,6 +315,8 @@ mod tests {
     use std::time::Duration;
 
     use rackbus_devices::nvme::{Nvme, NvmeConfig};
+    use rackbus_fabric::rack::Rack;
+    use rackbus_fabric::{Fabric, derive};
     use rackbus_link::LinkError;
     use rackbus_pci::endpoint::Endpoint;
     use rackbus_pci::vfio_user::Client;
@@ -324,6 +335,13 @@ mod tests {
 
     struct Nobody;
 
+    fn fabric() -> FabricHandle {
+        let file = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+                    [hosts.beta]\n";
+        let rack = Rack::parse("rack.toml", file).unwrap();
+        FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()))
+    }
+
     impl UseListener for Nobody {
         fn lender_lost(&self, _grant: &Grant, _reason: &str) {}
         fn opened(&self, _grant: &Grant, _socket: &Path, _process: u32, _ended: LeaseEnded) {}
@@ -335,7 +353,7 @@ mod tests {
         let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
         let link = Arc::new(Slow(asked, Mutex::new(connected)));
         let functions =
-            BorrowedFunctions::new("test", "beta", folder.path(), link, Arc::new(Nobody));
+            BorrowedFunctions::new("test", "beta", folder.path(), link, fabric(), Arc::new(Nobody));
         let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
         let placement = Placement::Borrower;
         let grant = Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_devices::{Lost, class};
 use rackbus_link::Medium;
-use rackbus_memory::{Access, Stream};
+use rackbus_memory::{Access, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, EngineDevice};
@@ -77,7 +77,8 @@ impl MediumConversation {
 }
 
 impl PlacedDevice {
-    /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end.
+    /// Runs the front of `medium`, which `stream`'s other end offers, and watches for its end. Its user
+    /// lends its memory by `lending`.
     ///
     /// # Errors
     /// When the medium is none that this host has a front for, or no engine can be had.
@@ -86,6 +87,7 @@ impl PlacedDevice {
         medium: &Medium,
         files: Vec<OwnedFd>,
         stream: Arc<dyn Stream>,
+        lending: Lending,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
         let ended = stream.clone();
@@ -95,7 +97,7 @@ impl PlacedDevice {
         let model = model.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;
-        let device = EngineDevice::new(engine.handle().clone())?.session();
+        let device = EngineDevice::new(engine.handle().clone())?.session_of(lending, None)?;
         let conversation = MediumConversation(Arc::new(Conversation {
             stream: stream.clone(),
             engine: engine.handle().clone(),
@@ -160,7 +162,7 @@ impl Device for PlacedDevice {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
         self.device.map(iova, length, access, memory)
     }
@@ -202,11 +204,16 @@ mod tests {
         let medium = Medium { class: offer.class.to_owned(), description: offer.description };
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
-        let front = PlacedDevice::start("nvme0", &medium, offer.files, stream, Box::new(drop));
+        let lending = Lending::alone();
+        let reached = lending.fabric().clone();
+        let reached = || reached.with(|fabric| fabric.reached("host/function").unwrap().len());
+        let lost = Box::new(drop);
+        let front = PlacedDevice::start("nvme0", &medium, offer.files, stream, lending, lost);
         let front = front.unwrap();
         let memory = SharedMemory::create("guest", 4096).unwrap();
-        let memory = Some((memory.descriptor().unwrap(), 0));
-        front.map(0, 4096, Access::READ | Access::WRITE, memory).unwrap();
+        let both = Access::READ | Access::WRITE;
+        front.map(0, 4096, both, Some(memory.handle(0))).unwrap();
+        assert_eq!(reached(), 1);
         let command = (Command::MEMORY_SPACE | Command::BUS_MASTER).bits();
         front.write(Region::Config, 4, command.to_le_bytes().to_vec(), false).unwrap();
         let engine = front.conversation().0.engine.clone();
@@ -214,5 +221,7 @@ mod tests {
         assert!(masters());
         front.conversation().end();
         assert!(!masters(), "a front that is absent for its user has the bus");
+        drop(front);
+        assert_eq!(reached(), 0, "a front that is gone reaches memory");
     }
 }

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rackbus_control::metrics::{Source, serve_at};
+use rackbus_control::metrics::Source;
+use rackbus_control::reach::serve_node;
 use rackbus_control::{Client, lease_span};
-use rackbus_fabric::Topology;
+use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
 use rackbus_link::Service;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
@@ -78,7 +79,9 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
 
-    let mut lender = LentFunctions::new(&options.host, options.topology.clone());
+    // Whatever this node lets anybody reach is a loan of this.
+    let fabric = FabricHandle::new(Fabric::new(options.topology.clone()));
+    let mut lender = LentFunctions::new(&options.host, fabric.clone());
     for (name, lendable) in &options.devices {
         lender.add(name, lendable.clone())?;
     }
@@ -87,8 +90,9 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let link = folder.join("link.sock");
     let listener = ShmListener::bind(&link).map_err(path_error(&link))?;
     let settings = options.segments.clone();
-    let segments =
-        Segments::new(&options.rack, &options.host, &options.run_dir, Arc::new(ShmLink), settings);
+    let shm = Arc::new(ShmLink);
+    let (rack, host, run_dir) = (&options.rack, &options.host, &options.run_dir);
+    let segments = Segments::new(rack, host, run_dir, shm, settings, fabric.clone());
     let counters = Arc::new(LinkCounters::default());
     attend(listener, &options, lender.clone(), segments.clone(), counters.clone())
         .map_err(NodeError::Thread)?;
@@ -106,6 +110,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         &options.host,
         &functions,
         Arc::new(ShmLink),
+        fabric.clone(),
         listener,
     );
     let borrower = Arc::new(borrower);
@@ -121,17 +126,21 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let observe = metrics::observe(segments, counters, options.log_lines_left_out);
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
     let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
-    let metrics = metrics_server(metrics, folder.join(metrics::SOCKET));
+    let questions = question_server(metrics, fabric, folder.join(metrics::SOCKET));
     tokio::select! {
         () = agent.run(inbox) => Ok(()),
-        never = metrics => match never {},
+        never = questions => match never {},
     }
 }
 
-/// Serves the node's metrics. Where that fails, the node goes on without.
-async fn metrics_server(source: Source, socket: PathBuf) -> std::convert::Infallible {
-    if let Err(error) = serve_at(source, &socket).await {
-        tracing::error!(%error, socket = %socket.display(), "metrics cannot be served");
+/// Answers for the node's metrics and its fabric. Where that fails, the node goes on without.
+async fn question_server(
+    metrics: Source,
+    fabric: FabricHandle,
+    socket: PathBuf,
+) -> std::convert::Infallible {
+    if let Err(error) = serve_node(metrics, fabric, &socket).await {
+        tracing::error!(%error, socket = %socket.display(), "metrics and reach cannot be served");
     }
     std::future::pending().await
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::{Folders, RackDevice};
-use rackbus_memory::Stream;
+use rackbus_memory::{Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{Device, EngineDevice};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer};
@@ -37,12 +37,13 @@ pub trait Lendable: Debug + Send + Sync {
     /// [`NotReady`].
     fn arm(&self, limit: Duration) -> Result<(), NotReady>;
 
-    /// Gives it to the user at the other end of `stream`, for as long as that is open. Dropping what
-    /// is returned takes everything of the user's away, resets and scrubs it. Does not wait for it.
+    /// Gives it to the user at the other end of `stream`, whose memory `lending` lends, for as long as
+    /// the stream is open. Dropping what is returned takes everything of the user's away, resets and
+    /// scrubs it. Does not wait for it.
     ///
     /// # Errors
     /// When it cannot be used.
-    fn attach(&self, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>>;
+    fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>>;
 
     /// Takes all of its user's memory and interrupts away at once, although it hangs. It is not
     /// scrubbed by that.
@@ -127,12 +128,13 @@ impl Lendable for Modelled {
         Ok(())
     }
 
-    fn attach(&self, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
+    fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
         let running = self.running();
         let Some(Running { device, .. }) = &*running else {
             return Err(io::Error::other("it does not run"));
         };
-        let session = device.session_over(stream.clone()).map_err(io::Error::other)?;
+        let session = device.session_of(lending, Some(stream.clone()));
+        let session = session.map_err(io::Error::other)?;
         Ok(Box::new(session))
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
 use rackbus_control::lease_span;
-use rackbus_fabric::Topology;
+use rackbus_fabric::{FabricHandle, Lending, UnknownPart};
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
 };
@@ -23,7 +23,6 @@ use rackbus_memory::Stream;
 use rackbus_pci::vfio_user::serve;
 
 use crate::lendable::{Attached, Lendable, NotReady};
-use crate::reach::Reach;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
@@ -44,6 +43,9 @@ pub enum LendError {
         /// What there is.
         available: String,
     },
+    /// The rack has no such function or borrower.
+    #[error(transparent)]
+    Unknown(#[from] UnknownPart),
     /// The lease does not let this borrower in now.
     #[error(transparent)]
     NotAdmitted(#[from] NotAdmitted),
@@ -85,7 +87,7 @@ pub struct LentFunctions {
     host: String,
     fence: Fence,
     lent: BTreeMap<String, Arc<Lent>>,
-    reach: Arc<Reach>,
+    fabric: FabricHandle,
     patience: Duration,
 }
 
@@ -123,11 +125,11 @@ struct State {
 }
 
 impl LentFunctions {
-    /// A lender without devices, in a rack of that topology.
-    pub fn new(host: &str, topology: Topology) -> Self {
-        let (host, reach) = (host.to_owned(), Reach::new(topology));
+    /// A lender without devices. `fabric` decides which memory its functions reach.
+    pub fn new(host: &str, fabric: FabricHandle) -> Self {
+        let host = host.to_owned();
         let fence = Fence(Arc::new(Mutex::new(rackbus_lease::Lender::new(0, []))));
-        LentFunctions { host, fence, lent: BTreeMap::new(), reach, patience: PATIENCE }
+        LentFunctions { host, fence, lent: BTreeMap::new(), fabric, patience: PATIENCE }
     }
 
     /// The same, whose devices added from now on may take so long to answer.
@@ -255,7 +257,10 @@ impl LentFunctions {
         };
         let stream = incoming.stream.clone();
         let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
-        let (end, session) = match lent.attach(&wanted, &stream) {
+        let function = format!("{}/{device}", self.host);
+        let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
+        let attached = lending.and_then(|lending| lent.attach(&wanted, lending, &stream));
+        let (end, session) = match attached {
             Ok(attached) => attached,
             Err(error) => {
                 tracing::warn!(device, from, epoch, %error, "attach refused");
@@ -266,30 +271,20 @@ impl LentFunctions {
                 return incoming.refuse(&error.to_string());
             }
         };
-        let function = format!("{}/{device}", self.host);
         tracing::info!(device, from, epoch, %placement, "function attached");
         match placement {
-            Placement::Lender => match self.reach.track(session, &function, &from) {
-                Ok(session) => {
-                    if incoming.accept().is_ok()
-                        && let Err(error) = serve(&*stream, &session)
-                    {
-                        tracing::warn!(device, from, %error, "conversation ended");
-                    }
-                    // Dropping the session scrubs the function; only then may anybody else have it.
-                    drop(session);
+            Placement::Lender => {
+                if incoming.accept().is_ok()
+                    && let Err(error) = serve(&*stream, &session)
+                {
+                    tracing::warn!(device, from, %error, "conversation ended");
                 }
-                Err(error) => {
-                    tracing::error!(device, from, %error, "attach refused");
-                    incoming.refuse(&error.to_string());
-                }
-            },
-            Placement::Borrower => {
-                serve_medium(incoming, &*session);
-                // This gives up what the front asked for, and ends its exchange.
-                drop(session);
             }
+            Placement::Borrower => serve_medium(incoming, &*session),
         }
+        // Dropping the session scrubs the function, which gives up what a front asked of its medium and
+        // ends all loans; only then may anybody else have it.
+        drop(session);
         drop(end);
         tracing::info!(device, from, epoch, "function released");
     }
@@ -406,6 +401,7 @@ impl Lent {
     fn attach(
         &self,
         wanted: &Holder,
+        lending: Lending,
         stream: &Arc<dyn Stream>,
     ) -> Result<(SessionEnd<'_>, Box<dyn Attached>), LendError> {
         let deadline = Instant::now() + SUCCESSION;
@@ -421,7 +417,7 @@ impl Lent {
             let waited = self.idle.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        match self.open(&mut state, stream) {
+        match self.open(&mut state, lending, stream) {
             Ok(session) => Ok((SessionEnd(self), session)),
             Err(error) => {
                 // The guard would lock the state again.
@@ -436,10 +432,11 @@ impl Lent {
     fn open(
         &self,
         state: &mut State,
+        lending: Lending,
         stream: &Arc<dyn Stream>,
     ) -> Result<Box<dyn Attached>, LendError> {
         self.start(state)?;
-        let attached = self.lendable.attach(stream);
+        let attached = self.lendable.attach(lending, stream);
         let attached = attached.map_err(|cause| self.broken(cause))?;
         state.session = Some(stream.clone());
         Ok(attached)

@@ -6,7 +6,6 @@
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`front`]: the front of a borrowed function that runs here, with its medium at the lender.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
-//! * [`reach`]: what lent functions reach, kept in a fabric.
 //! * [`unplug`]: takes a function out of the VM that uses it.
 //! * [`users`]: ends leases with the VM that used them.
 //! * [`presence`]: which process is whose node.
@@ -23,7 +22,6 @@ pub mod lendable;
 pub mod lender;
 pub mod metrics;
 pub mod presence;
-pub mod reach;
 pub mod remote;
 mod report;
 pub mod segments;

@@ -5,11 +5,11 @@
 //! lost, this keeps answering in its place as an absent device does: reads are all ones, writes
 //! go nowhere. The driver sees a device that was pulled out, not a machine that hangs.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_memory::{Access, Stream};
+use rackbus_memory::{Access, MemoryHandle, Stream};
 use rackbus_pci::BarMemory;
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{
@@ -131,9 +131,9 @@ impl Device for RemoteDevice {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
-        let memory = memory.as_ref().map(|(fd, offset)| (fd.as_fd(), *offset));
+        let memory = memory.as_ref().map(MemoryHandle::parts);
         self.or_absent(self.client().dma_map(iova, length, access, memory), ())
     }
 

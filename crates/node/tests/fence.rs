@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
 use rackbus_memory::Stream;
@@ -18,8 +20,9 @@ const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\
 const DEVICE: &str = "nvme0";
 
 fn functions() -> Arc<LentFunctions> {
-    let rack = rackbus_fabric::rack::Rack::parse("rack.toml", RACK).unwrap();
-    let mut lender = LentFunctions::new("alpha", rackbus_fabric::derive::here(&rack).unwrap());
+    let rack = Rack::parse("rack.toml", RACK).unwrap();
+    let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
+    let mut lender = LentFunctions::new("alpha", fabric);
     let factory = || {
         let model = Nvme::new(&NvmeConfig::memory(1 << 20, "T1")).map_err(std::io::Error::other)?;
         Ok(Box::new(model) as Box<dyn Function>)

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client as ControlClient, Options};
+use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
@@ -142,13 +143,13 @@ impl Function for Hanging {
     }
 }
 
-fn topology() -> rackbus_fabric::Topology {
+fn fabric() -> FabricHandle {
     let rack = rackbus_fabric::rack::Rack::parse("rack.toml", RACK).unwrap();
-    rackbus_fabric::derive::here(&rack).unwrap()
+    FabricHandle::new(Fabric::new(rackbus_fabric::derive::here(&rack).unwrap()))
 }
 
 fn lender(place: Where, gate: &Arc<Gate>) -> Arc<LentFunctions> {
-    let mut lender = LentFunctions::new("alpha", topology()).with_patience(PATIENCE);
+    let mut lender = LentFunctions::new("alpha", fabric()).with_patience(PATIENCE);
     let gate = gate.clone();
     let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
     let modelled = Modelled::new("nvme0", Box::new(make), EngineOptions::default());
@@ -311,8 +312,7 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
     let device = RemoteDevice::attach(Arc::new(stream), on_lost).unwrap();
     let memory = SharedMemory::create("guest", 0x1000).unwrap();
     device.write(Region::Config, 4, vec![6, 0], false).unwrap();
-    let file = memory.descriptor().unwrap();
-    device.map(0, 0x1000, Access::all(), Some((file, 0))).unwrap();
+    device.map(0, 0x1000, Access::all(), Some(memory.handle(0))).unwrap();
     device.write(Region::Bar(0), 0, vec![1], false).unwrap();
     while memory.whole().read_obj::<u8>(0x800) != Some(0xbb) {
         std::thread::yield_now();
@@ -368,7 +368,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
     for (host, lender) in [
         ("alpha", lender(Where::Poll, gate)),
-        ("beta", Arc::new(LentFunctions::new("beta", topology()))),
+        ("beta", Arc::new(LentFunctions::new("beta", fabric()))),
     ] {
         let folder = functions_folder(run_dir, host);
         std::fs::create_dir_all(&folder).unwrap();
@@ -383,8 +383,8 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         });
         let address = link.display().to_string();
         let (host, control) = (host.to_owned(), control.clone());
-        let borrower =
-            BorrowedFunctions::new("test", &host, &folder, Arc::new(ShmLink), Arc::new(Unheard));
+        let (link, unheard) = (Arc::new(ShmLink), Arc::new(Unheard));
+        let borrower = BorrowedFunctions::new("test", &host, &folder, link, fabric(), unheard);
         let unplugger = Unplugger::new(run_dir, &host);
         let identity = Identity { host, address, control };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();

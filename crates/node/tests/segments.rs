@@ -13,6 +13,7 @@ use rackbus_attach::{
     Locked, Refusal, SegmentEvent, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal,
     Written,
 };
+use rackbus_fabric::FabricHandle;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_link::{Hello, Link, LinkError, Service};
 use rackbus_memory::doorbell::Doorbell;
@@ -76,7 +77,8 @@ fn start(run_dir: &Path, node: u32, link: Arc<dyn Link>) {
         ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
         rules: Default::default(),
     };
-    let service = Segments::new("test", name(node), run_dir, link, settings);
+    let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
+    let service = Segments::new("test", name(node), run_dir, link, settings, fabric);
     service.start(&folder).unwrap();
     let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
     std::thread::spawn(move || {

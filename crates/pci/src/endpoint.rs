@@ -4,20 +4,22 @@
 //! while bus mastering is off, what a function-level reset resets, and the order *quiesce, then
 //! unmap* that makes a revoked window stay untouched (invariant I4). It belongs to one thread.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rackbus_memory::{Access, DmaSpace, MapError, Stream, UnmapError, ticks};
+use rackbus_fabric::{Lending, LoanError};
+use rackbus_memory::{Access, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks};
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
 use crate::function::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ResetKind, Work,
 };
 use crate::interrupts::{InterruptError, Interrupts};
-use crate::mapped::Mapped;
 use crate::operations::Operations;
-use crate::state::{Descriptors, FunctionState, RestoreError, SaveError, Saved, VERSION, sparse};
+use crate::state::{
+    Descriptors, FunctionState, RestoreError, SaveError, Saved, VERSION, save_mappings, sparse,
+};
 use crate::user::UserWatch;
 
 /// Where an endpoint has its time from.
@@ -93,8 +95,8 @@ pub struct Endpoint {
     msix_table: Vec<u8>,
     now_ns: u64,
     user: UserWatch,
-    /// What the user mapped.
-    mapped: Mapped,
+    /// What the user lends its memory from.
+    lending: Lending,
     /// It was saved: what it was goes on elsewhere, and here nothing happens any more.
     ended: bool,
 }
@@ -125,7 +127,7 @@ impl Endpoint {
             msix_table: vec![0; usize::try_from(pba).expect("at most 32 KiB")],
             now_ns: 0,
             function: model,
-            mapped: Mapped::default(),
+            lending: Lending::alone(),
             ended: false,
         }
     }
@@ -211,7 +213,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Maps memory of the user's.
+    /// Maps memory that the user lends, or a range that no memory is behind. To map the same again
+    /// changes nothing.
     ///
     /// # Errors
     /// [`MapError`]; nothing changes then.
@@ -220,11 +223,18 @@ impl Endpoint {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(BorrowedFd<'_>, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), MapError> {
-        self.dma.map(iova, length, access, memory)?;
-        self.mapped.insert(iova, length, access, memory);
-        Ok(())
+        if self.dma.has(iova, length, access, memory.as_ref()) {
+            return Ok(());
+        }
+        let loan = self.lending.lend(iova, length, access, memory).inspect_err(|error| {
+            // Its user hears of a number only.
+            if !matches!(error, LoanError::Space(_)) {
+                tracing::warn!(%error, "memory is not lent");
+            }
+        });
+        self.dma.map(loan?)
     }
 
     /// Takes a mapping away. On return nothing reads or writes it any more.
@@ -233,22 +243,18 @@ impl Endpoint {
     /// When there is no mapping of exactly this range.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         self.quiesce();
-        self.dma.unmap(iova, length)?;
-        self.mapped.remove(iova);
-        Ok(())
+        self.dma.unmap(iova, length)
     }
 
     /// Takes all mappings away; returns how many there were.
     pub fn unmap_all(&mut self) -> usize {
         self.quiesce();
-        self.mapped.clear();
         self.dma.unmap_all()
     }
 
     /// Lets go of all memory of the user's; see [`DmaSpace::drop_memory`].
     pub fn drop_memory(&mut self) {
         self.quiesce();
-        self.mapped.drop_memory();
         self.dma.drop_memory();
     }
 
@@ -280,9 +286,11 @@ impl Endpoint {
         self.apply_config();
     }
 
-    /// A user begins, over `conversation`: as long as that is open, the function is its.
-    pub fn begin(&mut self, conversation: Arc<dyn Stream>) {
-        self.user.is_of(Some(conversation));
+    /// A user begins, who lends its memory by `lending`. With a conversation, the function is its as
+    /// long as that is open.
+    pub fn begin(&mut self, lending: Lending, conversation: Option<Arc<dyn Stream>>) {
+        self.lending = lending;
+        self.user.is_of(conversation);
         self.dma.begin();
     }
 
@@ -347,7 +355,7 @@ impl Endpoint {
         }
         self.tick();
         let mut descriptors = Vec::new();
-        let mappings = self.mapped.save(&mut descriptors)?;
+        let mappings = save_mappings(&self.dma, &mut descriptors)?;
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         let (model, medium) = self.function.save(&bus)?;
         // Last: the model may have raised some just now.
@@ -394,7 +402,7 @@ impl Endpoint {
             access.set(Access::READ, mapping.read);
             access.set(Access::WRITE, mapping.write);
             let memory = match mapping.memory {
-                Some((number, offset)) => Some((descriptors.get(number)?.as_fd(), offset)),
+                Some((number, offset)) => Some(descriptors.memory(number, offset)?),
                 None => None,
             };
             let mapped = self.map(mapping.iova, mapping.length, access, memory);

@@ -17,7 +17,6 @@ pub mod endpoint;
 pub mod engine;
 pub mod function;
 pub mod interrupts;
-mod mapped;
 pub mod operations;
 pub mod pace;
 pub mod state;

@@ -10,8 +10,10 @@
 //! value is restored once.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use rackbus_memory::MapError;
+use rackbus_memory::space::{Behind, KEPT_FILES};
+use rackbus_memory::{Access, DmaSpace, MapError, MemoryHandle};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -227,8 +229,44 @@ pub(crate) fn sparse<T: TryFrom<usize>>(bytes: &[u8]) -> Vec<(T, u8)> {
     bytes.filter_map(|(at, byte)| Some((T::try_from(at).ok()?, *byte))).collect()
 }
 
-/// Descriptors of a state, each of which is taken once.
-pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
+/// What a function's user mapped, with its files appended to `descriptors`, each once.
+pub(crate) fn save_mappings(
+    dma: &DmaSpace,
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<Vec<MappingState>, SaveError> {
+    let mut numbers: Vec<(*const OwnedFd, u32)> = Vec::new();
+    let mut states = Vec::with_capacity(dma.len());
+    for mapping in dma.mappings() {
+        let memory = match mapping.behind {
+            Behind::Nothing => None,
+            Behind::NotKept(..) => return Err(SaveError::TooManyFiles(KEPT_FILES)),
+            Behind::Kept(file, _, offset) => {
+                let known = numbers.iter().find(|(known, _)| *known == Arc::as_ptr(file));
+                let number = match known {
+                    Some((_, number)) => *number,
+                    None => {
+                        let number = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
+                        descriptors.push(file.try_clone()?);
+                        numbers.push((Arc::as_ptr(file), number));
+                        number
+                    }
+                };
+                Some((number, *offset))
+            }
+        };
+        states.push(MappingState {
+            iova: mapping.iova,
+            length: mapping.length,
+            read: mapping.access.contains(Access::READ),
+            write: mapping.access.contains(Access::WRITE),
+            memory,
+        });
+    }
+    Ok(states)
+}
+
+/// Descriptors of a state, each of which is taken once: memory files many times.
+pub(crate) struct Descriptors(Vec<Option<Arc<OwnedFd>>>);
 
 impl Descriptors {
     /// Those of a state that has `expected` of them.
@@ -237,17 +275,20 @@ impl Descriptors {
             let text = format!("it comes with {} descriptors instead of {expected}", fds.len());
             return Err(RestoreError::Invalid(text));
         }
-        Ok(Descriptors(fds.into_iter().map(Some).collect()))
+        Ok(Descriptors(fds.into_iter().map(|fd| Some(Arc::new(fd))).collect()))
     }
 
-    /// The one with this number, to look at.
-    pub fn get(&self, number: u32) -> Result<&OwnedFd, RestoreError> {
-        self.0.get(number as usize).and_then(Option::as_ref).ok_or_else(|| missing(number))
+    /// The memory in the file of this number, from `offset` on.
+    pub fn memory(&self, number: u32, offset: u64) -> Result<MemoryHandle, RestoreError> {
+        let file = self.0.get(number as usize).and_then(Option::as_ref);
+        let memory = MemoryHandle::new(file.ok_or_else(|| missing(number))?.clone(), offset);
+        memory.map_err(|cause| RestoreError::Invalid(format!("descriptor {number}: {cause}")))
     }
 
-    /// The one with this number, to keep.
+    /// The one with this number, to keep. It is not a memory file's.
     pub fn take(&mut self, number: u32) -> Result<OwnedFd, RestoreError> {
-        self.0.get_mut(number as usize).and_then(Option::take).ok_or_else(|| missing(number))
+        let taken = self.0.get_mut(number as usize).and_then(Option::take);
+        taken.and_then(Arc::into_inner).ok_or_else(|| missing(number))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Copier, copy, map};
 use proptest::prelude::*;
-use rackbus_memory::{Access, Event, SharedMemory};
+use rackbus_memory::{Access, Event, Lending, SharedMemory};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
@@ -47,7 +47,7 @@ impl Life {
     fn first(stream: &Arc<UnixStream>) -> Life {
         let engine = engine();
         let device = EngineDevice::new(engine.handle().clone()).unwrap();
-        let device = device.session_over(stream.clone()).unwrap();
+        let device = device.session_of(Lending::alone(), Some(stream.clone())).unwrap();
         Life::start(engine, device, Conversation::default(), stream)
     }
 
@@ -68,7 +68,8 @@ impl Life {
         let state = SessionState::from_bytes(bytes).unwrap();
         let handle = engine.handle().clone();
         let (device, conversation) =
-            EngineDevice::resume(handle, state, descriptors, stream.clone()).unwrap();
+            EngineDevice::resume(handle, state, descriptors, Lending::alone(), stream.clone())
+                .unwrap();
         Life::start(engine, device, conversation, stream)
     }
 }
@@ -128,7 +129,7 @@ fn saved() -> (FunctionState, Vec<OwnedFd>) {
     let mut endpoint = Endpoint::new(Copier::new());
     let memory = SharedMemory::create("user", 0x2000).unwrap();
     let access = Access::READ | Access::WRITE;
-    endpoint.map(0x1000, 0x2000, access, Some((memory.as_fd(), 0))).unwrap();
+    endpoint.map(0x1000, 0x2000, access, Some(memory.handle(0))).unwrap();
     endpoint.write(Region::Config, 4, &6u16.to_le_bytes()).unwrap();
     let event = Event::new().unwrap();
     let wire = Some(event.as_fd().try_clone_to_owned().unwrap());

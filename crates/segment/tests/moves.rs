@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 
+use rackbus_fabric::FabricHandle;
 use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
@@ -195,7 +196,8 @@ impl World {
         self.lives += 1;
         // Objects of different lives have different numbers, so that each can be followed.
         let store = Store { next: self.lives << 32 };
-        self.directories.insert(node, (Directory::new(settings), store));
+        let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
+        self.directories.insert(node, (Directory::new(settings, fabric), store));
     }
 
     fn with(

@@ -1,5 +1,6 @@
 //! What a session is told when another host's node says nothing.
 
+use rackbus_fabric::FabricHandle;
 use rackbus_segment::directory::{HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
     Holder, Refusal, Reply, Request, SegmentKind, Target, VERSION, Withdrawal,
@@ -31,7 +32,8 @@ fn directory() -> Directory {
     let hosts = [(4, "alpha".to_owned()), (8, "beta".to_owned())].into();
     let rules = Default::default();
     let settings = Settings { node: 4, hosts, range, ranges: vec![(4, range)], rules };
-    let mut directory = Directory::new(settings);
+    let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
+    let mut directory = Directory::new(settings, fabric);
     directory.request(0, SESSION, Request::Hello { version: VERSION }, &mut Nothing);
     directory
 }

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rackbus_fabric::FabricHandle;
 use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::directory::{Attached, HostRange, LinePart, Loss, Settings};
 use rackbus_segment::message::{
@@ -116,7 +117,8 @@ impl Rack {
             ranges: NODES.iter().map(|node| (*node, range(*node))).collect(),
             rules: Default::default(),
         };
-        self.directories.insert(node, Directory::new(settings));
+        let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
+        self.directories.insert(node, Directory::new(settings, fabric));
     }
 
     fn with(

@@ -16,6 +16,7 @@ pub mod node;
 pub mod node_id;
 pub mod on;
 pub mod path;
+pub mod reach;
 pub mod status;
 pub mod top;
 pub mod up;

@@ -5,8 +5,8 @@
 
 mod known;
 mod metrics;
-mod paths;
-mod views;
+pub(crate) mod paths;
+pub(crate) mod views;
 mod writer;
 
 use std::path::PathBuf;

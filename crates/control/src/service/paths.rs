@@ -1,59 +1,81 @@
 //! The way from one place of the rack to another.
 
-use rackbus_fabric::ComponentId;
+use rackbus_fabric::{
+    ComponentId, DemandMapped, Destination, HostId, Kind, Requester, Topology, derive,
+};
 
 use super::Service;
 use super::views::problem;
 use crate::api::{ApiError, Hop, Path};
 
+/// Where a path begins or ends.
+enum End {
+    Host(HostId),
+    Device(ComponentId),
+}
+
 impl Service {
     /// The way that memory accesses take from a host's processor or a function to a host's memory
-    /// or a function.
+    /// or a function, mapped as lending maps it.
     ///
     /// # Errors
     /// [`ApiError`] when a name is unknown, or the two are not joined.
     pub fn path(&self, from: &str, to: &str) -> Result<Path, ApiError> {
-        let topology = &self.shared.inventory.topology;
-        let part = |name: &str, of_host: fn(&rackbus_fabric::topology::Host) -> ComponentId| {
-            let host = topology.host_named(name).map(|id| of_host(topology.host(id)));
-            host.or_else(|| topology.named(name)).ok_or_else(|| {
-                let known: Vec<&str> =
-                    topology.components().map(|(_, c)| c.name.as_str()).collect();
-                problem(
-                    "unknown_place",
-                    format!("rack {} has no {name}", self.shared.inventory.rack),
-                    &format!(
-                        "it has the hosts {}, and {}",
-                        self.shared.inventory.hosts.join(", "),
-                        known.join(", ")
-                    ),
-                )
-            })
+        let no_way = |cause: String| {
+            let error = format!("no way leads from {from} to {to}: {cause}");
+            problem("no_way", error, "see to the links in the rack file")
         };
-        let (start, end) = (part(from, |host| host.root)?, part(to, |host| host.memory)?);
-        let path = topology.path(start, end).ok_or_else(|| {
-            problem(
-                "no_way",
-                format!("nothing joins {from} and {to}"),
-                "see to the links in the rack file",
-            )
-        })?;
-        let mut before = None;
-        let components = path.components().iter().map(|id| {
-            let component = topology.component(*id);
-            let link = before.replace(*id).and_then(|last| topology.link(last, *id));
-            Hop {
-                kind: component.kind.to_string(),
-                name: component.name.clone(),
-                link: link.map(|link| link.to_string()),
-            }
-        });
+        let fabric = derive::own_memory(self.shared.inventory.topology.clone());
+        let mut fabric = DemandMapped::new(fabric.map_err(|error| no_way(error.to_string()))?);
+        let requester = match self.end(from)? {
+            End::Host(host) => Requester::Cpu(host),
+            End::Device(id) => Requester::Device(id),
+        };
+        let destination = match self.end(to)? {
+            End::Host(host) => Destination::Memory(host),
+            End::Device(id) => Destination::Device(id),
+        };
+        let route = fabric.route(requester, destination);
+        let path = route.map_err(|error| no_way(error.to_string()))?.path;
+        let topology = fabric.fabric().topology();
         Ok(Path {
             from: from.to_owned(),
             to: to.to_owned(),
-            components: components.collect(),
+            components: hops(topology, &path),
             hops: path.hops().len(),
             roots: path.roots(topology),
         })
     }
+
+    /// The host or function of that name.
+    fn end(&self, name: &str) -> Result<End, ApiError> {
+        let inventory = &self.shared.inventory;
+        let topology = &inventory.topology;
+        if let Some(host) = topology.host_named(name) {
+            return Ok(End::Host(host));
+        }
+        let device = |id: &ComponentId| topology.component(*id).kind == Kind::Device;
+        topology.named(name).filter(device).map(End::Device).ok_or_else(|| {
+            let devices = topology.components().filter(|(_, part)| part.kind == Kind::Device);
+            let known = inventory.hosts.iter().chain(devices.map(|(_, part)| &part.name));
+            let known: Vec<&str> = known.map(String::as_str).collect();
+            let error = format!("rack {} has no host or function {name}", inventory.rack);
+            problem("unknown_place", error, &format!("it has {}", known.join(", ")))
+        })
+    }
+}
+
+/// The components of a way, each with the link that leads to it.
+pub(crate) fn hops(topology: &Topology, path: &rackbus_fabric::Path) -> Vec<Hop> {
+    let mut before = None;
+    let hop = |id: &ComponentId| {
+        let component = topology.component(*id);
+        let link = before.replace(*id).and_then(|last| topology.link(last, *id));
+        Hop {
+            kind: component.kind.to_string(),
+            name: component.name.clone(),
+            link: link.map(|link| link.to_string()),
+        }
+    };
+    path.components().iter().map(hop).collect()
 }

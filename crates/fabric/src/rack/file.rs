@@ -76,7 +76,8 @@ const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "devices", "prof
 
 fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> {
     let section = host_section(entry)?;
-    let memory = section.size("memory", 64 * MIB, 64 * TIB)?.unwrap_or(4096 * MIB);
+    let stated = section.size("memory", 64 * MIB, 64 * TIB)?;
+    let memory = stated.unwrap_or(4096 * MIB);
     let export = section.size("export", 0, memory)?;
     if let Some(bytes) = export.filter(|bytes| bytes % PAGE != 0) {
         let what = format!("`export` is {}", format_size(bytes));
@@ -87,6 +88,7 @@ fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> 
         name: entry.name.to_owned(),
         node_id,
         memory,
+        memory_stated: stated.is_some(),
         export: export.unwrap_or(memory - memory % PAGE),
         iommu: section.truth("iommu")?.unwrap_or(true),
         devices: section

@@ -61,6 +61,8 @@ pub struct Host {
     pub node_id: u32,
     /// Its memory in bytes.
     pub memory: u64,
+    /// Whether the file says how much that is.
+    pub memory_stated: bool,
     /// How much of it other hosts may be given, in bytes, whole pages.
     pub export: u64,
     /// Whether its IOMMU checks what its devices reach (then their traffic crosses the root).

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use rackbus_fabric::FabricHandle;
 use rackbus_link::Link;
 use rackbus_memory::sparse;
 use rackbus_segment::directory::{Attached, Settings};
@@ -105,13 +106,15 @@ fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
 }
 
 impl Segments {
-    /// The service of `host`, which finds other nodes in the rack's run directory.
+    /// The service of `host`, which finds other nodes in the rack's run directory. `fabric` lends what
+    /// others reach.
     pub fn new(
         rack: &str,
         host: &str,
         run_dir: &Path,
         link: Arc<dyn Link>,
         settings: Settings,
+        fabric: FabricHandle,
     ) -> Arc<Segments> {
         let hosts = settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect();
         Arc::new(Segments {
@@ -121,7 +124,7 @@ impl Segments {
             link,
             begun: Instant::now(),
             state: Mutex::new(State {
-                directory: Directory::new(settings),
+                directory: Directory::new(settings, fabric),
                 store: Store::default(),
                 hosts,
                 numbers: Numbers::default(),

@@ -1,9 +1,9 @@
 //! What a vfio-user server serves: a device that may be here (an engine) or elsewhere (a lender).
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Access, MapError, Stream, UnmapError};
+use rackbus_fabric::{Lending, LoanError};
+use rackbus_memory::{Access, MapError, MemoryHandle, Stream, UnmapError};
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::io::Errno;
 
@@ -57,9 +57,11 @@ impl From<MapError> for DeviceError {
     fn from(error: MapError) -> Self {
         let errno = match &error {
             MapError::Domain(rackbus_fabric::MapError::Overlaps { .. }) => Errno::EXIST,
-            MapError::TooMany(_) | MapError::Exhausted(_) => Errno::NOSPC,
-            MapError::Revoked => Errno::ACCESS,
-            MapError::Domain(_) | MapError::Region(_) => Errno::INVAL,
+            MapError::TooMany(_)
+            | MapError::Exhausted(_)
+            | MapError::Lend(LoanError::TooMuch { .. }) => Errno::NOSPC,
+            MapError::Revoked | MapError::Lend(LoanError::NoIommu { .. }) => Errno::ACCESS,
+            MapError::Domain(_) | MapError::Region(_) | MapError::Lend(_) => Errno::INVAL,
         };
         DeviceError::new(errno, error.to_string())
     }
@@ -138,8 +140,8 @@ pub trait Device: Send + Sync {
         posted: bool,
     ) -> Result<(), DeviceError>;
 
-    /// Lets the device reach `[iova, iova + length)`, which is `memory` (descriptor and offset)
-    /// or cannot be reached.
+    /// Lets the device reach `[iova, iova + length)`, which is `memory` or cannot be
+    /// reached.
     ///
     /// # Errors
     /// When the range or the descriptor is refused.
@@ -148,7 +150,7 @@ pub trait Device: Send + Sync {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError>;
 
     /// Takes a mapping away; on return the device does not reach it.
@@ -200,7 +202,7 @@ impl<D: Device + ?Sized> Device for Box<D> {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
         (**self).map(iova, length, access, memory)
     }
@@ -262,14 +264,18 @@ impl EngineDevice {
         EngineDevice { _scrub, ..self.clone() }
     }
 
-    /// The same for a user over `conversation`, which may end while this host stands still: what
-    /// the user had lent is not touched afterwards.
+    /// The same for a user that lends its memory by `lending`. It may be there over a `conversation`,
+    /// which may end while this host stands still: what the user had lent is not touched afterwards.
     ///
     /// # Errors
     /// When the engine has stopped.
-    pub fn session_over(&self, conversation: Arc<dyn Stream>) -> Result<EngineDevice, DeviceError> {
+    pub fn session_of(
+        &self,
+        lending: Lending,
+        conversation: Option<Arc<dyn Stream>>,
+    ) -> Result<EngineDevice, DeviceError> {
         let session = self.session();
-        self.engine.post(move |endpoint| endpoint.begin(conversation))?;
+        self.engine.post(move |endpoint| endpoint.begin(lending, conversation))?;
         Ok(session)
     }
 
@@ -314,12 +320,9 @@ impl Device for EngineDevice {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
-        Ok(self.engine.call(move |endpoint| {
-            let memory = memory.as_ref().map(|(fd, offset)| (fd.as_fd(), *offset));
-            endpoint.map(iova, length, access, memory)
-        })??)
+        Ok(self.engine.call(move |endpoint| endpoint.map(iova, length, access, memory))??)
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::{Access, Stream, StreamError};
+use rackbus_memory::{Access, MemoryHandle, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DeviceInfoFlags, DmaMap, DmaMapFlags, DmaUnmap,
     DmaUnmapFlags, Flags, Header, IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, RegionAccess,
@@ -167,7 +167,8 @@ impl<'a> Session<'a> {
         if access.is_empty() {
             return Err(invalid("DMA_MAP allows neither reading nor writing"));
         }
-        let memory = message.fds.pop().map(|fd| (fd, map.offset));
+        let memory = message.fds.pop().map(|fd| MemoryHandle::new(fd, map.offset)).transpose();
+        let memory = memory.map_err(|cause| invalid(cause.to_string()))?;
         self.device.map(map.address, map.size, access, memory)?;
         Ok(Reply::default())
     }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rackbus_fabric::Lending;
 use rackbus_memory::{Event, Stream};
 use rackbus_spec::vfio_user::VERSION as PROTOCOL;
 use serde::{Deserialize, Serialize};
@@ -150,7 +151,8 @@ impl EngineDevice {
     }
 
     /// Goes on with a session on its `stream`: `engine` runs a new model, which takes the state of
-    /// the old one. [`serve_until`] takes the conversation up again with what this returns. As of a
+    /// the old one, and the user lends by `lending` what it had
+    /// lent. [`serve_until`] takes the conversation up again with what this returns. As of a
     /// [session](EngineDevice::session), the function is scrubbed when the device is dropped.
     ///
     /// # Errors
@@ -159,6 +161,7 @@ impl EngineDevice {
         engine: EngineHandle,
         state: SessionState,
         descriptors: Vec<OwnedFd>,
+        lending: Lending,
         stream: Arc<dyn Stream>,
     ) -> Result<(EngineDevice, Conversation), RestoreError> {
         let SessionState { conversation, function, .. } = state;
@@ -166,7 +169,7 @@ impl EngineDevice {
             promised.check()?;
         }
         let device = EngineDevice::new(engine.clone());
-        let session = device.and_then(|device| device.session_over(stream));
+        let session = device.and_then(|device| device.session_of(lending, Some(stream)));
         let session = session.map_err(|error| RestoreError::Device(error.to_string()))?;
         engine.call(move |endpoint| endpoint.restore(&function, descriptors))??;
         Ok((session, conversation))

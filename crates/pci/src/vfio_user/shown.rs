@@ -12,9 +12,7 @@
 //! Source: PCI Express Base Specification 6.0, sections 7.5.1.1.11 (the list of capabilities), 7.7.1
 //! (MSI) and 7.7.2 (MSI-X).
 
-use std::os::fd::OwnedFd;
-
-use rackbus_memory::Access;
+use rackbus_memory::{Access, MemoryHandle};
 use rackbus_spec::pcie::{capability, header, msi, msix};
 use rackbus_spec::vfio_user::irq;
 
@@ -171,7 +169,7 @@ impl<D: Device> Device for ShownWith<D> {
         iova: u64,
         length: u64,
         access: Access,
-        memory: Option<(OwnedFd, u64)>,
+        memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
         self.device.map(iova, length, access, memory)
     }

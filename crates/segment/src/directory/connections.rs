@@ -390,7 +390,7 @@ impl Directory {
 
     /// A connection of others to something of this host's is over.
     pub(super) fn drop_guest(&mut self, guest: Guest) {
-        match self.guests.remove(&guest) {
+        match self.guests.remove(&guest).map(|(target, _)| target) {
             Some(ConnectionTarget::Segment(handle)) => self.guest_left_segment(guest, handle),
             Some(ConnectionTarget::Group(id)) => self.leave_group(guest, id),
             Some(ConnectionTarget::Interrupt(kind, number)) => {

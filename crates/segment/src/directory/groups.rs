@@ -84,9 +84,20 @@ impl Directory {
         if group.moving.is_some() {
             return Err(Refusal::Busy);
         }
-        group.guests.insert(guest, Joined { member: size.is_some(), share });
-        self.guests.insert(guest, ConnectionTarget::Group(id));
         let write = share == Share::Write;
+        let lent = self.windows.memory(guest, (group.offset, group.size), write);
+        let loan = match lent {
+            Ok(loan) => loan,
+            Err(refusal) => {
+                // It may have been made for this guest.
+                if !group.has_members() {
+                    self.end_group(id, None);
+                }
+                return Err(refusal);
+            }
+        };
+        group.guests.insert(guest, Joined { member: size.is_some(), share });
+        self.guests.insert(guest, (ConnectionTarget::Group(id), vec![loan]));
         let grant = PeerReply::Memory { size: group.size, write, address: None };
         Ok((grant, vec![Attached { object: group.memory, write }]))
     }

@@ -135,6 +135,7 @@ impl Directory {
         if !self.may_use_any(guest.0) {
             return Err(Refusal::Denied);
         }
+        let loan = self.windows.interrupt(guest, key.0, key.1)?;
         let ring = match key.0 {
             InterruptKind::Plain => None,
             InterruptKind::Data => {
@@ -154,7 +155,7 @@ impl Directory {
             }
             attached.push(Attached::whole(object));
         }
-        self.guests.insert(guest, ConnectionTarget::Interrupt(key.0, key.1));
+        self.guests.insert(guest, (ConnectionTarget::Interrupt(key.0, key.1), vec![loan]));
         Ok((PeerReply::Memory { size: 0, write: true, address: None }, attached))
     }
 

@@ -17,11 +17,13 @@ mod interrupts;
 mod moves;
 mod pages;
 mod segments;
+mod windows;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_fabric::pool::Extents;
 use rackbus_fabric::sharing::Rules;
+use rackbus_fabric::{FabricHandle, Loan};
 
 use crate::message::{
     Ask, Event, Handle, InterruptKind, NodeId, Notice, ObjectId, Refusal, Reply, Request,
@@ -33,6 +35,7 @@ use interrupts::Interrupt;
 use moves::{Move, Ticket};
 use pages::Extent;
 use segments::Segment;
+use windows::Windows;
 
 /// What one process may have of segments, connections, interrupts and extents together.
 pub const MAX_HANDLES: u32 = 65_536;
@@ -185,6 +188,7 @@ type Guest = (NodeId, Handle);
 #[derive(Debug)]
 pub struct Directory {
     settings: Settings,
+    windows: Windows,
     next: u64,
     now: u64,
     sessions: BTreeMap<SessionId, u32>,
@@ -195,8 +199,8 @@ pub struct Directory {
     interrupts: BTreeMap<(InterruptKind, u32), Interrupt>,
     interrupt_handles: BTreeMap<Handle, (InterruptKind, u32)>,
     extents: BTreeMap<Handle, Extent>,
-    /// What connections of others' processes lead to here.
-    guests: BTreeMap<Guest, ConnectionTarget>,
+    /// What connections of others' processes lead to here, and the loans by which they do.
+    guests: BTreeMap<Guest, (ConnectionTarget, Vec<Loan>)>,
     connections: BTreeMap<Handle, Connection>,
     pending: BTreeMap<u64, Pending>,
     moves: BTreeMap<Handle, Move>,
@@ -219,10 +223,12 @@ enum ConnectionTarget {
 }
 
 impl Directory {
-    /// An empty one.
-    pub fn new(settings: Settings) -> Directory {
+    /// An empty one. What others reach of this host is lent by `fabric`, which has the hosts of the
+    /// settings.
+    pub fn new(settings: Settings, fabric: FabricHandle) -> Directory {
         let space = Extents::new(settings.range.size);
         Directory {
+            windows: Windows::new(&settings, fabric),
             settings,
             next: 1,
             now: 0,

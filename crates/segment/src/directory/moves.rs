@@ -358,7 +358,7 @@ impl Directory {
 
     /// Whether a connector of a segment, or one who joined a group, may store.
     fn guest_writes(&self, guest: Guest) -> bool {
-        match self.guests.get(&guest) {
+        match self.guests.get(&guest).map(|(target, _)| target) {
             Some(super::ConnectionTarget::Segment(handle)) => {
                 let segment = self.segments.get(handle);
                 segment.and_then(|it| it.guests.get(&guest)) == Some(&Share::Write)

@@ -242,6 +242,11 @@ impl Directory {
         if u32::try_from(pieces.len()).is_ok_and(|count| count > MAX_PIECES) {
             return Err(Refusal::TooMany(MAX_PIECES));
         }
+        let mut loans = Vec::new();
+        for (start, opened) in pieces.iter().filter_map(|it| extent.opened.get_key_value(it)) {
+            let range = (extent.offset + start, opened.length);
+            loans.push(self.windows.memory(guest, range, opened.write)?);
+        }
         let mut attached = Vec::new();
         let mut lengths = Vec::new();
         for start in pieces {
@@ -250,7 +255,7 @@ impl Directory {
             attached.push(Attached { object: opened.memory, write: opened.write });
             lengths.push(opened.length);
         }
-        self.guests.insert(guest, ConnectionTarget::Pages(handle));
+        self.guests.insert(guest, (ConnectionTarget::Pages(handle), loans));
         Ok((PeerReply::Pages { lengths, write }, attached))
     }
 

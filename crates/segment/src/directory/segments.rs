@@ -260,13 +260,16 @@ impl Directory {
         if segment.moving.is_some() {
             return Err(Refusal::Busy);
         }
-        segment.guests.insert(guest, rule);
         let write = rule == Share::Write;
+        let range = segment.offset.map(|offset| (offset, segment.size));
+        let loan = range.map(|range| self.windows.memory(guest, range, write)).transpose()?;
+        segment.guests.insert(guest, rule);
         let address = segment.offset.map(|offset| self.settings.range.base + offset);
         let grant = PeerReply::Memory { size: segment.size, write, address };
         let event = Event::Connected { segment: handle, node: guest.0 };
         let owner = segment.session;
-        self.guests.insert(guest, ConnectionTarget::Segment(handle));
+        let target = ConnectionTarget::Segment(handle);
+        self.guests.insert(guest, (target, loan.into_iter().collect()));
         self.send(To::Event(owner, event), Vec::new());
         Ok((grant, vec![Attached { object: memory, write }]))
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 
+use rackbus_fabric::FabricHandle;
 use rackbus_link::shm::{ShmLink, ShmListener, hear};
 use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{HostRange, Settings};
@@ -177,7 +178,8 @@ fn start(run_dir: &Path, node: u32, name: &'static str) {
         ranges: HOSTS.iter().map(|(node, _)| (*node, range(*node))).collect(),
         rules: Default::default(),
     };
-    let service = Segments::new("test", name, run_dir, Arc::new(ShmLink), settings);
+    let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
+    let service = Segments::new("test", name, run_dir, Arc::new(ShmLink), settings, fabric);
     service.start(&folder).unwrap();
     let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
     std::thread::spawn(move || {

@@ -310,7 +310,7 @@ fn a_controller_reset_keeps_logs_and_a_scrub_keeps_nothing_but_data() {
     host.endpoint.scrub();
     assert_eq!((host.read4(reg::ASQ), host.read4(reg::CC)), (u32::MAX, u32::MAX), "memory is off");
     let both = Access::READ | Access::WRITE;
-    host.endpoint.map(RAM, RAM_SIZE, both, Some((host.ram.as_fd(), 0))).unwrap();
+    host.endpoint.map(RAM, RAM_SIZE, both, Some(host.ram.handle(0))).unwrap();
     host.command_register(0b110);
     assert_eq!((host.read4(reg::ASQ), host.read4(reg::AQA), host.read4(reg::CC)), (0, 0, 0));
     host.enable();

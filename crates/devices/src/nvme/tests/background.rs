@@ -187,7 +187,7 @@ fn queues_out_of_reach_are_fatal_after_a_while_and_not_before() {
     let Work::Asleep(Some(deadline)) = host.poll() else { panic!("nobody will look again") };
     assert!(!host.csts().cfs());
     // Back in time: nothing happened.
-    host.endpoint.map(RAM, RAM_SIZE, both, Some((host.ram.as_fd(), 0))).unwrap();
+    host.endpoint.map(RAM, RAM_SIZE, both, Some(host.ram.handle(0))).unwrap();
     assert_eq!(host.poll(), Work::Done);
     control.lock().unwrap().finish_one();
     assert_eq!(host.poll(), Work::Done);

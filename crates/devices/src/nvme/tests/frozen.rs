@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use proptest::prelude::*;
-use rackbus_memory::ticks;
+use rackbus_memory::{Lending, ticks};
 use rackbus_pci::endpoint::Clock;
 
 use super::super::medium;
@@ -62,7 +62,7 @@ impl Rack {
         let ram = SharedMemory::create("host", RAM_SIZE).unwrap();
         let mut endpoint = Endpoint::with_clock(Box::new(nvme), Box::new(counter.clone()));
         let (user, lender) = UnixStream::pair().unwrap();
-        endpoint.begin(Arc::new(lender));
+        endpoint.begin(Lending::alone(), Some(Arc::new(lender)));
         let mut host = Host::with_endpoint(endpoint, ram);
         host.enable();
         host.create_pair(1, ENTRIES);
@@ -162,7 +162,7 @@ fn nothing_is_begun_for_a_front_that_left_meanwhile() {
     let counter = Counter::default();
     let mut lender = Endpoint::with_clock(Box::new(nvme), Box::new(counter.clone()));
     let (user, stream) = UnixStream::pair().unwrap();
-    lender.begin(Arc::new(stream));
+    lender.begin(Lending::alone(), Some(Arc::new(stream)));
     let offer = lender.serve_medium().unwrap();
     let front =
         medium::front(&offer.description, offer.files.try_into().unwrap(), Lost::new(|| {}))

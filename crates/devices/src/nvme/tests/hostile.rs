@@ -98,7 +98,7 @@ fn do_it(host: &mut Host, deed: Deed) {
             let length = OPEN.end - OPEN.start;
             host.endpoint.unmap(RAM + OPEN.start, length).unwrap();
             host.poll();
-            let memory = Some((host.ram.as_fd(), OPEN.start));
+            let memory = Some(host.ram.handle(OPEN.start));
             host.endpoint.map(RAM + OPEN.start, length, both, memory).unwrap();
         }
         Deed::Reset => {
@@ -122,7 +122,7 @@ proptest! {
         let mut host = Host::plain(&NvmeConfig::memory(4 << 20, "HOSTILE"));
         host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
         let both = Access::READ | Access::WRITE;
-        let memory = Some((host.ram.as_fd(), OPEN.start));
+        let memory = Some(host.ram.handle(OPEN.start));
         host.endpoint.map(RAM + OPEN.start, OPEN.end - OPEN.start, both, memory).unwrap();
         for canary in [0..OPEN.start, OPEN.end..RAM_SIZE] {
             let length = (canary.end - canary.start) as usize;
@@ -139,7 +139,7 @@ proptest! {
         }
         // Whatever happened, the next one finds a drive that works.
         host.endpoint.scrub();
-        host.endpoint.map(RAM, RAM_SIZE, both, Some((host.ram.as_fd(), 0))).unwrap();
+        host.endpoint.map(RAM, RAM_SIZE, both, Some(host.ram.handle(0))).unwrap();
         host.command_register(0b110);
         host.restart(RAM);
         host.create_pair(1, ENTRIES);

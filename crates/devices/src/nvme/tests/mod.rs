@@ -115,7 +115,7 @@ impl Host {
     pub fn map_ram(&mut self) {
         let both = Access::READ | Access::WRITE;
         for (from, to) in self.mappings() {
-            let memory = Some((self.ram.as_fd(), from));
+            let memory = Some(self.ram.handle(from));
             self.endpoint.map(RAM + from, to - from, both, memory).unwrap();
         }
     }

@@ -1,7 +1,7 @@
 //! Data pointers against a naive walk: byte by byte, straight from the specification.
 
 use proptest::prelude::*;
-use rackbus_memory::DmaSpace;
+use rackbus_memory::{DmaSpace, Lending};
 use rackbus_spec::nvme::command::{Cdw0, PSDT_SGL_MPTR_BUFFER};
 use rackbus_spec::nvme::data::{SglDescriptor, SglType};
 use zerocopy::IntoBytes;
@@ -25,8 +25,11 @@ impl Memory {
         dma.set_master(true);
         let both = Access::READ | Access::WRITE;
         let half = PAGES / 2 * PAGE;
-        dma.map(RAM, half, both, Some((ram.as_fd(), 0))).unwrap();
-        dma.map(RAM + half, half, both, Some((ram.as_fd(), half))).unwrap();
+        let lending = Lending::alone();
+        for from in [0, half] {
+            let loan = lending.lend(RAM + from, half, both, Some(ram.handle(from)));
+            dma.map(loan.unwrap()).unwrap();
+        }
         Memory { dma, ram }
     }
 

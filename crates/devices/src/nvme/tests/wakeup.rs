@@ -1,7 +1,7 @@
 //! Shadow doorbells: a wake-up is never lost, and a busy host is never made to ring.
 
 use proptest::prelude::*;
-use rackbus_memory::DmaSpace;
+use rackbus_memory::{DmaSpace, Lending};
 use rackbus_pci::Work;
 
 use super::super::shadow::{Doorbell, Seen, ShadowPages, need_event};
@@ -26,7 +26,9 @@ impl Pair {
         let ram = SharedMemory::create("shadow-test", 8192).unwrap();
         let mut dma = DmaSpace::new();
         dma.set_master(true);
-        dma.map(0, 8192, Access::READ | Access::WRITE, Some((ram.as_fd(), 0))).unwrap();
+        let memory = Some(ram.handle(0));
+        let loan = Lending::alone().lend(0, 8192, Access::READ | Access::WRITE, memory);
+        dma.map(loan.unwrap()).unwrap();
         let pages = ShadowPages::new(&dma, 0, 4096, 4096);
         let mut doorbell = Doorbell::new(size);
         doorbell.set(at);

@@ -1,0 +1,131 @@
+//! What a node answers about who reaches what: `GET /v1/reach?of=…` at its socket.
+//!
+//! The answer is read from the node's fabric when it is asked for: where a range leads is what
+//! [`Fabric::route`] says, which the timing model walks as well.
+
+use std::path::Path as FilePath;
+
+use axum::extract::Query;
+use axum::routing::get;
+use axum::{Json, Router};
+use rackbus_fabric::{Access, Fabric, FabricHandle, Place, Reached};
+use serde::{Deserialize, Serialize};
+
+use crate::api::{ApiError, Hop};
+use crate::metrics::{self, Source};
+use crate::service::paths::hops;
+use crate::service::views::problem;
+
+/// A range that a function, or the processors of a host, reach now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReachedRange {
+    /// What its user calls its first byte: for a function, the address that its driver gave it.
+    pub at: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Whether it may be read.
+    pub read: bool,
+    /// Whether it may be written.
+    pub write: bool,
+    /// Where it leads.
+    #[serde(flatten)]
+    pub to: ReachedPlace,
+    /// The way there, both ends included: it begins with who accesses.
+    pub components: Vec<Hop>,
+}
+
+/// Where a range leads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "to", rename_all = "snake_case")]
+pub enum ReachedPlace {
+    /// Memory that a process of a host lends: a guest's, a driver's.
+    Lent {
+        /// The host.
+        host: String,
+        /// Bytes from the beginning of the file that the memory is in.
+        offset: u64,
+    },
+    /// Memory that a host exports: a segment or pages.
+    Exported {
+        /// The host.
+        host: String,
+        /// Bytes from the beginning of what it exports.
+        offset: u64,
+    },
+    /// An interrupt.
+    Interrupt {
+        /// The host whose process has it.
+        host: String,
+        /// Its number.
+        number: u32,
+        /// Whether data goes with it.
+        data: bool,
+    },
+    /// A BAR of a device.
+    Bar {
+        /// The device.
+        device: String,
+        /// The BAR, 0 to 5.
+        bar: u8,
+        /// Bytes from its beginning.
+        offset: u64,
+    },
+}
+
+/// What the function or host `of` reaches by loans of `fabric`.
+///
+/// # Errors
+/// [`ApiError`] when there is no such function or host.
+pub fn reached(fabric: &Fabric, of: &str) -> Result<Vec<ReachedRange>, ApiError> {
+    let unknown = |error: rackbus_fabric::UnknownPart| {
+        problem("unknown_place", error.to_string(), "name a host, or a function as HOST/DEVICE")
+    };
+    let topology = fabric.topology();
+    let range = |it: &Reached| ReachedRange {
+        at: it.address,
+        length: it.length,
+        read: it.access.contains(Access::READ),
+        write: it.access.contains(Access::WRITE),
+        to: place(fabric, it.route.place),
+        components: hops(topology, &it.route.path),
+    };
+    Ok(fabric.reached(of).map_err(unknown)?.iter().map(range).collect())
+}
+
+fn place(fabric: &Fabric, place: Place) -> ReachedPlace {
+    let name = |host| fabric.topology().host(host).name.clone();
+    match place {
+        Place::Lent { host, offset, .. } => ReachedPlace::Lent { host: name(host), offset },
+        Place::Memory { host, offset } => ReachedPlace::Exported { host: name(host), offset },
+        Place::Interrupt { host, number, data } => {
+            ReachedPlace::Interrupt { host: name(host), number, data }
+        }
+        Place::Bar { device, bar, offset } => {
+            let device = fabric.topology().component(device).name.clone();
+            ReachedPlace::Bar { device, bar, offset }
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReachQuery {
+    of: String,
+}
+
+/// Serves a node's `/metrics` and `/v1/reach` at a UNIX socket, until the process ends, to processes of
+/// the same user and root's.
+///
+/// # Errors
+/// When the socket cannot be made, or fails.
+pub async fn serve_node(
+    metrics: Source,
+    fabric: FabricHandle,
+    socket: &FilePath,
+) -> std::io::Result<()> {
+    let answer = async move |Query(query): Query<ReachQuery>| {
+        fabric.with(|fabric| reached(fabric, &query.of)).map(Json)
+    };
+    let routes: Router = metrics::routes(metrics).route("/v1/reach", get(answer));
+    crate::http::serve_routes(routes, socket).await
+}

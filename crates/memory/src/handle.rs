@@ -1,0 +1,54 @@
+//! What leads to memory of another process: as the link between hosts carries it.
+//!
+//! On one machine it is a descriptor and where the memory begins in its file. Nobody above the link
+//! looks into it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_fabric::{LentMemory, ObjectKey};
+
+/// Memory that somebody lends; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct MemoryHandle {
+    file: Arc<OwnedFd>,
+    object: ObjectKey,
+    offset: u64,
+}
+
+impl MemoryHandle {
+    /// The memory in `file` from `offset` on. Whether it is memory at all is found out when it is mapped.
+    ///
+    /// # Errors
+    /// When the system does not tell which file it is.
+    pub fn new(file: impl Into<Arc<OwnedFd>>, offset: u64) -> io::Result<MemoryHandle> {
+        let file = file.into();
+        let object = object(file.as_fd())?;
+        Ok(MemoryHandle { file, object, offset })
+    }
+
+    /// The file, and where the memory begins in it.
+    pub fn parts(&self) -> (BorrowedFd<'_>, u64) {
+        (self.file.as_fd(), self.offset)
+    }
+
+    pub(crate) fn file(&self) -> &Arc<OwnedFd> {
+        &self.file
+    }
+}
+
+impl LentMemory for MemoryHandle {
+    fn object(&self) -> ObjectKey {
+        self.object
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+fn object(file: BorrowedFd<'_>) -> io::Result<ObjectKey> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(ObjectKey(stat.st_dev, stat.st_ino))
+}

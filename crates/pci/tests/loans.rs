@@ -1,0 +1,199 @@
+//! What a function has mapped and what its fabric says that it reaches are the same, at every step; and
+//! nothing is reached any more when its user is gone, whichever way it went.
+
+mod common;
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use common::Copier;
+use proptest::prelude::*;
+use rackbus_fabric::rack::Rack;
+use rackbus_fabric::{Fabric, FabricHandle, Lending, Place, Requester, derive};
+use rackbus_memory::space::Behind;
+use rackbus_memory::{Access, SharedMemory};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Device, EngineDevice};
+use rackbus_pci::{Endpoint, Engine, FunctionState};
+use rustix::io::Errno;
+
+const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+                    [hosts.beta]\nmemory = \"64 MiB\"\n[hosts.gamma]\niommu = false\n";
+const FUNCTION: &str = "alpha/nvme0";
+const PAGE: u64 = 4096;
+
+fn fabric() -> FabricHandle {
+    let rack = Rack::parse("rack.toml", RACK).unwrap();
+    FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()))
+}
+
+fn lending(fabric: &FabricHandle) -> Lending {
+    fabric.lending(FUNCTION, "beta").unwrap()
+}
+
+/// How many ranges the fabric says that the function reaches.
+fn reached(fabric: &FabricHandle) -> usize {
+    fabric.with(|fabric| fabric.reached(FUNCTION).unwrap().len())
+}
+
+/// The fabric has exactly the mappings with memory behind them, and each leads to it.
+fn agree(fabric: &FabricHandle, endpoint: &Endpoint) {
+    let beta = fabric.host("beta").unwrap();
+    let function = fabric.with(|fabric| fabric.topology().named(FUNCTION).unwrap());
+    let mut behind = 0;
+    for mapping in endpoint.dma().mappings() {
+        let requester = Requester::Device(function);
+        let found = fabric.resolve(requester, mapping.iova, mapping.length, mapping.access);
+        match mapping.behind {
+            Behind::Nothing => assert!(found.is_err(), "{mapping:?} is reached"),
+            Behind::Kept(_, object, offset) | Behind::NotKept(object, offset) => {
+                behind += 1;
+                let found = found.unwrap();
+                let (object, offset) = (*object, *offset);
+                assert_eq!(found.place, Place::Lent { host: beta, object, offset });
+                assert_eq!(found.length, mapping.length);
+            }
+        }
+    }
+    assert_eq!(reached(fabric), behind);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Map {
+        page: u64,
+        pages: u64,
+        at: u64,
+        access: Access,
+        memory: bool,
+    },
+    Unmap {
+        page: u64,
+        pages: u64,
+    },
+    UnmapAll,
+    DropMemory,
+    Scrub,
+    /// It goes on in another endpoint.
+    Succeed,
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let access = prop_oneof![Just(Access::READ), Just(Access::WRITE), Just(Access::all())];
+    let map = (0u64..12, 0u64..5, 0u64..12, access, prop::bool::weighted(0.9));
+    prop_oneof![
+        8 => map.prop_map(|(page, pages, at, access, memory)| Step::Map {
+            page, pages, at, access, memory
+        }),
+        6 => (0u64..12, 1u64..5).prop_map(|(page, pages)| Step::Unmap { page, pages }),
+        1 => Just(Step::UnmapAll),
+        1 => Just(Step::DropMemory),
+        1 => Just(Step::Scrub),
+        1 => Just(Step::Succeed),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn mappings_and_loans_are_the_same(steps in prop::collection::vec(steps(), 1..40)) {
+        // Some of what is asked for lies beyond the memory, and is refused.
+        let memory = SharedMemory::create("user", 12 * PAGE).unwrap();
+        let fabric = fabric();
+        let endpoint = |lending| {
+            let mut endpoint = Endpoint::new(Copier::new());
+            endpoint.begin(lending, None);
+            endpoint
+        };
+        let mut now = endpoint(lending(&fabric));
+        for step in steps {
+            match step {
+                Step::Map { page, pages, at, access, memory: behind } => {
+                    let memory = behind.then(|| memory.handle(at * PAGE));
+                    let _ = now.map(page * PAGE, pages * PAGE, access, memory);
+                }
+                Step::Unmap { page, pages } => {
+                    let _ = now.unmap(page * PAGE, pages * PAGE);
+                }
+                Step::UnmapAll => drop(now.unmap_all()),
+                Step::DropMemory => now.drop_memory(),
+                Step::Scrub => now.scrub(),
+                Step::Succeed => {
+                    let saved = now.save().unwrap();
+                    // As in another process, which has a fabric of its own or the former life's end.
+                    now.scrub();
+                    prop_assert_eq!(reached(&fabric), 0);
+                    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+                    now = endpoint(lending(&fabric));
+                    now.restore(&state, saved.descriptors).unwrap();
+                }
+            }
+            agree(&fabric, &now);
+        }
+        drop(now);
+        prop_assert_eq!(reached(&fabric), 0);
+    }
+}
+
+/// An engine with a user that has mapped a page.
+fn in_use(fabric: &FabricHandle, memory: &SharedMemory) -> (Engine, EngineDevice, UnixStream) {
+    let engine = Engine::start("test", Copier::new(), EngineOptions::default()).unwrap();
+    let device = EngineDevice::new(engine.handle().clone()).unwrap();
+    let (user, conversation) = UnixStream::pair().unwrap();
+    let session = device.session_of(lending(fabric), Some(Arc::new(conversation))).unwrap();
+    session.map(0, PAGE, Access::all(), Some(memory.handle(0))).unwrap();
+    assert_eq!(reached(fabric), 1);
+    (engine, session, user)
+}
+
+#[test]
+fn whichever_way_a_user_goes_its_loans_end() {
+    let (fabric, memory) = (fabric(), SharedMemory::create("user", PAGE).unwrap());
+    let (_engine, session, _user) = in_use(&fabric, &memory);
+    drop(session);
+    assert_eq!(reached(&fabric), 0, "the session has ended");
+
+    let (engine, session, _user) = in_use(&fabric, &memory);
+    engine.handle().revoker().revoke();
+    assert_eq!(reached(&fabric), 0, "its memory was taken away from outside");
+    drop(session);
+
+    let (engine, session, _user) = in_use(&fabric, &memory);
+    drop(engine);
+    assert_eq!(reached(&fabric), 0, "its engine has ended");
+    drop(session);
+
+    let (engine, session, _user) = in_use(&fabric, &memory);
+    assert!(engine.handle().call(|_| panic!("planted: the model fails")).is_err());
+    drop(engine);
+    assert_eq!(reached(&fabric), 0, "its model failed");
+    drop(session);
+}
+
+#[test]
+fn what_a_rack_file_bounds_is_refused_to_the_user_in_one_line() {
+    let fabric = fabric();
+    let memory = SharedMemory::create("user", 80 << 20).unwrap();
+    let engine = Engine::start("test", Copier::new(), EngineOptions::default()).unwrap();
+    let device = EngineDevice::new(engine.handle().clone()).unwrap();
+    let session = device.session_of(lending(&fabric), None).unwrap();
+    let map = |session: &EngineDevice, at, length| {
+        session.map(at, length, Access::all(), Some(memory.handle(0)))
+    };
+    map(&session, 0, 64 << 20).unwrap();
+    // The same memory at another address is no more memory.
+    map(&session, 1 << 30, 64 << 20).unwrap();
+    let refused = map(&session, 1 << 32, 65 << 20).unwrap_err();
+    assert_eq!(refused.errno, Errno::NOSPC);
+    let text =
+        "beta has 64 MiB of memory by the rack file, and 65 MiB of it would be lent here together";
+    assert_eq!(refused.message, text);
+    assert_eq!(reached(&fabric), 2);
+    drop(session);
+    let front = fabric.front_lending(FUNCTION, "gamma").unwrap();
+    let session = device.session_of(front, None).unwrap();
+    let refused = map(&session, 0, PAGE).unwrap_err();
+    assert_eq!(refused.errno, Errno::ACCESS);
+    assert!(refused.message.starts_with("gamma has no IOMMU"), "{}", refused.message);
+}
