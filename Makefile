@@ -41,8 +41,10 @@ demo: setup
 
 test: test-cargo test-loom test-e2e
 
+# With a browser named, the tests of reports fail without it instead of checking the page's text only.
 test-cargo:
-	$(CARGO) test --workspace
+	@scripts/setup browser
+	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium $(CARGO) test --workspace
 
 # The algorithms in shared memory under every order of accesses; built apart, with other flags.
 test-loom:

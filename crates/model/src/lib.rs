@@ -14,6 +14,7 @@
 //! * [`assembly`]: a rack, put together for it.
 //! * [`workload`]: what moves in a rack.
 //! * [`picture`]: results as SVG.
+//! * [`report`]: results as a page.
 //! * [`mod@reproduce`]: the papers' figures, modelled.
 
 pub mod assembly;
@@ -22,6 +23,7 @@ pub mod flow;
 pub mod picture;
 pub mod queue;
 pub mod random;
+pub mod report;
 pub mod reproduce;
 pub mod time;
 pub mod timing;

@@ -80,8 +80,18 @@ pub enum Step {
     /// A script is run so many times, side by side; it goes on when all have ended. The addresses of
     /// each are this many bytes behind those of the one before.
     Each(ScriptId, u64, u64),
+    /// So many scripts, of which this is the first that was added, are run side by side; it goes on when all
+    /// have ended.
+    All(ScriptId, u32),
     /// The time since the job began is added to this mark of its flow.
     Mark(u8),
+}
+
+impl ScriptId {
+    /// It and those that were added after it, so many in all.
+    pub fn following(self, count: u32) -> impl Iterator<Item = ScriptId> {
+        (self.0..self.0 + count).map(ScriptId)
+    }
 }
 
 /// Steps, one after the other.
@@ -168,6 +178,7 @@ impl World {
             Step::Write { bytes, .. } | Step::Read { bytes, .. } => *bytes,
             Step::Copy { bytes, .. } => 2 * bytes,
             Step::Each(script, count, _) => count * self.bytes_of(*script),
+            Step::All(first, count) => first.following(*count).map(|of| self.bytes_of(of)).sum(),
             _ => 0,
         };
         self.scripts[script.index()].iter().map(of).sum()
@@ -303,6 +314,11 @@ impl World {
             Step::Each(script, count, stride) => {
                 self.jobs[id].children = count as u32;
                 (0..count).for_each(|nth| self.child(id, script, base + nth * stride));
+                count == 0
+            }
+            Step::All(first, count) => {
+                self.jobs[id].children = count;
+                first.following(count).for_each(|script| self.child(id, script, base));
                 count == 0
             }
             Step::Mark(mark) => {

@@ -156,6 +156,16 @@ fn steps(
                 cost.uses.extend(inner.uses.iter().map(|(limit, bytes)| (*limit, bytes * count)));
                 cost.held.extend(inner.held.iter().map(|(unit, span)| (*unit, span * count)));
             }
+            Step::All(first, count) => {
+                let mut longest = 0.0_f64;
+                for script in first.following(count) {
+                    let inner = steps(world, flow, depth, world.script(script), walked);
+                    longest = longest.max(inner.unloaded);
+                    cost.uses.extend(inner.uses);
+                    cost.held.extend(inner.held);
+                }
+                cost.unloaded += longest;
+            }
             Step::Mark(_) => {}
         }
     }

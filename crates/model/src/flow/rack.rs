@@ -37,7 +37,7 @@ use super::sure::{self, Trips};
 use super::{Bottleneck, Flow, Use, fair_shares};
 use crate::engine::{Arrivals, FlowId, RouteId, World};
 use crate::timing::Timing;
-use crate::workload::{BlockTrace, Failed, FlowKind, FlowSpec, Run, Workload};
+use crate::workload::{BlockTrace, Failed, FlowKind, FlowSpec, HostProfile, Run, Workload};
 
 /// What a flow gets.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -84,6 +84,8 @@ pub struct LinkShare {
 /// What all flows of a workload get.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlowLevel {
+    /// What the hosts are taken to be.
+    pub hosts: Vec<HostProfile>,
     /// By flow, in the workload's order.
     pub flows: Vec<FlowShare>,
     /// By link, in the order of the rack's parts.
@@ -148,7 +150,7 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         there: shares.utilization[direction.index()],
         back: shares.utilization[direction.back().index()],
     });
-    Ok(FlowLevel { flows, links: links.collect() })
+    Ok(FlowLevel { hosts: run.hosts(), flows, links: links.collect() })
 }
 
 /// I/Os of a trace per second, from the first to the last.
@@ -168,7 +170,10 @@ fn uneven(spec: &FlowSpec) -> Option<&'static str> {
 fn is_several(kind: &FlowKind) -> bool {
     match kind {
         FlowKind::Write { .. } | FlowKind::Read { .. } | FlowKind::Copy { .. } => false,
-        FlowKind::Request { .. } | FlowKind::Ring { .. } | FlowKind::Steps { .. } => true,
+        FlowKind::Request { .. }
+        | FlowKind::Ring { .. }
+        | FlowKind::Steps { .. }
+        | FlowKind::AllReduce { .. } => true,
     }
 }
 

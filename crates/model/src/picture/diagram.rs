@@ -24,6 +24,8 @@ pub struct Node {
 pub struct Edge {
     /// Its ends: indices of the nodes.
     pub ends: [usize; 2],
+    /// What it is called in the picture's `data-link`: the number of the link among all of the rack's.
+    pub number: usize,
     /// What it is: `Gen3 x8`.
     pub label: String,
     /// How busy it is from the first end to the second, 0 to 1.
@@ -63,6 +65,8 @@ struct DrawnEdge {
     curve: [(f64, f64); 4],
     /// How busy it is forwards and backwards.
     shares: [f64; 2],
+    /// Whether forwards is from its second end to its first.
+    turned: bool,
     /// What points forwards and backwards.
     arrows: [&'static str; 2],
 }
@@ -92,7 +96,8 @@ impl Diagram {
         let edges = self.drawn_edges(&layout);
         let most = self.edges.iter().map(Edge::share).fold(0.0, f64::max);
         for (nth, edge) in &edges {
-            edge.draw(&mut canvas, most, &self.says(&self.edges[*nth]));
+            let of = &self.edges[*nth];
+            edge.draw(&mut canvas, most, of.number, &self.says(of));
         }
         for (&nth, at) in &layout.nodes {
             let node = &self.nodes[nth];
@@ -215,7 +220,8 @@ impl Diagram {
                 let half = (b.1 - a.1) / 2.0;
                 ([a, (a.0, a.1 + half), (b.0, b.1 - half), b], ["↓", "↑"])
             };
-            (nth, DrawnEdge { curve, shares, arrows })
+            let turned = self.edges[nth].ends[0] != from;
+            (nth, DrawnEdge { curve, shares, turned, arrows })
         };
         drawn.iter().map(edge).collect()
     }
@@ -260,8 +266,12 @@ impl DrawnEdge {
     }
 
     /// Both directions beside each other, the forward one to the left.
-    fn draw(&self, canvas: &mut Canvas, most: f64, says: &str) {
-        canvas.raw(format_args!("<g fill=\"none\"><title>{}</title>", escape(says)));
+    fn draw(&self, canvas: &mut Canvas, most: f64, number: usize, says: &str) {
+        canvas.raw(format_args!(
+            "<g fill=\"none\" data-link=\"{number}\" data-turned=\"{}\"><title>{}</title>",
+            u8::from(self.turned),
+            escape(says)
+        ));
         for (share, side) in self.shares.into_iter().zip([-1.0, 1.0]) {
             let width = 1.4 + 7.0 * share.clamp(0.0, 1.0);
             let aside = side * (width / 2.0 + 0.8);

@@ -20,6 +20,7 @@ mod svg;
 pub mod timeline;
 
 pub use axis::{Axis, Scale, Unit};
+pub(crate) use svg::escape;
 
 #[cfg(test)]
 mod tests;

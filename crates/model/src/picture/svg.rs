@@ -125,7 +125,7 @@ pub(super) fn n(value: f64) -> String {
 }
 
 /// `text` for XML, in elements and attributes; without characters that XML forbids.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

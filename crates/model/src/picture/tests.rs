@@ -61,6 +61,7 @@ fn a_large_rack_shows_its_busiest_hosts() {
     };
     let nodes: Vec<Node> = (0..40).flat_map(|h| [node(h, "root", 1), node(h, "ntb", 2)]).collect();
     let edges = (0..40).map(|h| Edge {
+        number: 0,
         ends: [2 * h, 2 * h + 1],
         label: "Gen3 x8".into(),
         there: h as f64 / 40.0,
@@ -88,6 +89,7 @@ fn rack(hosts: usize, shares: &[f64]) -> Diagram {
     let mut shares = shares.iter().copied().cycle();
     let mut share = || shares.next().unwrap_or(0.0);
     let edges = ends.into_iter().map(|ends| Edge {
+        number: 0,
         ends,
         label: "Gen4 x8".into(),
         there: share(),

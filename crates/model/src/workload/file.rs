@@ -16,8 +16,18 @@ use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
 
-const KINDS: &[&str] =
-    &["write", "read", "copy", "request", "ring", "nvme-read", "nvme-write", "steps", "trace"];
+const KINDS: &[&str] = &[
+    "write",
+    "read",
+    "copy",
+    "request",
+    "ring",
+    "nvme-read",
+    "nvme-write",
+    "steps",
+    "trace",
+    "all-reduce",
+];
 /// The longest simulated time: 100 s.
 pub(super) const LONGEST: u64 = 100_000_000_000_000;
 pub(super) const MOST_BYTES: u64 = 1 << 40;
@@ -126,7 +136,10 @@ fn flow(entry: &Named<'_>) -> Outcome<FlowSpec> {
         "steps",
         "file",
         "format",
-        "skip"
+        "skip",
+        "members",
+        "reduce",
+        "step"
     );
     let any = Section::new(entry.table, entry.span.clone(), place, all)?;
     let size = any.size("size", 1, MOST_BYTES)?;
@@ -225,6 +238,7 @@ fn kind_of(entry: &Named<'_>, any: &Section<'_>, size: Option<u64>) -> Outcome<E
                 section(keys!("host", "device", "service", "units", "interrupt", "queues_in"))?;
             nvme(&own, size, kind == "nvme-write")?
         }
+        "all-reduce" => all_reduce(&section(keys!("members", "reduce", "step"))?)?,
         "trace" => nvme(&section(TRACE)?, size, false)?,
         "steps" => {
             let own = section(keys!("steps"))?;
@@ -261,6 +275,33 @@ fn units(top: &Section<'_>) -> Outcome<BTreeMap<String, u32>> {
 }
 
 type Ends = (FlowKind, Vec<std::ops::Range<usize>>);
+
+/// Devices of a ring, at most.
+const MEMBERS: usize = 256;
+
+fn all_reduce(own: &Section<'_>) -> Outcome<Ends> {
+    let allowed = "write `members` as a list of 2 to 256 devices, each HOST/DEVICE and there once";
+    let value = own.require("members", own.get("members"), allowed)?;
+    let DeValue::Array(entries) = value.get_ref() else {
+        return wrong(value.span(), "`members` is no list", allowed);
+    };
+    if !(2..=MEMBERS).contains(&entries.len()) {
+        return wrong(value.span(), format!("there are {} members", entries.len()), allowed);
+    }
+    let (mut members, mut places) = (Vec::<String>::new(), Vec::new());
+    for entry in entries.iter() {
+        let DeValue::String(name) = entry.get_ref() else {
+            return wrong(entry.span(), "a member is no name", allowed);
+        };
+        if members.iter().any(|member| *member == **name) {
+            return wrong(entry.span(), format!("`{name}` is there twice"), allowed);
+        }
+        members.push(name.to_string());
+        places.push(entry.span());
+    }
+    let step = time(own, "step")?.unwrap_or(Time::ZERO);
+    Ok((FlowKind::AllReduce { members, reduce: own.rate("reduce")?, step }, places))
+}
 
 fn ring(own: &Section<'_>, size: Option<u64>) -> Outcome<Ends> {
     let ((host, first), (device, second)) = (end(own, "host")?, end(own, "device")?);
@@ -469,6 +510,18 @@ mod tests {
             (
                 &format!("{flow}bursts = {{ on = \"1 ns\", off = \"1 ms\" }}"),
                 "w.toml:5:17: `on` is 1.0 ns; it is at least 1 us",
+            ),
+            (
+                "[flows.a]\nkind = \"all-reduce\"\nmembers = [\"a/x\"]",
+                "w.toml:3:11: there are 1 members; write `members` as a list of 2 to 256",
+            ),
+            (
+                "[flows.a]\nkind = \"all-reduce\"\nmembers = [\"a/x\", \"b/x\", \"a/x\"]",
+                "w.toml:3:26: `a/x` is there twice",
+            ),
+            (
+                "[flows.a]\nkind = \"steps\"\nsteps = [{ together = [{ wait = \"1 us\" }] }]",
+                "w.toml:3:24: `steps` is no list",
             ),
             (&format!("{flow}file = \"x\""), "w.toml:5:1: unknown key `file` in flow a"),
             (

@@ -26,6 +26,7 @@
 //! | `copy` | `by` reads `size` from `from` and writes it to `to`: a GPU's copy, RDMA, HRDMA |
 //! | `request` | `from` writes `request` bytes to `to`, which after `service` writes `size` back |
 //! | `steps` | steps, one after the other: each waits for the one before |
+//! | `all-reduce` | `members` add up `size` bytes of each, in a ring, until all have the sum |
 //! | `ring` | `host` rings `device`'s doorbell; that reads a descriptor and `size` of input, works for `service`, writes `output`, a completion and an interrupt |
 //! | `nvme-read`, `nvme-write` | the same for a drive: command, media, data, completion, interrupt |
 //! | `trace` | the same, for each read and write of a trace of block I/O |
@@ -49,8 +50,8 @@ use crate::time::Time;
 
 pub use blocks::BlockTrace;
 pub use file::{NamedText, parse, parse_with};
-pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, TenantResult};
-pub use scripts::{Failed, Run, TraceStep, run, trace};
+pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, TenantResult};
+pub use scripts::{Failed, Run, TraceStep, Traced, run, trace, watch};
 pub use steps::{How, Move, StepSpec};
 
 /// What moves in a rack.
@@ -192,6 +193,15 @@ pub enum FlowKind {
         /// The steps, in the file's order; at least one.
         steps: Vec<StepSpec>,
     },
+    /// Sums of what all members have, by a ring all-reduce.
+    AllReduce {
+        /// The devices, in the order of the ring; at least two.
+        members: Vec<String>,
+        /// Bytes per second that a member adds up; `None` for no time.
+        reduce: Option<u64>,
+        /// What software takes before each of the ring's steps.
+        step: Time,
+    },
     /// Jobs of a device with rings of descriptors.
     Ring {
         /// The host whose driver rings the doorbell.
@@ -226,6 +236,7 @@ impl FlowKind {
             | FlowKind::Request { from, to, .. } => vec![from, to],
             FlowKind::Copy { by, from, to } => vec![by, from, to],
             FlowKind::Ring { host, device, .. } => vec![host, device],
+            FlowKind::AllReduce { members, .. } => members.iter().map(String::as_str).collect(),
             FlowKind::Steps { steps } => steps.iter().flat_map(StepSpec::all_ends).collect(),
         }
     }

@@ -18,7 +18,7 @@ use crate::time::Time;
 use crate::timing::Timing;
 
 /// Lines that can be told apart in a chart.
-const LINES: usize = 12;
+pub(crate) const LINES: usize = 12;
 /// Sizes of the picture of bandwidth over size: powers of two from 64 B to 1 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 6..=20;
 /// How long each of its points is simulated: in the time of a job, and at least.
@@ -58,9 +58,10 @@ pub fn links(rack: &Rack, results: &Results) -> Result<Diagram, Failed> {
             depth: depths.get(&id).copied().unwrap_or(0),
         });
     }
-    let edges = results.links.iter().filter_map(|link| {
+    let edges = results.links.iter().enumerate().filter_map(|(number, link)| {
         let [a, b] = link.ends.each_ref().map(|name| places.get(name).copied());
-        Some(Edge { ends: [a?, b?], label: link.link.clone(), there: link.there, back: link.back })
+        let (ends, label) = ([a?, b?], link.link.clone());
+        Some(Edge { ends, number, label, there: link.there, back: link.back })
     });
     let busiest = results.links.iter().map(|link| link.there.max(link.back)).fold(0.0, f64::max);
     let title = format!("The busiest link is busy for {:.0} % of the time", busiest * 100.0);

@@ -104,6 +104,17 @@ pub struct LinkResult {
     pub starved: u64,
 }
 
+/// What happened in a part of the measured time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slice {
+    /// When it ended; it began when the one before ended, or with the measured time.
+    pub until: Time,
+    /// By link as in [`Results::links`]: the share of the slice for which it was sending, there and back.
+    pub loads: Vec<[f64; 2]>,
+    /// By flow: bytes per second.
+    pub rates: Vec<f64>,
+}
+
 /// A host, and the profile that its processor's values are of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostProfile {

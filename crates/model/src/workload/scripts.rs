@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
 
-use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, tenants};
+use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, tenants};
 use super::writer::{Writer, misfit};
 use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Bursts, Class, DistributionId, Flow, FlowId, Histogram, Passage,
-    ResourceId, RouteId, Stuck, confidence,
+    Addresses, Arrivals, Batches, Bursts, Class, DirectionId, DistributionId, Flow, FlowId,
+    Histogram, Passage, ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
@@ -65,6 +65,41 @@ pub fn run(
     Ok(run.results())
 }
 
+/// As [`run`], watched in `slices` equal parts of the measured time.
+///
+/// # Errors
+/// [`Failed`].
+pub fn watch(
+    rack: &Rack,
+    timing: &Timing,
+    workload: &Workload,
+    most: u64,
+    slices: usize,
+) -> Result<(Results, Vec<Slice>), Failed> {
+    let mut run = Run::new(rack, timing, workload)?;
+    let Workload { warmup, duration, .. } = *workload;
+    let mut found: Vec<Slice> = Vec::new();
+    let mut before = run.counts();
+    for nth in 1..=slices as u64 {
+        let until = match nth == slices as u64 {
+            true => duration,
+            false => warmup + duration.since(warmup) / slices as u64 * nth,
+        };
+        let left = most.saturating_sub(run.assembly.world.happened());
+        run.assembly.world.run(until, left)?;
+        let now = run.counts();
+        let since = found.last().map_or(warmup, |slice| slice.until);
+        let seconds = until.since(since).seconds();
+        let per_second = |(now, before): (f64, f64)| (now - before) / seconds;
+        let loads = now.0.iter().zip(&before.0);
+        let loads = loads.map(|(now, before)| [0, 1].map(|of| per_second((now[of], before[of]))));
+        let rates = now.1.iter().zip(&before.1).map(|(now, before)| per_second((*now, *before)));
+        found.push(Slice { until, loads: loads.collect(), rates: rates.collect() });
+        before = now;
+    }
+    Ok((run.results(), found))
+}
+
 /// A packet's passage in a trace.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TraceStep {
@@ -84,7 +119,18 @@ pub struct TraceStep {
     pub end_ns: f64,
 }
 
-/// The first job of the flow of that name, alone in the rack, hop by hop; and how long it took.
+/// A job, followed from hop to hop.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Traced {
+    /// Its packets' passages, in the order in which they were sent.
+    pub steps: Vec<TraceStep>,
+    /// How long it took.
+    pub took: Time,
+    /// What the hosts are taken to be.
+    pub hosts: Vec<HostProfile>,
+}
+
+/// The first job of the flow of that name, alone in the rack, hop by hop.
 ///
 /// # Errors
 /// [`Failed`].
@@ -93,7 +139,7 @@ pub fn trace(
     timing: &Timing,
     workload: &Workload,
     flow: &str,
-) -> Result<(Vec<TraceStep>, Time), Failed> {
+) -> Result<Traced, Failed> {
     let mut alone = workload.clone();
     alone.flows.retain(|spec| spec.name == flow);
     for spec in &mut alone.flows {
@@ -107,7 +153,7 @@ pub fn trace(
     let took = run.flows.first().and_then(|(queues, _)| queues.first());
     let took = took.map_or(Time::ZERO, |id| run.assembly.world.flow(*id).latency.mean());
     let steps = run.assembly.world.trace().iter().map(|passage| run.step(passage)).collect();
-    Ok((steps, took))
+    Ok(Traced { steps, took, hosts: run.hosts() })
 }
 
 impl Run {
@@ -251,6 +297,38 @@ impl Run {
         Ok(found)
     }
 
+    /// Since measuring began: for how many seconds each link was sending, there and back, and the bytes of
+    /// each flow.
+    fn counts(&self) -> (Vec<[f64; 2]>, Vec<f64>) {
+        let world = &self.assembly.world;
+        let measured = world.now().since(self.workload.warmup).seconds();
+        let links =
+            self.assembly.links().map(|(.., there)| self.load(there).map(|of| of * measured));
+        let bytes =
+            |queues: &[FlowId]| queues.iter().map(|queue| world.flow(*queue).bytes()).sum::<u64>();
+        let flows = self.flows.iter().map(|(queues, _)| bytes(queues) as f64);
+        (links.collect(), flows.collect())
+    }
+
+    /// The shares of the measured time for which a link was sending, there and back.
+    fn load(&self, there: DirectionId) -> [f64; 2] {
+        let world = &self.assembly.world;
+        // Memory is behind a hop that is as wide as it: its own load is what there is to see.
+        match world.direction_parameters(there).wire {
+            Some(_) => [world.utilization(there), world.utilization(there.back())],
+            None => world.served_share(world.ends_of(there).1),
+        }
+    }
+
+    /// What the hosts are taken to be, in the order of the rack file.
+    pub fn hosts(&self) -> Vec<HostProfile> {
+        let all = self.assembly.topology().hosts().map(|(_, host)| HostProfile {
+            host: host.name.clone(),
+            profile: self.assembly.timing().of_host(&host.name).profile.clone(),
+        });
+        all.collect()
+    }
+
     /// What has come of it.
     pub fn results(&self) -> Results {
         let world = &self.assembly.world;
@@ -261,11 +339,7 @@ impl Run {
             .collect();
         let links = self.assembly.links().map(|(a, b, link, direction)| {
             let name = |id| self.assembly.topology().component(id).name.clone();
-            // Memory is behind a hop that is as wide as it: its own load is what there is to see.
-            let [there, back] = match world.direction_parameters(direction).wire {
-                Some(_) => [world.utilization(direction), world.utilization(direction.back())],
-                None => world.served_share(world.ends_of(direction).1),
-            };
+            let [there, back] = self.load(direction);
             LinkResult {
                 ends: [name(a), name(b)],
                 link: link.to_string(),
@@ -276,13 +350,8 @@ impl Run {
             }
         });
         let links = links.collect();
-        let hosts = self.assembly.topology().hosts().map(|(_, host)| HostProfile {
-            host: host.name.clone(),
-            profile: self.assembly.timing().of_host(&host.name).profile.clone(),
-        });
-        let hosts = hosts.collect();
         Results {
-            hosts,
+            hosts: self.hosts(),
             seconds,
             events: world.happened(),
             tenants: tenants(&flows),

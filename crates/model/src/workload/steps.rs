@@ -14,7 +14,7 @@ use crate::time::Time;
 /// What a step may be, for messages.
 pub(super) const FORM: &str = "steps are { wait = TIME }, { use = UNIT, time = TIME }, { write, read, store or load = SIZE, \
     from = END, to = END }, { copy = SIZE, by = END, from = END, to = END }, { each = N, apart = SIZE, \
-    steps = [...] } and { hold = UNIT, steps = [...] }";
+    steps = [...] }, { hold = UNIT, steps = [...] } and { together = [[...], [...]] }";
 /// How deep steps may be within steps.
 const DEEPEST: usize = 4;
 
@@ -36,6 +36,8 @@ pub enum StepSpec {
         /// The steps that each time does, one after the other.
         steps: Vec<StepSpec>,
     },
+    /// Lists of steps are done side by side.
+    Together(Vec<Vec<StepSpec>>),
     /// Bytes are written, read or copied.
     Move(Move),
 }
@@ -86,6 +88,9 @@ impl StepSpec {
             StepSpec::Hold(_, steps) | StepSpec::Each { steps, .. } => {
                 steps.iter().flat_map(StepSpec::all_ends).collect()
             }
+            StepSpec::Together(lists) => {
+                lists.iter().flatten().flat_map(StepSpec::all_ends).collect()
+            }
             _ => self.ends().iter().map(String::as_str).collect(),
         }
     }
@@ -117,7 +122,7 @@ fn list(
 
 const KEYS: &[&str] = &[
     "wait", "use", "time", "hold", "each", "apart", "steps", "write", "read", "store", "load",
-    "copy", "by", "from", "to", "at", "channel", "until",
+    "copy", "by", "from", "to", "at", "channel", "until", "together",
 ];
 const WORDS: [(&str, How); 5] = [
     ("write", How::Write),
@@ -133,7 +138,8 @@ fn step(
     depth: usize,
 ) -> Outcome<StepSpec> {
     let section = subsection(entry, "a step", KEYS)?;
-    let verbs = ["wait", "use", "hold", "each"].into_iter().chain(WORDS.map(|(word, _)| word));
+    let verbs =
+        ["wait", "use", "hold", "each", "together"].into_iter().chain(WORDS.map(|(word, _)| word));
     let given: Vec<&str> = verbs.filter(|verb| section.get(verb).is_some()).collect();
     let [verb] = given[..] else {
         return wrong(entry.span(), "a step does one thing", FORM);
@@ -165,6 +171,22 @@ fn step(
             let apart = section.size("apart", 0, MOST_BYTES)?.unwrap_or(0);
             Ok(StepSpec::Each { count, apart, steps: inner(places)? })
         }
+        "together" => {
+            let own = only(&["together"])?;
+            let lists = own.require("together", own.get("together"), FORM)?;
+            let DeValue::Array(lists) = lists.get_ref() else {
+                return wrong(lists.span(), "`together` is no list of lists", FORM);
+            };
+            if lists.is_empty() || lists.len() > 1000 {
+                return wrong(
+                    own.place("together"),
+                    "`together` has no list, or more than 1000",
+                    FORM,
+                );
+            }
+            let lists = lists.iter().map(|steps| list(steps, places, depth + 1));
+            Ok(StepSpec::Together(lists.collect::<Outcome<_>>()?))
+        }
         verb => moves(&section, verb, places).map(StepSpec::Move),
     }
 }
@@ -174,7 +196,7 @@ fn moves(section: &Section<'_>, verb: &str, places: &mut Vec<Range<usize>>) -> O
     let Some((word, how)) = found else {
         return wrong(section.span.clone(), "a step does one thing", FORM);
     };
-    for key in ["wait", "use", "time", "hold", "each", "apart", "steps"] {
+    for key in ["wait", "use", "time", "hold", "each", "apart", "steps", "together"] {
         if section.get(key).is_some() {
             return wrong(section.place(key), format!("`{key}` is not for `{word}`"), FORM);
         }

@@ -123,6 +123,7 @@ impl Writer<'_> {
                 self.write(other, back, size, Until::Landed);
                 self.seen(0);
             }
+            FlowKind::AllReduce { reduce, step, .. } => return self.all_reduce(*reduce, *step),
             FlowKind::Ring { input, output, .. } => {
                 return self.write_ring(medium, (*input, *output));
             }
@@ -179,8 +180,63 @@ impl Writer<'_> {
                 let script = self.run.assembly.world.add_script(inner);
                 self.script.push(Step::Each(script, *count, *apart));
             }
+            StepSpec::Together(lists) => {
+                let lists = lists.iter().map(|steps| self.steps(steps, nth));
+                let lists = lists.collect::<Result<Vec<_>, _>>()?;
+                self.all(lists);
+            }
             StepSpec::Move(moved) => self.moves(moved, first)?,
         }
+        Ok(())
+    }
+
+    /// A step of scripts side by side.
+    fn all(&mut self, scripts: Vec<Script>) {
+        let count = scripts.len() as u32;
+        let world = &mut self.run.assembly.world;
+        let ids: Vec<ScriptId> =
+            scripts.into_iter().map(|script| world.add_script(script)).collect();
+        self.script.extend(ids.first().map(|first| Step::All(*first, count)));
+    }
+
+    /// A ring all-reduce. Each of as many chunks as there are members goes round the ring, from a member of its
+    /// own on: to the last member it is added up, then all get the sum. Chunks wait for each other only where
+    /// they use the same.
+    fn all_reduce(&mut self, reduce: Option<u64>, step: Time) -> Result<(), Failed> {
+        let count = self.ends.len();
+        let bytes = self.spec.size.div_ceil(count as u64).max(1);
+        let adding = reduce.map_or(0, |rate| {
+            (u128::from(bytes) * 1_000_000_000_000 / u128::from(rate)).min(u128::from(u64::MAX / 4))
+                as u64
+        });
+        let mut hops = Vec::new();
+        for nth in 0..count {
+            if !matches!(self.ends[nth], End::Device(_)) {
+                let span = self.spec.places.ends.get(nth).cloned().unwrap_or(0..0);
+                let what = format!("`{}` is no device", self.run.assembly.end_name(self.ends[nth]));
+                let allowed = "the members of an all-reduce are devices, HOST/DEVICE".to_owned();
+                return Err(Failed::Wrong(Problem { span, what, allowed }));
+            }
+            let source = self.channel(nth, "")?;
+            hops.push((source.stream, self.route(nth, (nth + 1) % count)?));
+        }
+        let until = Until::Landed;
+        let chunk = |first: usize| {
+            let mut script = Script::new();
+            for hop in 0..2 * (count - 1) {
+                let (stream, route) = hops[(first + hop) % count];
+                let address = bytes * first as u64;
+                if step > Time::ZERO {
+                    script.push(Step::Wait(step));
+                }
+                script.push(Step::Write { stream, route, address, bytes, until });
+                if adding > 0 && hop < count - 1 {
+                    script.push(Step::Wait(Time::from_ps(adding)));
+                }
+            }
+            script
+        };
+        self.all((0..count).map(chunk).collect());
         Ok(())
     }
 

@@ -66,7 +66,7 @@ fn hops_without_links_show_load_and_are_traced() {
     let parsed = rackbus_fabric::rack::Rack::parse("rack.toml", rack).unwrap();
     let timing = rackbus_model::timing::read_for("rack.toml", rack, &parsed).unwrap();
     let flows = rackbus_model::workload::parse("workload.toml", workload).unwrap();
-    let (steps, _) = rackbus_model::workload::trace(&parsed, &timing, &flows, "write").unwrap();
+    let steps = rackbus_model::workload::trace(&parsed, &timing, &flows, "write").unwrap().steps;
     let passed = |from: &str, to: &str| steps.iter().any(|step| step.from == from && step.to == to);
     assert!(passed("near/gpu0", "near/root") && passed("near/root", "near/memory"), "{steps:?}");
 }

@@ -9,12 +9,13 @@ mod run;
 mod trace;
 mod variants;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 use rackbus_model::timing::{self, Timing};
-use rackbus_model::workload::{self, Failed, NamedText, Workload};
+use rackbus_model::workload::{self, Failed, HostProfile, NamedText, Workload};
 
 use crate::Common;
 use crate::commands::misread;
@@ -123,6 +124,19 @@ fn write(file: &Path, text: &str) -> Result<(), Failure> {
     written.map_err(|cause| {
         Failure::new(format!("{}: {cause}", file.display()), "name a place that can be written")
     })
+}
+
+/// What hosts were taken to be, in a line.
+fn taken_to_be(hosts: &[HostProfile]) -> String {
+    let mut profiles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts {
+        profiles.entry(&host.profile).or_default().push(&host.host);
+    }
+    let profiles = profiles.into_iter().map(|(profile, hosts)| match hosts.len() {
+        0..=8 => format!("{profile} ({})", hosts.join(", ")),
+        many => format!("{profile} ({many} hosts)"),
+    });
+    format!("hosts are taken to be: {}", profiles.collect::<Vec<_>>().join(", "))
 }
 
 /// Nanoseconds, for people.

@@ -1,15 +1,15 @@
 //! `rackbus model run`: a workload in a rack.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rackbus_model::flow::rack::{FlowLevel, shares};
+use rackbus_model::report;
 use rackbus_model::workload::{self, Failed, LinkResult, Results, pictures};
 use serde::Serialize;
 
 use super::variants::{self, Sweep, Variant};
-use super::{Case, Source, broken, live, rate, span, write};
+use super::{Case, Source, broken, live, rate, span, taken_to_be, write};
 use crate::Common;
 use crate::output::{Cell, Failure, Output, Tone};
 
@@ -22,6 +22,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model run rack.toml workload.toml --without lender/gpu0
   rackbus model run rack.toml workload.toml --degrade lender-ntb,top-of-rack
   rackbus model run rack.toml workload.toml --pictures pictures/
+  rackbus model run rack.toml workload.toml --report report.html
   rackbus model run rack.toml workload.toml --flow-level
   rackbus model run --live                   the running rack, with its leases as the workload
   rackbus model run --live workload.toml     the running rack, with another workload
@@ -45,6 +46,9 @@ pub struct Args {
     /// Draw bandwidth over size, latencies and links into this folder (SVG), one set for each variant.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
+    /// Write a page to look at: topology by load over time, latencies, what holds flows up (one HTML file).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["flow_level", "sweep"])]
+    report: Option<PathBuf>,
     /// Share links fairly instead of simulating packets: bandwidth of thousands of hosts in seconds.
     #[arg(long, conflicts_with = "pictures")]
     flow_level: bool,
@@ -84,9 +88,15 @@ impl Args {
             return Ok(());
         }
         output.progress(&format!("simulating {duration} of {flows} flows{several}"));
-        let simulate =
-            |case: &Case| workload::run(&case.rack, &case.timing, &case.workload, self.max_events);
-        let outcomes = all(&variants, &cases, simulate)?;
+        let outcomes = match &self.report {
+            None => {
+                let simulate = |case: &Case| {
+                    workload::run(&case.rack, &case.timing, &case.workload, self.max_events)
+                };
+                all(&variants, &cases, simulate)?
+            }
+            Some(file) => vec![self.reported(file, &cases[0])?],
+        };
         if let Some(folder) = &self.pictures {
             self.draw(folder, &cases, &outcomes, output)?;
         }
@@ -97,6 +107,14 @@ impl Args {
             show_links(o, outcomes.iter().map(|one| (one, used(&one.results.links))), outcomes);
         });
         Ok(())
+    }
+
+    /// The only case's outcome, with a page of it written.
+    fn reported(&self, file: &Path, case: &Case) -> Result<Outcome<Results>, Failure> {
+        let simulated = report::simulate(&case.rack, &case.timing, &case.workload, self.max_events);
+        let (results, page) = simulated.map_err(|failed| case.failure(failed))?;
+        write(file, &page)?;
+        Ok(Outcome { variant: Vec::new(), results })
     }
 
     fn answer<T: Serialize>(
@@ -264,16 +282,7 @@ fn show_doubts(o: &Output, outcomes: &[Outcome<Results>]) {
             o.line(&format!("{place}{}: {doubt}", flow.name));
         }
     }
-    let hosts = outcomes.first().into_iter().flat_map(|outcome| &outcome.results.hosts);
-    let mut profiles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for host in hosts {
-        profiles.entry(&host.profile).or_default().push(&host.host);
-    }
-    let profiles = profiles.into_iter().map(|(profile, hosts)| match hosts.len() {
-        0..=8 => format!("{profile} ({})", hosts.join(", ")),
-        many => format!("{profile} ({many} hosts)"),
-    });
-    o.line(&format!("hosts are taken to be: {}", profiles.collect::<Vec<_>>().join(", ")));
+    o.line(&taken_to_be(outcomes.first().map_or(&[], |outcome| &outcome.results.hosts)));
 }
 
 fn show_tenants(o: &Output, outcomes: &[Outcome<Results>]) {
@@ -351,6 +360,7 @@ fn show_shares(o: &Output, outcomes: &[Outcome<FlowLevel>]) {
             o.line(&format!("{}: {why}", flow.name));
         }
     }
+    o.line(&taken_to_be(outcomes.first().map_or(&[], |outcome| &outcome.results.hosts)));
     let links = outcomes.iter().map(|outcome| {
         let busy = outcome.results.links.iter();
         (

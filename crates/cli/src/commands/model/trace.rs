@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use rackbus_model::workload::{TraceStep, pictures, trace};
+use rackbus_model::workload::{HostProfile, TraceStep, Traced, pictures, trace};
 use serde::Serialize;
 
-use super::{Case, Source, span, write};
+use super::{Case, Source, span, taken_to_be, write};
 use crate::output::{Failure, Output};
 
 /// Follow one job of a workload's flow, alone in the rack, from hop to hop.
@@ -32,6 +32,7 @@ pub struct Args {
 struct Trace {
     flow: String,
     took_ns: f64,
+    hosts: Vec<HostProfile>,
     steps: Vec<TraceStep>,
 }
 
@@ -46,11 +47,11 @@ impl Args {
             return Err(Failure::usage(error, format!("its flows are {}", names.join(", "))));
         }
         let traced = trace(&case.rack, &case.timing, &case.workload, flow);
-        let (steps, took) = traced.map_err(|failed| case.failure(failed))?;
+        let Traced { steps, took, hosts } = traced.map_err(|failed| case.failure(failed))?;
         if let Some(file) = &self.picture {
             write(file, &pictures::timeline(flow, &steps, took).svg())?;
         }
-        let trace = Trace { flow: flow.to_owned(), took_ns: took.ns(), steps };
+        let trace = Trace { flow: flow.to_owned(), took_ns: took.ns(), hosts, steps };
         output.result(&trace, |o| {
             let rows = trace.steps.iter().map(|step| {
                 vec![
@@ -65,6 +66,7 @@ impl Args {
             });
             o.table(&["packet", "what", "from", "to", "at", "waited", "took"], rows.collect());
             o.line(&format!("{flow}: {} in all", span(trace.took_ns)));
+            o.line(&taken_to_be(&trace.hosts));
         });
         Ok(())
     }
