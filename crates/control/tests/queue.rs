@@ -127,7 +127,9 @@ async fn who_waits_gets_the_function_in_turn_and_nobody_overtakes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_returned_is_not_snatched_from_who_waits_but_by_who_is_more_urgent() {
     let service = service().await;
-    for (urgency, snatched) in [(3, false), (4, true)] {
+    let mut snatched = [0; 2];
+    for round in 0..60 {
+        let urgency = 3 + round as u8 % 2;
         let held = service.borrow(&request(None, 0), None).await.unwrap();
         let waits = wait(&service, 3).await;
         let newcomers: Vec<_> = (0..8)
@@ -149,13 +151,14 @@ async fn what_is_returned_is_not_snatched_from_who_waits_but_by_who_is_more_urge
         for newcomer in newcomers {
             got.extend(newcomer.await.unwrap());
         }
-        assert_eq!(got.len(), usize::from(snatched), "{got:?}");
+        snatched[round % 2] += got.len();
         for lease in got {
             service.give_back(lease.lease, None).await.unwrap();
         }
         let lease = waits.await.unwrap().lease;
         service.give_back(lease, None).await.unwrap();
     }
+    assert!(snatched[0] == 0 && snatched[1] > 0, "{snatched:?}");
 }
 
 #[tokio::test]
