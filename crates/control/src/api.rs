@@ -1,5 +1,7 @@
 //! What the API says: the bodies of requests and answers, as programs and the command line see them.
 
+use std::time::Duration;
+
 use rackbus_lease::Message;
 pub use rackbus_lease::Placement;
 use serde::{Deserialize, Serialize};
@@ -102,6 +104,9 @@ pub struct Device {
     pub lease: Option<u64>,
     /// The newest epoch given out.
     pub epoch: u64,
+    /// Requests that wait for it.
+    #[serde(default)]
+    pub waiting: usize,
     /// What its node says of it; nothing while the node is not there.
     pub report: Option<DeviceReport>,
     /// What the borrower's node says of the front that it runs for the function; nothing where the
@@ -293,7 +298,17 @@ pub struct BorrowRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub placement: Option<Placement>,
+    /// How long to wait for the function while others have it, in milliseconds, at most a day; nothing:
+    /// not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
+    /// Of those who wait, the greatest comes first.
+    #[serde(default)]
+    pub priority: u8,
 }
+
+/// The longest time that a request may wait: a day, in milliseconds.
+pub const LONGEST_WAIT_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// How far a borrower trusts its lender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -310,7 +325,31 @@ impl BorrowRequest {
     /// A function for a host, with nothing particular asked for.
     pub fn new(function: &str, borrower: &str) -> BorrowRequest {
         let (function, borrower) = (function.to_owned(), borrower.to_owned());
-        BorrowRequest { function, borrower, isolation: Isolation::Shared, placement: None }
+        BorrowRequest {
+            function,
+            borrower,
+            isolation: Isolation::Shared,
+            placement: None,
+            wait_ms: None,
+            priority: 0,
+        }
+    }
+
+    /// How long to wait for a function that others have.
+    ///
+    /// # Errors
+    /// When that is too long.
+    pub fn wait(&self) -> Result<Option<Duration>, ApiError> {
+        match self.wait_ms {
+            Some(ms) if ms > LONGEST_WAIT_MS => Err(ApiError {
+                code: "bad_request".to_owned(),
+                error: format!("a request cannot wait for {ms} ms"),
+                remedy: "wait for a day at most, and ask again".to_owned(),
+                holder: None,
+                lease: None,
+            }),
+            wait => Ok(wait.map(Duration::from_millis)),
+        }
     }
 
     /// Where the function's front runs.

@@ -92,7 +92,7 @@ impl Client {
     }
 
     /// Borrows a function; answers when it can be used. A control plane that is restarted meanwhile
-    /// is asked again.
+    /// is asked again; a request that waits does so at the end of its queue.
     ///
     /// # Errors
     /// [`ClientError`]; [`ClientError::Refused`] names the holder.
@@ -221,9 +221,10 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        let (key, begun) = (new_key(), Instant::now());
-        let mut sent = false;
+        let key = new_key();
+        let (mut sent, mut lost_since) = (false, None);
         loop {
+            let asked = Instant::now();
             let outcome = self.ask(method.clone(), path, body, Some(&key)).await;
             let lost = match &outcome {
                 Err(ClientError::Broken(_)) => true,
@@ -232,7 +233,10 @@ impl Client {
                 Err(ClientError::Unreachable { .. }) => sent,
                 _ => false,
             };
-            if !lost || begun.elapsed() > REPEATED {
+            // One that waited for long was lost just now.
+            let since = lost_since.filter(|_| asked.elapsed() < REPEATED);
+            let since = *lost_since.insert(since.unwrap_or_else(Instant::now));
+            if !lost || since.elapsed() > REPEATED {
                 return outcome;
             }
             sent = true;

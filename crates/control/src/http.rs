@@ -79,7 +79,7 @@ impl IntoResponse for ApiError {
             "unknown_function" | "unknown_host" | "unknown_lease" | "unknown_place" | "no_way" => {
                 StatusCode::NOT_FOUND
             }
-            "held" | "returning" | "withdrawn" | "over" => StatusCode::CONFLICT,
+            "held" | "returning" | "queued" | "withdrawn" | "over" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,

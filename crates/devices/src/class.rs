@@ -63,6 +63,14 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// # Errors
     /// When what it is made of cannot be had.
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>>;
+
+    /// Makes the model that goes on where an earlier life of it was saved, which gave `medium`.
+    /// Nothing of that life is under way with the medium any more.
+    ///
+    /// # Errors
+    /// As [`model`](DeviceConfig::model), and when `medium` is not what it needs.
+    fn resume(&self, folders: &Folders, medium: Vec<OwnedFd>)
+    -> std::io::Result<Box<dyn Function>>;
 }
 
 /// Why a front could not be made.
@@ -151,6 +159,8 @@ impl Class for Modelled {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_pci::{Endpoint, FunctionState, RestoreError};
+
     use super::*;
 
     fn refused(text: &str) -> String {
@@ -180,6 +190,46 @@ mod tests {
         let devices: Vec<_> =
             devices.iter().map(|d| (&*d.function, d.kind, d.config.is_some())).collect();
         assert_eq!(devices, [("a/g", "gpu", false), ("a/n", "nvme", true)]);
+    }
+
+    /// A new class is added here with what the rack file has to say of it at least.
+    const LEAST: [(&str, &str); 2] =
+        [("nvme", "size = \"1 MiB\"\n"), ("memory", "size = \"1 MiB\"\nat_return = \"keep\"\n")];
+
+    /// Whoever runs a device of whatever class can hand it over to another process.
+    #[test]
+    fn a_device_of_every_class_goes_on_from_its_state_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let folders = Folders { state: folder.path().into(), rack: folder.path().into() };
+        let mut classes: Vec<&str> = Vec::new();
+        for (class, keys) in LEAST {
+            for backing in ["memory", "file"] {
+                let text = format!(
+                    "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"{class}\"\n\
+                     backing = \"{backing}\"\n{keys}"
+                );
+                let (_, devices) = parse_rack("rack.toml", &text).unwrap();
+                let config = devices[0].config.clone().unwrap();
+                let mut first = Endpoint::new(config.model(&folders).unwrap());
+                let saved = first.save().unwrap();
+                drop(first);
+                let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+                let copies =
+                    |fds: &[OwnedFd]| fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
+                let go_on = || {
+                    let model = config.resume(&folders, copies(&saved.medium)).unwrap();
+                    let mut next = Endpoint::new(model);
+                    next.restore(&state, copies(&saved.descriptors))
+                };
+                go_on().unwrap_or_else(|error| panic!("{class} in {backing}: {error}"));
+                assert!(matches!(go_on(), Err(RestoreError::Taken)));
+                let without = config.resume(&folders, Vec::new());
+                assert!(without.is_err(), "{class} in {backing} goes on without its medium");
+            }
+            classes.push(class);
+        }
+        let played = CLASSES.iter().map(|class| class.name()).take_while(|name| *name != "gpu");
+        assert_eq!(played.collect::<Vec<_>>(), classes);
     }
 
     #[test]

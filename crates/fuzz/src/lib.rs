@@ -9,6 +9,7 @@
 //!
 //! * [`input`]: bytes as choices.
 //! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
+//! * [`state`]: saved functions that another process goes on with.
 //! * [`link`], [`segment`]: what other nodes and processes say.
 //! * [`files`]: rack files, timing and workloads.
 //! * [`api`]: the control plane's HTTP API.
@@ -19,6 +20,7 @@ pub mod input;
 pub mod link;
 pub mod nvme;
 pub mod segment;
+pub mod state;
 pub mod vfio_user;
 
 /// One thing to fuzz.
@@ -38,6 +40,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
     Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
+    Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },
     Target { name: "rack", run: files::rack, seeds: files::rack_seeds, words: files::WORDS },

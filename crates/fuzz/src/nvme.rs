@@ -3,14 +3,15 @@
 //!
 //! The drive may reach a part of the driver's memory: what lies before and after must not change,
 //! nor what it may only read. What is unmapped does not change either, until it is mapped again.
-//! And whatever was done, the next driver finds a drive that works.
+//! And whatever was done, the next driver finds a drive that works. In between, another process may
+//! go on with the drive.
 
 use std::sync::atomic::Ordering;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::endpoint::{Clock, Region};
-use rackbus_pci::{Endpoint, Work};
+use rackbus_pci::{Endpoint, FunctionState, Saved, Work};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc};
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
 
@@ -51,8 +52,9 @@ impl Clock for Time {
     }
 }
 
-struct Driver {
-    endpoint: Endpoint,
+pub(crate) struct Driver {
+    pub(crate) endpoint: Endpoint,
+    config: NvmeConfig,
     ram: SharedMemory,
     time: Time,
     /// Entries of each queue, and tails of submission queues.
@@ -69,7 +71,7 @@ fn at(page: u64) -> u64 {
 }
 
 impl Driver {
-    fn new(block_size: u32) -> Driver {
+    pub(crate) fn new(block_size: u32) -> Driver {
         let config = NvmeConfig { block_size, ..NvmeConfig::memory(DRIVE, "FUZZ") };
         let nvme = Nvme::new(&config).expect("there is memory for it");
         let time = Time::default();
@@ -79,6 +81,7 @@ impl Driver {
         }
         let mut driver = Driver {
             endpoint: Endpoint::with_clock(Box::new(nvme), Box::new(time.clone())),
+            config,
             ram,
             time,
             entries: 16,
@@ -124,8 +127,24 @@ impl Driver {
         bytes
     }
 
+    /// Another process goes on with the drive, as `state` says, with what was `saved` beside it. True
+    /// when that could be.
+    pub(crate) fn go_on(&mut self, state: &FunctionState, saved: Saved) -> bool {
+        let nvme = Nvme::resume(&self.config, saved.medium).expect("it is the drive's memory");
+        self.endpoint = Endpoint::with_clock(Box::new(nvme), Box::new(self.time.clone()));
+        self.endpoint.restore(state, saved.descriptors).is_ok()
+    }
+
+    /// The same with what is saved now.
+    pub(crate) fn go_on_as_it_is(&mut self) {
+        let saved = self.endpoint.save().expect("it has not ended");
+        let text = saved.state.to_bytes().expect("it can be written");
+        let state = FunctionState::from_bytes(&text).expect("it was written here");
+        assert!(self.go_on(&state, saved), "what was saved cannot be restored");
+    }
+
     /// Lets the drive work until it has nothing to do, or long enough.
-    fn poll(&mut self) {
+    pub(crate) fn poll(&mut self) {
         for _ in 0..32 {
             let now = self.time.0.fetch_add(1000, Ordering::Relaxed) + 1000;
             if self.endpoint.poll(now) != Work::Done {
@@ -182,7 +201,7 @@ impl Driver {
         *tail = (*tail + 1) % self.entries;
     }
 
-    fn ring(&mut self, qid: u16) {
+    pub(crate) fn ring(&mut self, qid: u16) {
         let tail = u32::from(self.tails[usize::from(qid)]);
         self.doorbell(reg::sq_tail_doorbell(qid, STRIDE), tail, qid > 0 && self.shadow);
     }
@@ -247,6 +266,11 @@ impl Driver {
     fn succeed(&mut self) {
         self.remap();
         self.check();
+        self.serve_next();
+    }
+
+    /// The next driver, whatever this one could reach.
+    pub(crate) fn serve_next(&mut self) {
         self.endpoint.scrub();
         assert_eq!(self.endpoint.unmap_all(), 0, "a scrubbed function has mappings");
         self.map(&OPEN[0], true);
@@ -448,6 +472,7 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
                 driver.poke(at(page) + offset, &input.u64().to_le_bytes());
             }
         }
+        11 if choice & 0x80 != 0 => driver.go_on_as_it_is(),
         11 => {
             driver.time.0.fetch_add(input.number() & 0xffff_ffff, Ordering::Relaxed);
             driver.poll();
@@ -469,6 +494,13 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
 
 /// Does what `data` says.
 pub fn run(data: &[u8]) {
+    let mut driver = driven(data);
+    driver.poll();
+    driver.succeed();
+}
+
+/// A driver that has done what `data` says.
+pub(crate) fn driven(data: &[u8]) -> Driver {
     let mut input = Input::new(data);
     let shape = input.u8();
     let mut driver = Driver::new(if shape & 1 == 0 { 512 } else { 4096 });
@@ -482,8 +514,7 @@ pub fn run(data: &[u8]) {
         }
         deed(&mut driver, &mut input);
     }
-    driver.poll();
-    driver.succeed();
+    driver
 }
 
 /// Commands as drivers send them.
@@ -508,7 +539,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let admin = |opcode: u8, cdw10: u8| vec![0, opcode, 0, 0, data, data + 1, cdw10, 0, 0, 0, 0, 0];
     let all = |opcode| [simple(opcode), list(opcode), sgl(opcode), segment(opcode)].concat();
     let queries: Vec<u8> = (0..11).flat_map(|opcode| admin(opcode, 1)).collect();
-    let memory = [vec![0x0d], simple(READ), vec![0x4d], simple(WRITE), vec![0x0e]].concat();
+    let memory =
+        [vec![0x0d], simple(READ), vec![0x4d], vec![0x8b], simple(WRITE), vec![0x0e]].concat();
     [0x30, 0x31, 0x36, 0xf4]
         .into_iter()
         .flat_map(|shape| {

@@ -18,12 +18,15 @@
 //! The authority repeats what was not answered; nodes answer repeated messages again. Only
 //! registering, renewing and reporting a loss begin at a node, which repeats those.
 //!
+//! Requests for a function that somebody has may wait in a [`Queue`].
+//!
 //! Time is a number of milliseconds that the caller passes in; it need only grow.
 
 pub mod authority;
 pub mod borrower;
 pub mod lender;
 pub mod message;
+pub mod queue;
 
 pub use authority::{
     Authority, BorrowRefused, Config, EndReason, FunctionRecord, FunctionState, HostRecord,
@@ -34,3 +37,4 @@ pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
 pub use message::{
     BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis, Placement,
 };
+pub use queue::{Place, Priority, Queue};

@@ -422,6 +422,19 @@ impl SharedMemory {
         Ok(fd)
     }
 
+    /// Memory that another process [created](SharedMemory::create) and passed on.
+    ///
+    /// # Errors
+    /// [`RegionError`] when it is shorter than `length`, or was not made so: somebody could truncate it.
+    pub fn adopt(fd: OwnedFd, length: u64) -> Result<SharedMemory, RegionError> {
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| RegionError::NotMemory)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(RegionError::NotMemory);
+        }
+        let region = Region::map(fd.as_fd(), 0, length, Access::READ | Access::WRITE)?;
+        Ok(SharedMemory { file: Arc::new(fd), region: Arc::new(region) })
+    }
+
     /// The mapped region.
     pub fn region(&self) -> &Arc<Region> {
         &self.region

@@ -7,13 +7,14 @@
 //!
 //! Saving ends a life of the function. From then on the old one does nothing any more, neither
 //! takes commands nor answers any, so that each command is answered once. For the same reason a
-//! value is restored once.
+//! value is restored once: among its descriptors is the right to go on from it, which whoever
+//! restores it takes, in whatever process, however many copies of the value there are.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_memory::space::{Behind, KEPT_FILES};
-use rackbus_memory::{Access, DmaSpace, MapError, MemoryHandle};
+use rackbus_memory::{Access, DmaSpace, Event, MapError, MemoryHandle, PeerEvent};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +70,9 @@ pub enum RestoreError {
     /// It is no state at all.
     #[error("the state is damaged: {0}")]
     Malformed(#[from] serde_json::Error),
+    /// Somebody went on from it.
+    #[error("the state was restored before; a function goes on from a state once")]
+    Taken,
     /// It says what cannot be.
     #[error("the state is damaged: {0}")]
     Invalid(String),
@@ -165,6 +169,8 @@ pub struct FunctionState {
     pub(crate) msix_table: Vec<(u32, u8)>,
     pub(crate) interrupts: InterruptState,
     pub(crate) mappings: Vec<MappingState>,
+    /// The descriptor of the right to go on from it.
+    pub(crate) claim: u32,
     /// How many descriptors belong to it.
     pub(crate) descriptors: u32,
     pub(crate) model: ModelState,
@@ -175,7 +181,7 @@ pub struct FunctionState {
 pub struct Saved {
     /// What can be written down.
     pub state: FunctionState,
-    /// The user's memory and eventfds, in the order that the state names them.
+    /// The right to go on from it, the user's memory and eventfds, as the state numbers them.
     pub descriptors: Vec<OwnedFd>,
     /// What the model's medium has to be opened with, as its class says.
     pub medium: Vec<OwnedFd>,
@@ -220,6 +226,29 @@ fn check_version(found: u32, known: u32) -> Result<(), RestoreError> {
         0 => Err(RestoreError::Invalid("its version is 0".to_owned())),
         found if found > known => Err(RestoreError::Newer { found, known }),
         _ => Ok(()),
+    }
+}
+
+/// The right to go on from a value: an eventfd that was rung once. Whoever takes the count has it.
+pub(crate) struct Claim(PeerEvent);
+
+impl Claim {
+    /// The right to go on from a new value.
+    pub fn create() -> std::io::Result<OwnedFd> {
+        let event = Event::new()?;
+        event.ring();
+        Ok(event.into())
+    }
+
+    /// Takes the right that came with a value, unless somebody has.
+    pub fn take(fd: OwnedFd) -> Result<Claim, RestoreError> {
+        let event = PeerEvent::new(fd).map_err(|error| RestoreError::Invalid(error.to_string()))?;
+        if event.drain() { Ok(Claim(event)) } else { Err(RestoreError::Taken) }
+    }
+
+    /// It was not used.
+    pub fn give_back(self) {
+        self.0.ring();
     }
 }
 

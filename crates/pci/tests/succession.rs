@@ -98,7 +98,7 @@ fn another_engine_goes_on_with_memory_interrupts_and_registers() {
     assert!(event.wait(Some(10_000_000_000)));
 
     let (bytes, descriptors) = life.end();
-    assert_eq!(descriptors.len(), 2, "a file and an eventfd");
+    assert_eq!(descriptors.len(), 3, "the right to go on, a file and an eventfd");
     // Sent while nobody listens: the next life answers it.
     client.post(0, common::LENGTH, &5u64.to_le_bytes()).unwrap();
     let life = Life::next(&bytes, descriptors, &theirs);
@@ -120,7 +120,7 @@ fn another_engine_goes_on_with_memory_interrupts_and_registers() {
     client.dma_unmap(0x10_0000, 0x4000).unwrap();
     assert_eq!(copy(&client, 0x10_0000, 0x10_2000, 1), 2, "nothing else is mapped");
     let (bytes, descriptors) = life.end();
-    assert_eq!(descriptors.len(), 1, "no memory is kept that is not mapped");
+    assert_eq!(descriptors.len(), 2, "no memory is kept that is not mapped");
     drop(Life::next(&bytes, descriptors, &theirs).end());
 }
 
@@ -162,10 +162,30 @@ fn a_newer_version_and_wrong_descriptors_are_refused() {
     assert!(error.to_string().contains("use a newer program"), "{error}");
     let mut endpoint = Endpoint::new(Copier::new());
     let error = endpoint.restore(&state, Vec::new()).unwrap_err();
-    assert!(error.to_string().contains("0 descriptors instead of 2"), "{error}");
+    assert!(error.to_string().contains("0 descriptors instead of 3"), "{error}");
     let swapped = descriptors.into_iter().rev().collect();
     assert!(endpoint.restore(&state, swapped).is_err(), "an eventfd is no memory");
     assert!(endpoint.dma().is_empty(), "nothing is left of what was refused");
+}
+
+/// Copies of the value and of its descriptors, which another process may have, are of no use to it.
+#[test]
+fn a_state_is_restored_once() {
+    let (state, descriptors) = saved();
+    let copies = || descriptors.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    let mut wrong: Vec<OwnedFd> = copies();
+    wrong.swap(1, 2);
+    let refused = Endpoint::new(Copier::new()).restore(&state, wrong).unwrap_err();
+    assert!(!matches!(refused, RestoreError::Taken), "{refused}");
+    // What was refused was not restored.
+    let mut second = Endpoint::new(Copier::new());
+    second.restore(&state, copies()).unwrap();
+    let mut third = Endpoint::new(Copier::new());
+    let refused = third.restore(&state, copies()).unwrap_err();
+    assert!(matches!(refused, RestoreError::Taken), "{refused}");
+    assert!(third.dma().is_empty() && !second.dma().is_empty());
+    let next = second.save().unwrap();
+    Endpoint::new(Copier::new()).restore(&next.state, next.descriptors).unwrap();
 }
 
 proptest! {

@@ -1,5 +1,7 @@
 //! `rackbus borrow`: takes a function for a host.
 
+use std::time::Duration;
+
 use rackbus_control::api::{BorrowRequest, Isolation, Placement};
 
 use crate::Common;
@@ -12,6 +14,7 @@ use crate::output::{Failure, Output};
 #[command(after_help = "Examples:
   rackbus borrow alpha/nvme0 --for beta
   rackbus borrow alpha/nvme0 --for beta --isolation strict   alpha gets none of beta's memory
+  rackbus borrow alpha/nvme0 --for beta --wait=10min         as soon as others have returned it
   rackbus borrow alpha/nvme0 --for beta --json | jq -r .socket")]
 pub struct Args {
     /// The device, HOST/DEVICE.
@@ -21,6 +24,13 @@ pub struct Args {
     host: String,
     #[command(flatten)]
     trust: Trust,
+    /// Wait so long while others have it; without a time, a day. Who waits gets it in turn.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "1day",
+        value_parser = humantime::parse_duration)]
+    wait: Option<Duration>,
+    /// Of those who wait, the greatest priority comes first, from 0 to 255.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    priority: u8,
 }
 
 /// How far the borrower trusts the lender.
@@ -67,7 +77,12 @@ impl Trust {
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let request = self.trust.request(&self.device, &self.host);
+        let wait_ms = self.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        let request = BorrowRequest {
+            wait_ms,
+            priority: self.priority,
+            ..self.trust.request(&self.device, &self.host)
+        };
         let lease = client(common)?.borrow_as(&request).await?;
         output.result(&lease, |o| {
             let socket = lease.socket.as_deref().unwrap_or_default();

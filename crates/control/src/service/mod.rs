@@ -6,6 +6,7 @@
 mod known;
 mod metrics;
 pub(crate) mod paths;
+mod turns;
 pub(crate) mod views;
 mod writer;
 
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use prometheus_client::metrics::histogram::Histogram;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
-    Authority, BorrowRefused, Config, FunctionId, LeaseState, Message, Outcome, Record,
+    Authority, BorrowRefused, Config, FunctionId, LeaseState, Message, Outcome, Queue, Record,
     ReturnRefused,
 };
 use tokio::sync::{broadcast, mpsc, watch};
@@ -29,8 +30,9 @@ use crate::events::{Draft, Log};
 use crate::store::{Sqlite, Store, StoreError};
 
 use known::Known;
+use turns::{Turn, is_busy};
 pub(crate) use views::{not_lent, present, problem};
-use writer::{Granted, Request, Returned, Writing};
+use writer::{Asker, Granted, Request, Returned, Writing};
 
 /// How long a request waits for nodes to do what it asks for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -112,6 +114,8 @@ struct Shared {
     clock: Clock,
     log_lines_left_out: fn() -> u64,
     known: Mutex<Known>,
+    /// Who waits for which function. Locked for moments only, after `known` where both are.
+    queue: Mutex<Queue>,
     /// Moves with every step.
     steps: watch::Sender<u64>,
     changes: broadcast::Sender<Change>,
@@ -180,6 +184,7 @@ impl Service {
             clock,
             log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(known),
+            queue: Mutex::default(),
             steps: watch::Sender::new(0),
             changes: broadcast::Sender::new(CHANGES_BACKLOG),
             commits: Histogram::new(COMMIT_TIMES),
@@ -192,8 +197,9 @@ impl Service {
         Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
     }
 
-    /// Borrows a function and waits until it can be used. When the caller does not wait so long
-    /// (the future is dropped), the lease is given back. Asked again with the same idempotency key,
+    /// Borrows a function and waits until it can be used, and where the request says so, until others
+    /// have returned it. When the caller does not wait so long (the future is dropped), it loses its
+    /// place in the queue, and the lease is given back. Asked again with the same idempotency key,
     /// the answer is that to the first request.
     ///
     /// # Errors
@@ -208,26 +214,50 @@ impl Service {
         let id: FunctionId = function.parse().map_err(|cause: rackbus_lease::BadFunctionId| {
             problem("bad_name", cause.to_string(), "`rackbus devices` lists the functions")
         })?;
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let wait = request.wait()?;
+        let (begun, now) = (Instant::now(), tokio::time::Instant::now());
+        let wait_until = wait.map(|wait| now + wait);
+        let patience = now + PATIENCE;
+        let turn = wait.map(|_| Turn::enter(&self.shared, &id, request.priority));
+        let asker = turn.as_ref().map_or(Asker::Now(request.priority), Turn::asker);
         let mut steps = self.shared.steps.subscribe();
         let granted = loop {
             let (function, borrower) = (id.clone(), borrower.to_owned());
             let key = key.clone();
-            let ask = |answer| Request::Borrow { function, borrower, placement, key, answer };
-            match self.writing.ask(ask).await? {
-                // Just after a restart: the nodes are on their way.
-                Err(BorrowRefused::Awaited(_))
-                    if tokio::time::timeout_at(deadline, steps.changed()).await.is_ok() => {}
+            let ask =
+                |answer| Request::Borrow { function, borrower, placement, key, asker, answer };
+            let refused = match self.writing.ask(ask).await? {
+                Err(refused) => refused,
                 granted => break granted,
+            };
+            let again = match &refused {
+                // Just after a restart: the nodes are on their way.
+                BorrowRefused::Awaited(_) => {
+                    let until = wait_until.map_or(patience, |until| until.max(patience));
+                    tokio::time::timeout_at(until, steps.changed()).await.is_ok()
+                }
+                busy if is_busy(busy) => match (&turn, wait_until) {
+                    (Some(turn), Some(until)) => turn.come(until).await,
+                    _ => false,
+                },
+                _ => false,
+            };
+            if !again {
+                break Err(refused);
             }
         };
-        if let Err(refused @ BorrowRefused::Awaited(_)) = &granted {
+        drop(turn);
+        if let Err(refused) = &granted
+            && (matches!(refused, BorrowRefused::Awaited(_)) || wait.is_some() && is_busy(refused))
+        {
             self.shared.known().refused += 1;
-            let text = format!("{borrower} was refused: {refused}");
+            let waited = wait.map(|_| format!(" after {} ms", begun.elapsed().as_millis()));
+            let text = format!("{borrower} was refused{}: {refused}", waited.unwrap_or_default());
             let refusal = Draft::of_host(EventKind::Refusal, Some(borrower), text);
             self.writing.note(vec![refusal]).await;
         }
         let granted = granted.map_err(|refused| self.shared.explain(refused))?;
+        let deadline = tokio::time::Instant::now() + PATIENCE;
         let wanted = match granted {
             Granted::Lease(wanted) => wanted,
             Granted::Answered(answer) => return *answer,

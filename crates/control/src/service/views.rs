@@ -111,6 +111,7 @@ impl Shared {
             state,
             lease,
             epoch: record.map_or(0, |r: &FunctionRecord| r.epoch),
+            waiting: self.queue().length(&device.function),
             report: known.report(&device.function).cloned(),
             front: holder
                 .as_deref()
@@ -132,12 +133,15 @@ impl Shared {
                 format!("offer it again in the rack file and restart the node of {}", function.host)
             }
             BorrowRefused::Held { lease, .. } => {
-                format!("wait until it is returned, or return it with `rackbus return {lease}`")
+                format!("wait for it with `--wait`, or return it with `rackbus return {lease}`")
             }
             BorrowRefused::Returning { function, .. } => match self.trouble(function) {
                 Some(trouble) => format!("it takes long: {trouble}"),
                 None => "try again in a moment".to_owned(),
             },
+            BorrowRefused::Queued { .. } => {
+                "wait for it as well, with `--wait`, or ask with a greater priority".to_owned()
+            }
             BorrowRefused::NoHost(_) => {
                 format!("the rack's hosts are {}", self.inventory.hosts.join(", "))
             }
@@ -150,6 +154,7 @@ impl Shared {
             BorrowRefused::Withdrawn(_) => "withdrawn",
             BorrowRefused::Held { .. } => "held",
             BorrowRefused::Returning { .. } => "returning",
+            BorrowRefused::Queued { .. } => "queued",
             BorrowRefused::NoHost(_) => "unknown_host",
             BorrowRefused::Silent { .. } | BorrowRefused::Awaited(_) => "silent",
         };

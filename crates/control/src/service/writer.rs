@@ -10,10 +10,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, BorrowRefused, FunctionId, LeaseId, Message, Outcome, Placement, ReturnRefused,
+    Authority, BorrowRefused, FunctionId, FunctionState, LeaseId, Message, Outcome, Place,
+    Placement, Priority, ReturnRefused,
 };
 use tokio::sync::{mpsc, oneshot};
 
+use super::turns::is_busy;
 use super::{Shared, problem};
 use crate::answers::{Answer as Kept, Answers, Found, KeptAnswer, KeyedRequest};
 use crate::api::{ApiError, Event};
@@ -35,6 +37,7 @@ pub(super) enum Request {
         borrower: String,
         placement: Placement,
         key: Option<String>,
+        asker: Asker,
         answer: Answer<Result<Granted, BorrowRefused>>,
     },
     /// End a lease.
@@ -47,6 +50,15 @@ pub(super) enum Request {
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
+}
+
+/// How a request for a function stands to those who wait for the same.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Asker {
+    /// It does not wait.
+    Now(Priority),
+    /// It waits, and asks again.
+    Waits(Place),
 }
 
 /// What became of a request for a function.
@@ -255,8 +267,8 @@ impl Writer {
     fn serve(&mut self, request: Request) {
         match request {
             // Nobody there any more: then the lease is dropped, and so given back.
-            Request::Borrow { function, borrower, placement, key, answer } => {
-                let _ = answer.send(self.borrow(&function, &borrower, placement, key));
+            Request::Borrow { function, borrower, placement, key, asker, answer } => {
+                let _ = answer.send(self.borrow(&function, &borrower, placement, key, asker));
             }
             Request::GiveBack { lease, key, answer } => {
                 let _ = answer.send(self.give_back(lease, key));
@@ -280,6 +292,7 @@ impl Writer {
         borrower: &str,
         placement: Placement,
         key: Option<String>,
+        asker: Asker,
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
         let (name, host) = (function.to_string(), borrower.to_owned());
         let request = KeyedRequest::Borrow { function: name, borrower: host, placement };
@@ -287,6 +300,10 @@ impl Writer {
             Found::New => {}
             Found::Pending(lease) => return Ok(Ok(Granted::Lease(self.want(lease)))),
             Found::Answered(answer) => return Ok(Ok(Granted::Answered(answer))),
+        }
+        if let Err(queued) = self.check_turn(function, asker) {
+            self.refused_borrow(borrower, &queued, asker);
+            return Ok(Err(queued));
         }
         let granted = self.step(|authority, at_ms| {
             match authority.borrow(at_ms, function, borrower, placement) {
@@ -301,15 +318,33 @@ impl Writer {
         Ok(match granted {
             Ok(lease) => Ok(Granted::Lease(self.want(lease))),
             Err(refused) => {
-                self.refused_borrow(borrower, &refused);
+                self.refused_borrow(borrower, &refused, asker);
                 Err(refused)
             }
         })
     }
 
-    fn refused_borrow(&mut self, borrower: &str, refused: &BorrowRefused) {
-        // Asked again as soon as the nodes have registered.
-        if matches!(refused, BorrowRefused::Awaited(_)) {
+    /// Whether it is this request's turn, where the function is to be had.
+    fn check_turn(&self, function: &FunctionId, asker: Asker) -> Result<(), BorrowRefused> {
+        let state = self.authority.function(function).map(|record| &record.state);
+        if state != Some(&FunctionState::Offered) {
+            return Ok(());
+        }
+        let queue = self.shared.queue();
+        let before = match asker {
+            Asker::Now(priority) => queue.before_newcomer(function, priority),
+            Asker::Waits(place) => queue.before(function, place),
+        };
+        match before {
+            0 => Ok(()),
+            before => Err(BorrowRefused::Queued { function: function.clone(), before }),
+        }
+    }
+
+    fn refused_borrow(&mut self, borrower: &str, refused: &BorrowRefused, asker: Asker) {
+        // Asked again as soon as the nodes have registered, or while it waits.
+        let waits = matches!(asker, Asker::Waits(_)) && is_busy(refused);
+        if waits || matches!(refused, BorrowRefused::Awaited(_)) {
             return;
         }
         self.shared.known().refused += 1;

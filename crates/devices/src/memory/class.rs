@@ -93,6 +93,19 @@ impl DeviceConfig for MemorySection {
         let span = self.span(folders).map_err(std::io::Error::other)?;
         Ok(Box::new(Memory::new(span, digest(&self.function))?))
     }
+
+    fn resume(
+        &self,
+        folders: &Folders,
+        medium: Vec<OwnedFd>,
+    ) -> std::io::Result<Box<dyn Function>> {
+        let path = self.place.file(&self.function, folders);
+        let file = medium.into_iter().next().ok_or(SpanError::Unfit(self.size));
+        let span =
+            file.and_then(|file| Span::again(path.as_deref(), self.size, self.at_return, file));
+        let span = span.map_err(std::io::Error::other)?;
+        Ok(Box::new(Memory::new(span, digest(&self.function))?))
+    }
 }
 
 const BACKINGS: &str = "`backing` is \"memory\", \"file\" (kept in the state directory), or a path with \

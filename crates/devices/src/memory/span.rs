@@ -262,6 +262,7 @@ impl Span {
             while from < hole {
                 let length = usize::try_from(hole - from).unwrap_or(usize::MAX);
                 let (source, target) = (Some(&mut from), Some(&mut to));
+                // A user has truncated the file meanwhile.
                 if rustix::fs::copy_file_range(&self.file, source, new, target, length)? == 0 {
                     break;
                 }

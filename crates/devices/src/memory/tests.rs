@@ -193,7 +193,7 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
         let span = Span::again(home, SIZE, AtReturn::Zero, file).unwrap();
         let other = Memory::new(span, 8).unwrap();
         let mut second = Endpoint::new(Box::new(other));
-        let refused = second.restore(&saved.state, Vec::new()).unwrap_err();
+        let refused = second.restore(&saved.state, saved.descriptors).unwrap_err();
         assert!(matches!(refused, RestoreError::Different(_)), "{refused}");
     }
     let mut first = endpoint(Span::memory(SIZE, AtReturn::Zero).unwrap());
@@ -203,7 +203,7 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
     let span = Span::again(None, SIZE, AtReturn::Zero, saved.medium.remove(0)).unwrap();
     drop(first);
     let mut second = Endpoint::new(Box::new(Memory::new(span, 7).unwrap()));
-    second.restore(&saved.state, Vec::new()).unwrap();
+    second.restore(&saved.state, saved.descriptors).unwrap();
     assert_eq!(&read(&mut second, 0), b"content!", "memory space stays enabled");
     user.write_all_at(b"goes on!", 0).unwrap();
     assert_eq!(&read(&mut second, 0), b"goes on!");

@@ -108,6 +108,15 @@ impl DeviceConfig for DriveSection {
         let model = Nvme::new(&self.config(folders)).map_err(std::io::Error::other)?;
         Ok(Box::new(model))
     }
+
+    fn resume(
+        &self,
+        folders: &Folders,
+        medium: Vec<OwnedFd>,
+    ) -> std::io::Result<Box<dyn Function>> {
+        let model = Nvme::resume(&self.config(folders), medium).map_err(std::io::Error::other)?;
+        Ok(Box::new(model))
+    }
 }
 
 const BLOCKS: &str = "a block has 512 or 4096 bytes";

@@ -203,6 +203,14 @@ pub enum BorrowRefused {
         /// Under which lease.
         lease: LeaseId,
     },
+    /// It is free, and others wait for it.
+    #[error("{before} requests wait for {function} and come first")]
+    Queued {
+        /// The function.
+        function: FunctionId,
+        /// How many come before this request.
+        before: usize,
+    },
     /// There is no such host.
     #[error("no host {0} has registered")]
     NoHost(String),

@@ -112,7 +112,7 @@ pub struct SessionState {
 pub struct SavedSession {
     /// What can be written down.
     pub state: SessionState,
-    /// The user's memory and eventfds.
+    /// The right to go on from it, the user's memory and eventfds.
     pub descriptors: Vec<OwnedFd>,
     /// What the medium has to be opened with.
     pub medium: Vec<OwnedFd>,

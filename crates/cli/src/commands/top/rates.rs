@@ -210,6 +210,7 @@ pub mod tests {
             state: DeviceState::Lent,
             holder: Some("beta".into()),
             lease: Some(1),
+            waiting: 0,
             epoch: 1,
             report: Some(DeviceReport {
                 counted_ms,

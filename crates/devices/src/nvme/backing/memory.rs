@@ -1,6 +1,6 @@
 //! Data in the lender's memory.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rackbus_memory::{DmaSlice, RegionError, SharedMemory};
 use rustix::fs::FallocateFlags;
@@ -12,7 +12,7 @@ const PUNCH_FROM: u64 = 64 << 10;
 /// How much of what comes next is asked to come near ahead of its copy.
 const PREFETCH: usize = 1024;
 
-/// Memory that lives as long as the drive. It has no cache above it and no medium below: what
+/// Memory that lives as long as the drive, in whatever processes. It has no cache above it and no medium below: what
 /// is written is as durable as it will ever be.
 #[derive(Debug)]
 pub struct MemoryBacking {
@@ -27,6 +27,14 @@ impl MemoryBacking {
     /// When the system has no memory or descriptors left.
     pub fn new(capacity: u64) -> Result<Self, RegionError> {
         Ok(MemoryBacking { memory: SharedMemory::create("nvme", capacity)?, capacity })
+    }
+
+    /// The `capacity` bytes that another process had, in its `memory`.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn again(capacity: u64, memory: OwnedFd) -> Result<Self, RegionError> {
+        Ok(MemoryBacking { memory: SharedMemory::adopt(memory, capacity)?, capacity })
     }
 
     fn data(&self, offset: u64, length: usize) -> Option<DmaSlice<'_>> {
@@ -95,5 +103,9 @@ impl Backing for MemoryBacking {
 
     fn background(&mut self) -> Option<&mut dyn Background> {
         None
+    }
+
+    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.memory.descriptor()?])
     }
 }

@@ -218,15 +218,16 @@ pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
 /// it. What was acknowledged there is kept to.
 ///
 /// # Errors
-/// As [`open`], and for memory, which ends with its process.
+/// As [`open`], and when the descriptors are not what the medium needs.
 pub fn open_again(
     config: &NvmeConfig,
     descriptors: Vec<OwnedFd>,
 ) -> Result<Box<dyn Backing>, NvmeError> {
     match &config.backing {
-        BackingConfig::Memory => Err(NvmeError::Config(
-            "a drive in memory ends with its process; only one in a file goes on".to_owned(),
-        )),
+        BackingConfig::Memory => match descriptors.into_iter().next() {
+            Some(memory) => Ok(Box::new(memory::MemoryBacking::again(config.size, memory)?)),
+            None => Err(NvmeError::Config("its memory was not passed on".to_owned())),
+        },
         BackingConfig::Null => open(config),
         BackingConfig::File(path) => {
             let witness = descriptors.into_iter().next();

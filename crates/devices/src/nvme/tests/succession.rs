@@ -198,6 +198,20 @@ fn a_file_goes_on_with_what_was_acknowledged() {
 }
 
 #[test]
+fn a_drive_in_memory_goes_on_with_its_data() {
+    let config = NvmeConfig::memory(1 << 20, "MEMORY");
+    let mut host = Host::plain(&config);
+    host.enable();
+    host.create_pair(1, ENTRIES);
+    assert_eq!(host.write_blocks(8, &[5; 4096]), Status::SUCCESS);
+    let saved = host.endpoint.save().unwrap();
+    let next = Nvme::resume(&config, saved.medium).unwrap();
+    host.endpoint = Endpoint::new(Box::new(next));
+    host.endpoint.restore(&saved.state, saved.descriptors).unwrap();
+    assert_eq!(host.read_blocks(8, 4096), [5; 4096]);
+}
+
+#[test]
 fn states_of_others_and_of_newer_programs_are_refused() {
     let (mut host, _control) = slow();
     let saved = host.endpoint.save().unwrap();
@@ -218,7 +232,12 @@ fn states_of_others_and_of_newer_programs_are_refused() {
     let class = FunctionState::from_bytes(&serde_json::to_vec(&text).unwrap()).unwrap();
     assert!(matches!(refuse(&class, slow_drive().0), RestoreError::Different(_)));
     let memory = NvmeConfig::memory(1 << 20, "MEMORY");
-    assert!(Nvme::resume(&memory, Vec::new()).unwrap_err().to_string().contains("ends with"));
+    let error = Nvme::resume(&memory, Vec::new()).unwrap_err().to_string();
+    assert!(error.contains("was not passed on"), "{error}");
+    // Memory that its holder could truncate is not what a drive in memory has.
+    let torn = rustix::fs::memfd_create("torn", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&torn, 1 << 20).unwrap();
+    assert!(Nvme::resume(&memory, vec![torn]).is_err());
     let mut lent = Endpoint::new(Box::new(Nvme::new(&memory).unwrap()));
     let _offer = lent.serve_medium().unwrap();
     assert!(matches!(lent.save(), Err(SaveError::MediumServed)));

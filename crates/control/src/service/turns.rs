@@ -1,0 +1,65 @@
+//! Requests that wait for a function which others have, until it is their turn.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use rackbus_lease::{BorrowRefused, FunctionId, FunctionState, Place, Priority, Queue};
+use tokio::time::Instant;
+
+use super::Shared;
+use super::writer::Asker;
+
+/// Whether a request that waits goes on waiting: the function is there, and others have it or come
+/// first.
+pub(super) fn is_busy(refused: &BorrowRefused) -> bool {
+    matches!(
+        refused,
+        BorrowRefused::Held { .. } | BorrowRefused::Returning { .. } | BorrowRefused::Queued { .. }
+    )
+}
+
+/// A place in the queue for a function, which is left when this is dropped.
+pub(super) struct Turn {
+    shared: Arc<Shared>,
+    function: FunctionId,
+    place: Place,
+}
+
+impl Turn {
+    /// Waits for `function` from now on.
+    pub fn enter(shared: &Arc<Shared>, function: &FunctionId, priority: Priority) -> Turn {
+        let place = shared.queue().enter(function, priority);
+        Turn { shared: shared.clone(), function: function.clone(), place }
+    }
+
+    /// Who the writer is asked by.
+    pub fn asker(&self) -> Asker {
+        Asker::Waits(self.place)
+    }
+
+    /// Waits until the function is to be had and nobody comes first; false when that is not so until
+    /// `until`. Nobody is asked meanwhile: those who wait cost the writer nothing.
+    pub async fn come(&self, until: Instant) -> bool {
+        let come = self.shared.wait(until, |known| {
+            let record = known.functions.get(&self.function)?;
+            let offered = record.state == FunctionState::Offered;
+            (offered && self.shared.queue().before(&self.function, self.place) == 0).then_some(())
+        });
+        come.await.is_some()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.shared.queue().leave(&self.function, self.place);
+        // Who comes next may have waited for this.
+        self.shared.steps.send_modify(|step| *step = step.wrapping_add(1));
+    }
+}
+
+impl Shared {
+    /// Locked for moments only, after what is known where both are.
+    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+        // It is changed in whole steps.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,213 @@
+//! Requests that wait for a function which somebody has: who gets it, and who does not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_control::api::{BorrowRequest, EventKind, Lease, LeaseStage, NodeMessages};
+use rackbus_control::service::{Inventory, InventoryDevice};
+use rackbus_control::store::Memory;
+use rackbus_control::{Options, Service};
+use rackbus_lease::{Config, Message};
+use tokio::task::JoinHandle;
+
+const FUNCTION: &str = "alpha/nvme0";
+const LONG: u64 = 60_000;
+
+/// A control plane with nodes that do at once what they are told.
+async fn service() -> Arc<Service> {
+    let nvme0 = InventoryDevice {
+        function: FUNCTION.parse().unwrap(),
+        kind: "nvme".to_owned(),
+        detail: String::new(),
+    };
+    let inventory = Inventory {
+        rack: "lab".to_owned(),
+        hosts: vec!["alpha".to_owned(), "beta".to_owned()],
+        devices: vec![nvme0],
+        ..Inventory::default()
+    };
+    let options = Options {
+        inventory,
+        config: Config { resend: 5, ..Config::default() },
+        database: "not used".into(),
+        log_lines_left_out: || 0,
+        is_node: Arc::new(|_, _| false),
+    };
+    let service = Service::open_with(options, Box::new(Memory::default())).unwrap();
+    for host in ["alpha", "beta"] {
+        let told = service.listen(host).unwrap();
+        let devices = if host == "alpha" {
+            BTreeMap::from([("nvme0".to_owned(), 0)])
+        } else {
+            BTreeMap::new()
+        };
+        let address = host.to_owned();
+        let register = Message::Register { incarnation: 1, devices, newest_lease: 0, address };
+        say(&service, host, register).await;
+        tokio::spawn(node(service.clone(), host, told));
+    }
+    service
+}
+
+async fn say(service: &Service, host: &str, message: Message) {
+    let said = NodeMessages { messages: vec![message], report: None };
+    service.receive(host, said).await.unwrap();
+}
+
+async fn node(
+    service: Arc<Service>,
+    host: &'static str,
+    mut told: tokio::sync::mpsc::Receiver<Message>,
+) {
+    while let Some(message) = told.recv().await {
+        let answer = match message {
+            Message::Arm { incarnation, device, epoch, .. } => {
+                Message::Armed { incarnation, device, epoch }
+            }
+            Message::Granted(grant) => {
+                let outcome = Ok(format!("socket of {}", grant.lease));
+                Message::Opened { lease: grant.lease, outcome }
+            }
+            Message::Ended { lease, .. } => Message::Closed { lease },
+            Message::Revoke { incarnation, device, epoch } => {
+                Message::Revoked { incarnation, device, epoch }
+            }
+            _ => continue,
+        };
+        say(&service, host, answer).await;
+    }
+}
+
+fn request(wait_ms: Option<u64>, priority: u8) -> BorrowRequest {
+    BorrowRequest { wait_ms, priority, ..BorrowRequest::new(FUNCTION, "beta") }
+}
+
+/// A request that waits, when it has its place.
+async fn wait(service: &Arc<Service>, priority: u8) -> JoinHandle<Lease> {
+    let before = waiting(service);
+    let waits = tokio::spawn({
+        let service = service.clone();
+        async move { service.borrow(&request(Some(LONG), priority), None).await.unwrap() }
+    });
+    while waiting(service) == before {
+        tokio::task::yield_now().await;
+    }
+    waits
+}
+
+fn waiting(service: &Service) -> usize {
+    service.devices()[0].waiting
+}
+
+#[tokio::test]
+async fn who_waits_gets_the_function_in_turn_and_nobody_overtakes() {
+    let service = service().await;
+    let held = service.borrow(&request(None, 0), None).await.unwrap();
+    let mut waits = Vec::new();
+    for priority in [1, 1, 7, 0] {
+        waits.push(Some(wait(&service, priority).await));
+    }
+    let refused = service.borrow(&request(None, 0), None).await.unwrap_err();
+    assert_eq!(refused.code, "held");
+    let mut last = held.lease;
+    for (nth, next) in [2, 0, 1, 3].into_iter().enumerate() {
+        service.give_back(last, None).await.unwrap();
+        let lease = waits[next].take().unwrap().await.unwrap();
+        assert_eq!((lease.stage, waiting(&service)), (LeaseStage::Active, 3 - nth));
+        assert!(waits.iter().flatten().all(|other| !other.is_finished()), "two have it");
+        last = lease.lease;
+    }
+    service.give_back(last, None).await.unwrap();
+    // Nobody waits any more.
+    service.borrow(&request(None, 0), None).await.unwrap();
+}
+
+/// The function is free for a moment, with requests on their way that do not wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_returned_is_not_snatched_from_who_waits_but_by_who_is_more_urgent() {
+    let service = service().await;
+    let mut snatched = [0; 2];
+    for round in 0..60 {
+        let urgency = 3 + round as u8 % 2;
+        let held = service.borrow(&request(None, 0), None).await.unwrap();
+        let waits = wait(&service, 3).await;
+        let newcomers: Vec<_> = (0..8)
+            .map(|_| {
+                let service = service.clone();
+                tokio::spawn(async move {
+                    loop {
+                        match service.borrow(&request(None, urgency), None).await {
+                            Ok(lease) => return Some(lease),
+                            Err(refused) if refused.lease == Some(held.lease) => {}
+                            Err(_) => return None,
+                        }
+                    }
+                })
+            })
+            .collect();
+        service.give_back(held.lease, None).await.unwrap();
+        let mut got = Vec::new();
+        for newcomer in newcomers {
+            got.extend(newcomer.await.unwrap());
+        }
+        snatched[round % 2] += got.len();
+        for lease in got {
+            service.give_back(lease.lease, None).await.unwrap();
+        }
+        let lease = waits.await.unwrap().lease;
+        service.give_back(lease, None).await.unwrap();
+    }
+    assert!(snatched[0] == 0 && snatched[1] > 0, "{snatched:?}");
+}
+
+#[tokio::test]
+async fn who_waited_for_too_long_or_went_away_stands_in_nobodys_way() {
+    let service = service().await;
+    let held = service.borrow(&request(None, 0), None).await.unwrap();
+    let refused = service.borrow(&request(Some(20), 9), None).await.unwrap_err();
+    assert_eq!((refused.code.as_str(), refused.lease), ("held", Some(held.lease)));
+    let gone = wait(&service, 9).await;
+    let stays = wait(&service, 1).await;
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
+    assert_eq!(waiting(&service), 1);
+    service.give_back(held.lease, None).await.unwrap();
+    stays.await.unwrap();
+    let (events, _) = service.events(0, Some(EventKind::Refusal), 10);
+    let texts: Vec<&str> = events.iter().map(|event| event.text.as_str()).collect();
+    assert!(texts.len() == 1 && texts[0].contains("beta was refused after "), "{texts:?}");
+    let refused = service.borrow(&request(Some(u64::MAX), 0), None).await.unwrap_err();
+    assert_eq!(refused.code, "bad_request");
+}
+
+/// Who went away just when it was its turn does not keep the others waiting.
+#[tokio::test]
+async fn a_turn_that_is_not_taken_is_the_next_ones() {
+    let service = service().await;
+    for yields in 0..40 {
+        let held = service.borrow(&request(None, 0), None).await.unwrap();
+        let first = wait(&service, 9).await;
+        let second = wait(&service, 1).await;
+        let back = tokio::spawn({
+            let service = service.clone();
+            async move { service.give_back(held.lease, None).await }
+        });
+        for _ in 0..yields {
+            tokio::task::yield_now().await;
+        }
+        first.abort();
+        let lease = match first.await {
+            // It was faster.
+            Ok(lease) => {
+                service.give_back(lease.lease, None).await.unwrap();
+                second
+            }
+            Err(_) => second,
+        };
+        let lease = tokio::time::timeout(Duration::from_secs(20), lease).await;
+        let lease = lease.expect("nobody gets the function").unwrap();
+        back.await.unwrap().unwrap();
+        service.give_back(lease.lease, None).await.unwrap();
+    }
+}

@@ -1,0 +1,111 @@
+//! Requests that wait for functions which others have, in the order in which they get them.
+//!
+//! Who asks with a greater priority comes first, and of the same priority who asked earlier. A
+//! request that does not wait gets a free function only when nobody who waits comes before it: what
+//! is returned is not snatched from those who wait for it. The queue is of one life of the control
+//! plane: who waits asks again when it was restarted.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::message::FunctionId;
+
+/// How urgent a request is: the greater comes first.
+pub type Priority = u8;
+
+/// A place in the queue for a function. What is less comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    priority: Reverse<Priority>,
+    number: u64,
+}
+
+/// Who waits for which function.
+#[derive(Debug, Default)]
+pub struct Queue {
+    next: u64,
+    waiting: BTreeMap<FunctionId, BTreeSet<Place>>,
+}
+
+impl Queue {
+    /// A request waits for `function` from now on, until it [leaves](Queue::leave).
+    pub fn enter(&mut self, function: &FunctionId, priority: Priority) -> Place {
+        let place = Place { priority: Reverse(priority), number: self.next };
+        self.next += 1;
+        self.waiting.entry(function.clone()).or_default().insert(place);
+        place
+    }
+
+    /// A request that waited has the function, or gave up.
+    pub fn leave(&mut self, function: &FunctionId, place: Place) {
+        if let Some(waiting) = self.waiting.get_mut(function) {
+            waiting.remove(&place);
+            if waiting.is_empty() {
+                self.waiting.remove(function);
+            }
+        }
+    }
+
+    /// How many who wait for `function` come before the request that has `place` there.
+    pub fn before(&self, function: &FunctionId, place: Place) -> usize {
+        self.waiting.get(function).map_or(0, |waiting| waiting.range(..place).count())
+    }
+
+    /// The same for a request that does not wait.
+    pub fn before_newcomer(&self, function: &FunctionId, priority: Priority) -> usize {
+        self.before(function, Place { priority: Reverse(priority), number: self.next })
+    }
+
+    /// How many wait for `function`.
+    pub fn length(&self, function: &FunctionId) -> usize {
+        self.waiting.get(function).map_or(0, BTreeSet::len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn function(number: usize) -> FunctionId {
+        format!("alpha/nvme{number}").parse().unwrap()
+    }
+
+    proptest! {
+        /// Against a list that is sorted anew for each question.
+        #[test]
+        fn who_comes_first_is_who_is_most_urgent_and_then_who_was_there_first(
+            deeds in prop::collection::vec((0usize..2, 0u8..3, any::<prop::sample::Index>()), 1..60),
+        ) {
+            let mut queue = Queue::default();
+            let mut list: Vec<(usize, u8, usize, Place)> = Vec::new();
+            for (number, (at, priority, choice)) in deeds.into_iter().enumerate() {
+                if choice.index(3) == 0 && !list.is_empty() {
+                    let (at, _, _, place) = list.remove(choice.index(list.len()));
+                    queue.leave(&function(at), place);
+                    // Once is enough.
+                    queue.leave(&function(at), place);
+                } else {
+                    let place = queue.enter(&function(at), priority);
+                    list.push((at, priority, number, place));
+                }
+                for (at, priority, number, place) in &list {
+                    let before = list.iter().filter(|(other_at, other, earlier, _)| {
+                        other_at == at && (other > priority || other == priority && earlier < number)
+                    });
+                    prop_assert_eq!(queue.before(&function(*at), *place), before.count());
+                }
+                for at in 0..2 {
+                    let there = || list.iter().filter(|(other, ..)| *other == at);
+                    prop_assert_eq!(queue.length(&function(at)), there().count());
+                    for priority in 0..4 {
+                        let before = there().filter(|(_, other, ..)| *other >= priority);
+                        let newcomer = queue.before_newcomer(&function(at), priority);
+                        prop_assert_eq!(newcomer, before.count());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A function's life ends as a value, and another one begins with it.
+
+use std::os::fd::OwnedFd;
+
+use rackbus_memory::Access;
+
+use super::Endpoint;
+use crate::function::Bus;
+use crate::state::{
+    Claim, Descriptors, FunctionState, RestoreError, SaveError, Saved, VERSION, save_mappings,
+    sparse,
+};
+
+impl Endpoint {
+    /// The whole function as a value, to go on with elsewhere: what is under way is part of it. From
+    /// now on nothing happens here any more, until this is dropped: the model takes no commands and
+    /// answers none, registers read as ones. What is under way with the medium may still end; it
+    /// has when the endpoint is dropped or scrubbed.
+    ///
+    /// # Errors
+    /// [`SaveError`]; the function goes on here as it was.
+    pub fn save(&mut self) -> Result<Saved, SaveError> {
+        if self.ended {
+            return Err(SaveError::Ended);
+        }
+        self.user.check();
+        if self.dma.revoker().is_revoked() {
+            return Err(SaveError::Revoked);
+        }
+        self.tick();
+        let mut descriptors = vec![Claim::create()?];
+        let mappings = save_mappings(&self.dma, &mut descriptors)?;
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
+        let (model, medium) = self.function.save(&bus)?;
+        // Last: the model may have raised some just now.
+        let interrupts = self.irq.save(&mut descriptors)?;
+        self.ended = true;
+        let state = FunctionState {
+            version: VERSION,
+            config: self.config.save(),
+            msix_table: sparse(&self.msix_table),
+            interrupts,
+            mappings,
+            claim: 0,
+            descriptors: u32::try_from(descriptors.len()).unwrap_or(u32::MAX),
+            model,
+        };
+        Ok(Saved { state, descriptors, medium })
+    }
+
+    /// Goes on from `state` with the descriptors that belong to it, on an endpoint that is as new.
+    /// The model has been given a medium that nothing of its earlier life uses any more. What was
+    /// restored once, here or anywhere, is refused.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the endpoint is scrubbed then, and the state may be restored elsewhere.
+    pub fn restore(
+        &mut self,
+        state: &FunctionState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), RestoreError> {
+        let descriptors = Descriptors::new(descriptors, state.descriptors);
+        let claimed = descriptors.and_then(|mut descriptors| {
+            let claim = Claim::take(descriptors.take(state.claim)?)?;
+            Ok((descriptors, claim))
+        });
+        let restored = claimed.and_then(|(descriptors, claim)| {
+            let restored = self.try_restore(state, descriptors);
+            if restored.is_err() {
+                claim.give_back();
+            }
+            restored
+        });
+        if restored.is_err() {
+            self.scrub();
+        }
+        restored
+    }
+
+    fn try_restore(
+        &mut self,
+        state: &FunctionState,
+        mut descriptors: Descriptors,
+    ) -> Result<(), RestoreError> {
+        self.tick();
+        for mapping in &state.mappings {
+            let mut access = Access::empty();
+            access.set(Access::READ, mapping.read);
+            access.set(Access::WRITE, mapping.write);
+            let memory = match mapping.memory {
+                Some((number, offset)) => Some(descriptors.memory(number, offset)?),
+                None => None,
+            };
+            let mapped = self.map(mapping.iova, mapping.length, access, memory);
+            mapped.map_err(|cause| RestoreError::Map { iova: mapping.iova, cause })?;
+        }
+        self.config.restore(&state.config);
+        for (at, byte) in &state.msix_table {
+            let slot = usize::try_from(*at).ok().and_then(|at| self.msix_table.get_mut(at));
+            *slot.ok_or_else(|| RestoreError::Invalid(format!("MSI-X table byte {at}")))? = *byte;
+        }
+        // While the mode is that of an endpoint as new and no level is high, nothing is signalled.
+        self.irq.restore(&state.interrupts, &mut descriptors)?;
+        self.apply_config();
+        let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
+        self.function.restore(&bus, &state.model)
+    }
+}
