@@ -12,9 +12,9 @@ use serde_json::json;
 pub struct Failure {
     /// A word for programs.
     pub code: String,
-    /// The cause.
+    /// What went wrong, in one line.
     pub error: String,
-    /// What to do.
+    /// What the user can do about it, in one line.
     pub remedy: String,
     /// Wrong usage (exit code 2), not a failure (1).
     pub usage: bool,
@@ -57,13 +57,13 @@ pub struct Output {
 /// The meaning of a word in a table, for its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// As it is.
+    /// Neither good nor bad: the terminal's own colour.
     Plain,
-    /// All is well.
+    /// What works as it should: green.
     Good,
     /// Somebody is at work.
     Busy,
-    /// Something is wrong.
+    /// What does not work, or was lost: red.
     Bad,
 }
 
@@ -171,7 +171,7 @@ pub fn ago(ms: u64) -> String {
     }
 }
 
-/// Microseconds for people.
+/// Microseconds with the unit that gives them two or three digits: `12.5 us`, `1.2 ms`.
 pub fn duration(us: f64) -> String {
     match us {
         us if us.is_infinite() => ">10 s".into(),

@@ -26,11 +26,11 @@ const LAST_LEASE: u64 = 9_999_999;
 /// What `up` leaves in the run directory for the other commands: `rack.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Running {
-    /// The rack's name.
+    /// Name of the rack, as its file says.
     pub rack: String,
-    /// The rack file.
+    /// Absolute path of the rack file that it was started with.
     pub file: PathBuf,
-    /// The state directory.
+    /// Where its database and the drives in files are.
     pub state_dir: PathBuf,
 }
 

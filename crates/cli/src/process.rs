@@ -48,7 +48,7 @@ impl Living {
         }
     }
 
-    /// Its process id.
+    /// The process id, valid while this is held.
     pub fn pid(&self) -> Pid {
         self.pid
     }

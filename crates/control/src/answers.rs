@@ -30,7 +30,7 @@ pub type Answer = Result<Lease, ApiError>;
 pub enum KeyedRequest {
     /// A function for a host.
     Borrow {
-        /// The function, `HOST/DEVICE`.
+        /// Name of the function, `HOST/DEVICE`.
         function: String,
         /// The host that shall have it.
         borrower: String,
@@ -40,7 +40,7 @@ pub enum KeyedRequest {
     },
     /// The end of a lease.
     Return {
-        /// The lease's number.
+        /// Number of the lease that the request made.
         lease: LeaseId,
     },
 }

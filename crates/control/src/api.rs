@@ -10,15 +10,15 @@ use utoipa::ToSchema;
 /// The rack as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RackStatus {
-    /// The rack's name.
+    /// Name of the rack, as its file says.
     pub rack: String,
     /// Version of the control plane.
     pub version: String,
     /// How long this control plane has been running, in milliseconds.
     pub uptime_ms: u64,
-    /// Its process.
+    /// Process id of the control plane.
     pub pid: u32,
-    /// Its hosts.
+    /// All hosts of the rack file, in its order.
     pub hosts: Vec<HostStatus>,
     /// Leases that are not over.
     pub live_leases: usize,
@@ -36,7 +36,7 @@ pub struct RackStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HostState {
-    /// Connected.
+    /// Its node is connected to the control plane.
     Up,
     /// Was there, and is not connected now.
     Down,
@@ -44,10 +44,10 @@ pub enum HostState {
     NeverSeen,
 }
 
-/// One host.
+/// A host of the rack, and what its node says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostStatus {
-    /// Its name.
+    /// Name of the host in the rack file.
     pub host: String,
     /// How its node is.
     pub state: HostState,
@@ -75,9 +75,9 @@ pub struct HostStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceState {
-    /// To be had.
+    /// Nobody has it; it can be borrowed.
     Offered,
-    /// Lent.
+    /// A lease has it.
     Lent,
     /// On its way back: revoked, reset, scrubbed.
     Returning,
@@ -87,20 +87,20 @@ pub enum DeviceState {
     Absent,
 }
 
-/// One function.
+/// A function of the rack file, and who has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Device {
-    /// Its name, `alpha/nvme0`.
+    /// Name of the function, `HOST/DEVICE`: `alpha/nvme0`.
     pub function: String,
     /// What it is: `nvme`.
     pub kind: String,
     /// Its size and where its data lives, for people.
     pub detail: String,
-    /// Where it stands.
+    /// Whether it can be borrowed now.
     pub state: DeviceState,
     /// The host that has it.
     pub holder: Option<String>,
-    /// Under which lease.
+    /// Number of the lease that has it; none when nobody does.
     pub lease: Option<u64>,
     /// The newest epoch given out.
     pub epoch: u64,
@@ -247,28 +247,28 @@ pub enum LeaseStage {
     Active,
     /// The borrower is letting go.
     Closing,
-    /// It is over.
+    /// It was returned, or ended otherwise; [`Lease::reason`] says how.
     Ended,
 }
 
-/// One lease.
+/// The right of a host to use a function, for as long as it is renewed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Lease {
-    /// Its number.
+    /// Number of the lease, which no other lease ever gets.
     pub lease: u64,
-    /// The function.
+    /// Name of the function, `HOST/DEVICE`.
     pub function: String,
-    /// The lending host.
+    /// Name of the host that the function is at.
     pub lender: String,
-    /// The borrowing host.
+    /// Name of the host that may use it.
     pub borrower: String,
-    /// Its fencing epoch.
+    /// Fencing epoch: of the epochs of a function its lender lets in the newest only.
     pub epoch: u64,
     /// Where the function's front runs: at its lender, or at its borrower.
     #[serde(default)]
     #[schema(value_type = String)]
     pub placement: Placement,
-    /// Where it stands.
+    /// How far lender and borrower have been told of it.
     pub stage: LeaseStage,
     /// Where the borrower serves the function (a vfio-user socket), while it is active.
     pub socket: Option<String>,
@@ -286,7 +286,7 @@ pub struct Lease {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BorrowRequest {
-    /// The function, `alpha/nvme0`.
+    /// Name of the function that is asked for, `HOST/DEVICE`.
     pub function: String,
     /// The host that shall have it.
     pub borrower: String,
@@ -379,14 +379,14 @@ impl BorrowRequest {
 pub struct ApiError {
     /// A word for programs: `held`, `unknown_function`, …
     pub code: String,
-    /// The cause.
+    /// What went wrong, in one line for people.
     pub error: String,
-    /// What to do.
+    /// What the user can do about it, in one line.
     pub remedy: String,
     /// Who has the function, when that is the cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
-    /// Under which lease.
+    /// Number of the lease that has the function, where one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
 }
@@ -442,13 +442,13 @@ pub struct Event {
     /// The host concerned: a lease's borrower, the node that reports or was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The function concerned.
+    /// Name of the function concerned, `HOST/DEVICE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
-    /// The lease concerned.
+    /// Number of the lease concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
-    /// Its fencing epoch.
+    /// Fencing epoch of the lease concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
     /// What happened, with its cause.
@@ -460,7 +460,7 @@ pub struct Event {
 pub struct Hop {
     /// What it is: `root complex`, `switch`, `ntb`, …
     pub kind: String,
-    /// Its name.
+    /// Name of the component in the topology.
     pub name: String,
     /// By which link it is entered: `Gen3 x8`, or `internal`; nothing for the first.
     pub link: Option<String>,
@@ -469,9 +469,9 @@ pub struct Hop {
 /// The way from one place to another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Path {
-    /// Where it begins.
+    /// The host or function whose accesses go this way.
     pub from: String,
-    /// Where it ends.
+    /// The host or function that they are for.
     pub to: String,
     /// All components in order, both ends included.
     pub components: Vec<Hop>,

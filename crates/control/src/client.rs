@@ -27,7 +27,7 @@ const BEFORE_REPEATING: Duration = Duration::from_millis(100);
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers.
+    /// No process listens at the socket, or it is gone.
     #[error("the control plane does not answer at {socket}: {cause}")]
     Unreachable {
         /// Where it should be.

@@ -15,9 +15,9 @@ pub enum BorrowerAction {
     /// Stop serving it (unplug it from its user first, if possible); then call
     /// [`Borrower::close_done`].
     Close {
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// Why.
+        /// What prevented or ended it, for people.
         reason: String,
     },
     /// Send this to the authority.
@@ -58,7 +58,7 @@ pub struct Borrower {
 const REMEMBERED: usize = 64;
 
 impl Borrower {
-    /// Nothing borrowed.
+    /// The borrower of this start of its node: nothing borrowed yet.
     pub fn new(incarnation: Incarnation) -> Self {
         Borrower { incarnation, leases: BTreeMap::new(), ended: BTreeMap::new(), newest: 0 }
     }

@@ -11,22 +11,22 @@ use crate::message::{Epoch, Incarnation, LeaseId, Message, Placement};
 pub enum LenderAction {
     /// Let the borrower of this epoch attach from now on; then call [`Lender::arm_done`].
     Arm {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
-        /// The borrowing host.
+        /// The borrowing host's name in the rack file.
         borrower: String,
     },
     /// Nobody of this epoch or an older one may attach any more. End the conversation of who
     /// [is attached](Lender::attached_up_to), take away what it has mapped, reset and scrub the
     /// function; then call [`Lender::revoke_done`].
     Revoke {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
         /// The lease that has it, as far as this is known here.
         lease: Option<LeaseId>,
@@ -38,11 +38,11 @@ pub enum LenderAction {
 /// Whom a function is armed for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The lease.
+    /// The lease's number, which no other lease ever gets.
     pub lease: LeaseId,
-    /// Its epoch.
+    /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
     pub epoch: Epoch,
-    /// The borrowing host.
+    /// The borrowing host's name in the rack file.
     pub borrower: String,
     /// Where the function's front runs: who attaches says which half of the function it wants.
     pub placement: Placement,
@@ -50,7 +50,7 @@ pub struct Holder {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// Nobody may attach.
+    /// Nobody may attach: it was not armed, or was revoked.
     Free,
     /// The node is being told to let this one in.
     Arming(Holder),
@@ -72,7 +72,7 @@ pub enum NotAdmitted {
         .holder.lease, .holder.borrower, .holder.epoch
     )]
     Held {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
         /// The epoch that was presented.
         epoch: Epoch,
@@ -82,17 +82,17 @@ pub enum NotAdmitted {
     /// The function is being made ready, or taken back.
     #[error("epoch {epoch} of {device} is not valid here (its function is being {doing})")]
     Busy {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
         /// The epoch that was presented.
         epoch: Epoch,
         /// What is being done with the function.
         doing: &'static str,
     },
-    /// Nobody may attach.
+    /// It is armed for nobody.
     #[error("epoch {epoch} of {device} is not valid here (it is not lent to anybody)")]
     NotLent {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
         /// The epoch that was presented.
         epoch: Epoch,
@@ -100,9 +100,9 @@ pub enum NotAdmitted {
     /// The borrower may attach, to the other half of the function.
     #[error("the front of {device} runs at its {} under epoch {epoch}", .placement)]
     Placed {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
         /// Where the front runs.
         placement: Placement,
@@ -110,7 +110,7 @@ pub enum NotAdmitted {
     /// The borrower may attach, and is attached already.
     #[error("{device} is in use under epoch {epoch}")]
     InUse {
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
         /// The epoch that is attached.
         epoch: Epoch,

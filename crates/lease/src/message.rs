@@ -19,7 +19,7 @@ pub type Incarnation = u64;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct FunctionId {
-    /// The lending host.
+    /// The lending host's name in the rack file.
     pub host: String,
     /// The device's name on it.
     pub device: String,
@@ -90,11 +90,11 @@ impl fmt::Display for Placement {
 /// A lease as its borrower learns it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Its number.
+    /// The lease's number, which no other lease ever gets.
     pub lease: LeaseId,
-    /// The function.
+    /// The function, by its lender and its name there.
     pub function: FunctionId,
-    /// Its fencing epoch.
+    /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
     pub epoch: Epoch,
     /// Where the lender's link listens.
     pub address: String,
@@ -146,13 +146,13 @@ pub enum Message {
     Arm {
         /// The lender's life that is meant.
         incarnation: Incarnation,
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// Its epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
-        /// The borrowing host.
+        /// The borrowing host's name in the rack file.
         borrower: String,
         /// Where the function's front runs.
         #[serde(default)]
@@ -160,75 +160,75 @@ pub enum Message {
     },
     /// Lender: the epoch is armed.
     Armed {
-        /// The lender's life.
+        /// Which start of the lender's node says so.
         incarnation: Incarnation,
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
     },
     /// Lender: the epoch cannot be armed, the device is broken.
     ArmFailed {
-        /// The lender's life.
+        /// Which start of the lender's node says so.
         incarnation: Incarnation,
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
-        /// Why.
+        /// What prevented or ended it, for people.
         reason: String,
     },
     /// Authority to lender: take the function back from this epoch and all older ones.
     Revoke {
         /// The lender's life that is meant.
         incarnation: Incarnation,
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
     },
     /// Lender: nothing of this epoch is reachable any more; the function is reset and scrubbed.
     Revoked {
-        /// The lender's life.
+        /// Which start of the lender's node says so.
         incarnation: Incarnation,
-        /// The device.
+        /// The device's name at its lender: `nvme0`.
         device: String,
-        /// The epoch.
+        /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
     },
     /// Authority to borrower: the function is yours.
     Granted(Grant),
     /// Borrower: its end is open, or cannot be opened.
     Opened {
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
         /// Where the function is served, or why it is not.
         outcome: Result<String, String>,
     },
     /// Borrower: the lease is still wanted.
     Renew {
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// The borrower's life.
+        /// Which start of the borrower's node says so.
         incarnation: Incarnation,
     },
     /// Borrower: the lender is gone.
     Lost {
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
         /// How that was noticed.
         reason: String,
     },
     /// Authority to borrower: the lease is over; let go.
     Ended {
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
-        /// Why.
+        /// What prevented or ended it, for people.
         reason: String,
     },
     /// Borrower: its end is closed.
     Closed {
-        /// The lease.
+        /// The lease's number, which no other lease ever gets.
         lease: LeaseId,
     },
 }

@@ -18,7 +18,7 @@ const KVM_PROBE: Duration = Duration::from_secs(15);
 /// What executes a guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// The processor itself.
+    /// KVM: the guest runs on the processor itself.
     Kvm,
     /// QEMU's translator: runs everywhere, some ten times slower.
     Tcg,

@@ -10,7 +10,7 @@ pub enum VmError {
     /// A file that set-up makes is not there.
     #[error("{what} is missing at {}: run 'make setup' in the rackbus source (or scripts/setup)", path.display())]
     NotSetUp {
-        /// What is missing.
+        /// What kind of thing is missing: QEMU, a kernel, an image.
         what: &'static str,
         /// Where it was looked for.
         path: PathBuf,
@@ -23,17 +23,17 @@ pub enum VmError {
     Io {
         /// What was tried, as a verb.
         action: &'static str,
-        /// On what.
+        /// The file, folder or socket that was to be used.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's reason.
         source: std::io::Error,
     },
     /// QEMU ended when it should not have.
     #[error("the VM '{name}' ended ({status}): {tail}")]
     Ended {
-        /// The VM's name.
+        /// The VM's name on its host.
         name: String,
-        /// QEMU's exit status.
+        /// QEMU's exit status or signal, for people.
         status: String,
         /// The last lines of QEMU's own log.
         tail: String,
@@ -41,7 +41,7 @@ pub enum VmError {
     /// Something did not happen in time.
     #[error("{what} did not happen within {} ms", limit.as_millis())]
     TimedOut {
-        /// What was awaited.
+        /// What did not come in time.
         what: String,
         /// How long it was awaited.
         limit: Duration,
@@ -49,17 +49,17 @@ pub enum VmError {
     /// QEMU answered a command with an error.
     #[error("QEMU refused {command}: {message}")]
     Refused {
-        /// The QMP command.
+        /// Name of the QMP command that was refused.
         command: String,
-        /// QEMU's own words.
+        /// QEMU's description of the error.
         message: String,
     },
     /// A peer spoke otherwise than its protocol says.
     #[error("unexpected answer from {peer}: {detail}")]
     Protocol {
-        /// Who.
+        /// Who answered: QEMU, or the guest's agent.
         peer: &'static str,
-        /// What was odd.
+        /// What of the answer cannot be read.
         detail: String,
     },
     /// No VM has that name.

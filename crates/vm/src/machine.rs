@@ -27,7 +27,7 @@ pub const UNPLUG: Duration = Duration::from_secs(20);
 /// How long a guest may take to switch itself off before it is ended.
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
-/// A running VM.
+/// A VM whose QEMU this process started, and its QMP connection.
 #[derive(Debug)]
 pub struct Vm {
     record: Record,

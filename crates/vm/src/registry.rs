@@ -19,28 +19,28 @@ use crate::{Qmp, Result, VmError};
 /// What is kept of a VM in `vm.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Its name.
+    /// The VM's name on its host.
     pub name: String,
     /// The host it runs on.
     pub host: String,
-    /// QEMU's process id.
+    /// Process id of its QEMU, which may have ended meanwhile.
     pub pid: u32,
     /// When that process began, as the kernel counts: another process of the same id began later.
     #[serde(default)]
     pub birth: Option<u64>,
     /// When it started, seconds since 1970.
     pub started: u64,
-    /// Guest memory, MiB.
+    /// Guest memory in MiB.
     pub memory_mib: u32,
-    /// Virtual processors.
+    /// Number of virtual processors.
     pub cpus: u32,
     /// What executes it: `kvm` or `tcg`.
     pub accel: String,
     /// What it started from, for people.
     pub boot: String,
-    /// Its hot-plug ports.
+    /// PCIe ports that functions can be plugged into, used ones among them.
     pub ports: usize,
-    /// Its folder.
+    /// Where its sockets and its description are.
     #[serde(skip)]
     pub dir: PathBuf,
 }

@@ -30,7 +30,7 @@ pub enum Boot {
     Guest(Guest),
     /// A kernel of the user's own.
     Kernel {
-        /// The kernel image.
+        /// Path of the kernel image that QEMU boots directly.
         kernel: PathBuf,
         /// The initial RAM file system, if any.
         initrd: Option<PathBuf>,
@@ -44,7 +44,7 @@ pub enum Boot {
 /// Where the guest's serial console goes. It is kept in `console.log` in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Console {
-    /// This terminal.
+    /// The terminal that the command runs in.
     Terminal,
     /// The socket `console.sock` in the VM's folder.
     Socket,
@@ -68,15 +68,15 @@ pub struct VmSpec {
     pub dir: PathBuf,
     /// What it starts from.
     pub boot: Boot,
-    /// Guest memory, MiB.
+    /// Guest memory in MiB.
     pub memory_mib: u32,
-    /// Virtual processors.
+    /// Number of virtual processors.
     pub cpus: u32,
     /// What executes it; `None`: what works here ([`Assets::accel`]).
     pub accel: Option<Accel>,
     /// Functions plugged in from the start.
     pub functions: Vec<FunctionSpec>,
-    /// Free hot-plug ports.
+    /// PCIe ports beside those of the functions it starts with.
     pub spare_ports: u8,
     /// Where the serial console goes.
     pub console: Console,

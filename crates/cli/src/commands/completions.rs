@@ -12,7 +12,7 @@ use crate::output::Failure;
   rackbus completions bash > /etc/bash_completion.d/rackbus
   rackbus completions zsh > ~/.zfunc/_rackbus")]
 pub struct Args {
-    /// The shell.
+    /// The shell that the completions are for.
     shell: Shell,
 }
 

@@ -71,7 +71,7 @@ pub struct RackFile {
 }
 
 impl RackFile {
-    /// Reads it.
+    /// Reads the file that is meant: the one named, or that of the running rack.
     pub fn read(&self, common: &Common) -> Result<Rack, Failure> {
         match &self.file {
             Some(file) => read_rack(file),

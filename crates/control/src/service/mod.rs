@@ -49,22 +49,22 @@ const COMMIT_TIMES: [f64; 10] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 
 /// What the rack file says there is.
 #[derive(Debug, Clone, Default)]
 pub struct Inventory {
-    /// The rack's name.
+    /// Name of the rack, as its file says.
     pub rack: String,
     /// The hosts, by name.
     pub hosts: Vec<String>,
-    /// The functions.
+    /// All functions of the rack file, in its order.
     pub devices: Vec<InventoryDevice>,
-    /// What joins them.
+    /// The components and links that `rackbus path` goes along.
     pub topology: Topology,
 }
 
 /// One function of the rack file.
 #[derive(Debug, Clone)]
 pub struct InventoryDevice {
-    /// Its name.
+    /// The function, by its lender and its name there.
     pub function: FunctionId,
-    /// What it is.
+    /// Its class, as the rack file has it: `nvme`.
     pub kind: String,
     /// Size and backing, for people.
     pub detail: String,
@@ -76,7 +76,7 @@ pub type IsNode = Arc<dyn Fn(&str, i32) -> bool + Send + Sync>;
 /// How the control plane runs.
 #[derive(Clone)]
 pub struct Options {
-    /// What there is.
+    /// The hosts and functions of the rack file.
     pub inventory: Inventory,
     /// Time limits of the protocol.
     pub config: Config,

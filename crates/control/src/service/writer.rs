@@ -31,7 +31,7 @@ type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 /// What the writer is asked to do.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Lend a function.
+    /// Grants a lease on a function, or says why not.
     Borrow {
         function: FunctionId,
         borrower: String,
@@ -40,7 +40,7 @@ pub(super) enum Request {
         asker: Asker,
         answer: Answer<Result<Granted, BorrowRefused>>,
     },
-    /// End a lease.
+    /// Ends a lease in order.
     GiveBack {
         lease: LeaseId,
         key: Option<String>,

@@ -39,7 +39,7 @@ pub enum StoreError {
     Newer {
         /// The state file that was opened.
         path: PathBuf,
-        /// Its layout.
+        /// The layout that the file has.
         found: i64,
     },
     /// The file belongs to another rack.
@@ -47,7 +47,7 @@ pub enum StoreError {
     OtherRack {
         /// The state file that was opened.
         path: PathBuf,
-        /// Whose it is.
+        /// The rack whose state the file has.
         found: String,
     },
     /// Something that was stored makes no sense.
@@ -55,7 +55,7 @@ pub enum StoreError {
     Value {
         /// The state file that was opened.
         path: PathBuf,
-        /// Where it stands.
+        /// Key of the record in the store.
         key: String,
         /// The reason that its decoding gave.
         cause: serde_json::Error,
@@ -95,7 +95,7 @@ pub struct State {
     pub records: Vec<Record>,
     /// Requests with an idempotency key.
     pub answers: Vec<KeptAnswer>,
-    /// Events, by number.
+    /// What happened, in the order of the numbers; at most so many as are kept.
     pub events: Vec<Event>,
 }
 

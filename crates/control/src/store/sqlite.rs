@@ -25,7 +25,7 @@ const UPGRADES: [&str; 3] = [
      CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
 ];
 
-/// The open file.
+/// A store in one SQLite file, open for as long as this lives.
 #[derive(Debug)]
 pub struct Sqlite {
     path: PathBuf,

@@ -354,17 +354,17 @@ impl Authority {
         self.leases.values()
     }
 
-    /// One lease.
+    /// The record of a lease; none when there never was one, or it was forgotten.
     pub fn lease(&self, lease: LeaseId) -> Option<&LeaseRecord> {
         self.leases.get(&lease)
     }
 
-    /// The functions.
+    /// The records of all functions that were ever offered, in the order of their names.
     pub fn functions(&self) -> impl Iterator<Item = &FunctionRecord> {
         self.functions.values()
     }
 
-    /// One function.
+    /// The record of a function; none when no host ever offered it.
     pub fn function(&self, function: &FunctionId) -> Option<&FunctionRecord> {
         self.functions.get(function)
     }
@@ -374,7 +374,7 @@ impl Authority {
         self.hosts.values().map(|h| (h, self.contacts.get(&h.host).map_or(0, |c| c.heard)))
     }
 
-    /// The time limits.
+    /// The time limits that it was made with.
     pub fn config(&self) -> &Config {
         &self.config
     }

@@ -8,7 +8,7 @@ use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement}
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "why", content = "detail", rename_all = "snake_case")]
 pub enum EndReason {
-    /// It was returned.
+    /// Its borrower gave it back, in order.
     Returned,
     /// Its borrower was silent for longer than its time to live.
     Expired,
@@ -56,12 +56,12 @@ pub enum LeaseState {
     },
     /// The borrower is being told to let go.
     Closing {
-        /// Why.
+        /// What ended the lease: users and events are told.
         reason: EndReason,
     },
     /// It is over. The function may still be on its way back.
     Ended {
-        /// Why.
+        /// What ended the lease: users and events are told.
         reason: EndReason,
     },
 }
@@ -69,22 +69,22 @@ pub enum LeaseState {
 /// A lease, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// Its number.
+    /// The lease's number, which no other lease ever gets.
     pub lease: LeaseId,
-    /// The function.
+    /// The function, by its lender and its name there.
     pub function: FunctionId,
-    /// Its fencing epoch.
+    /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
     pub epoch: Epoch,
-    /// The borrowing host.
+    /// The borrowing host's name in the rack file.
     pub borrower: String,
     /// Where the function's front runs.
     #[serde(default)]
     pub placement: Placement,
     /// When it was asked for.
     pub since: Millis,
-    /// When it ended.
+    /// When it ended, on the authority's clock; none while it has not.
     pub until: Option<Millis>,
-    /// Where it stands.
+    /// How far lender and borrower have been told.
     pub state: LeaseState,
 }
 
@@ -99,7 +99,7 @@ impl LeaseRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum FunctionState {
-    /// To be had.
+    /// Nobody has it, and its lender has it reset and scrubbed.
     Offered,
     /// Taken by a lease.
     Lent {
@@ -108,7 +108,7 @@ pub enum FunctionState {
     },
     /// The lender is being told to take it back, reset and scrub it.
     Revoking {
-        /// From which lease.
+        /// The number of the lease by which it is had.
         lease: LeaseId,
     },
     /// Its host no longer offers it.
@@ -118,20 +118,20 @@ pub enum FunctionState {
 /// A function, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionRecord {
-    /// Its name.
+    /// The function, by its lender and its name there.
     pub function: FunctionId,
     /// The newest epoch given out.
     pub epoch: Epoch,
-    /// Where it stands.
+    /// Whether it can be borrowed, or who has it.
     pub state: FunctionState,
 }
 
 /// A host's node, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRecord {
-    /// The host.
+    /// The host's name in the rack file.
     pub host: String,
-    /// Its latest life.
+    /// The newest start of its node that has registered; what earlier ones say is stale.
     pub incarnation: Incarnation,
     /// Where its link listens.
     pub address: String,
@@ -141,11 +141,11 @@ pub struct HostRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 pub enum Record {
-    /// A host's node.
+    /// What is known of a host's node; key `host/NAME`.
     Host(HostRecord),
-    /// A function.
+    /// Who has a function; key `function/HOST/DEVICE`.
     Function(FunctionRecord),
-    /// A lease.
+    /// How far a lease has come; key `lease/NUMBER`.
     Lease(LeaseRecord),
     /// The number of the next lease.
     NextLease {
@@ -181,32 +181,32 @@ pub enum BorrowRefused {
     /// Its host's node no longer offers it.
     #[error("{0} is no longer offered by its host")]
     Withdrawn(FunctionId),
-    /// Somebody has it.
+    /// A lease that has not ended has it.
     #[error("{function} is lent to {borrower} (lease {lease})")]
     Held {
-        /// The function.
+        /// The function, by its lender and its name there.
         function: FunctionId,
-        /// Who has it.
+        /// The borrowing host's name in the rack file.
         borrower: String,
-        /// Under which lease.
+        /// The number of the lease by which it is had.
         lease: LeaseId,
-        /// Since when.
+        /// When it was asked for, on the authority's clock.
         since: Millis,
     },
     /// It is on its way back from somebody.
     #[error("{function} is being taken back from {borrower} (lease {lease})")]
     Returning {
-        /// The function.
+        /// The function, by its lender and its name there.
         function: FunctionId,
-        /// Who had it.
+        /// The borrowing host's name in the rack file.
         borrower: String,
-        /// Under which lease.
+        /// The number of the lease by which it is had.
         lease: LeaseId,
     },
     /// It is free, and others wait for it.
     #[error("{before} requests wait for {function} and come first")]
     Queued {
-        /// The function.
+        /// The function, by its lender and its name there.
         function: FunctionId,
         /// How many come before this request.
         before: usize,
@@ -220,9 +220,9 @@ pub enum BorrowRefused {
     /// A node that is needed is silent.
     #[error("the node of {host} has not been heard from for {silent_ms} ms")]
     Silent {
-        /// The host.
+        /// The host's name in the rack file.
         host: String,
-        /// For how long.
+        /// Milliseconds since its node was heard.
         silent_ms: Millis,
     },
 }
@@ -238,7 +238,7 @@ pub enum ReturnRefused {
     AlreadyEnded {
         /// The lease that was to be returned.
         lease: LeaseId,
-        /// Why it ended.
+        /// What ended the lease: users and events are told.
         reason: EndReason,
     },
 }

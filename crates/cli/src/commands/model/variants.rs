@@ -24,9 +24,9 @@ pub struct Sweep {
 pub struct Variant {
     /// Keys and the values chosen.
     pub choice: Vec<(String, String)>,
-    /// The rack's file.
+    /// Path and text of the rack file.
     pub rack: Source,
-    /// The workload's.
+    /// Path and text of the workload file.
     pub workload: Source,
 }
 
@@ -36,7 +36,7 @@ impl Sweep {
         &self.key
     }
 
-    /// What is tried.
+    /// The values that the parameter takes, one variant each.
     pub fn values(&self) -> &[String] {
         &self.values
     }

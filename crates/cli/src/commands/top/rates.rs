@@ -24,11 +24,11 @@ impl Picture {
 /// A function, with what it did between its last two reports.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// Name of the function, `HOST/DEVICE`.
     pub function: String,
-    /// Its class.
+    /// Class of the function: `nvme`.
     pub kind: String,
-    /// Where it stands.
+    /// Whether it can be borrowed, is lent, or cannot be reached.
     pub state: DeviceState,
     /// The host that has it.
     pub holder: Option<String>,
@@ -38,9 +38,9 @@ pub struct Row {
     pub dma_refused: u64,
     /// Seconds between the two reports; none, and no rates, while there was one only.
     pub seconds: Option<f64>,
-    /// Reads a second.
+    /// Reads a second, those that failed among them.
     pub reads: f64,
-    /// Writes a second.
+    /// Writes a second, those that failed among them.
     pub writes: f64,
     /// Other operations a second, failed ones of all kinds among them.
     pub others: f64,

@@ -15,19 +15,19 @@ use crate::output::{Cell, Output, Tone, ago, duration};
 /// A part of the rack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum View {
-    /// What functions do.
+    /// Rates, times and failures of each function.
     #[default]
     Functions,
     /// How hosts are, and what they share.
     Hosts,
-    /// What happened last.
+    /// The events of the rack, newest first.
     Events,
 }
 
 /// What functions are sorted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
-    /// Their names.
+    /// The order of the rack file, which is that of their names.
     #[default]
     Name,
     /// Operations a second, most first.
@@ -41,9 +41,9 @@ pub enum Sort {
 /// What the user looks at.
 #[derive(Debug, Default)]
 pub struct Screen {
-    /// Which part.
+    /// The part of the rack that is drawn.
     pub view: View,
-    /// In which order.
+    /// The order of the functions.
     pub sort: Sort,
     /// Nothing changes until the user goes on.
     pub paused: bool,
