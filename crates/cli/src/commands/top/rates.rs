@@ -211,6 +211,7 @@ pub mod tests {
             holder: Some("beta".into()),
             lease: Some(1),
             epoch: 1,
+            waiting: 0,
             report: Some(DeviceReport {
                 counted_ms,
                 parks: reads / 10,
