@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rackbus_fabric::rack::Rack;
+use rackbus_devices::class::parse_rack;
 use rackbus_model::{timing, workload};
 
 fn source() -> PathBuf {
@@ -75,7 +75,7 @@ fn every_rack_file_is_read() {
     let mut count = 0;
     for name in chapters() {
         for block in blocks(&chapter(&name), "toml") {
-            let rack = Rack::parse(&name, block).unwrap();
+            let (rack, _) = parse_rack(&name, block).unwrap();
             timing::read_for(&name, block, &rack).unwrap();
             count += 1;
         }

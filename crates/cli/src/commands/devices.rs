@@ -81,6 +81,9 @@ fn detail(device: &Device, output: &Output) {
     if let (Some(holder), Some(lease)) = (&device.holder, device.lease) {
         rows.push(vec!["holder".into(), format!("{holder}, lease {lease}").into()]);
     }
+    if device.waiting > 0 {
+        rows.push(vec!["waiting".into(), format!("{} requests", device.waiting).into()]);
+    }
     if let Some(report) = &device.report {
         if let Some(trouble) = &report.trouble {
             rows.push(vec!["trouble".into(), Cell(trouble.clone(), Tone::Bad)]);

@@ -100,9 +100,7 @@ impl DeviceConfig for MemorySection {
         medium: Vec<OwnedFd>,
     ) -> std::io::Result<Box<dyn Function>> {
         let path = self.place.file(&self.function, folders);
-        let file = medium.into_iter().next().ok_or(SpanError::Unfit(self.size));
-        let span =
-            file.and_then(|file| Span::again(path.as_deref(), self.size, self.at_return, file));
+        let span = Span::again(path.as_deref(), self.size, self.at_return, medium);
         let span = span.map_err(std::io::Error::other)?;
         Ok(Box::new(Memory::new(span, digest(&self.function))?))
     }

@@ -174,8 +174,8 @@ impl Function for Memory {
         if self.served {
             return Err(SaveError::MediumServed);
         }
-        let medium = vec![self.memory.descriptor()?];
-        Ok((ModelState::new(CLASS, VERSION, &self.described())?, medium))
+        let state = ModelState::new(CLASS, VERSION, &self.described())?;
+        Ok((state, self.span.files()?))
     }
 
     /// The content goes on with its file, which the function was made with.

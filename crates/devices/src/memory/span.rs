@@ -14,7 +14,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -59,12 +59,13 @@ pub enum SpanError {
 }
 
 /// Where the bytes are at home.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 enum Home {
     /// In memory files of this process'.
     Memory,
-    /// In the file of this name.
-    File(PathBuf),
+    /// In the file of this name, which `lock` keeps for this process: a file beside it that no user is
+    /// given, as who has a file can lock it, and keeps a lock that was taken by its descriptor.
+    File { path: PathBuf, lock: File },
     /// At another node, which takes them away itself.
     Elsewhere,
 }
@@ -108,7 +109,7 @@ impl Span {
         if !metadata.is_file() {
             return Err(refused("it is no regular file".to_owned()));
         }
-        lock(&file, path)?;
+        let lock = lock(path)?;
         match metadata.len() {
             0 => file.set_len(length).map_err(failed("cannot use"))?,
             there if there == length => {}
@@ -117,7 +118,8 @@ impl Span {
                 return Err(refused(text));
             }
         }
-        let mut span = Span { home: Home::File(path.to_owned()), length, at_return, file };
+        let home = Home::File { path: path.to_owned(), lock };
+        let mut span = Span { home, length, at_return, file };
         span.take_away()?;
         Ok(span)
     }
@@ -145,7 +147,8 @@ impl Span {
         Ok(Span { home: Home::Elsewhere, length, at_return: AtReturn::Keep, file })
     }
 
-    /// The span that an earlier life of its function had open as `file`: at `path`, or in memory.
+    /// The span that an earlier life of its function passed on as [`files`](Span::files): at `path`,
+    /// or in memory.
     ///
     /// # Errors
     /// [`SpanError::Unfit`].
@@ -153,11 +156,33 @@ impl Span {
         path: Option<&Path>,
         length: u64,
         at_return: AtReturn,
-        file: OwnedFd,
+        files: Vec<OwnedFd>,
     ) -> Result<Span, SpanError> {
-        let file = Span::passed_on(file, length)?;
-        let home = path.map_or(Home::Memory, |path| Home::File(path.to_owned()));
+        let mut files = files.into_iter();
+        let (file, lock) = (files.next(), files.next());
+        let file = Span::passed_on(file.ok_or(SpanError::Unfit(length))?, length)?;
+        let home = match (path, lock) {
+            (None, _) => Home::Memory,
+            (Some(path), Some(lock)) => Home::File {
+                path: path.canonicalize().unwrap_or(path.to_owned()),
+                lock: lock.into(),
+            },
+            (Some(_), None) => return Err(SpanError::Unfit(length)),
+        };
         Ok(Span { home, length, at_return, file })
+    }
+
+    /// What another process needs to go on with the span.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn files(&self) -> io::Result<Vec<OwnedFd>> {
+        let lock = match &self.home {
+            Home::File { lock, .. } => Some(lock),
+            Home::Memory | Home::Elsewhere => None,
+        };
+        let files = [Some(&self.file), lock].into_iter().flatten();
+        files.map(|file| file.as_fd().try_clone_to_owned()).collect()
     }
 
     /// Its bytes.
@@ -165,12 +190,14 @@ impl Span {
         self.length
     }
 
-    /// The file that holds it now, from its beginning on.
+    /// The file that holds it now, from its beginning on, for a user: opened once more, so that what
+    /// the user does to its flags (`O_APPEND`) is not done to this process'.
     ///
     /// # Errors
     /// When the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.file.as_fd().try_clone_to_owned()
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        Ok(File::options().read(true).write(true).open(own)?.into())
     }
 
     /// Reads from `offset` on.
@@ -204,7 +231,7 @@ impl Span {
                 }
                 std::mem::replace(&mut self.file, File::from(new))
             }
-            Home::File(path) => {
+            Home::File { path, .. } => {
                 let new = self.move_file(path)?;
                 std::mem::replace(&mut self.file, new)
             }
@@ -218,14 +245,11 @@ impl Span {
 
     /// A new file with the content to be, in the place of that at `path`.
     fn move_file(&self, path: &Path) -> Result<File, SpanError> {
-        let mut name = path.as_os_str().to_owned();
-        name.push(".next");
-        let next = PathBuf::from(name);
+        let next = beside(path, ".next");
         let failed = |what| failed(&next, what);
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
         let new = options.open(&next).map_err(failed("cannot make"))?;
-        lock(&new, &next)?;
         new.set_len(self.length).map_err(failed("cannot make"))?;
         let permissions = self.file.metadata().map(|metadata| metadata.permissions());
         permissions
@@ -278,11 +302,22 @@ fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> SpanError {
     move |cause| SpanError::File { what, path: path.clone(), cause }
 }
 
-/// Takes a file for this process alone.
-fn lock(file: &File, path: &Path) -> Result<(), SpanError> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
+/// Takes the file at `path` for this process alone.
+fn lock(path: &Path) -> Result<File, SpanError> {
+    let lock = beside(path, ".lock");
+    let failed = failed(&lock, "cannot lock");
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).open(&lock).map_err(&failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(SpanError::InUse { path: path.to_owned() }),
-        Err(cause) => Err(failed(path, "cannot lock")(cause.into())),
+        Err(cause) => Err(failed(cause.into())),
     }
+}
+
+/// The name of a file beside that at `path`.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    PathBuf::from(name)
 }

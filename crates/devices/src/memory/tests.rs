@@ -64,6 +64,10 @@ fn loads_and_stores_reach_the_same_bytes_trapped_and_mapped() {
     let mut found = [0; 8];
     mapping.slice(SIZE as usize - 8, 8).unwrap().copy_to(&mut found);
     assert_eq!(&found, b"trapped!");
+    // What a user does to its descriptor is its own.
+    rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND).unwrap();
+    endpoint.write(Region::Bar(BAR), 0, b"in place").unwrap();
+    assert_eq!(&read(&mut endpoint, 0), b"in place");
     mapping.slice(64, 8).unwrap().copy_from(b"mapped!!");
     assert_eq!(&read(&mut endpoint, 64), b"mapped!!");
     endpoint.reset();
@@ -104,8 +108,8 @@ fn a_file_is_taken_away_from_who_mapped_it_in_a_former_life_and_is_one_process_a
     old.write_all_at(b"content!", 0).unwrap();
     let refused = Span::file(&path, SIZE, AtReturn::Keep).unwrap_err();
     assert!(matches!(refused, SpanError::InUse { .. }), "{refused}");
-    // Whoever mapped it goes on, but its node has ended.
-    rustix::fs::flock(&old, rustix::fs::FlockOperation::Unlock).unwrap();
+    // Whoever mapped it goes on, and may lock what it has; its node has ended.
+    rustix::fs::flock(&old, rustix::fs::FlockOperation::LockExclusive).unwrap();
     drop(first);
     let second = Span::file(&path, SIZE, AtReturn::Keep).unwrap();
     old.write_all_at(b"too late", 0).unwrap();
@@ -186,11 +190,14 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
         let mut first = endpoint(span);
         let user = mapped(&first);
         user.write_all_at(b"content!", 0).unwrap();
-        let mut saved = first.save().unwrap();
+        let saved = first.save().unwrap();
         drop(first);
-        let file = saved.medium.remove(0);
         let home = (nth == 1).then_some(&*path);
-        let span = Span::again(home, SIZE, AtReturn::Zero, file).unwrap();
+        let span = Span::again(home, SIZE, AtReturn::Zero, saved.medium).unwrap();
+        assert!(
+            nth == 0 || Span::file(&path, SIZE, AtReturn::Zero).is_err(),
+            "it is locked no more"
+        );
         let other = Memory::new(span, 8).unwrap();
         let mut second = Endpoint::new(Box::new(other));
         let refused = second.restore(&saved.state, saved.descriptors).unwrap_err();
@@ -199,8 +206,8 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
     let mut first = endpoint(Span::memory(SIZE, AtReturn::Zero).unwrap());
     let user = mapped(&first);
     user.write_all_at(b"content!", 0).unwrap();
-    let mut saved = first.save().unwrap();
-    let span = Span::again(None, SIZE, AtReturn::Zero, saved.medium.remove(0)).unwrap();
+    let saved = first.save().unwrap();
+    let span = Span::again(None, SIZE, AtReturn::Zero, saved.medium).unwrap();
     drop(first);
     let mut second = Endpoint::new(Box::new(Memory::new(span, 7).unwrap()));
     second.restore(&saved.state, saved.descriptors).unwrap();

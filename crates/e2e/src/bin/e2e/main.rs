@@ -32,11 +32,12 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 17] = [
+const SCENARIOS: [Scenario; 18] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("a strict borrower's guest uses the same drive", guests::strict_isolation),
+    ("a guest maps borrowed memory, and the next finds its content", guests::memory),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
