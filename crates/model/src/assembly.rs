@@ -20,7 +20,7 @@ use crate::engine::{
 };
 use crate::time::Time;
 use crate::timing::{HostTiming, PartTiming, Timing};
-use crate::wire::{self, Wire};
+use crate::wire::{self, CXL_SLOT, Wire};
 
 /// Why a rack or a route cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,11 +32,23 @@ pub enum AssemblyError {
     #[error(transparent)]
     Space(#[from] SpaceError),
     /// The rack has no part of that name.
-    #[error("the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
+    #[error(
+        "the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, a CXL memory, or HOST@ADDRESS"
+    )]
     Unknown(String),
     /// It is there, but no end.
-    #[error("`{0}` is a {1}; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
+    #[error(
+        "`{0}` is a {1}; an end is a host, HOST/DEVICE, an adapter, a CXL memory, or HOST@ADDRESS"
+    )]
     Between(String, Kind),
+    /// It is CXL memory, and what asks is no processor.
+    #[error("`{from}` does not reach the CXL memory `{to}`; processors do: name a host")]
+    NotCoherent {
+        /// The name of the source.
+        from: String,
+        /// The name of the memory.
+        to: String,
+    },
     /// It makes no requests.
     #[error("`{0}` makes no requests; name a host (its processor) or HOST/DEVICE")]
     Passive(String),
@@ -71,6 +83,8 @@ pub enum End {
     Adapter(ComponentId),
     /// An address in a host's address space.
     Address(HostId, u64),
+    /// A CXL memory device, which processors of hosts read and write.
+    Cxl(ComponentId),
 }
 
 /// A source of requests: whose, and a stream of its own.
@@ -90,6 +104,8 @@ pub struct Assembly {
     fabric: DemandMapped,
     timing: Timing,
     parts: BTreeMap<ComponentId, PartId>,
+    /// By host: the port by which its processor reaches CXL memory, where there is any.
+    ports: BTreeMap<HostId, PartId>,
     components: Vec<ComponentId>,
     directions: BTreeMap<(ComponentId, ComponentId), DirectionId>,
     requesters: BTreeMap<ComponentId, RequesterId>,
@@ -113,6 +129,7 @@ impl Assembly {
             fabric: DemandMapped::new(fabric),
             timing: timing.clone(),
             parts: BTreeMap::new(),
+            ports: BTreeMap::new(),
             components: Vec::new(),
             directions: BTreeMap::new(),
             requesters: BTreeMap::new(),
@@ -173,6 +190,30 @@ impl Assembly {
             self.parts.insert(id, part);
             self.components.push(id);
         }
+        let topology = self.topology();
+        let cxl = |id: &ComponentId| is_cxl(topology.component(*id).kind);
+        let hosts = topology
+            .hosts()
+            .filter(|(_, host)| topology.neighbours(host.root).iter().any(|(other, _)| cxl(other)));
+        let hosts: Vec<(HostId, ComponentId)> = hosts.map(|(id, host)| (id, host.root)).collect();
+        for (host, root) in hosts {
+            // Messages of CXL.mem do not go the way of PCIe's through a root complex.
+            let stay = [self.timing.cxl.port; 3];
+            let port = self.world.add_part(PartParameters { stay, ..PartParameters::default() });
+            self.ports.insert(host, port);
+            self.components.push(root);
+        }
+    }
+
+    /// The part of the simulation at a component's end of a link to another: of a host's root complex that is
+    /// joined to CXL, the host's port.
+    fn part_towards(&self, of: ComponentId, to: ComponentId) -> PartId {
+        let topology = self.topology();
+        let port = topology.component(of).host.and_then(|host| self.ports.get(&host));
+        match port.filter(|_| is_cxl(topology.component(to).kind)) {
+            Some(port) => *port,
+            None => self.parts[&of],
+        }
     }
 
     fn add_links(&mut self) {
@@ -188,7 +229,7 @@ impl Assembly {
                 continue;
             }
             let (there, back) = (self.direction_into(link, a, b), self.direction_into(link, b, a));
-            let ends = (self.parts[&a], self.parts[&b]);
+            let ends = (self.part_towards(a, b), self.part_towards(b, a));
             let direction = self.world.add_link(ends, there, back);
             self.directions.insert((a, b), direction);
             self.directions.insert((b, a), direction.back());
@@ -207,7 +248,11 @@ impl Assembly {
         let timing = &self.timing.link;
         // Behind its root complex, memory itself is what bounds it.
         let wire = ![kind(from), kind(into)].contains(&Kind::Memory);
-        let wire = wire.then(|| Wire::of(link));
+        let cxl = is_cxl(kind(from)) || is_cxl(kind(into));
+        let wire = wire.then(|| match link {
+            Link::Pcie { generation, lanes } if cxl => Wire::cxl(generation, lanes),
+            link => Wire::of(link),
+        });
         let Some(wire) = wire else {
             return DirectionParameters {
                 wire: None,
@@ -221,7 +266,7 @@ impl Assembly {
             Link::Internal => Time::ZERO,
             Link::Pcie { .. } => self.propagation(from, into),
         };
-        let stay = self.world.part(self.parts[&into]).stay;
+        let stay = self.world.part(self.part_towards(into, from)).stay;
         let longest = stay.into_iter().max().unwrap_or_default();
         let room = |set| timing.room(set, wire.rate(), longest, propagation);
         let (posted, requests) = (room(timing.posted), room((timing.nonposted, 0)).0);
@@ -239,7 +284,14 @@ impl Assembly {
                 data: [units(posted.1), u32::MAX, units(completion.1)],
             },
             credit_return: timing.credit_return,
-            dllp_bytes: wire.dllps(timing.acknowledge_every, timing.update_every),
+            dllp_bytes: match cxl {
+                // What comes back for a message takes a slot: a write's response, the header before data.
+                true if kind(into) == Kind::RootComplex || kind(from) == Kind::CxlMemory => {
+                    CXL_SLOT
+                }
+                true => 0,
+                false => wire.dllps(timing.acknowledge_every, timing.update_every),
+            },
         }
     }
 
@@ -281,6 +333,7 @@ impl Assembly {
         match topology.component(id).kind {
             Kind::Device => Ok(End::Device(id)),
             Kind::Ntb => Ok(End::Adapter(id)),
+            Kind::CxlMemory => Ok(End::Cxl(id)),
             kind => Err(AssemblyError::Between(name.to_owned(), kind)),
         }
     }
@@ -290,7 +343,9 @@ impl Assembly {
         let topology = self.topology();
         match end {
             End::Host(host) => topology.host(host).name.clone(),
-            End::Device(id) | End::Adapter(id) => topology.component(id).name.clone(),
+            End::Device(id) | End::Adapter(id) | End::Cxl(id) => {
+                topology.component(id).name.clone()
+            }
             End::Address(host, address) => format!("{}@{address:#x}", topology.host(host).name),
         }
     }
@@ -328,10 +383,33 @@ impl Assembly {
                     requester
                 }
             },
-            End::Adapter(_) | End::Address(..) => {
+            End::Adapter(_) | End::Address(..) | End::Cxl(_) => {
                 return Err(AssemblyError::Passive(self.end_name(end)));
             }
         };
+        Ok(Source { end, stream: self.world.add_stream(requester) })
+    }
+
+    /// A source of requests at an end, for what goes to a target: a core reads and writes lines of CXL memory by
+    /// its caches, and not as it does windows and registers.
+    ///
+    /// # Errors
+    /// [`AssemblyError::Passive`].
+    pub fn source_towards(&mut self, end: End, to: End) -> Result<Source, AssemblyError> {
+        let port = match (end, to) {
+            (End::Host(host), End::Cxl(_)) => self.ports.get(&host).copied(),
+            _ => None,
+        };
+        let Some(port) = port else { return self.source(end) };
+        let cpu = &self.host_of(end).cpu;
+        let parameters = RequesterParameters {
+            payload: cpu.line,
+            read: cpu.line,
+            tags: self.timing.cxl.loads,
+            window: self.timing.cxl.loads,
+            ..RequesterParameters::default()
+        };
+        let requester = self.world.add_requester(port, parameters);
         Ok(Source { end, stream: self.world.add_stream(requester) })
     }
 
@@ -378,7 +456,13 @@ impl Assembly {
         let components = self.components(from, to)?;
         let directions: Vec<DirectionId> =
             components.windows(2).filter_map(|pair| self.direction(pair[0], pair[1])).collect();
-        let route = self.world.add_route(self.parts[&components[0]], &directions);
+        let first = components
+            .get(1)
+            .map_or(self.parts[&components[0]], |next| self.part_towards(components[0], *next));
+        let route = self.world.add_route(first, &directions);
+        if matches!(to, End::Cxl(_)) {
+            self.world.set_slots(route);
+        }
         self.shorten(route, (from, to), &components);
         self.routes.insert((from, to), route);
         Ok(route)
@@ -390,6 +474,7 @@ impl Assembly {
         let host = match end {
             End::Host(host) | End::Address(host, _) => Some(host),
             End::Device(id) | End::Adapter(id) => topology.component(id).host,
+            End::Cxl(_) => None,
         };
         self.timing.of_host(host.map_or("", |host| &topology.host(host).name))
     }
@@ -425,6 +510,14 @@ impl Assembly {
     /// [`AssemblyError`] when there is none, or the fabric refuses it.
     pub fn components(&mut self, from: End, to: End) -> Result<Vec<ComponentId>, AssemblyError> {
         let topology = self.topology();
+        if let End::Cxl(memory) = to {
+            let End::Host(host) = from else {
+                let (from, to) = (self.end_name(from), self.end_name(to));
+                return Err(AssemblyError::NotCoherent { from, to });
+            };
+            let way = topology.way(topology.host(host).root, memory);
+            return way.ok_or_else(|| self.no_route(from, to));
+        }
         let (requester, host) = match from {
             End::Host(host) => (Requester::Cpu(host), host),
             End::Device(id) => {
@@ -432,7 +525,7 @@ impl Assembly {
                 let host = host.ok_or_else(|| AssemblyError::Passive(self.end_name(from)))?;
                 (Requester::Device(id), host)
             }
-            End::Adapter(_) | End::Address(..) => {
+            End::Adapter(_) | End::Address(..) | End::Cxl(_) => {
                 return Err(AssemblyError::Passive(self.end_name(from)));
             }
         };
@@ -463,8 +556,13 @@ fn destination(end: End) -> Option<Destination> {
         End::Host(host) => Some(Destination::Memory(host)),
         End::Device(id) => Some(Destination::Device(id)),
         End::Address(host, address) => Some(Destination::Address(host, address)),
-        End::Adapter(_) => None,
+        End::Adapter(_) | End::Cxl(_) => None,
     }
+}
+
+/// Whether a component speaks CXL on its links.
+fn is_cxl(kind: Kind) -> bool {
+    matches!(kind, Kind::CxlMemory | Kind::CxlSwitch)
 }
 
 /// Picoseconds per byte, times 1024, of a rate in bytes per second.
@@ -524,6 +622,15 @@ fn part(
                 ..default
             }
         }
+        Kind::CxlSwitch => {
+            PartParameters { stay: [own.latency.unwrap_or(timing.cxl.switch); 3], ..default }
+        }
+        Kind::CxlMemory => PartParameters {
+            access: own.latency.unwrap_or(timing.cxl.latency),
+            service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.cxl.bandwidth)),
+            completion: 64,
+            ..default
+        },
         Kind::SharedMemory => PartParameters { stay: [host.memory.latency; 3], ..default },
         Kind::Device => PartParameters {
             access: own.latency.unwrap_or(timing.device.latency),

@@ -198,6 +198,8 @@ struct Route {
     levels: Box<[u8]>,
     /// From this part on, and up to the one before it, whether addresses are below 4 GiB.
     low: (usize, [bool; 2]),
+    /// Whether it is one of CXL.mem, whose messages have slots of flits.
+    slots: bool,
 }
 
 impl Route {
@@ -207,6 +209,10 @@ impl Route {
     }
 
     fn header_at(&self, nth: usize, class: Class) -> u32 {
+        if self.slots {
+            // The slot before data that comes back goes with what the request causes there.
+            return if class == Class::Completion { 0 } else { wire::CXL_SLOT };
+        }
         let (turn, [first, then]) = self.low;
         let low = if nth < turn { first } else { then };
         match class {
@@ -436,7 +442,13 @@ impl World {
             levels[nth - 1] = (levels[nth] + u8::from(turns)).min(direction::LEVELS as u8 - 1);
         }
         let low = (0, [false; 2]);
-        self.routes.push(Route { parts: parts.into(), directions, levels: levels.into(), low });
+        self.routes.push(Route {
+            parts: parts.into(),
+            directions,
+            levels: levels.into(),
+            low,
+            slots: false,
+        });
         RouteId((self.routes.len() - 1) as u32)
     }
 
@@ -444,6 +456,11 @@ impl World {
     /// `turn` of the route, which translates them, and from there on.
     pub fn set_low(&mut self, route: RouteId, turn: usize, low: [bool; 2]) {
         self.routes[route.index()].low = (turn, low);
+    }
+
+    /// Says that a route is one of CXL.mem.
+    pub fn set_slots(&mut self, route: RouteId) {
+        self.routes[route.index()].slots = true;
     }
 
     /// Bytes of the header of a packet of a class on direction `nth` of a route, counted from its beginning.

@@ -233,8 +233,9 @@ struct Course<'a> {
     /// What a packet stays where it is made.
     stay: Time,
     directions: Vec<DirectionId>,
-    /// By direction, bytes of a request's header.
+    /// By direction, bytes of a request's header, and of a completion's, which comes back there.
     headers: Vec<u32>,
+    back_header: u32,
     target: PartId,
     bytes: f64,
     addresses: Addresses,
@@ -265,6 +266,7 @@ impl<'a> Course<'a> {
                 .map(|nth| world.header(route, nth, Class::Posted))
                 .collect(),
             directions,
+            back_header: world.header(route, 0, Class::Completion),
             target,
             bytes: bytes as f64,
             addresses,
@@ -296,7 +298,7 @@ impl<'a> Course<'a> {
     fn packets_on(&mut self, nth: Range<usize>, back: bool, packets: f64, bytes: f64) {
         for nth in nth {
             let direction = &if back { self.directions[nth].back() } else { self.directions[nth] };
-            let header = if back { wire::COMPLETION_HEADER } else { self.headers[nth] };
+            let header = if back { self.back_header } else { self.headers[nth] };
             let Some(wire) = self.world.direction_parameters(*direction).wire else { continue };
             let around = f64::from(wire.packet(header, 0));
             self.limited_by(Limit::Direction(*direction), packets * around + bytes, 1.0 / packets);
@@ -426,7 +428,7 @@ impl<'a> Course<'a> {
             let there =
                 self.travel(&directions[from..], &self.headers[from..], Class::NonPosted, 0);
             let back = &back[..directions.len() - from];
-            let headers = vec![wire::COMPLETION_HEADER; back.len()];
+            let headers = vec![self.back_header; back.len()];
             let back = self.travel(back, &headers, Class::Completion, carried as u32);
             (there + back).ps() as f64 + served
         };
