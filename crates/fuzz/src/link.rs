@@ -5,9 +5,10 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 
 use rackbus_link::shm::{ShmLink, hear};
-use rackbus_link::{Hello, HelloReply, Link, LinkError, Service, VERSION};
+use rackbus_link::{Connect, Hello, HelloReply, LinkError, Service, VERSION};
 use rackbus_memory::{Event, Stream};
 
 use crate::input::Input;
@@ -62,7 +63,7 @@ fn say_hello(said: &[u8], passes: bool) {
     }
     far.shutdown(Shutdown::Write).expect("it is open");
     match hear(near, "lab", "alpha") {
-        Some(incoming) => {
+        Some((incoming, _)) => {
             let Hello { version, rack, to, .. } = &incoming.hello;
             assert_eq!((*version, &rack[..], &to[..]), (VERSION, "lab", "alpha"));
             assert!(!passes, "descriptors beside a hello were taken");
@@ -110,7 +111,8 @@ fn answer(said: &[u8]) {
             // Who has enough hears no more.
             let _ = peer.write_all(said);
         });
-        ShmLink.connect(&path.display().to_string(), &hello)
+        let link = ShmLink::new("lab", Path::new("/"), []);
+        link.connect(&path.display().to_string(), &hello)
     });
     let _ = std::fs::remove_file(&path);
     let welcome = said.get(4..).and_then(|text| serde_json::from_slice::<HelloReply>(text).ok());

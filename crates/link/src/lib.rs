@@ -1,23 +1,26 @@
 #![forbid(unsafe_code)]
 //! Node to node: how one host's node reaches another's.
 //!
-//! A [`Link`] connects to a peer and says with a [`Hello`] what it wants; the peer's
-//! listener ([`shm::ShmListener`]) hears it, and either refuses with a reason or goes on with the conversation that
-//! the hello asked for, over a [`Stream`] that carries bytes and memory descriptors.
+//! A [`Link`] belongs to the rack: it knows where each host's node is reached. One side connects to a peer
+//! and says with a [`Hello`] what it wants; the other's [`Listener`] hears it, as one who is known to be the
+//! host that it says, and either refuses with a reason or goes on with the conversation that the hello asked
+//! for, over a [`Stream`] that carries bytes and what leads to memory.
 //!
 //! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped
-//! once needs no software afterwards.
+//! once needs no software afterwards. Nothing above this crate knows how it finds and knows its peers.
 
 mod medium;
+pub mod presence;
+mod segments;
 pub mod shm;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-pub use medium::Medium;
+pub use medium::{Handles, Medium};
+pub use segments::{offer_packets, take_packets};
 
 use rackbus_memory::{Stream, StreamError};
-use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 /// Version of the hello; both sides must speak the same.
@@ -115,12 +118,41 @@ pub enum LinkError {
 }
 
 /// A way to other hosts' nodes.
-pub trait Link: Send + Sync {
+pub trait Connect: Send + Sync {
+    /// Where the node of a host of the rack is reached: for [`connect`](Connect::connect), of any node's
+    /// link of the same kind, and not to be read by anybody else.
+    fn address(&self, host: &str) -> String;
+
     /// Connects to the node at `address` and waits for its welcome.
     ///
     /// # Errors
     /// [`LinkError`].
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError>;
+}
+
+/// The link of a node: the way to others, and where others come in.
+pub trait Link: Connect {
+    /// Listens for other nodes, as the node of `host`.
+    ///
+    /// # Errors
+    /// When another process does, or the system refuses.
+    fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>>;
+}
+
+/// Where other nodes come in.
+pub trait Listener: Send {
+    /// Waits for the next one to connect. What it wants is still to be heard.
+    ///
+    /// # Errors
+    /// When nobody can be let in now.
+    fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
+}
+
+/// Somebody who connected and has not said yet what it wants.
+pub trait Caller: Send {
+    /// Hears what it wants, which may take a while. `None` when it may not speak, is not the host that it
+    /// says, or makes no sense; it has been told so.
+    fn hear(self: Box<Self>) -> Option<Incoming>;
 }
 
 /// A connection that said hello and waits for its answer.
@@ -129,8 +161,6 @@ pub struct Incoming {
     pub hello: Hello,
     /// The connection.
     pub stream: Arc<dyn Stream>,
-    /// The process that connected, as the kernel says.
-    pub process: Pid,
 }
 
 impl std::fmt::Debug for Incoming {

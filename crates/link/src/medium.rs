@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LinkError, receive_frame_with, send_frame_with};
 
+/// What leads to a medium, as the link carries it; its class knows what each of them is.
+pub type Handles = Vec<OwnedFd>;
+
 /// A medium, as its lender offers it to a front.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,7 +34,7 @@ impl Medium {
     ///
     /// # Errors
     /// [`LinkError::Broken`], [`LinkError::Protocol`].
-    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(Medium, Vec<OwnedFd>), LinkError> {
+    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(Medium, Handles), LinkError> {
         let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
         let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };
         let mut fds = Vec::new();

@@ -1,8 +1,8 @@
 //! The link between hosts on one machine: UNIX sockets that pass descriptors of shared memory.
 //!
-//! An address is a socket's path. Only processes of the same user, or root's, are listened to:
-//! the kernel says who connects. Which host a peer is, is for the
-//! caller to find out by its process; this one's own name only the node itself has.
+//! An address is a socket's path, in the rack's run directory. Only processes of the same user, or
+//! root's, are listened to: the kernel says who connects, and whether that is the node of the host that it
+//! says ([`presence`](crate::presence)); this one's own name only the node itself has.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -10,19 +10,47 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_memory::{Stream, StreamError};
-use rustix::process::{getpid, getuid};
+use rustix::process::{Pid, getpid, getuid};
 
-use crate::{Hello, HelloReply, Incoming, Link, LinkError, VERSION, receive_frame, send_frame};
+use crate::presence::speaks_for;
+use crate::{
+    Caller, Connect, Hello, HelloReply, Incoming, Link, LinkError, Listener, VERSION,
+    receive_frame, send_frame,
+};
 
 /// How long a peer may take for the next message, or to take one, before it counts as lost. Below
 /// the five seconds that QEMU waits for a reply, so that its guest gets an answer in any case.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
 
-/// Connects by UNIX socket.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ShmLink;
+/// The link of a rack on this machine: connects by UNIX sockets in its run directory.
+#[derive(Debug, Clone)]
+pub struct ShmLink {
+    rack: String,
+    run_dir: PathBuf,
+    hosts: Arc<[String]>,
+}
 
-impl Link for ShmLink {
+impl ShmLink {
+    /// The link of `rack`, which has these hosts and that run directory.
+    pub fn new<'h>(
+        rack: &str,
+        run_dir: &Path,
+        hosts: impl IntoIterator<Item = &'h str>,
+    ) -> ShmLink {
+        let hosts = hosts.into_iter().map(str::to_owned).collect();
+        ShmLink { rack: rack.to_owned(), run_dir: run_dir.to_owned(), hosts }
+    }
+
+    fn socket(&self, host: &str) -> PathBuf {
+        self.run_dir.join(host).join("link.sock")
+    }
+}
+
+impl Connect for ShmLink {
+    fn address(&self, host: &str) -> String {
+        self.socket(host).display().to_string()
+    }
+
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
         let unreachable = |cause| LinkError::Unreachable { address: address.to_owned(), cause };
         let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
@@ -40,42 +68,43 @@ impl Link for ShmLink {
     }
 }
 
-/// Listens for other nodes on a socket.
-#[derive(Debug)]
-pub struct ShmListener {
-    listener: UnixListener,
-    path: PathBuf,
+impl Link for ShmLink {
+    fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>> {
+        let path = self.socket(host);
+        let named = |cause: std::io::Error| {
+            std::io::Error::new(cause.kind(), format!("{}: {cause}", path.display()))
+        };
+        let listener = bind(&path).map_err(named)?;
+        Ok(Box::new(ShmListener { listener, path, link: self.clone(), host: host.to_owned() }))
+    }
 }
 
-impl ShmListener {
-    /// Listens at `path`; a socket left by a process that is gone is replaced.
-    ///
-    /// # Errors
-    /// When another process listens there, or the path cannot be made.
-    pub fn bind(path: &Path) -> std::io::Result<ShmListener> {
-        if UnixStream::connect(path).is_ok() {
-            let text = format!("another process listens at {}", path.display());
-            return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        Ok(ShmListener { listener, path: path.to_owned() })
+/// Listens at `path`; a socket left by a process that is gone is replaced.
+fn bind(path: &Path) -> std::io::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        let text = "another process listens there";
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
     }
-
-    /// The address for [`Link::connect`].
-    pub fn path(&self) -> &Path {
-        &self.path
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
+    UnixListener::bind(path)
+}
 
-    /// Waits for the next connection. Its hello is still to be heard: [`hear`], on another thread.
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub fn accept(&self) -> std::io::Result<UnixStream> {
-        self.listener.accept().map(|(stream, _)| stream)
+/// Listens for other nodes on a socket.
+#[derive(Debug)]
+struct ShmListener {
+    listener: UnixListener,
+    path: PathBuf,
+    link: ShmLink,
+    host: String,
+}
+
+impl Listener for ShmListener {
+    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
+        let (stream, _) = self.listener.accept()?;
+        Ok(Box::new(ShmCaller { stream, link: self.link.clone(), host: self.host.clone() }))
     }
 }
 
@@ -85,9 +114,32 @@ impl Drop for ShmListener {
     }
 }
 
-/// Hears what a connection wants. `None` when it may not speak, or makes no sense; it has been
+/// Who connected to a socket.
+#[derive(Debug)]
+struct ShmCaller {
+    stream: UnixStream,
+    link: ShmLink,
+    host: String,
+}
+
+impl Caller for ShmCaller {
+    fn hear(self: Box<Self>) -> Option<Incoming> {
+        let ShmLink { rack, run_dir, hosts } = &self.link;
+        let (incoming, process) = hear(self.stream, rack, &self.host)?;
+        let from = &incoming.hello.from;
+        if speaks_for(run_dir, hosts, from, process) {
+            return Some(incoming);
+        }
+        let reason = format!("you are not the node of {from}");
+        tracing::warn!(?process, reason, "a connection to the link was refused");
+        incoming.refuse(&reason);
+        None
+    }
+}
+
+/// Hears what a connection to the node of `host` wants, and of which process it is. `None` when it may not speak, or makes no sense; it has been
 /// told so.
-pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
+pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(Incoming, Pid)> {
     let stream = Arc::new(stream);
     let refuse = |reason: &str| {
         tracing::warn!(reason, "a connection to the link was refused");
@@ -119,7 +171,7 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<Incoming> {
     }
     // From here on the conversation has its own pace: an idle device sends nothing for days.
     stream.set_read_timeout(None).ok()?;
-    Some(Incoming { hello, stream, process: peer.pid })
+    Some((Incoming { hello, stream }, peer.pid))
 }
 
 #[cfg(test)]
@@ -138,27 +190,34 @@ mod tests {
         }
     }
 
+    /// Of a rack by itself, for one test.
+    fn link(test: &str) -> ShmLink {
+        let folder =
+            std::env::temp_dir().join(format!("rackbus-link-{}-{test}", std::process::id()));
+        std::fs::create_dir_all(folder.join("alpha")).unwrap();
+        ShmLink::new("demo", &folder, ["alpha", "beta"])
+    }
+
     fn meet(
+        test: &str,
         hello: Hello,
         answer: impl FnOnce(Incoming) + Send + 'static,
     ) -> Result<Arc<dyn Stream>, LinkError> {
-        let folder = std::env::temp_dir().join(format!("rackbus-link-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join(format!("{:?}.sock", std::thread::current().id()));
-        let listener = ShmListener::bind(&path).unwrap();
+        let link = link(test);
+        let listener = link.listen("alpha").unwrap();
         let peer = std::thread::spawn(move || {
-            if let Some(incoming) = hear(listener.accept().unwrap(), "demo", "alpha") {
+            if let Some(incoming) = listener.accept().unwrap().hear() {
                 answer(incoming);
             }
         });
-        let result = ShmLink.connect(path.to_str().unwrap(), &hello);
+        let result = link.connect(&link.address("alpha"), &hello);
         peer.join().unwrap();
         result
     }
 
     #[test]
     fn a_welcome_opens_the_conversation() {
-        let stream = meet(hello(), |incoming| {
+        let stream = meet("welcome", hello(), |incoming| {
             assert_eq!(incoming.hello, hello());
             let stream = incoming.accept().unwrap();
             stream.send(&[b"hi"], &[]).unwrap();
@@ -174,32 +233,37 @@ mod tests {
     fn nobody_else_is_this_host() {
         const STRANGER: &str = "RACKBUS_LINK_STRANGER";
         let own = Hello { from: "alpha".into(), ..hello() };
-        if let Ok(path) = std::env::var(STRANGER) {
-            let refused = ShmLink.connect(&path, &own).err().expect("a stranger is let in");
-            assert!(refused.to_string().contains("alpha is this node"), "{refused}");
+        if let Ok(folder) = std::env::var(STRANGER) {
+            let link = ShmLink::new("demo", Path::new(&folder), []);
+            // Nor is it a host of which another process is the node.
+            let beta = Hello { from: "beta".into(), ..hello() };
+            for (hello, reason) in [(own, "alpha is this node"), (beta, "not the node of beta")] {
+                let refused = link.connect(&link.address("alpha"), &hello).err();
+                let refused = refused.expect("a stranger is let in").to_string();
+                assert!(refused.contains(reason), "{refused}");
+            }
             return;
         }
-        let stream = meet(own.clone(), |incoming| drop(incoming.accept().unwrap()));
+        let stream = meet("own", own, |incoming| drop(incoming.accept().unwrap()));
         assert!(stream.is_ok(), "the node reaches itself");
-        let folder = std::env::temp_dir().join(format!("rackbus-link-{}", std::process::id()));
-        let path = folder.join("stranger.sock");
-        let listener = ShmListener::bind(&path).unwrap();
+        let link = link("stranger");
+        let listener = link.listen("alpha").unwrap();
         let mut stranger = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "shm::tests::nobody_else_is_this_host"])
-            .env(STRANGER, &path)
+            .env(STRANGER, &link.run_dir)
             .spawn()
             .unwrap();
-        if let Some(incoming) = hear(listener.accept().unwrap(), "demo", "alpha") {
-            drop(incoming.accept());
+        for _ in 0..2 {
+            assert!(listener.accept().unwrap().hear().is_none(), "a stranger is heard");
         }
         assert!(stranger.wait().unwrap().success());
     }
 
     #[test]
     fn refusals_carry_their_reason() {
-        let refused = meet(hello(), |incoming| incoming.refuse("epoch 7 is over")).err();
+        let refused = meet("refused", hello(), |incoming| incoming.refuse("epoch 7 is over")).err();
         assert_eq!(refused.unwrap().to_string(), "alpha refused: epoch 7 is over");
-        let lost = meet(Hello { to: "gamma".into(), ..hello() }, |_| unreachable!()).err();
+        let lost = meet("lost", Hello { to: "gamma".into(), ..hello() }, |_| unreachable!()).err();
         assert_eq!(lost.unwrap().to_string(), "gamma refused: this is alpha of rack demo");
     }
 }

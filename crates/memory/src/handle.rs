@@ -22,8 +22,15 @@ impl MemoryHandle {
     ///
     /// # Errors
     /// When the system does not tell which file it is.
-    pub fn new(file: impl Into<Arc<OwnedFd>>, offset: u64) -> io::Result<MemoryHandle> {
-        let file = file.into();
+    pub fn new(file: impl Into<OwnedFd>, offset: u64) -> io::Result<MemoryHandle> {
+        MemoryHandle::shared(Arc::new(file.into()), offset)
+    }
+
+    /// The same of a file that others have as well.
+    ///
+    /// # Errors
+    /// As [`new`](MemoryHandle::new).
+    pub fn shared(file: Arc<OwnedFd>, offset: u64) -> io::Result<MemoryHandle> {
         let object = object(file.as_fd())?;
         Ok(MemoryHandle { file, object, offset })
     }

@@ -460,7 +460,7 @@ impl SharedMemory {
     /// # Panics
     /// When the system does not know the file, which it does for as long as this lives.
     pub fn handle(&self, offset: u64) -> MemoryHandle {
-        MemoryHandle::new(self.file.clone(), offset).expect("the file is open")
+        MemoryHandle::shared(self.file.clone(), offset).expect("the file is open")
     }
 
     /// A descriptor to hand to another process.

@@ -15,7 +15,7 @@ use rackbus_control::api::DeviceReport;
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
-use rackbus_link::{Hello, Link, Medium, Service, VERSION};
+use rackbus_link::{Connect, Hello, Medium, Service, VERSION};
 use rackbus_memory::Stream;
 use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
 use rackbus_vm::{Interrupts, interrupts};
@@ -67,7 +67,7 @@ pub struct BorrowedFunctions {
     rack: String,
     host: String,
     folder: PathBuf,
-    link: Arc<dyn Link>,
+    link: Arc<dyn Connect>,
     fabric: FabricHandle,
     listener: Arc<dyn UseListener>,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
@@ -139,7 +139,7 @@ impl BorrowedFunctions {
         rack: &str,
         host: &str,
         folder: &Path,
-        link: Arc<dyn Link>,
+        link: Arc<dyn Connect>,
         fabric: FabricHandle,
         listener: Arc<dyn UseListener>,
     ) -> Self {
@@ -233,7 +233,7 @@ fn wanted(grant: &Grant) -> Service {
 /// Attaches to the lender for each client that opens the socket.
 struct AttachOpener {
     hello: Hello,
-    link: Arc<dyn Link>,
+    link: Arc<dyn Connect>,
     fabric: FabricHandle,
     listener: Arc<dyn UseListener>,
     open: std::sync::Weak<Open>,
@@ -326,7 +326,11 @@ mod tests {
     /// A link that says when it is asked to connect, and does so when it is told to.
     struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Stream>>>);
 
-    impl Link for Slow {
+    impl Connect for Slow {
+        fn address(&self, _host: &str) -> String {
+            unreachable!("the grant has it")
+        }
+
         fn connect(&self, _address: &str, _hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
             self.0.send(()).unwrap();
             Ok(self.1.lock().unwrap().recv().unwrap())

@@ -4,12 +4,11 @@
 //! The lender has none of this host's memory. When it is lost, what was under way fails, and the
 //! function answers as an absent one does.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_devices::{Lost, class};
-use rackbus_link::Medium;
+use rackbus_link::{Handles, Medium};
 use rackbus_memory::{Access, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
@@ -85,7 +84,7 @@ impl PlacedDevice {
     pub fn start(
         name: &str,
         medium: &Medium,
-        files: Vec<OwnedFd>,
+        handles: Handles,
         stream: Arc<dyn Stream>,
         lending: Lending,
         on_lost: OnLost,
@@ -93,7 +92,7 @@ impl PlacedDevice {
         let ended = stream.clone();
         // The watch below hears of it.
         let lost = Lost::new(move || ended.shut_down());
-        let model = class::front(&medium.class, &medium.description, files, lost.clone());
+        let model = class::front(&medium.class, &medium.description, handles, lost.clone());
         let model = model.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;

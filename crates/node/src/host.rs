@@ -8,8 +8,7 @@ use rackbus_control::reach::serve_node;
 use rackbus_control::{Client, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
-use rackbus_link::Service;
-use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_link::{Link, Listener as LinkListener, Service};
 use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
@@ -18,13 +17,12 @@ use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_fold
 use crate::lendable::Lendable;
 use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
-use crate::presence::speaks_for_its_host;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::Users;
 
 /// A node's description.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct NodeOptions {
     /// The rack's name.
     pub rack: String,
@@ -34,6 +32,8 @@ pub struct NodeOptions {
     pub run_dir: PathBuf,
     /// The devices that this host lends.
     pub devices: Vec<(String, Arc<dyn Lendable>)>,
+    /// The way to the other nodes of the rack, and from them.
+    pub link: Arc<dyn Link>,
     /// The rack's hosts and functions, and what joins them here.
     pub topology: Topology,
     /// Whom the segment service serves, its addresses and its sharing rules.
@@ -61,6 +61,9 @@ pub enum NodeError {
     /// A device cannot be run.
     #[error(transparent)]
     Device(#[from] LendError),
+    /// Other nodes cannot be listened to.
+    #[error("other nodes cannot be listened to: {0}")]
+    Link(std::io::Error),
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]
     Thread(std::io::Error),
@@ -87,14 +90,13 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     }
     let lender = Arc::new(lender);
 
-    let link = folder.join("link.sock");
-    let listener = ShmListener::bind(&link).map_err(path_error(&link))?;
+    let link = options.link.clone();
+    let listener = link.listen(&options.host).map_err(NodeError::Link)?;
     let settings = options.segments.clone();
-    let shm = Arc::new(ShmLink);
-    let (rack, host, run_dir) = (&options.rack, &options.host, &options.run_dir);
-    let segments = Segments::new(rack, host, run_dir, shm, settings, fabric.clone());
+    let (rack, host) = (&options.rack, &options.host);
+    let segments = Segments::new(rack, host, link.clone(), settings, fabric.clone());
     let counters = Arc::new(LinkCounters::default());
-    attend(listener, &options, lender.clone(), segments.clone(), counters.clone())
+    attend(listener, lender.clone(), segments.clone(), counters.clone())
         .map_err(NodeError::Thread)?;
     segments.start(&folder).map_err(path_error(&folder.join(SOCKET)))?;
 
@@ -109,7 +111,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         &options.rack,
         &options.host,
         &functions,
-        Arc::new(ShmLink),
+        link.clone(),
         fabric.clone(),
         listener,
     );
@@ -122,7 +124,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         counters.clone(),
     );
     let identity =
-        Identity { host: options.host.clone(), address: link.display().to_string(), control };
+        Identity { host: options.host.clone(), address: link.address(&options.host), control };
     let observe = metrics::observe(segments, counters, options.log_lines_left_out);
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
     let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
@@ -147,19 +149,15 @@ async fn question_server(
 
 /// A thread that hears who connects to the link; each conversation gets its own.
 fn attend(
-    listener: ShmListener,
-    options: &NodeOptions,
+    listener: Box<dyn LinkListener>,
     lender: Arc<LentFunctions>,
     segments: Arc<Segments>,
     counters: Arc<LinkCounters>,
 ) -> std::io::Result<()> {
-    let (rack, host) = (options.rack.clone(), options.host.clone());
-    let run_dir = options.run_dir.clone();
-    let hosts: Arc<[String]> = options.topology.hosts().map(|(_, h)| h.name.clone()).collect();
     let accept = move || {
         loop {
-            let stream = match listener.accept() {
-                Ok(stream) => stream,
+            let caller = match listener.accept() {
+                Ok(caller) => caller,
                 Err(error) => {
                     tracing::error!(%error, "the link cannot accept");
                     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -167,25 +165,14 @@ fn attend(
                 }
             };
             let (lender, segments) = (lender.clone(), segments.clone());
-            let (rack, host) = (rack.clone(), host.clone());
-            let (run_dir, hosts, counters) = (run_dir.clone(), hosts.clone(), counters.clone());
-            let talk = move || match hear(stream, &rack, &host) {
-                Some(incoming) if !speaks_for_its_host(&run_dir, &hosts, &incoming) => {
-                    let reason = format!("you are not the node of {}", incoming.hello.from);
-                    tracing::warn!(process = ?incoming.process, reason, "a connection to the link was refused");
-                    counters.refuse();
-                    incoming.refuse(&reason);
+            let counters = counters.clone();
+            let talk = move || {
+                let Some(incoming) = caller.hear() else { return counters.refuse() };
+                let _open = counters.begin(&incoming.hello.service);
+                match incoming.hello.service {
+                    Service::Segments => segments.attend(incoming),
+                    Service::Function { .. } | Service::Medium { .. } => lender.attend(incoming),
                 }
-                Some(incoming) => {
-                    let _open = counters.begin(&incoming.hello.service);
-                    match incoming.hello.service {
-                        Service::Segments => segments.attend(incoming),
-                        Service::Function { .. } | Service::Medium { .. } => {
-                            lender.attend(incoming)
-                        }
-                    }
-                }
-                None => counters.refuse(),
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
                 tracing::error!(%error, "a connection to the link was dropped: no thread for it");

@@ -8,7 +8,6 @@
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`unplug`]: takes a function out of the VM that uses it.
 //! * [`users`]: ends leases with the VM that used them.
-//! * [`presence`]: which process is whose node.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`agent`]: the node's side of the lending protocol.
@@ -21,7 +20,6 @@ pub mod host;
 pub mod lendable;
 pub mod lender;
 pub mod metrics;
-pub mod presence;
 pub mod remote;
 mod report;
 pub mod segments;

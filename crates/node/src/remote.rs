@@ -5,7 +5,6 @@
 //! lost, this keeps answering in its place as an absent device does: reads are all ones, writes
 //! go nowhere. The driver sees a device that was pulled out, not a machine that hangs.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -194,7 +193,7 @@ fn learn(client: &Client) -> Result<DeviceShape, ClientError> {
         };
         let areas = info.areas;
         let mappable = info.memory.map(|(file, offset)| SharedPart {
-            memory: BarMemory::new(OwnedFd::from(file)),
+            memory: BarMemory::new(file),
             offset,
             areas,
         });

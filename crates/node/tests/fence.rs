@@ -66,8 +66,7 @@ impl Attempt {
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
         let hello = Hello { version: VERSION, rack, from: borrower, to, service };
-        let process = rustix::process::getpid();
-        let incoming = Incoming { hello, stream: Arc::new(theirs), process };
+        let incoming = Incoming { hello, stream: Arc::new(theirs) };
         let lender = lender.clone();
         let attending = std::thread::spawn(move || lender.attend(incoming));
         let mut length = [0; 4];

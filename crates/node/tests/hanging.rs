@@ -12,8 +12,8 @@ use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Client as ControlClient, Options};
 use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
-use rackbus_link::shm::{ShmLink, ShmListener, hear};
-use rackbus_link::{Hello, Incoming, Service, VERSION};
+use rackbus_link::shm::ShmLink;
+use rackbus_link::{Connect, Hello, Incoming, Link, Service, VERSION};
 use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
@@ -168,7 +168,7 @@ fn incoming(stream: UnixStream, epoch: u64) -> Incoming {
     let service = Service::Function { device: "nvme0".into(), lease: epoch, epoch };
     let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
     let hello = Hello { version: VERSION, rack, from, to, service };
-    Incoming { hello, stream: Arc::new(stream), process: rustix::process::getpid() }
+    Incoming { hello, stream: Arc::new(stream) }
 }
 
 /// The welcome comes first; vfio-user takes over from there.
@@ -372,18 +372,18 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     ] {
         let folder = functions_folder(run_dir, host);
         std::fs::create_dir_all(&folder).unwrap();
-        let link = run_dir.join(host).join("link.sock");
-        let listener = ShmListener::bind(&link).unwrap();
+        let link = Arc::new(ShmLink::new("test", run_dir, ["alpha", "beta"]));
+        let listener = link.listen(host).unwrap();
         let attending = lender.clone();
         std::thread::spawn(move || {
-            while let Ok(stream) = listener.accept() {
+            while let Ok(caller) = listener.accept() {
                 let attending = attending.clone();
-                std::thread::spawn(move || attending.attend(hear(stream, "test", host).unwrap()));
+                std::thread::spawn(move || attending.attend(caller.hear().unwrap()));
             }
         });
-        let address = link.display().to_string();
+        let address = link.address(host);
         let (host, control) = (host.to_owned(), control.clone());
-        let (link, unheard) = (Arc::new(ShmLink), Arc::new(Unheard));
+        let unheard = Arc::new(Unheard);
         let borrower = BorrowedFunctions::new("test", &host, &folder, link, fabric(), unheard);
         let unplugger = Unplugger::new(run_dir, &host);
         let identity = Identity { host, address, control };

@@ -92,15 +92,17 @@ async fn what_cannot_be_is_refused_with_a_remedy() {
 /// The link itself lets in only the epoch that was armed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_epoch_is_not_let_in() {
-    use rackbus_link::{Hello, Link, Service as Wanted, VERSION, shm::ShmLink};
+    use rackbus_link::shm::ShmLink;
+    use rackbus_link::{Connect, Hello, Service as Wanted, VERSION};
     let rack = rack().await;
     let lease = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
-    let address = rack.folder.path().join("alpha/link.sock").display().to_string();
+    let link = ShmLink::new("test", rack.folder.path(), HOSTS);
+    let address = link.address("alpha");
     let attempt = |from: &str, lease: u64, epoch: u64| {
         let service = Wanted::Function { device: "nvme0".into(), lease, epoch };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
         let hello = Hello { version: VERSION, rack, from: from.to_owned(), to, service };
-        ShmLink.connect(&address, &hello).map(drop)
+        link.connect(&address, &hello).map(drop)
     };
     for (from, id, epoch) in [
         ("gamma", lease.lease, lease.epoch),
@@ -218,13 +220,15 @@ async fn with_strict_isolation_the_drive_is_the_same() {
 /// The lender lets in the half of the function that was asked for, and no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_front_and_its_medium_cannot_be_exchanged() {
-    use rackbus_link::{Hello, Link, Service as Wanted, VERSION, shm::ShmLink};
+    use rackbus_link::shm::ShmLink;
+    use rackbus_link::{Connect, Hello, Service as Wanted, VERSION};
     let rack = rack().await;
-    let address = rack.folder.path().join("alpha/link.sock").display().to_string();
+    let link = ShmLink::new("test", rack.folder.path(), HOSTS);
+    let address = link.address("alpha");
     let attempt = |service: Wanted| {
         let (rack, from, to) = ("test".to_owned(), "beta".to_owned(), "alpha".to_owned());
         let hello = Hello { version: VERSION, rack, from, to, service };
-        ShmLink.connect(&address, &hello).map(drop)
+        link.connect(&address, &hello).map(drop)
     };
     let lease = rack.client.borrow_as(&strict("beta")).await.unwrap();
     let (device, lease, epoch) = ("nvme0".to_owned(), lease.lease, lease.epoch);

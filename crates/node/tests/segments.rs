@@ -14,8 +14,8 @@ use rackbus_attach::{
     Written,
 };
 use rackbus_fabric::FabricHandle;
-use rackbus_link::shm::{ShmLink, ShmListener, hear};
-use rackbus_link::{Hello, Link, LinkError, Service};
+use rackbus_link::shm::ShmLink;
+use rackbus_link::{Connect, Hello, Link, LinkError, Service};
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{Access, AdaptiveSpin, Packets, Region, Stream, StreamError};
@@ -39,15 +39,15 @@ impl Rack {
     fn start() -> Rack {
         let rack = Rack(tempfile::tempdir().unwrap());
         for node in [ALPHA, BETA, GAMMA] {
-            start(rack.0.path(), node, Arc::new(ShmLink));
+            start(rack.0.path(), node, Arc::new(shm(rack.0.path())));
         }
         rack
     }
 
     /// With one host alone, whose way to the others is this.
-    fn alone(node: u32, link: Arc<dyn Link>) -> Rack {
+    fn alone(node: u32, link: impl FnOnce(&Path) -> Arc<dyn Connect>) -> Rack {
         let rack = Rack(tempfile::tempdir().unwrap());
-        start(rack.0.path(), node, link);
+        start(rack.0.path(), node, link(rack.0.path()));
         rack
     }
 
@@ -65,7 +65,11 @@ fn name(node: u32) -> &'static str {
     }
 }
 
-fn start(run_dir: &Path, node: u32, link: Arc<dyn Link>) {
+fn shm(run_dir: &Path) -> ShmLink {
+    ShmLink::new("test", run_dir, ["alpha", "beta", "gamma"])
+}
+
+fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>) {
     let folder = run_dir.join(name(node));
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
@@ -78,15 +82,14 @@ fn start(run_dir: &Path, node: u32, link: Arc<dyn Link>) {
         rules: Default::default(),
     };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
-    let service = Segments::new("test", name(node), run_dir, link, settings, fabric);
+    let service = Segments::new("test", name(node), link, settings, fabric);
     service.start(&folder).unwrap();
-    let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
+    let listener = shm(run_dir).listen(name(node)).unwrap();
     std::thread::spawn(move || {
-        loop {
-            let Ok(stream) = listener.accept() else { return };
+        while let Ok(caller) = listener.accept() {
             let service = service.clone();
             std::thread::spawn(move || {
-                if let Some(incoming) = hear(stream, "test", name(node)) {
+                if let Some(incoming) = caller.hear() {
                     service.attend(incoming);
                 }
             });
@@ -728,7 +731,11 @@ fn a_segment_that_goes_during_a_move_leaves_no_writer_waiting() {
 /// A way to nodes that are too slow.
 struct Slow;
 
-impl Link for Slow {
+impl Connect for Slow {
+    fn address(&self, host: &str) -> String {
+        host.to_owned()
+    }
+
     fn connect(&self, _: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
         Err(LinkError::Broken { peer: hello.to.clone(), cause: StreamError::TimedOut })
     }
@@ -737,18 +744,19 @@ impl Link for Slow {
 #[test]
 fn only_a_dead_node_makes_the_holders_of_locks_dead() {
     let holder = Holder { node: BETA, session: SessionId(1) };
-    let slow = Rack::alone(ALPHA, Arc::new(Slow));
+    let slow = Rack::alone(ALPHA, |_| Arc::new(Slow));
     assert!(slow.session(ALPHA).alive(holder).unwrap());
-    let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
+    let rack = Rack::alone(ALPHA, |run_dir| Arc::new(shm(run_dir)));
     let session = rack.session(ALPHA);
     assert!(!session.alive(holder).unwrap(), "there has never been such a node");
     // It has no room for the conversation that it is passed.
     let folder = rack.0.path().join("beta");
     std::fs::create_dir_all(&folder).unwrap();
-    let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
+    let listener = shm(rack.0.path()).listen("beta").unwrap();
+    let caller = std::sync::Mutex::new(listener);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let incoming = hear(listener.accept().unwrap(), "test", "beta").unwrap();
+            let incoming = caller.lock().unwrap().accept().unwrap().hear().unwrap();
             let stream = incoming.accept().unwrap();
             let mut fds = Vec::new();
             stream.receive(&mut [0], &mut fds).unwrap();
@@ -757,7 +765,7 @@ fn only_a_dead_node_makes_the_holders_of_locks_dead() {
     });
     // Left by a node that was killed: nobody listens there.
     std::fs::rename(folder.join("link.sock"), folder.join("kept")).unwrap();
-    drop(listener);
+    drop(caller);
     std::fs::rename(folder.join("kept"), folder.join("link.sock")).unwrap();
     assert!(!session.alive(holder).unwrap());
 }
@@ -771,14 +779,14 @@ fn at_the_door(rack: &Rack) -> Arc<dyn Stream> {
         to: "alpha".into(),
         service: Service::Segments,
     };
-    let address = rack.0.path().join("alpha/link.sock").display().to_string();
-    ShmLink.connect(&address, &hello).unwrap()
+    let link = shm(rack.0.path());
+    link.connect(&link.address("alpha"), &hello).unwrap()
 }
 
 /// The former conversation ends before, while and after the next one begins.
 #[test]
 fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
-    let rack = Rack::alone(ALPHA, Arc::new(ShmLink));
+    let rack = Rack::alone(ALPHA, |run_dir| Arc::new(shm(run_dir)));
     let alpha = rack.session(ALPHA);
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -815,7 +823,11 @@ fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
 #[derive(Default)]
 struct Restless(Arc<Mutex<BTreeSet<u32>>>);
 
-impl Link for Restless {
+impl Connect for Restless {
+    fn address(&self, host: &str) -> String {
+        host.to_owned()
+    }
+
     fn connect(&self, _: &str, _: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let answered = self.0.clone();
@@ -847,7 +859,7 @@ impl Link for Restless {
 fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
     const ASKERS: u32 = 4;
     let link = Arc::new(Restless::default());
-    let rack = Rack::alone(ALPHA, link.clone());
+    let rack = Rack::alone(ALPHA, |_| link.clone());
     let unanswered = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for asker in 0..ASKERS {

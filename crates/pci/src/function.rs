@@ -75,8 +75,8 @@ pub struct BarMemory(Arc<Mutex<Option<OwnedFd>>>);
 
 impl BarMemory {
     /// The memory in `file`.
-    pub fn new(file: OwnedFd) -> BarMemory {
-        BarMemory(Arc::new(Mutex::new(Some(file))))
+    pub fn new(file: impl Into<OwnedFd>) -> BarMemory {
+        BarMemory(Arc::new(Mutex::new(Some(file.into()))))
     }
 
     /// Whoever asks from now on gets `file`, or nothing.

@@ -310,7 +310,7 @@ impl Descriptors {
     /// The memory in the file of this number, from `offset` on.
     pub fn memory(&self, number: u32, offset: u64) -> Result<MemoryHandle, RestoreError> {
         let file = self.0.get(number as usize).and_then(Option::as_ref);
-        let memory = MemoryHandle::new(file.ok_or_else(|| missing(number))?.clone(), offset);
+        let memory = MemoryHandle::shared(file.ok_or_else(|| missing(number))?.clone(), offset);
         memory.map_err(|cause| RestoreError::Invalid(format!("descriptor {number}: {cause}")))
     }
 

@@ -8,7 +8,7 @@ use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
 use rackbus_lease::Config;
-use rackbus_node::presence::{holder, node_file};
+use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
 use crate::commands::read_devices;

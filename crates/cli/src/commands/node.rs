@@ -1,11 +1,13 @@
 //! `rackbus node`: one host's node, in the foreground. `up` starts it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, Pool};
 use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
+use rackbus_link::shm::ShmLink;
 use rackbus_node::NodeOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
@@ -48,11 +50,14 @@ impl Args {
         let folders = Folders { state: state_dir.clone(), rack: rack_dir };
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
+        let names = rack.hosts.iter().map(|host| host.name.as_str());
+        let link = ShmLink::new(&rack.name, &run_dir, names);
         let options = NodeOptions {
             rack: rack.name.clone(),
             host: self.host.clone(),
             devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders),
             run_dir,
+            link: Arc::new(link),
             topology,
             segments: segments(&rack, &self.host),
             log_lines_left_out: log::lines_left_out,

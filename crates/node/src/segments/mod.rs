@@ -16,12 +16,12 @@ mod sessions;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rackbus_fabric::FabricHandle;
-use rackbus_link::Link;
+use rackbus_link::Connect;
 use rackbus_memory::sparse;
 use rackbus_segment::directory::{Attached, Settings};
 use rackbus_segment::message::{Refusal, Reply, Tell, encode};
@@ -38,8 +38,7 @@ pub const SOCKET: &str = "segments.sock";
 pub struct Segments {
     rack: String,
     host: String,
-    run_dir: PathBuf,
-    link: Arc<dyn Link>,
+    link: Arc<dyn Connect>,
     begun: Instant,
     state: Mutex<State>,
     /// Signalled when the directory may want to be told of time sooner.
@@ -106,13 +105,11 @@ fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
 }
 
 impl Segments {
-    /// The service of `host`, which finds other nodes in the rack's run directory. `fabric` lends what
-    /// others reach.
+    /// The service of `host`, which finds other nodes by `link`. `fabric` lends what others reach.
     pub fn new(
         rack: &str,
         host: &str,
-        run_dir: &Path,
-        link: Arc<dyn Link>,
+        link: Arc<dyn Connect>,
         settings: Settings,
         fabric: FabricHandle,
     ) -> Arc<Segments> {
@@ -120,7 +117,6 @@ impl Segments {
         Arc::new(Segments {
             rack: rack.to_owned(),
             host: host.to_owned(),
-            run_dir: run_dir.to_owned(),
             link,
             begun: Instant::now(),
             state: Mutex::new(State {

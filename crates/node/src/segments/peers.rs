@@ -2,12 +2,11 @@
 //! one in which theirs connect to this host's.
 
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
+use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION, offer_packets, take_packets};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
+use rackbus_memory::{AdaptiveSpin, StreamError};
 use rackbus_segment::NodeId;
 use rackbus_segment::directory::Loss;
 use rackbus_segment::message::decode;
@@ -65,13 +64,9 @@ impl Segments {
             to: name.to_owned(),
             service: Service::Segments,
         };
-        let address = self.run_dir.join(name).join("link.sock").display().to_string();
-        let stream = self.link.connect(&address, &hello)?;
+        let stream = self.link.connect(&self.link.address(name), &hello)?;
         let broken = |cause| LinkError::Broken { peer: name.to_owned(), cause };
-        let (ours, theirs) =
-            Packets::pair().map_err(|_| broken(StreamError::TooManyDescriptors))?;
-        stream.send(&[&[0]], &[theirs.as_fd()]).map_err(broken)?;
-        Ok(Outbox::new(ours))
+        Ok(Outbox::new(offer_packets(&*stream).map_err(broken)?))
     }
 
     /// Says what waits to be said, and hears until the node is gone; how.
@@ -127,11 +122,7 @@ impl Segments {
             return incoming.refuse(&format!("the rack has no host {from}"));
         };
         let Ok(stream) = incoming.accept() else { return };
-        let mut fds = Vec::new();
-        if stream.receive(&mut [0], &mut fds).is_err() {
-            return;
-        }
-        let Some(Ok(packets)) = fds.into_iter().next().map(Packets::from_peer) else { return };
+        let Some(packets) = take_packets(&*stream) else { return };
         drop(stream);
         let outbox = Outbox::new(packets);
         {

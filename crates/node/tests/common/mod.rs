@@ -1,7 +1,10 @@
 //! A rack in one process: the control plane and a node for each host, over their real sockets.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::path::Path;
+use std::sync::Arc;
 
 use rackbus_control::api::{Change, HostState};
 use rackbus_control::service::{Inventory, InventoryDevice};
@@ -10,6 +13,8 @@ use rackbus_devices::class::parse_rack;
 use rackbus_devices::{Folders, RackDevice};
 use rackbus_fabric::{Topology, derive};
 use rackbus_lease::Config;
+use rackbus_link::Link;
+use rackbus_link::shm::ShmLink;
 use rackbus_node::{NodeOptions, control_socket, lendable};
 use rackbus_segment::directory::{HostRange, Settings};
 use tempfile::TempDir;
@@ -26,6 +31,11 @@ pub struct Rack {
 impl Rack {
     /// The rack that `file` describes, when all of its hosts are up.
     pub async fn start(file: &str) -> Rack {
+        Rack::start_over(file, |link| Arc::new(link)).await
+    }
+
+    /// The same, where each host has a link that is made of the one that it would have.
+    pub async fn start_over(file: &str, link_of: impl Fn(ShmLink) -> Arc<dyn Link>) -> Rack {
         let folder = tempfile::tempdir().unwrap();
         let (rack, devices) = parse_rack("rack.toml", file).unwrap();
         let offered = devices.iter().map(|device| InventoryDevice {
@@ -45,7 +55,7 @@ impl Rack {
             config: Config::default(),
             database,
             log_lines_left_out: || 0,
-            is_node: std::sync::Arc::new(|_, _| false),
+            is_node: Arc::new(|_, _| false),
         })
         .unwrap();
         let socket = control_socket(folder.path());
@@ -54,7 +64,8 @@ impl Rack {
         tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
         let topology = derive::here(&rack).unwrap();
         for host in HOSTS {
-            tokio::spawn(rackbus_node::run(node(folder.path(), host, &devices, &topology)));
+            let link = link_of(ShmLink::new("test", folder.path(), HOSTS));
+            tokio::spawn(rackbus_node::run(node(folder.path(), host, link, &devices, &topology)));
         }
         // Every host says that it is there.
         let mut up = std::collections::BTreeSet::new();
@@ -69,13 +80,20 @@ impl Rack {
     }
 }
 
-fn node(run_dir: &Path, host: &str, devices: &[RackDevice], topology: &Topology) -> NodeOptions {
+fn node(
+    run_dir: &Path,
+    host: &str,
+    link: Arc<dyn Link>,
+    devices: &[RackDevice],
+    topology: &Topology,
+) -> NodeOptions {
     let folders = Folders { state: run_dir.to_owned(), rack: run_dir.to_owned() };
     NodeOptions {
         rack: "test".into(),
         host: host.into(),
         run_dir: run_dir.to_owned(),
         devices: lendable::of_host(host, devices, &folders),
+        link,
         topology: topology.clone(),
         segments: no_segments(),
         log_lines_left_out: || 0,

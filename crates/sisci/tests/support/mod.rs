@@ -10,7 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use rackbus_fabric::FabricHandle;
-use rackbus_link::shm::{ShmLink, ShmListener, hear};
+use rackbus_link::Link;
+use rackbus_link::shm::ShmLink;
 use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{HostRange, Settings};
 
@@ -179,14 +180,15 @@ fn start(run_dir: &Path, node: u32, name: &'static str) {
         rules: Default::default(),
     };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
-    let service = Segments::new("test", name, run_dir, Arc::new(ShmLink), settings, fabric);
+    let link = Arc::new(ShmLink::new("test", run_dir, HOSTS.map(|(_, name)| name)));
+    let service = Segments::new("test", name, link.clone(), settings, fabric);
     service.start(&folder).unwrap();
-    let listener = ShmListener::bind(&folder.join("link.sock")).unwrap();
+    let listener = link.listen(name).unwrap();
     std::thread::spawn(move || {
-        while let Ok(stream) = listener.accept() {
+        while let Ok(caller) = listener.accept() {
             let service = service.clone();
             std::thread::spawn(move || {
-                if let Some(incoming) = hear(stream, "test", name) {
+                if let Some(incoming) = caller.hear() {
                     service.attend(incoming);
                 }
             });

@@ -7,7 +7,6 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use rackbus_link::Incoming;
 use rustix::process::{Flock, FlockType, Pid, getpid};
 
 /// The file that the node of `host` holds.
@@ -22,10 +21,9 @@ pub fn holder(file: &Path) -> Option<Pid> {
     rustix::process::fcntl_getlk(&file, &wanted).ok()??.pid
 }
 
-/// Whether who connected is the node of the host that it names. The process that plays several hosts
-/// itself is all of them.
-pub(crate) fn speaks_for_its_host(run_dir: &Path, known: &[String], incoming: &Incoming) -> bool {
-    let from = &incoming.hello.from;
-    incoming.process == getpid()
-        || (known.contains(from) && holder(&node_file(run_dir, from)) == Some(incoming.process))
+/// Whether `process` is the node of the host `from`, which is one of those that are known. The process
+/// that plays several hosts itself is all of them.
+pub(crate) fn speaks_for(run_dir: &Path, known: &[String], from: &String, process: Pid) -> bool {
+    process == getpid()
+        || (known.contains(from) && holder(&node_file(run_dir, from)) == Some(process))
 }
