@@ -327,7 +327,7 @@ fn wait(
             next_look = waited + LOOK_AFTER;
             let csts = read4(device, reg::CSTS)?;
             if Csts::from(csts).cfs() {
-                return Err(DriveError::Failed(csts));
+                return Err(failure(csts));
             }
         }
         if waited > TIME_LIMIT {
@@ -353,6 +353,9 @@ fn write4(device: &mut dyn Device, offset: u64, value: u32) -> Result<(), DriveE
 fn enable(device: &mut dyn Device) -> Result<u8, DriveError> {
     let mut data = [0; 8];
     device.read(reg::CAP, &mut data)?;
+    if data == [0xff; 8] {
+        return Err(DriveError::Absent);
+    }
     let cap = Cap::from(u64::from_le_bytes(data));
     if cap.css() & 1 == 0 || cap.mpsmin() > 0 {
         return Err(DriveError::Unsupported(
@@ -371,12 +374,17 @@ fn enable(device: &mut dyn Device) -> Result<u8, DriveError> {
     Ok(cap.dstrd())
 }
 
+/// What a controller status means that says that the controller can go on no more.
+fn failure(csts: u32) -> DriveError {
+    if csts == u32::MAX { DriveError::Absent } else { DriveError::Failed(csts) }
+}
+
 fn wait_ready(device: &mut dyn Device, ready: bool) -> Result<(), DriveError> {
     let start = Instant::now();
     while start.elapsed() < TIME_LIMIT {
         let csts = read4(device, reg::CSTS)?;
         if Csts::from(csts).cfs() {
-            return Err(DriveError::Failed(csts));
+            return Err(failure(csts));
         }
         if Csts::from(csts).rdy() == ready {
             return Ok(());

@@ -37,9 +37,12 @@ pub enum DriveError {
     /// The drive did not answer in time.
     #[error("drive: no answer to {0} in time; its lender may be gone")]
     TimedOut(&'static str),
-    /// The controller reports that it can go on no more, or is not there any more.
+    /// The controller reports that it can go on no more.
     #[error("drive: the controller failed (CSTS {0:#x}); open it again")]
     Failed(u32),
+    /// The controller is not there any more: all its registers read as ones.
+    #[error("drive: the controller does not answer; its lender is gone, borrow it anew")]
+    Absent,
     /// The controller is not one that this driver can use.
     #[error("drive: {0}")]
     Unsupported(&'static str),
