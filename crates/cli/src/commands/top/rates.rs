@@ -212,7 +212,6 @@ pub mod tests {
             lease: Some(1),
             waiting: 0,
             epoch: 1,
-            waiting: 0,
             report: Some(DeviceReport {
                 counted_ms,
                 parks: reads / 10,
