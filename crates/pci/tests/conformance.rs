@@ -13,8 +13,8 @@ use proptest::prelude::*;
 use rackbus_memory::{SharedMemory, Stream};
 use rackbus_pci::vfio_user::LocalFunction;
 use rackbus_spec::vfio_user::{
-    DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, RegionAccess, RegionInfo, command, irq,
-    region,
+    DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, RegionAccess, RegionInfo,
+    RegionInfoFlags, command, irq, region,
 };
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -225,9 +225,13 @@ fn information_respects_the_senders_room() {
     let small = raw.request(command::DEVICE_GET_REGION_INFO, ask(32, 0).as_bytes(), &[]).unwrap();
     let info = RegionInfo::read_from_bytes(&small).unwrap();
     assert!(small.len() == 32 && info.argsz == 64 && info.cap_offset == 0);
+    // QEMU refuses an answer that says that there are capabilities, and not where.
+    let flags = |info: &RegionInfo| RegionInfoFlags::from_bits_retain(info.flags);
+    assert_eq!(flags(&info) & RegionInfoFlags::CAPS, RegionInfoFlags::empty());
     let whole = raw.request(command::DEVICE_GET_REGION_INFO, ask(64, 0).as_bytes(), &[]).unwrap();
     assert_eq!(whole.len(), 64);
-    assert_eq!(RegionInfo::read_from_prefix(&whole).unwrap().0.cap_offset, 32);
+    let info = RegionInfo::read_from_prefix(&whole).unwrap().0;
+    assert!(info.cap_offset == 32 && flags(&info).contains(RegionInfoFlags::CAPS));
     for argsz in [0, 31] {
         let outcome = raw.request(command::DEVICE_GET_REGION_INFO, ask(argsz, 0).as_bytes(), &[]);
         assert_eq!(outcome, Err(Errno::INVAL));

@@ -203,9 +203,14 @@ impl<'a> Session<'a> {
         let shape =
             usize::try_from(asked.index).ok().and_then(|i| self.device.shape().regions.get(i));
         let shape = shape.ok_or_else(|| invalid(format!("there is no region {}", asked.index)))?;
-        let (flags, capability) = describe(shape);
+        let (mut flags, capability) = describe(shape);
         let full = size_u32::<RegionInfo>() + u32::try_from(capability.len()).unwrap_or(0);
         let fits = asked.argsz >= full;
+        if !fits {
+            // Linux says here that there are some, and not where; QEMU (11.1) refuses that of a
+            // vfio-user server. It asks again all the same, with the room that it is told.
+            flags.remove(RegionInfoFlags::CAPS);
+        }
         let mut info = RegionInfo {
             argsz: full,
             flags: flags.bits(),

@@ -53,9 +53,9 @@ pub fn memory(world: &mut World) -> Result<()> {
         rack.json(&["vm", "add", name, "alpha/ram0"])?;
         let device = guest.run(FIND)?;
         let device = device.trim();
-        let listed = guest.run(&format!("lspci -v -s $(basename {device})"))?;
+        let listed = guest.run(&format!("lspci -n -v -s $(basename {device})"))?;
         let is_memory =
-            listed.contains("RAM memory") && listed.contains("prefetchable) [size=64M]");
+            listed.contains("0500: 1234:726d") && listed.contains("prefetchable) [size=64M]");
         ensure!(is_memory, "lspci shows something else:\n{listed}");
         let script = format!(
             "echo 1 >{device}/enable && cd /tmp && fio --name=verify --filename={device}/resource2 \
