@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::rack::Rack;
+use rackbus_fabric::rack::{Host, Rack};
+use rackbus_fabric::text::FileError;
 
 use crate::assembly::{Assembly, End};
 use crate::engine::{Arrivals, FlowStats, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::{self, Timing};
-use crate::workload::{FlowKind, FlowSpec, How, Move, Run, StepSpec, Workload};
+use crate::workload::{FlowKind, FlowSpec, HostProfile, How, Move, Run, StepSpec, Workload};
 
 macro_rules! testbeds {
     ($($name:literal),* $(,)?) => {
@@ -146,6 +147,18 @@ impl Lab {
         }
         self.last.insert(run)
     }
+}
+
+/// The profiles of a testbed's hosts.
+pub(super) fn hosts(name: &str, text: &str) -> Result<Vec<HostProfile>, FileError> {
+    let file = format!("{name}.toml");
+    let rack = Rack::parse(&file, text)?;
+    let timing = timing::read_for(&file, text, &rack)?;
+    let of = |host: &Host| HostProfile {
+        host: host.name.clone(),
+        profile: timing.of_host(&host.name).profile.clone(),
+    };
+    Ok(rack.hosts.iter().map(of).collect())
 }
 
 /// A flow of jobs, so many at a time.

@@ -5,6 +5,7 @@
 //! kinds that users have, in a rack file of the testbeds.
 
 mod accelerator;
+mod blind;
 mod device_lending;
 mod lab;
 mod marlin;
@@ -17,6 +18,8 @@ use std::fmt;
 use serde::Serialize;
 
 pub use pictures::pictures;
+
+use crate::workload::HostProfile;
 
 /// What a row claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -284,7 +287,29 @@ pub fn rows() -> Vec<Row> {
     rows.extend(sisci::rows());
     rows.extend(accelerator::rows());
     rows.extend(pcie_bench::rows());
+    rows.extend(blind::rows());
     rows
+}
+
+/// What the hosts of each testbed are taken to be.
+///
+/// # Panics
+/// When a testbed's file is wrong: they are part of the crate, and tested.
+pub fn hosts() -> Vec<TestbedHosts> {
+    let of = |(testbed, text): &(&'static str, &'static str)| {
+        let hosts = lab::hosts(testbed, text).unwrap_or_else(|error| panic!("{error}"));
+        TestbedHosts { testbed, hosts }
+    };
+    testbeds().iter().map(of).collect()
+}
+
+/// A testbed, and what its hosts are taken to be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TestbedHosts {
+    /// The name of its rack file, without `.toml`.
+    pub testbed: &'static str,
+    /// The profile of each host.
+    pub hosts: Vec<HostProfile>,
 }
 
 /// The testbeds' rack files, by name.

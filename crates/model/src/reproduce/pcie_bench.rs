@@ -12,9 +12,9 @@ use super::{Kind, Row};
 
 const NFP: &str = "host/nfp";
 /// Bytes of a transaction.
-const SIZES: [u64; 6] = [64, 128, 256, 512, 1024, 2048];
-/// A value for each of [`SIZES`].
-type Values = [f64; 6];
+pub(super) const HOSTS_SIZES: [u64; 6] = [64, 128, 256, 512, 1024, 2048];
+/// A value for each of [`HOSTS_SIZES`].
+pub(super) type Values = [f64; 6];
 /// By host: its name there, its profile, Gbps of reads and of writes, and nanoseconds of a read.
 const HOSTS: [(&str, &str, Values, Values, Values); 2] = [
     (
@@ -44,12 +44,12 @@ const SIZE_OF_BUFFERS: u64 = 8 << 10;
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for (host, profile, reads, writes, latencies) in HOSTS {
-        for (nth, bytes) in SIZES.into_iter().enumerate() {
+        for (nth, bytes) in HOSTS_SIZES.into_iter().enumerate() {
             let mut add = |what: &str, published, modelled, unit| {
                 let case = format!("{host}, {what} of {bytes} B");
                 rows.push(Row::new(("P1", &case), Kind::Measured, published, modelled, unit));
             };
-            let [read, write] = [true, false].map(|reads| rate(&mut lab(profile), reads, bytes));
+            let [read, write] = [true, false].map(|reads| rate_of(profile, reads, bytes));
             add("reads", reads[nth], read, "Gbps");
             add("writes", writes[nth], write, "Gbps");
             add("a read", latencies[nth], latency(profile, bytes), "ns");
@@ -64,12 +64,7 @@ pub(super) fn rows() -> Vec<Row> {
         *row = Row::calibrated(("P1", &row.case.clone()), (published, parameter), modelled, "ns");
     }
     for (window, published) in WINDOWS {
-        let mut lab = Lab::changed("pcie-bench", |rack, timing| {
-            rack.hosts.iter_mut().for_each(|host| host.iommu = true);
-            timing.host = profiles::all()["xeon-e5-v4"].clone();
-        });
-        let spec = FlowSpec { span: window << 10, ..transactions(true, 64) };
-        let modelled = gbps(lab.rates(vec![spec], SPAN)[0]);
+        let modelled = window_rate("xeon-e5-v4", window);
         let case = format!("E5-2630 v4, IOMMU, reads of 64 B in {window} KiB");
         let parameter = "timing.iommu.entries and walk, which are of the paper's text";
         rows.push(Row::calibrated(("P2", &case), (published, parameter), modelled, "Gbps"));
@@ -99,17 +94,29 @@ fn transactions(reads: bool, bytes: u64) -> FlowSpec {
     FlowSpec { random: true, span: SIZE_OF_BUFFERS, ..random }
 }
 
-fn rate(lab: &mut Lab, reads: bool, bytes: u64) -> f64 {
-    gbps(lab.rates(vec![transactions(reads, bytes)], SPAN)[0])
+/// Gbps of reads or writes of that size in a host of that profile.
+pub(super) fn rate_of(profile: &str, reads: bool, bytes: u64) -> f64 {
+    gbps(lab(profile).rates(vec![transactions(reads, bytes)], SPAN)[0])
 }
 
-fn latency(profile: &str, bytes: u64) -> f64 {
+/// Gbps of reads of 64 B in a window of so many KiB, with the IOMMU on.
+pub(super) fn window_rate(profile: &str, window: u64) -> f64 {
+    let mut lab = Lab::changed("pcie-bench", |rack, timing| {
+        rack.hosts.iter_mut().for_each(|host| host.iommu = true);
+        timing.host = profiles::all()[profile].clone();
+    });
+    let spec = FlowSpec { span: window << 10, ..transactions(true, 64) };
+    gbps(lab.rates(vec![spec], SPAN)[0])
+}
+
+/// Nanoseconds of a read of that size.
+pub(super) fn latency(profile: &str, bytes: u64) -> f64 {
     let once = FlowSpec { arrivals: Arrivals::Depth(1), count: 1, ..transactions(true, bytes) };
     lab(profile).run(once).latency.mean().ns()
 }
 
 /// What is known of rows that are far off.
-fn why(row: &Row) -> Option<&'static str> {
+pub(super) fn why(row: &Row) -> Option<&'static str> {
     let case = row.case.as_str();
     if case.contains("IOMMU") {
         return Some(

@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
-use rackbus_model::reproduce::{Kind, Row, Verdict, headline, pictures, rows, sums};
+use rackbus_model::reproduce::{
+    Kind, Row, TestbedHosts, Verdict, headline, hosts, pictures, rows, sums,
+};
 
-use super::write;
+use serde::Serialize;
+
+use super::{taken_to_be, write};
 use crate::output::{Cell, Failure, Output, Tone};
 
 /// Model the published figures of the papers that rackbus follows, and compare.
@@ -13,7 +17,7 @@ use crate::output::{Cell, Failure, Output, Tone};
   rackbus model reproduce
   rackbus model reproduce --only M       those of Marlin
   rackbus model reproduce --pictures pictures/
-  rackbus --json model reproduce         id, published, modelled, unit, error, kind, verdict")]
+  rackbus --json model reproduce         all rows, and what the testbeds' hosts are taken to be")]
 pub struct Args {
     /// Only figures whose number begins so: DL, DL4, M, S, A, P.
     #[arg(long, value_name = "ID")]
@@ -21,6 +25,13 @@ pub struct Args {
     /// Draw them into this folder (SVG).
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
+}
+
+/// The rows, and what the testbeds' hosts are taken to be.
+#[derive(Debug, Serialize)]
+struct Reproduced {
+    rows: Vec<Row>,
+    hosts: Vec<TestbedHosts>,
 }
 
 impl Args {
@@ -34,7 +45,7 @@ impl Args {
                 let error = format!("no figure is called {only}");
                 return Err(Failure::usage(
                     error,
-                    "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9, P1 and P2",
+                    "they are DL1 to DL17, M1 to M16, S1 to S5, A4 to A9, P1 to P3",
                 ));
             }
         }
@@ -43,11 +54,13 @@ impl Args {
                 write(&folder.join(format!("{name}.svg")), &text)?;
             }
         }
-        output.result(&rows, |o| {
+        let reproduced = Reproduced { rows, hosts: hosts() };
+        let rows = &reproduced.rows;
+        output.result(&reproduced, |o| {
             let head = ["id", "case", "published", "modelled", "unit", "error", "kind", "verdict"];
             o.table(&head, rows.iter().map(cells).collect());
             let percent = |share: f64| format!("{:.1} %", share * 100.0);
-            let counted = sums(&rows).into_iter().map(|sum| {
+            let counted = sums(rows).into_iter().map(|sum| {
                 let errors = match sum.kind {
                     Kind::Relation | Kind::Exact => [String::new(), String::new(), String::new()],
                     _ => [sum.median, sum.most, sum.worst].map(percent),
@@ -63,10 +76,13 @@ impl Args {
                 counted.collect(),
             );
             o.line("");
-            o.line(&headline(&rows));
+            o.line(&headline(rows));
             for row in rows.iter().filter(|row| row.verdict == Verdict::Miss) {
                 let why = row.note.unwrap_or("not explained");
                 o.line(&format!("missed: {} {}: {why}", row.id, row.case));
+            }
+            for testbed in &reproduced.hosts {
+                o.line(&format!("{}: {}", testbed.testbed, taken_to_be(&testbed.hosts)));
             }
         });
         Ok(())
