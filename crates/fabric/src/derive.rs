@@ -124,7 +124,11 @@ fn join_as_told(topology: &mut Topology, physical: &Physical) -> Result<(), Topo
     }
     for switch in &physical.switches {
         let host = switch.host.as_ref().and_then(|name| topology.host_named(name));
-        topology.add(host, Kind::Switch, &switch.name)?;
+        let kind = if switch.cxl { Kind::CxlSwitch } else { Kind::Switch };
+        topology.add(host, kind, &switch.name)?;
+    }
+    for memory in &physical.memories {
+        topology.add(None, Kind::CxlMemory, &memory.name)?;
     }
     for cable in &physical.links {
         let [a, b] = cable.ends.each_ref().map(|name| end(topology, name));

@@ -11,7 +11,7 @@ pub(crate) const ALLOWED: &str = "a name begins with a letter, goes on with lett
      most 24 characters";
 
 /// Whether `text` may name a rack, host, device, adapter or switch.
-pub(crate) fn is_name(text: &str) -> bool {
+pub fn is_name(text: &str) -> bool {
     text.len() <= LONGEST
         && text.starts_with(|c: char| c.is_ascii_lowercase())
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')

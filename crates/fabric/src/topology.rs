@@ -34,6 +34,10 @@ pub enum Kind {
     Ntb,
     /// Memory that hosts on one machine share in place of a cable.
     SharedMemory,
+    /// A CXL memory device (CXL type 3) outside of hosts, which all hosts that are joined to it may use.
+    CxlMemory,
+    /// A CXL switch between hosts and CXL memory.
+    CxlSwitch,
 }
 
 impl fmt::Display for Kind {
@@ -45,6 +49,8 @@ impl fmt::Display for Kind {
             Kind::Switch => "switch",
             Kind::Ntb => "ntb",
             Kind::SharedMemory => "shared memory",
+            Kind::CxlMemory => "CXL memory",
+            Kind::CxlSwitch => "CXL switch",
         })
     }
 }
@@ -91,7 +97,8 @@ pub enum TopologyError {
     Duplicate(String),
     /// Two ends that cannot be joined.
     #[error(
-        "{0} and {1} cannot be joined; parts of two hosts are joined by their NTBs, and memory by its root"
+        "{0} and {1} cannot be joined; parts of two hosts are joined by their NTBs, memory by its root, and CXL \
+         memory and CXL switches by hosts and CXL switches"
     )]
     Joined(String, String),
 }
@@ -185,8 +192,15 @@ impl Topology {
         let both_ntbs = one.kind == Kind::Ntb && other.kind == Kind::Ntb;
         let outward =
             |inner: &Component, outer: &Component| inner.kind == Kind::Ntb && outer.host.is_none();
-        let fits =
-            one.host == other.host || both_ntbs || outward(one, other) || outward(other, one);
+        let is_cxl = |part: &Component| matches!(part.kind, Kind::CxlMemory | Kind::CxlSwitch);
+        let fits = match (is_cxl(one), is_cxl(other)) {
+            (false, false) => {
+                one.host == other.host || both_ntbs || outward(one, other) || outward(other, one)
+            }
+            (true, true) => one.kind != Kind::CxlMemory || other.kind != Kind::CxlMemory,
+            (true, false) => other.kind == Kind::RootComplex,
+            (false, true) => one.kind == Kind::RootComplex,
+        };
         let memory = one.kind == Kind::Memory || other.kind == Kind::Memory;
         if a == b || !fits || memory {
             return Err(TopologyError::Joined(one.name.clone(), other.name.clone()));
@@ -255,7 +269,9 @@ impl Topology {
         let component = self.component(id);
         let here = component.host.is_none() || ends.contains(&component.host);
         let through = match component.kind {
-            Kind::Memory | Kind::Device => false,
+            Kind::Memory | Kind::Device | Kind::CxlMemory => false,
+            // What is between hosts and not theirs is reached through it, other hosts are not.
+            Kind::CxlSwitch => ends.contains(&None),
             // Inside one host an NTB leads nowhere.
             Kind::Ntb => ends[0] != ends[1],
             Kind::RootComplex | Kind::Switch | Kind::SharedMemory => true,

@@ -5,6 +5,8 @@
 //! it, and then asked for with [`Fabric::route`], so that the model and the live system never disagree about where
 //! an address leads, or which way.
 
+mod build;
+
 use std::collections::BTreeMap;
 
 use rackbus_fabric::demand::BAR;
@@ -15,12 +17,10 @@ use rackbus_fabric::{
 };
 
 use crate::engine::{
-    Credits, DirectionId, DirectionParameters, IommuParameters, PartId, PartParameters,
-    RequesterId, RequesterParameters, RouteId, StreamId, World,
+    DirectionId, PartId, RequesterId, RequesterParameters, RouteId, StreamId, World,
 };
 use crate::time::Time;
-use crate::timing::{HostTiming, PartTiming, Timing};
-use crate::wire::{self, Wire};
+use crate::timing::{HostTiming, Timing};
 
 /// Why a rack or a route cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,11 +32,23 @@ pub enum AssemblyError {
     #[error(transparent)]
     Space(#[from] SpaceError),
     /// The rack has no part of that name.
-    #[error("the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
+    #[error(
+        "the rack has no `{0}`; an end is a host, HOST/DEVICE, an adapter, a CXL memory, or HOST@ADDRESS"
+    )]
     Unknown(String),
     /// It is there, but no end.
-    #[error("`{0}` is a {1}; an end is a host, HOST/DEVICE, an adapter, or HOST@ADDRESS")]
+    #[error(
+        "`{0}` is a {1}; an end is a host, HOST/DEVICE, an adapter, a CXL memory, or HOST@ADDRESS"
+    )]
     Between(String, Kind),
+    /// It is CXL memory, and what asks is no processor.
+    #[error("`{from}` does not reach the CXL memory `{to}`; processors do: name a host")]
+    NotCoherent {
+        /// The name of the source.
+        from: String,
+        /// The name of the memory.
+        to: String,
+    },
     /// It makes no requests.
     #[error("`{0}` makes no requests; name a host (its processor) or HOST/DEVICE")]
     Passive(String),
@@ -71,6 +83,8 @@ pub enum End {
     Adapter(ComponentId),
     /// An address in a host's address space.
     Address(HostId, u64),
+    /// A CXL memory device, which processors of hosts read and write.
+    Cxl(ComponentId),
 }
 
 /// A source of requests: whose, and a stream of its own.
@@ -90,6 +104,8 @@ pub struct Assembly {
     fabric: DemandMapped,
     timing: Timing,
     parts: BTreeMap<ComponentId, PartId>,
+    /// By host: the port by which its processor reaches CXL memory, where there is any.
+    ports: BTreeMap<HostId, PartId>,
     components: Vec<ComponentId>,
     directions: BTreeMap<(ComponentId, ComponentId), DirectionId>,
     requesters: BTreeMap<ComponentId, RequesterId>,
@@ -113,6 +129,7 @@ impl Assembly {
             fabric: DemandMapped::new(fabric),
             timing: timing.clone(),
             parts: BTreeMap::new(),
+            ports: BTreeMap::new(),
             components: Vec::new(),
             directions: BTreeMap::new(),
             requesters: BTreeMap::new(),
@@ -158,107 +175,6 @@ impl Assembly {
         self.directions.get(&(from, to)).copied()
     }
 
-    fn add_parts(&mut self) {
-        let topology = self.topology();
-        let mut found = Vec::new();
-        for (id, component) in topology.components() {
-            let host = component.host.map(|host| topology.host(host));
-            let iommu = host.is_some_and(|host| host.iommu);
-            let own = self.timing.parts.get(&component.name).cloned().unwrap_or_default();
-            let of = self.timing.of_host(host.map_or("", |host| &host.name));
-            found.push((id, part(component.kind, iommu, (&self.timing, of), &own)));
-        }
-        for (id, parameters) in found {
-            let part = self.world.add_part(parameters);
-            self.parts.insert(id, part);
-            self.components.push(id);
-        }
-    }
-
-    fn add_links(&mut self) {
-        let topology = self.topology();
-        let mut found = Vec::new();
-        for (a, _) in topology.components() {
-            // Both ends have it; the one that was added first adds it.
-            let later = topology.neighbours(a).iter().filter(|(b, _)| *b > a);
-            found.extend(later.map(|(b, link)| (a, *b, *link)));
-        }
-        for (a, b, link) in found {
-            if self.directions.contains_key(&(a, b)) {
-                continue;
-            }
-            let (there, back) = (self.direction_into(link, a, b), self.direction_into(link, b, a));
-            let ends = (self.parts[&a], self.parts[&b]);
-            let direction = self.world.add_link(ends, there, back);
-            self.directions.insert((a, b), direction);
-            self.directions.insert((b, a), direction.back());
-        }
-    }
-
-    /// The direction of a link that leads from one component into another.
-    fn direction_into(
-        &self,
-        link: Link,
-        from: ComponentId,
-        into: ComponentId,
-    ) -> DirectionParameters {
-        let topology = self.topology();
-        let kind = |id| topology.component(id).kind;
-        let timing = &self.timing.link;
-        // Behind its root complex, memory itself is what bounds it.
-        let wire = ![kind(from), kind(into)].contains(&Kind::Memory);
-        let wire = wire.then(|| Wire::of(link));
-        let Some(wire) = wire else {
-            return DirectionParameters {
-                wire: None,
-                propagation: Time::ZERO,
-                credits: Credits::ENDLESS,
-                credit_return: Time::ZERO,
-                dllp_bytes: 0,
-            };
-        };
-        let propagation = match link {
-            Link::Internal => Time::ZERO,
-            Link::Pcie { .. } => self.propagation(from, into),
-        };
-        let stay = self.world.part(self.parts[&into]).stay;
-        let longest = stay.into_iter().max().unwrap_or_default();
-        let room = |set| timing.room(set, wire.rate(), longest, propagation);
-        let (posted, requests) = (room(timing.posted), room((timing.nonposted, 0)).0);
-        // Requesters have room for all that they asked for.
-        let completion = match kind(into) {
-            Kind::Device | Kind::RootComplex => (u32::MAX, u32::MAX),
-            _ => room(timing.completion),
-        };
-        let units = |bytes: u32| if bytes == u32::MAX { bytes } else { bytes / wire::CREDIT_BYTES };
-        DirectionParameters {
-            wire: Some(wire),
-            propagation,
-            credits: Credits {
-                packets: [posted.0, requests, completion.0],
-                data: [units(posted.1), u32::MAX, units(completion.1)],
-            },
-            credit_return: timing.credit_return,
-            dllp_bytes: wire.dllps(timing.acknowledge_every, timing.update_every),
-        }
-    }
-
-    /// How long a bit takes on the link between two neighbours.
-    fn propagation(&self, a: ComponentId, b: ComponentId) -> Time {
-        let topology = self.topology();
-        // A rack file calls a root complex by its host's name.
-        let name = |id| {
-            let component = topology.component(id);
-            match component.host.filter(|_| component.kind == Kind::RootComplex) {
-                Some(host) => topology.host(host).name.clone(),
-                None => component.name.clone(),
-            }
-        };
-        let lengths = &self.timing.lengths;
-        let own = [[a, b], [b, a]].iter().find_map(|ends| lengths.get(&ends.map(name)));
-        own.copied().unwrap_or(self.timing.link.propagation)
-    }
-
     /// The end of that name: a host, `HOST/DEVICE`, an adapter, or `HOST@ADDRESS`.
     ///
     /// # Errors
@@ -281,6 +197,7 @@ impl Assembly {
         match topology.component(id).kind {
             Kind::Device => Ok(End::Device(id)),
             Kind::Ntb => Ok(End::Adapter(id)),
+            Kind::CxlMemory => Ok(End::Cxl(id)),
             kind => Err(AssemblyError::Between(name.to_owned(), kind)),
         }
     }
@@ -290,7 +207,9 @@ impl Assembly {
         let topology = self.topology();
         match end {
             End::Host(host) => topology.host(host).name.clone(),
-            End::Device(id) | End::Adapter(id) => topology.component(id).name.clone(),
+            End::Device(id) | End::Adapter(id) | End::Cxl(id) => {
+                topology.component(id).name.clone()
+            }
             End::Address(host, address) => format!("{}@{address:#x}", topology.host(host).name),
         }
     }
@@ -328,10 +247,33 @@ impl Assembly {
                     requester
                 }
             },
-            End::Adapter(_) | End::Address(..) => {
+            End::Adapter(_) | End::Address(..) | End::Cxl(_) => {
                 return Err(AssemblyError::Passive(self.end_name(end)));
             }
         };
+        Ok(Source { end, stream: self.world.add_stream(requester) })
+    }
+
+    /// A source of requests at an end, for what goes to a target: a core reads and writes lines of CXL memory by
+    /// its caches, and not as it does windows and registers.
+    ///
+    /// # Errors
+    /// [`AssemblyError::Passive`].
+    pub fn source_towards(&mut self, end: End, to: End) -> Result<Source, AssemblyError> {
+        let port = match (end, to) {
+            (End::Host(host), End::Cxl(_)) => self.ports.get(&host).copied(),
+            _ => None,
+        };
+        let Some(port) = port else { return self.source(end) };
+        let cpu = &self.host_of(end).cpu;
+        let parameters = RequesterParameters {
+            payload: cpu.line,
+            read: cpu.line,
+            tags: self.timing.cxl.loads,
+            window: self.timing.cxl.loads,
+            ..RequesterParameters::default()
+        };
+        let requester = self.world.add_requester(port, parameters);
         Ok(Source { end, stream: self.world.add_stream(requester) })
     }
 
@@ -378,7 +320,13 @@ impl Assembly {
         let components = self.components(from, to)?;
         let directions: Vec<DirectionId> =
             components.windows(2).filter_map(|pair| self.direction(pair[0], pair[1])).collect();
-        let route = self.world.add_route(self.parts[&components[0]], &directions);
+        let first = components
+            .get(1)
+            .map_or(self.parts[&components[0]], |next| self.part_towards(components[0], *next));
+        let route = self.world.add_route(first, &directions);
+        if matches!(to, End::Cxl(_)) {
+            self.world.set_slots(route);
+        }
         self.shorten(route, (from, to), &components);
         self.routes.insert((from, to), route);
         Ok(route)
@@ -390,6 +338,7 @@ impl Assembly {
         let host = match end {
             End::Host(host) | End::Address(host, _) => Some(host),
             End::Device(id) | End::Adapter(id) => topology.component(id).host,
+            End::Cxl(_) => None,
         };
         self.timing.of_host(host.map_or("", |host| &topology.host(host).name))
     }
@@ -425,6 +374,14 @@ impl Assembly {
     /// [`AssemblyError`] when there is none, or the fabric refuses it.
     pub fn components(&mut self, from: End, to: End) -> Result<Vec<ComponentId>, AssemblyError> {
         let topology = self.topology();
+        if let End::Cxl(memory) = to {
+            let End::Host(host) = from else {
+                let (from, to) = (self.end_name(from), self.end_name(to));
+                return Err(AssemblyError::NotCoherent { from, to });
+            };
+            let way = topology.way(topology.host(host).root, memory);
+            return way.ok_or_else(|| self.no_route(from, to));
+        }
         let (requester, host) = match from {
             End::Host(host) => (Requester::Cpu(host), host),
             End::Device(id) => {
@@ -432,7 +389,7 @@ impl Assembly {
                 let host = host.ok_or_else(|| AssemblyError::Passive(self.end_name(from)))?;
                 (Requester::Device(id), host)
             }
-            End::Adapter(_) | End::Address(..) => {
+            End::Adapter(_) | End::Address(..) | End::Cxl(_) => {
                 return Err(AssemblyError::Passive(self.end_name(from)));
             }
         };
@@ -457,78 +414,12 @@ impl Assembly {
     }
 }
 
-/// What accesses to an end are meant for; `None` for an adapter's registers, which are not mapped.
+/// What accesses to an end are meant for; `None` for an adapter's registers and for CXL memory, which are not mapped.
 fn destination(end: End) -> Option<Destination> {
     match end {
         End::Host(host) => Some(Destination::Memory(host)),
         End::Device(id) => Some(Destination::Device(id)),
         End::Address(host, address) => Some(Destination::Address(host, address)),
-        End::Adapter(_) => None,
-    }
-}
-
-/// Picoseconds per byte, times 1024, of a rate in bytes per second.
-fn per_byte(rate: u64) -> u64 {
-    1_024_000_000_000_000 / rate.max(1)
-}
-
-fn part(
-    kind: Kind,
-    iommu: bool,
-    (timing, host): (&Timing, &HostTiming),
-    own: &PartTiming,
-) -> PartParameters {
-    let default = PartParameters { completion: timing.device.mps, ..PartParameters::default() };
-    match kind {
-        Kind::Switch => {
-            PartParameters { stay: [own.latency.unwrap_or(timing.switch.latency); 3], ..default }
-        }
-        Kind::Ntb => {
-            let ntb = &timing.ntb;
-            let latency = own.latency.unwrap_or(ntb.latency);
-            let request = latency + own.translation.unwrap_or(ntb.translation);
-            let back = own.completion_translation.unwrap_or(ntb.completion_translation);
-            // Its registers are behind its port, which request and completion cross.
-            let access = latency * 2;
-            PartParameters { stay: [request, request, latency + back], access, ..default }
-        }
-        Kind::RootComplex => {
-            let (root, iommu_of) = (&host.root, &host.iommu);
-            let latency = own.latency.unwrap_or(root.latency);
-            PartParameters {
-                stay: [latency, latency, root.completion_latency],
-                access: latency,
-                iommu: iommu.then_some(IommuParameters {
-                    entries: iommu_of.entries,
-                    page: iommu_of.page,
-                    hit: iommu_of.hit,
-                    walk: iommu_of.walk,
-                    walkers: iommu_of.walkers,
-                }),
-                turns: true,
-                peer_per_byte: if root.peer_writes == 0 { 0 } else { per_byte(root.peer_writes) },
-                split: root.split,
-                trackers: root.trackers,
-                combine: root.combine.min(timing.device.mps),
-                ..default
-            }
-        }
-        Kind::Memory => {
-            let memory = &host.memory;
-            let most = if memory.completion == 0 { timing.device.mps } else { memory.completion };
-            PartParameters {
-                access: own.latency.unwrap_or(memory.latency),
-                service_per_byte: per_byte(own.bandwidth.unwrap_or(memory.bandwidth)),
-                partial_write: memory.partial_write,
-                completion: most.min(timing.device.mps),
-                ..default
-            }
-        }
-        Kind::SharedMemory => PartParameters { stay: [host.memory.latency; 3], ..default },
-        Kind::Device => PartParameters {
-            access: own.latency.unwrap_or(timing.device.latency),
-            service_per_byte: per_byte(own.bandwidth.unwrap_or(timing.device.bandwidth)),
-            ..default
-        },
+        End::Adapter(_) | End::Cxl(_) => None,
     }
 }

@@ -28,6 +28,10 @@ pub const AMPLE: (u8, u8) = (5, 16);
 /// Fixed point: fractions of a picosecond per byte.
 const FRACTION: u32 = 16;
 
+/// Bytes of a slot of a CXL flit: what the header of a request, of a write with data, of data that comes back
+/// or of a write's response takes. Several short ones may share a slot; each has its own here.
+pub const CXL_SLOT: u32 = 16;
+
 /// A link's speed, one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wire {
@@ -71,6 +75,17 @@ impl Wire {
         // A flit carries sequence number and CRC for all TLPs in it.
         let framing = if generation < 6 { FRAMING } else { 0 };
         Wire { per_byte: lane / lanes, framing }
+    }
+
+    /// A link that carries CXL in flits: of 68 bytes with four slots of 16 (CXL 1.1 to 3.x, 3.0 section 4.2),
+    /// or at 64 GT/s of 256 bytes with fifteen slots (section 4.3). Sequence numbers and CRC are in the flits.
+    pub fn cxl(generation: u8, lanes: u8) -> Wire {
+        let wire = Wire::pcie(generation.min(5), lanes);
+        let per_byte = match generation {
+            6.. => ((125 << FRACTION) / u64::from(lanes.max(1))) * 256 / 240,
+            _ => wire.per_byte * 68 / 64,
+        };
+        Wire { per_byte, framing: 0 }
     }
 
     /// How long `bytes` take, rounded up to a picosecond.

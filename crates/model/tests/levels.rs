@@ -33,7 +33,7 @@ impl Maker {
         let mut devices = Vec::new();
         let switches = 1 + self.below(3);
         for nth in 0..switches {
-            physical.switches.push(Switch { name: format!("s{nth}"), host: None });
+            physical.switches.push(Switch { name: format!("s{nth}"), host: None, cxl: false });
             if nth > 0 {
                 let above = self.below(nth);
                 physical.links.push(self.cable(&format!("s{nth}"), &format!("s{above}")));
@@ -49,7 +49,11 @@ impl Maker {
             physical.adapters.push(Adapter { name: adapter.clone(), host: host.clone() });
             let above = if switched {
                 let name = format!("{host}/switch");
-                physical.switches.push(Switch { name: name.clone(), host: Some(host.clone()) });
+                physical.switches.push(Switch {
+                    name: name.clone(),
+                    host: Some(host.clone()),
+                    cxl: false,
+                });
                 physical.links.push(self.cable(&host, &name));
                 name
             } else {

@@ -45,7 +45,7 @@ fn rack(hosts: u64) -> Result<Rack, BenchError> {
         for below in level.chunks(PORTS) {
             let name = format!("s{}", physical.switches.len());
             physical.links.extend(below.iter().map(|part| cable(part, &name, 4, 16)));
-            physical.switches.push(Switch { name: name.clone(), host: None });
+            physical.switches.push(Switch { name: name.clone(), host: None, cxl: false });
             above.push(name);
         }
         level = above;

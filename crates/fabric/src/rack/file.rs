@@ -7,8 +7,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    Adapter, BROADCAST_NODE_ID, Cable, Control, Device, Host, LAST_NODE_ID, PAGE, Physical, Rack,
-    Switch, Window, share,
+    Adapter, BROADCAST_NODE_ID, Cable, Control, CxlMemory, Device, Host, LAST_NODE_ID, PAGE,
+    Physical, Rack, Switch, Window, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Outcome, Section, document, list, mismatch, subsection, wrong};
@@ -217,7 +217,8 @@ fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
 }
 
 fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
-    let section = subsection(value, "fabric", &["adapters", "switches", "links", "windows"])?;
+    let section =
+        subsection(value, "fabric", &["adapters", "switches", "memories", "links", "windows"])?;
     let mut names: BTreeSet<String> = BTreeSet::new();
     for host in hosts {
         names.insert(host.name.clone());
@@ -234,9 +235,27 @@ fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
     let mut switches = Vec::new();
     for entry in section.tables("switches")? {
         let place = format!("switch {}", entry.name);
-        let part = Section::new(entry.table, entry.span.clone(), place, &["host"])?;
+        let part = Section::new(entry.table, entry.span.clone(), place, &["host", "cxl"])?;
         take_name(&mut names, &entry)?;
-        switches.push(Switch { name: entry.name.to_owned(), host: placed(&part, hosts)? });
+        let host = placed(&part, hosts)?;
+        let cxl = part.truth("cxl")?.unwrap_or(false);
+        if cxl && host.is_some() {
+            let what = format!("the CXL switch {} is in a host", entry.name);
+            return wrong(
+                part.place("host"),
+                what,
+                "CXL switches are between hosts: leave `host` out",
+            );
+        }
+        switches.push(Switch { name: entry.name.to_owned(), host, cxl });
+    }
+    let mut memories = Vec::new();
+    for entry in section.tables("memories")? {
+        let place = format!("memory {}", entry.name);
+        let part = Section::new(entry.table, entry.span.clone(), place, &["size"])?;
+        take_name(&mut names, &entry)?;
+        let size = part.require("size", part.size("size", PAGE, u64::MAX / 2)?, SIZES)?;
+        memories.push(CxlMemory { name: entry.name.to_owned(), size });
     }
     let links = match section.get("links") {
         Some(value) => {
@@ -255,7 +274,7 @@ fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
         Some(value) => windows(value, hosts)?,
         None => Vec::new(),
     };
-    Ok(Physical { adapters, switches, links, windows })
+    Ok(Physical { adapters, switches, memories, links, windows })
 }
 
 /// The host that a part names as its own.
@@ -275,7 +294,7 @@ fn take_name(names: &mut BTreeSet<String>, entry: &Named<'_>) -> Outcome<()> {
         false => wrong(
             entry.span.clone(),
             format!("`{}` names two parts", entry.name),
-            "hosts, adapters and switches have different names",
+            "hosts, adapters, switches and memories have different names",
         ),
     }
 }

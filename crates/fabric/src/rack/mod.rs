@@ -20,7 +20,7 @@ mod share;
 
 use std::ops::RangeInclusive;
 
-pub use crate::names::{BadFunctionName, FunctionName};
+pub use crate::names::{BadFunctionName, FunctionName, is_name};
 pub use crate::text::FileError as RackError;
 use crate::text::Outcome;
 pub use crate::values::format_size;
@@ -147,6 +147,8 @@ pub struct Physical {
     pub adapters: Vec<Adapter>,
     /// Switches, in hosts and between them.
     pub switches: Vec<Switch>,
+    /// CXL memory devices between hosts.
+    pub memories: Vec<CxlMemory>,
     /// Cables.
     pub links: Vec<Cable>,
     /// Windows of one host's address space to another's.
@@ -156,8 +158,20 @@ pub struct Physical {
 impl Physical {
     /// Whether it says how hosts are joined.
     pub fn joins(&self) -> bool {
-        !(self.adapters.is_empty() && self.switches.is_empty() && self.links.is_empty())
+        !(self.adapters.is_empty()
+            && self.switches.is_empty()
+            && self.memories.is_empty()
+            && self.links.is_empty())
     }
+}
+
+/// A CXL memory device, which the hosts that it is joined to share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CxlMemory {
+    /// Its name, unique among the rack's parts.
+    pub name: String,
+    /// Its bytes.
+    pub size: u64,
 }
 
 /// A window: addresses of a host that lead to another's.
@@ -191,6 +205,8 @@ pub struct Switch {
     pub name: String,
     /// The host it belongs to; `None` between hosts.
     pub host: Option<String>,
+    /// Whether it is a CXL switch, between hosts and CXL memory.
+    pub cxl: bool,
 }
 
 /// A link between two parts.

@@ -105,8 +105,8 @@ fn credits(
 }
 
 const KEYS: &[&str] = &[
-    "link", "switch", "ntb", "root", "iommu", "memory", "cpu", "device", "parts", "software",
-    "power", "hosts", "profiles", "profile",
+    "link", "switch", "ntb", "root", "iommu", "memory", "cpu", "device", "cxl", "parts",
+    "software", "power", "hosts", "profiles", "profile",
 ];
 
 fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Outcome<Timing> {
@@ -127,6 +127,15 @@ fn timing(section: &Section<'_>, mut timing: Timing, names: &[&str]) -> Outcome<
     }
     if let Some(value) = section.get("device") {
         device(value, &mut timing)?;
+    }
+    if let Some(value) = section.get("cxl") {
+        let keys = &["port", "switch", "latency", "bandwidth", "loads"];
+        let (part, cxl) = (subsection(value, "timing.cxl", keys)?, &mut timing.cxl);
+        set(&mut cxl.port, time(&part, "port")?);
+        set(&mut cxl.switch, time(&part, "switch")?);
+        set(&mut cxl.latency, time(&part, "latency")?);
+        set(&mut cxl.bandwidth, part.rate("bandwidth")?);
+        set(&mut cxl.loads, count(&part, "loads", 1, 1 << 14)?);
     }
     if let Some(value) = section.get("parts") {
         timing.parts = parts(value, names, timing.device.mps)?;

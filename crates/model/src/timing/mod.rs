@@ -15,6 +15,7 @@
 
 mod file;
 mod host;
+pub mod measured;
 pub mod profiles;
 
 use std::collections::BTreeMap;
@@ -40,6 +41,7 @@ pub fn read_for(file: &str, text: &str, rack: &Rack) -> Result<Timing, FileError
     if let Some(physical) = &rack.fabric {
         names.extend(physical.adapters.iter().map(|adapter| adapter.name.clone()));
         names.extend(physical.switches.iter().map(|switch| switch.name.clone()));
+        names.extend(physical.memories.iter().map(|memory| memory.name.clone()));
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut timing = parse(file, text, &names)?;
@@ -69,6 +71,8 @@ pub struct Timing {
     pub lengths: BTreeMap<[String; 2], Time>,
     /// Devices, and their DMA engines.
     pub device: DeviceTiming,
+    /// CXL memory, its switches, and the ports of hosts.
+    pub cxl: CxlTiming,
     /// Parts by name that differ from others of their kind.
     pub parts: BTreeMap<String, PartTiming>,
     /// What software takes, by names that workloads give its steps.
@@ -94,6 +98,7 @@ impl Timing {
             hosts: BTreeMap::new(),
             lengths: BTreeMap::new(),
             device: DeviceTiming::default(),
+            cxl: CxlTiming::default(),
             parts: BTreeMap::new(),
             software: BTreeMap::new(),
             power: BTreeMap::new(),
@@ -248,6 +253,35 @@ impl Default for DeviceTiming {
             alignment: 0,
             turn: 0,
             engine: 0,
+        }
+    }
+}
+
+/// How long CXL.mem takes. Estimates, after what Pond (Li and others, ASPLOS 2023) tells: memory of a device that is
+/// joined directly takes 70 to 90 ns more than a host's own, a switch some 70 ns more there and back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CxlTiming {
+    /// From a core's mesh to the link, and from the link to the mesh. Default 25 ns.
+    pub port: Time,
+    /// Of a switch, each way, head to head. Default 35 ns.
+    pub switch: Time,
+    /// From a request's coming to its data's going: controller and DRAM. Default 70 ns.
+    pub latency: Time,
+    /// Bytes per second of a device's memory. Default 38.4 GB/s: a channel of DDR5-4800.
+    pub bandwidth: u64,
+    /// Lines of 64 bytes that a core reads at a time. Default 48: the second-level cache's misses of Intel's
+    /// Golden Cove (optimization manual).
+    pub loads: u32,
+}
+
+impl Default for CxlTiming {
+    fn default() -> Self {
+        CxlTiming {
+            port: Time::from_ns(25),
+            switch: Time::from_ns(35),
+            latency: Time::from_ns(70),
+            bandwidth: 38_400_000_000,
+            loads: 48,
         }
     }
 }

@@ -41,6 +41,12 @@ impl Writer<'_> {
         self.run.assembly.source(self.ends[nth]).map_err(|e| misfit(self.spec, nth, &e))
     }
 
+    /// The source of requests at an end, for what goes to another.
+    fn source_towards(&mut self, nth: usize, to: usize) -> Result<Source, Failed> {
+        let source = self.run.assembly.source_towards(self.ends[nth], self.ends[to]);
+        source.map_err(|e| misfit(self.spec, nth, &e))
+    }
+
     fn route(&mut self, from: usize, to: usize) -> Result<RouteId, Failed> {
         let route = self.run.assembly.route(self.ends[from], self.ends[to]);
         let route = route.map_err(|error| misfit(self.spec, to, &error))?;
@@ -84,7 +90,7 @@ impl Writer<'_> {
         let spec = self.spec;
         match &spec.kind {
             FlowKind::Write { .. } => {
-                let (source, route) = (self.source(0)?, self.route(0, 1)?);
+                let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
                 self.script.extend(pair.map(Step::Take));
                 self.issue(0);
                 // A job's bytes count when they are seen; the pair goes on when they are sent.
@@ -92,7 +98,7 @@ impl Writer<'_> {
                 self.write(source, route, size, until);
             }
             FlowKind::Read { .. } => {
-                let (source, route) = (self.source(0)?, self.route(0, 1)?);
+                let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
                 self.script.extend(pair.map(Step::Take));
                 self.issue(0);
                 self.read(source, route, size);

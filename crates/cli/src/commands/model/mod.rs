@@ -3,6 +3,7 @@
 mod broken;
 mod live;
 mod place;
+mod profile;
 mod profiles;
 mod reproduce;
 mod run;
@@ -37,6 +38,7 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Place(place::Args),
+    Profile(profile::Args),
     Profiles(profiles::Args),
     Reproduce(reproduce::Args),
     Run(run::Args),
@@ -47,6 +49,7 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         match &self.command {
             Command::Place(args) => args.run(output),
+            Command::Profile(args) => args.run(output),
             Command::Profiles(args) => args.run(output),
             Command::Reproduce(args) => args.run(output),
             Command::Run(args) => args.run(common, output).await,
