@@ -6,7 +6,14 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rackbus_fabric::{ComponentId, HostId, Kind, Link, Topology};
 
-const KINDS: [Kind; 4] = [Kind::Switch, Kind::Ntb, Kind::Device, Kind::SharedMemory];
+const KINDS: [Kind; 6] = [
+    Kind::Switch,
+    Kind::Ntb,
+    Kind::Device,
+    Kind::SharedMemory,
+    Kind::CxlMemory,
+    Kind::CxlSwitch,
+];
 
 /// What a breadth-first search finds first.
 fn naive(topology: &Topology, from: ComponentId, to: ComponentId) -> Option<Vec<ComponentId>> {
@@ -14,8 +21,9 @@ fn naive(topology: &Topology, from: ComponentId, to: ComponentId) -> Option<Vec<
     let passes = |id| {
         let part = topology.component(id);
         let through = match part.kind {
-            Kind::Memory | Kind::Device => false,
+            Kind::Memory | Kind::Device | Kind::CxlMemory => false,
             Kind::Ntb => ends[0] != ends[1],
+            Kind::CxlSwitch => ends.contains(&None),
             _ => true,
         };
         through && (part.host.is_none() || ends.contains(&part.host))

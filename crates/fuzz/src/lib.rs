@@ -45,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },
     Target { name: "rack", run: files::rack, seeds: files::rack_seeds, words: files::WORDS },
     Target { name: "model", run: files::model, seeds: files::model_seeds, words: files::WORDS },
+    Target { name: "tools", run: files::tools, seeds: files::tools_seeds, words: &[] },
     Target { name: "api", run: api::run, seeds: api::seeds, words: api::WORDS },
 ];
 

@@ -75,5 +75,6 @@ targets! {
     segment: "segment", 10000;
     rack: "rack", 2000;
     model: "model", 2000;
+    tools: "tools", 2000;
     api: "api", 300;
 }

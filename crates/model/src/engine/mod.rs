@@ -2,6 +2,8 @@
 //! that cause them.
 //!
 //! * `direction`: one direction of a link: queues, credits, ordering, the wire.
+//! * `packet`: packets, requests and routes.
+//! * `kinds`: what parts are like.
 //! * `part`: what happens to a packet in a switch, bridge, root complex, memory or device.
 //! * `iommu`: translation with a cache and page walks.
 //! * `requester`: what makes requests of reads and writes: DMA engines, processors.
@@ -16,6 +18,8 @@ mod arrivals;
 mod direction;
 mod iommu;
 mod job;
+mod kinds;
+mod packet;
 mod part;
 mod requester;
 mod stats;
@@ -25,18 +29,19 @@ use std::fmt;
 use crate::queue::EventQueue;
 use crate::random::{Distribution, Random};
 use crate::time::Time;
-use crate::wire;
 
 pub use arrivals::{Addresses, Arrivals, Bursts, Flow, TracedJob};
 pub use direction::{Credits, DirectionParameters, DirectionStats};
 pub use iommu::{Iommu, IommuParameters};
 pub use job::{Script, Step, Until};
-pub use part::PartParameters;
+pub use kinds::PartParameters;
+
 pub use requester::RequesterParameters;
 pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
 
 use direction::Direction;
 use job::{Job, Resource};
+use packet::{Request, Room, Route, Slab, Tlp};
 use part::Part;
 use requester::{Op, Requester};
 
@@ -118,160 +123,6 @@ enum Event {
     Arrival(u32),
     /// A flow's next job comes after a thought.
     Next(u32),
-}
-
-/// A packet (TLP), or a piece of one, from its making to its end.
-#[derive(Debug, Clone, Copy)]
-struct Tlp {
-    class: Class,
-    /// A completion: the last of its packet of request. A write: the last of its operation.
-    last: bool,
-    /// Its address has been translated at the part where it is.
-    translated: bool,
-    /// The place on its route where it is: an index of the route's parts.
-    hop: u16,
-    /// The bytes that it carries, or that a read asks for.
-    bytes: u32,
-    route: u32,
-    /// For writes the operation, else the request.
-    owner: u32,
-    /// The direction by which it came; [`NONE`] where it was made.
-    ingress: u32,
-    /// The requester to tell when it leaves the part where it was made.
-    maker: u32,
-    address: u64,
-    /// The level of the queue that it is in, and of the room that it takes where it is.
-    level: u8,
-    room_level: u8,
-    /// Bytes of payload that it takes room for where it is.
-    room_bytes: u32,
-    /// It is a piece of a packet, whose room is its last piece's to give back.
-    piece: bool,
-    /// When it joined the queue that it is in, counted.
-    order: u64,
-}
-
-/// Room that a packet takes.
-#[derive(Debug, Clone, Copy)]
-struct Room {
-    class: Class,
-    level: u8,
-    payload: u32,
-}
-
-impl Tlp {
-    fn payload(&self) -> u32 {
-        if self.class == Class::NonPosted { 0 } else { self.bytes }
-    }
-
-    fn room(&self) -> Room {
-        Room { class: self.class, level: self.room_level, payload: self.room_bytes }
-    }
-
-    fn back(&self) -> bool {
-        self.class == Class::Completion
-    }
-}
-
-/// A read request, until all of it has come.
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    op: u32,
-    left: u32,
-    /// The place on its route where it was split, or [`NO_HOP`].
-    split_at: u16,
-    /// Bytes of its completions that have come there.
-    back: u32,
-    /// Of these, those that wait there for more.
-    held: u32,
-    /// All that it asks for.
-    whole: u32,
-}
-
-/// A route through the fabric.
-#[derive(Debug, Clone)]
-struct Route {
-    parts: Box<[u32]>,
-    /// `directions[i]` leads from `parts[i]` to `parts[i + 1]`.
-    directions: Box<[u32]>,
-    /// By part: how many of those after it are root complexes that pass packets from link to link.
-    levels: Box<[u8]>,
-    /// From this part on, and up to the one before it, whether addresses are below 4 GiB.
-    low: (usize, [bool; 2]),
-    /// Whether it is one of CXL.mem, whose messages have slots of flits.
-    slots: bool,
-}
-
-impl Route {
-    /// Bytes of the header of a packet that leaves the part where it is.
-    fn header(&self, tlp: &Tlp) -> u32 {
-        self.header_at(usize::from(tlp.hop), tlp.class)
-    }
-
-    fn header_at(&self, nth: usize, class: Class) -> u32 {
-        if self.slots {
-            // The slot before data that comes back goes with what the request causes there.
-            return if class == Class::Completion { 0 } else { wire::CXL_SLOT };
-        }
-        let (turn, [first, then]) = self.low;
-        let low = if nth < turn { first } else { then };
-        match class {
-            Class::Completion => wire::COMPLETION_HEADER,
-            Class::Posted | Class::NonPosted if low => wire::LOW_REQUEST_HEADER,
-            Class::Posted | Class::NonPosted => wire::REQUEST_HEADER,
-        }
-    }
-}
-
-/// Places that are used again.
-#[derive(Debug)]
-struct Slab<T> {
-    items: Vec<T>,
-    free: Vec<u32>,
-}
-
-impl<T> Slab<T> {
-    fn new() -> Self {
-        Slab { items: Vec::new(), free: Vec::new() }
-    }
-
-    fn put(&mut self, item: T) -> u32 {
-        match self.free.pop() {
-            Some(id) => {
-                self.items[id as usize] = item;
-                id
-            }
-            None => {
-                self.items.push(item);
-                (self.items.len() - 1) as u32
-            }
-        }
-    }
-
-    fn remove(&mut self, id: u32) {
-        self.free.push(id);
-    }
-
-    fn memory(&self) -> usize {
-        self.items.capacity() * size_of::<T>() + self.free.capacity() * size_of::<u32>()
-    }
-
-    fn used(&self) -> usize {
-        self.items.len() - self.free.len()
-    }
-}
-
-impl<T> std::ops::Index<u32> for Slab<T> {
-    type Output = T;
-    fn index(&self, id: u32) -> &T {
-        &self.items[id as usize]
-    }
-}
-
-impl<T> std::ops::IndexMut<u32> for Slab<T> {
-    fn index_mut(&mut self, id: u32) -> &mut T {
-        &mut self.items[id as usize]
-    }
 }
 
 /// A packet's stay on one hop, for a trace.

@@ -22,6 +22,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 mod cost;
+mod limit;
 pub mod rack;
 mod sure;
 

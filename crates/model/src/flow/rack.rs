@@ -32,7 +32,8 @@ use std::collections::BTreeMap;
 use rackbus_fabric::rack::Rack;
 use serde::Serialize;
 
-use super::cost::{self, Limit, SECOND};
+use super::cost;
+use super::limit::{Limit, SECOND};
 use super::sure::{self, Trips};
 use super::{Bottleneck, Flow, Use, fair_shares};
 use crate::engine::{Arrivals, FlowId, RouteId, World};

@@ -12,6 +12,7 @@
 //! makes it worse.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use rackbus_fabric::text::{FileError, Outcome, wrong};
 use serde_json::Value as Json;
@@ -45,6 +46,30 @@ enum Key {
     IommuEntries,
     /// Nanoseconds.
     Interrupt,
+}
+
+impl Key {
+    /// What a machine may have, least and most, and in words: what is beyond is no measurement.
+    fn range(self) -> (f64, f64, &'static str) {
+        match self {
+            Key::MemoryLatency => (1.0, 1e5, "1 ns to 100 us"),
+            Key::MemoryBandwidth => (1e8, 1e14, "100 MB/s to 100 TB/s"),
+            Key::DmaRead => (10.0, 1e6, "10 ns to 1 ms"),
+            Key::IommuEntries => (1.0, 16_777_216.0, "a page to 64 GiB"),
+            Key::Interrupt => (1.0, 1e8, "1 ns to 100 ms"),
+        }
+    }
+}
+
+impl Found {
+    /// What the part of a file at `span` tells.
+    fn new(key: Key, value: f64, source: String, span: Range<usize>) -> Outcome<Found> {
+        let (least, most, allowed) = key.range();
+        match (least..=most).contains(&value) {
+            true => Ok(Found { key, value, source }),
+            false => wrong(span, "this is no value that a machine has", format!("it is {allowed}")),
+        }
+    }
 }
 
 /// A profile made of measurements.
@@ -217,7 +242,12 @@ fn mlc(file: &str, text: &str) -> Outcome<Vec<Found>> {
         } else if let Some(rest) = line.split("clocks (").nth(1) {
             let field = rest.split_whitespace().next().unwrap_or_default();
             let source = format!("{file}:{nth}: MLC, idle latency");
-            found.push(Found { key: Key::MemoryLatency, value: number(at, line, field)?, source });
+            found.push(Found::new(
+                Key::MemoryLatency,
+                number(at, line, field)?,
+                source,
+                at..at + line.len(),
+            )?);
         } else if let (true, [node, values @ ..]) = (latencies, &fields[..]) {
             // A row of the matrix: a node, and the latency of each node's memory.
             match (node.parse::<usize>(), values) {
@@ -225,7 +255,7 @@ fn mlc(file: &str, text: &str) -> Outcome<Vec<Found>> {
                     let value = number(at, line, values[node])?;
                     let source =
                         format!("{file}:{nth}: MLC, idle latency of node {node}'s own memory");
-                    found.push(Found { key: Key::MemoryLatency, value, source });
+                    found.push(Found::new(Key::MemoryLatency, value, source, at..at + line.len())?);
                 }
                 _ => latencies = line.contains("Numa node") || fields.is_empty(),
             }
@@ -233,11 +263,12 @@ fn mlc(file: &str, text: &str) -> Outcome<Vec<Found>> {
         if let Some(rest) = line.strip_prefix("ALL Reads") {
             let field = rest.trim_start_matches([' ', '\t', ':']).trim();
             let source = format!("{file}:{nth}: MLC, all reads");
-            found.push(Found {
-                key: Key::MemoryBandwidth,
-                value: number(at, line, field)? * 1e6,
+            found.push(Found::new(
+                Key::MemoryBandwidth,
+                number(at, line, field)? * 1e6,
                 source,
-            });
+                at..at + line.len(),
+            )?);
         }
     }
     told(
@@ -253,11 +284,12 @@ fn stream(file: &str, text: &str) -> Outcome<Vec<Found>> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         if let ["Copy:" | "Scale:" | "Add:" | "Triad:", rate, ..] = fields[..] {
             let source = format!("{file}:{nth}: STREAM, {}", fields[0].trim_end_matches(':'));
-            found.push(Found {
-                key: Key::MemoryBandwidth,
-                value: number(at, line, rate)? * 1e6,
+            found.push(Found::new(
+                Key::MemoryBandwidth,
+                number(at, line, rate)? * 1e6,
                 source,
-            });
+                at..at + line.len(),
+            )?);
         }
     }
     told(found, "it tells no rate", "give STREAM's whole output")
@@ -277,7 +309,7 @@ fn lat_mem_rd(file: &str, text: &str) -> Outcome<Vec<Found>> {
     match largest {
         Some((size, nth, value)) if size >= BEYOND_CACHES => {
             let source = format!("{file}:{nth}: lat_mem_rd, {size:.0} MB");
-            Ok(vec![Found { key: Key::MemoryLatency, value, source }])
+            Ok(vec![Found::new(Key::MemoryLatency, value, source, 0..0)?])
         }
         _ => wrong(
             0..0,
@@ -302,7 +334,12 @@ fn pcie_bench(file: &str, text: &str) -> Outcome<Vec<Found>> {
                     );
                 };
                 let source = format!("{file}:{nth}: pcie-bench, median of a 64 B DMA read");
-                found.push(Found { key: Key::DmaRead, value: number(at, line, field)?, source });
+                found.push(Found::new(
+                    Key::DmaRead,
+                    number(at, line, field)?,
+                    source,
+                    at..at + line.len(),
+                )?);
             }
             ["BW_DMA_RD", _, "Cold", _, _, window, "64", _, _, _, _, rate, ..] => {
                 windows.push((bytes(at, line, window)?, number(at, line, rate)?, nth));
@@ -318,7 +355,7 @@ fn pcie_bench(file: &str, text: &str) -> Outcome<Vec<Found>> {
             let source = format!(
                 "{file}:{nth}: pcie-bench, the largest window at full rate, in pages of 4 KiB"
             );
-            found.push(Found { key: Key::IommuEntries, value: (window / PAGE).max(1.0), source });
+            found.push(Found::new(Key::IommuEntries, (window / PAGE).max(1.0), source, 0..0)?);
         }
     }
     told(
@@ -370,7 +407,7 @@ fn fio(file: &str, text: &str) -> Outcome<Vec<Found>> {
     match means {
         [Some(waited), Some(polled)] if waited > polled => {
             let source = format!("{file}: fio, a lone read without polling less one with it");
-            Ok(vec![Found { key: Key::Interrupt, value: waited - polled, source }])
+            Ok(vec![Found::new(Key::Interrupt, waited - polled, source, 0..0)?])
         }
         [Some(_), Some(_)] => wrong(0..0, "reads with polling took longer than without", allowed),
         _ => wrong(0..0, "it has no lone reads with polling and without", allowed),
@@ -445,6 +482,10 @@ mod tests {
             ("stride=128\n512 x\n", "f0:2:5: `x` is no number above 0"),
             ("Best Rate MB/s\nCopy: -3 1\n", "f0:2:7: `-3` is no number above 0"),
             ("Best Rate MB/s\n", "f0:1:1: it tells no rate"),
+            (
+                "Best Rate MB/s\nCopy: 3 1\n",
+                "f0:2:1: this is no value that a machine has; it is 100 MB/s",
+            ),
             ("Memory Latency Checker\n", "f0:1:1: it tells no idle latency"),
             ("LAT_DMA_RD Seq HWarm 0 0 8KB 64 1\n", "f0:1:1: the line has no median"),
             ("x\n{\"fio version\": 3,\n]\n", "f0:3:1: this is no JSON"),

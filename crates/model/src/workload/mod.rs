@@ -37,6 +37,7 @@ mod limits;
 pub mod pictures;
 mod results;
 mod scripts;
+mod spread;
 mod steps;
 mod traces;
 mod writer;

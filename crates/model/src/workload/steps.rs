@@ -6,7 +6,8 @@ use rackbus_fabric::text::{Outcome, Section, subsection, wrong};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::file::{MOST_BYTES, spread};
+use super::file::MOST_BYTES;
+use super::spread::spread;
 use crate::engine::Until;
 use crate::random::Distribution;
 use crate::time::Time;
