@@ -244,10 +244,7 @@ impl VmSpec {
             let number = port + 1;
             args.put(
                 "-device",
-                &format!(
-                    "pcie-root-port,id={},chassis={number},slot={number},pref64-reserve={PORT_WINDOW}",
-                    port_id(port)
-                ),
+                &format!("pcie-root-port,id={},chassis={number},slot={number}", port_id(port)),
             );
         }
         for (port, function) in self.functions.iter().enumerate() {
@@ -296,11 +293,6 @@ pub fn own_vm_args(memory_mib: u32, functions: &[FunctionSpec]) -> Vec<String> {
     }
     args.0
 }
-
-/// What the firmware keeps of the guest's addresses for prefetchable BARs behind each port, so that a
-/// function with memory can be plugged in while the guest runs. What is there when the guest boots gets
-/// what it needs. All ports together stay below the 32 GiB that the q35 machine has for such BARs.
-const PORT_WINDOW: &str = "1G";
 
 /// QEMU's id of the hot-plug port with this index.
 pub(crate) fn port_id(port: usize) -> String {

@@ -37,7 +37,7 @@ const SCENARIOS: [Scenario; 18] = [
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("a strict borrower's guest uses the same drive", guests::strict_isolation),
-    ("a guest maps borrowed memory, and the next finds its content", guests::memory),
+    ("a program in a guest maps borrowed memory", guests::memory),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
