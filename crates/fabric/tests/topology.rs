@@ -6,14 +6,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rackbus_fabric::{ComponentId, HostId, Kind, Link, Topology};
 
-const KINDS: [Kind; 6] = [
-    Kind::Switch,
-    Kind::Ntb,
-    Kind::Device,
-    Kind::SharedMemory,
-    Kind::CxlMemory,
-    Kind::CxlSwitch,
-];
+const KINDS: [Kind; 6] =
+    [Kind::Switch, Kind::Ntb, Kind::Device, Kind::SharedMemory, Kind::CxlMemory, Kind::CxlSwitch];
 
 /// What a breadth-first search finds first.
 fn naive(topology: &Topology, from: ComponentId, to: ComponentId) -> Option<Vec<ComponentId>> {

@@ -1,6 +1,5 @@
 //! A rack in one process: the control plane and a node for each host, over their real sockets.
 #![allow(dead_code, reason = "each test uses a part of it")]
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::path::Path;
 use std::sync::Arc;
