@@ -1,5 +1,6 @@
 //! A rack in one process: the control plane and a node for each host, over their real sockets.
 #![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::path::Path;
 use std::sync::Arc;
 
