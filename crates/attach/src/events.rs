@@ -29,7 +29,11 @@ pub type Callback = Box<dyn FnMut(SegmentEvent) -> bool + Send>;
 const MOST: usize = 4096;
 
 /// What happens to one segment or connection.
+///
+/// Apart from the count of its holders, which each copy changes: a copy engine on another processor
+/// looks here when it is done.
 #[derive(Default)]
+#[repr(align(64))]
 pub struct Watch {
     state: Mutex<State>,
     arrived: Condvar,

@@ -134,10 +134,25 @@ struct Ends {
     remotes: Vec<Arc<Remote>>,
 }
 
-impl Parties for Ends {
+/// The same of a transfer that was submitted. They are in use until it ends.
+struct SubmittedEnds(Mutex<Ends>);
+
+impl SubmittedEnds {
+    fn lock(&self) -> MutexGuard<'_, Ends> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Parties for SubmittedEnds {
     /// Bytes from or for somebody who is gone did not arrive.
     fn are_gone(&self) -> bool {
-        self.locals.iter().any(Using::gone) || self.remotes.iter().any(|remote| remote.lost())
+        let ends = self.lock();
+        ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(|remote| remote.lost())
+    }
+
+    fn release(&self) {
+        let ends = std::mem::take(&mut *self.lock());
+        drop(ends);
     }
 }
 
@@ -191,7 +206,7 @@ impl DmaQueue {
         call: Option<(Function, Argument)>,
     ) -> Outcome<Arc<Ticket>> {
         // Decided when the bytes are copied: who leaves later has had them.
-        let transaction = transaction.between(Arc::new(ends));
+        let transaction = transaction.between(Arc::new(SubmittedEnds(Mutex::new(ends))));
         let transaction = match call {
             None => transaction,
             Some((function, argument)) => {

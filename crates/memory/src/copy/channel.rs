@@ -289,7 +289,7 @@ impl Runner {
         {
             return State::Failed(failure);
         }
-        if entry.tells && entry.held.transaction_mut().gone() {
+        if entry.tells && entry.held.transaction().gone() {
             return State::Failed(Failure::Gone);
         }
         State::Done

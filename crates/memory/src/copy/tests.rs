@@ -230,11 +230,19 @@ fn many_submitters_and_channels_lose_nothing() {
 }
 
 /// Parties of whom one is gone, or none.
-struct Gone(bool);
+struct Gone {
+    gone: bool,
+    released: AtomicU32,
+}
 
 impl Parties for Gone {
     fn are_gone(&self) -> bool {
-        self.0
+        assert_eq!(self.released.load(Ordering::Relaxed), 0);
+        self.gone
+    }
+
+    fn release(&self) {
+        self.released.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -244,13 +252,13 @@ fn how_a_copy_ended_is_decided_when_it_ends() {
     let memory = SharedMemory::create("copy", 4096).unwrap();
     let place = |offset| Place::shared(memory.region(), offset);
     for gone in [false, true] {
-        let parties = Arc::new(Gone(gone));
-        let watched = Arc::downgrade(&parties);
-        let transaction = Transaction::of(place(0), place(64), 64).unwrap().between(parties);
+        let parties = Arc::new(Gone { gone, released: AtomicU32::new(0) });
+        let transaction = Transaction::of(place(0), place(64), 64).unwrap();
+        let transaction = transaction.between(parties.clone());
         let ticket = engine.least_busy().submit(transaction);
         let ended = if gone { State::Failed(Failure::Gone) } else { State::Done };
         assert_eq!(ticket.wait(None), ended);
-        assert!(watched.upgrade().is_none(), "they are let go of before");
+        assert_eq!(parties.released.load(Ordering::Relaxed), 1, "they are released before");
         assert_eq!(ticket.poll(), ended);
     }
     assert_eq!(engine.channels()[0].statistics().failures, 1);
