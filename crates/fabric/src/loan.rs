@@ -235,10 +235,11 @@ impl Fabric {
             Requester::Device(function) if steps == ALL => {
                 let _ = self.withdraw(function, at, length);
             }
-            Requester::Device(_) => {}
-            Requester::Cpu(host) => {
+            Requester::Cpu(host) if steps == ALL => {
                 self.shared.entry(host).or_default().remove(&at);
             }
+            // It has nothing yet: that is the last step.
+            Requester::Device(_) | Requester::Cpu(_) => {}
         }
         if let Some((peer, seen_as)) = window {
             if steps >= 3 {

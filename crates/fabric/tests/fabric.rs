@@ -510,3 +510,16 @@ fn segments_and_interrupts_are_reached_as_loans() {
     drop((read, own, ring));
     fabric.with(|fabric| nothing_is_left(fabric, &parts));
 }
+
+/// The first loan of a host begins at address 0 there.
+#[test]
+fn a_loan_that_is_refused_leaves_the_others_of_its_host_in_sight() {
+    let fabric = FabricHandle::new(rack([true; 3]));
+    let [a, b, _] = fabric.with(parts).hosts;
+    let segment = Target::Memory { offset: 0 };
+    let own = fabric.share(a, a, 4096, ALL, segment).unwrap();
+    assert_eq!(own.range().0, 0);
+    let beyond = Target::Memory { offset: 64 << 20 };
+    assert!(fabric.share(a, b, 4096, ALL, beyond).is_err());
+    assert_eq!(fabric.with(|fabric| fabric.reached("a")).unwrap().len(), 1);
+}
