@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, EventKind, Lease, LeaseStage, NodeMessages};
@@ -16,6 +17,14 @@ const LONG: u64 = 60_000;
 
 /// A control plane with nodes that do at once what they are told.
 async fn service() -> Arc<Service> {
+    let service = Service::open_with(options(), Box::new(Memory::default())).unwrap();
+    for host in ["alpha", "beta"] {
+        register(&service, host).await;
+    }
+    service
+}
+
+fn options() -> Options {
     let nvme0 = InventoryDevice {
         function: FUNCTION.parse().unwrap(),
         kind: "nvme".to_owned(),
@@ -27,27 +36,23 @@ async fn service() -> Arc<Service> {
         devices: vec![nvme0],
         ..Inventory::default()
     };
-    let options = Options {
+    Options {
         inventory,
         config: Config { resend: 5, ..Config::default() },
         database: "not used".into(),
         log_lines_left_out: || 0,
         is_node: Arc::new(|_, _| false),
-    };
-    let service = Service::open_with(options, Box::new(Memory::default())).unwrap();
-    for host in ["alpha", "beta"] {
-        let told = service.listen(host).unwrap();
-        let devices = if host == "alpha" {
-            BTreeMap::from([("nvme0".to_owned(), 0)])
-        } else {
-            BTreeMap::new()
-        };
-        let address = host.to_owned();
-        let register = Message::Register { incarnation: 1, devices, newest_lease: 0, address };
-        say(&service, host, register).await;
-        tokio::spawn(node(service.clone(), host, told));
     }
-    service
+}
+
+async fn register(service: &Arc<Service>, host: &'static str) {
+    let told = service.listen(host).unwrap();
+    let devices =
+        if host == "alpha" { BTreeMap::from([("nvme0".to_owned(), 0)]) } else { BTreeMap::new() };
+    let address = host.to_owned();
+    let register = Message::Register { incarnation: 1, devices, newest_lease: 0, address };
+    say(service, host, register).await;
+    tokio::spawn(node(service.clone(), host, told));
 }
 
 async fn say(service: &Service, host: &str, message: Message) {
@@ -210,4 +215,35 @@ async fn a_turn_that_is_not_taken_is_the_next_ones() {
         back.await.unwrap().unwrap();
         service.give_back(lease.lease, None).await.unwrap();
     }
+}
+
+/// After a restart of the control plane, a request of a host that is not back yet.
+#[tokio::test]
+async fn who_waits_for_a_node_asks_again_when_something_has_happened_only() {
+    let store = Memory::default();
+    let first = Service::open_with(options(), Box::new(store.clone())).unwrap();
+    for host in ["alpha", "beta"] {
+        register(&first, host).await;
+    }
+    let asked = Arc::new(AtomicU64::new(0));
+    let counts = asked.clone();
+    let store = store.judged_by(Arc::new(move |_| {
+        counts.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }));
+    let service = Service::open_with(options(), Box::new(store)).unwrap();
+    let borrow = tokio::spawn({
+        let service = service.clone();
+        async move { service.borrow(&request(Some(LONG), 0), None).await }
+    });
+    while waiting(&service) == 0 {
+        tokio::task::yield_now().await;
+    }
+    register(&service, "alpha").await;
+    // Longer than a thousand questions take.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let asked = asked.load(Ordering::Relaxed);
+    assert!(asked < 20, "the writer was asked {asked} times");
+    register(&service, "beta").await;
+    borrow.await.unwrap().unwrap();
 }

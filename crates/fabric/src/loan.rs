@@ -143,15 +143,15 @@ impl Fabric {
             offset.checked_add(length).ok_or(SpaceError::TooLong { start: offset, length })?;
         let (bytes, objects) = self.lent.entry(owner).or_default();
         let coverage = objects.entry(object).or_default();
-        let lent = bytes.saturating_add(coverage.missing(offset, end));
+        let counted = bytes.checked_add(coverage.missing(offset, end));
         let host = self.topology.host(owner);
-        if lent > host.memory_size {
+        let Some(lent) = counted.filter(|lent| *lent <= host.memory_size) else {
             if coverage.is_empty() {
                 objects.remove(&object);
             }
             let (host, memory) = (host.name.clone(), host.memory_size);
-            return Err(LoanError::TooMuch { host, memory, lent });
-        }
+            return Err(LoanError::TooMuch { host, memory, lent: counted.unwrap_or(u64::MAX) });
+        };
         *bytes = lent;
         coverage.add(offset, end);
         Ok(())
@@ -235,10 +235,11 @@ impl Fabric {
             Requester::Device(function) if steps == ALL => {
                 let _ = self.withdraw(function, at, length);
             }
-            Requester::Device(_) => {}
-            Requester::Cpu(host) => {
+            Requester::Cpu(host) if steps == ALL => {
                 self.shared.entry(host).or_default().remove(&at);
             }
+            // It has nothing yet: that is the last step.
+            Requester::Device(_) | Requester::Cpu(_) => {}
         }
         if let Some((peer, seen_as)) = window {
             if steps >= 3 {

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    Access, AccessError, ComponentId, Fabric, FabricHandle, FaultCause, HostId, Kind, LentMemory,
-    LoanError, ObjectKey, Place, Requester, Target, Topology, derive,
+    Access, AccessError, ComponentId, Fabric, FabricHandle, FaultCause, HostId, Kind, Lending,
+    LentMemory, LoanError, ObjectKey, Place, Requester, Target, Topology, derive,
 };
 
 const ALL: Access = Access::READ.union(Access::WRITE);
@@ -509,4 +509,29 @@ fn segments_and_interrupts_are_reached_as_loans() {
     assert!(fabric.share(a, b, 4096, ALL, beyond).is_err(), "a segment past the end of memory");
     drop((read, own, ring));
     fabric.with(|fabric| nothing_is_left(fabric, &parts));
+}
+
+/// The first loan of a host begins at address 0 there.
+#[test]
+fn a_loan_that_is_refused_leaves_the_others_of_its_host_in_sight() {
+    let fabric = FabricHandle::new(rack([true; 3]));
+    let [a, b, _] = fabric.with(parts).hosts;
+    let segment = Target::Memory { offset: 0 };
+    let own = fabric.share(a, a, 4096, ALL, segment).unwrap();
+    assert_eq!(own.range().0, 0);
+    let beyond = Target::Memory { offset: 64 << 20 };
+    assert!(fabric.share(a, b, 4096, ALL, beyond).is_err());
+    assert_eq!(fabric.with(|fabric| fabric.reached("a")).unwrap().len(), 1);
+}
+
+/// A host of any size: what it lends is counted exactly all the same.
+#[test]
+fn more_than_can_be_counted_is_refused_and_counts_for_nothing() {
+    let lending = Lending::alone();
+    let low = lending.lend(0, 4096, ALL, Some(File(1, 0))).unwrap();
+    let most = 4096u64.wrapping_neg();
+    let error = lending.lend(4096, most, ALL, Some(File(2, 0))).unwrap_err();
+    assert!(matches!(error, LoanError::TooMuch { lent: u64::MAX, .. }), "{error}");
+    drop(low);
+    drop(lending.lend(0, most, ALL, Some(File(2, 0))).unwrap());
 }

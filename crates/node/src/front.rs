@@ -66,6 +66,10 @@ impl MediumConversation {
         let _ = self.0.engine.post(|endpoint| {
             endpoint.poll(endpoint.clock());
             endpoint.reset();
+            // Its user may keep it for ever, while another lease of the function has another front here,
+            // which the fabric takes for the same.
+            endpoint.drop_memory();
+            endpoint.dma().revoker().revoke();
         });
         first
     }
@@ -155,7 +159,7 @@ impl Device for PlacedDevice {
     }
 
     // Mappings and interrupts are this host's own: they change whether or not the lender is there,
-    // so that nothing is reached that the user took away.
+    // so that nothing is reached that the user took away. What is mapped without it is not lent.
     fn map(
         &self,
         iova: u64,
@@ -163,7 +167,12 @@ impl Device for PlacedDevice {
         access: Access,
         memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
-        self.device.map(iova, length, access, memory)
+        let lent = memory.filter(|_| !self.conversation.is_gone());
+        match self.device.map(iova, length, access, lent) {
+            // It has ended meanwhile.
+            Err(_) if self.conversation.is_gone() => self.device.map(iova, length, access, None),
+            mapped => mapped,
+        }
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
@@ -222,5 +231,37 @@ mod tests {
         assert!(!masters(), "a front that is absent for its user has the bus");
         drop(front);
         assert_eq!(reached(), 0, "a front that is gone reaches memory");
+    }
+
+    /// Its user may keep it for as long as it likes, as a VM does whose lease has ended.
+    #[test]
+    fn a_front_that_lost_its_medium_is_in_no_later_fronts_way() {
+        let lending = Lending::alone();
+        let both = Access::READ | Access::WRITE;
+        let start = || {
+            let mut lender =
+                Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
+            let offer = lender.serve_medium().unwrap();
+            let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+            let (stream, lenders) = UnixStream::pair().unwrap();
+            let (stream, lost) = (Arc::new(stream), Box::new(drop));
+            let front =
+                PlacedDevice::start("nvme0", &medium, offer.files, stream, lending.clone(), lost);
+            (front.unwrap(), lender, lenders)
+        };
+        let reached = || lending.fabric().with(|it| it.reached("host/function").unwrap().len());
+        let memory = SharedMemory::create("guests", 3 * 4096).unwrap();
+        let (old, _medium, _lenders) = start();
+        old.map(0, 4096, both, Some(memory.handle(0))).unwrap();
+        old.conversation().end();
+        // What it maps now, it does not reach, and takes away as ever.
+        old.map(4096, 4096, both, Some(memory.handle(4096))).unwrap();
+        assert_eq!(reached(), 0, "a front that lost its medium has loans");
+        let (new, _medium, _lenders) = start();
+        new.map(0, 8192, both, Some(memory.handle(4096))).unwrap();
+        old.unmap(0, 4096).unwrap();
+        old.unmap(4096, 4096).unwrap();
+        drop(old);
+        assert_eq!(reached(), 1);
     }
 }

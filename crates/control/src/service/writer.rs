@@ -434,6 +434,7 @@ impl Writer {
         let (events, first_event) = self.number(now, &outcome, events);
         let records = outcome.records.clone();
         let commit = Commit { records, answers, forgotten_keys, events, first_event };
+        let unchanged = commit.is_empty() && outcome.messages.is_empty();
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
@@ -446,7 +447,10 @@ impl Writer {
         }
         commit.answers.into_iter().for_each(|kept| self.answers.put(kept));
         commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
-        self.shared.publish(outcome, commit.events, first_event);
+        // Who waits for something to happen asks again when it has: a refusal is nothing to wait for.
+        if !unchanged {
+            self.shared.publish(outcome, commit.events, first_event);
+        }
         Ok(answer)
     }
 
