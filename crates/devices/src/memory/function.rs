@@ -174,6 +174,8 @@ impl Function for Memory {
         if self.served {
             return Err(SaveError::MediumServed);
         }
+        // What could not be taken away from a former user is not passed on to who goes on either.
+        drop(self.memory.descriptor()?);
         let state = ModelState::new(CLASS, VERSION, &self.described())?;
         Ok((state, self.span.files()?))
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rackbus_memory::{Access, Region as Mapping};
 use rackbus_pci::endpoint::{Endpoint, Region};
-use rackbus_pci::{MediumRefused, RestoreError};
+use rackbus_pci::{MediumRefused, RestoreError, SaveError};
 use rackbus_spec::pcie::Command;
 
 use super::*;
@@ -217,6 +217,31 @@ fn a_saved_function_goes_on_with_its_bytes_and_mapping() {
     second.scrub();
     enable(&mut second);
     assert_eq!(read(&mut second, 0), [0; 8]);
+}
+
+/// Here, the file's folder is gone.
+#[test]
+fn memory_that_could_not_be_taken_away_is_nobodys_in_no_life() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    let mut endpoint = endpoint(Span::file(&own.join("ram.img"), SIZE, AtReturn::Keep).unwrap());
+    let old = mapped(&endpoint);
+    old.write_all_at(b"content!", 0).unwrap();
+    std::fs::remove_dir_all(&own).unwrap();
+    endpoint.scrub();
+    enable(&mut endpoint);
+    assert!(endpoint.health().trouble().is_some());
+    assert_eq!(read(&mut endpoint, 0), [0xff; 8]);
+    assert!(matches!(endpoint.serve_medium(), Err(MediumRefused::Files(_))));
+    let refused = endpoint.save().map(drop).unwrap_err();
+    assert!(matches!(refused, SaveError::Descriptors(_)), "{refused}");
+    std::fs::create_dir(&own).unwrap();
+    endpoint.scrub();
+    enable(&mut endpoint);
+    assert_eq!((endpoint.health().trouble(), &read(&mut endpoint, 0)), (None, b"content!"));
+    old.write_all_at(b"too late", 0).unwrap();
+    assert_eq!(&read(&mut endpoint, 0), b"content!");
 }
 
 #[test]
