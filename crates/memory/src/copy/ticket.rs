@@ -26,7 +26,7 @@ pub enum Failure {
     #[error("the memory was taken away")]
     Revoked,
     /// Whom the bytes are from or for was gone when they were copied
-    /// ([`Transaction::unless`]).
+    /// ([`Transaction::between`]).
     #[error("whom the bytes are from or for is gone")]
     Gone,
 }
