@@ -171,7 +171,7 @@ pub const LATENCY_BOUNDS_NS: [u64; 49] = {
 pub struct OperationReport {
     /// How many ended, those that failed among them.
     pub done: u64,
-    /// How many failed.
+    /// How many of them ended with an error.
     pub failed: u64,
     /// Bytes that they moved.
     pub bytes: u64,

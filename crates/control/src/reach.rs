@@ -21,13 +21,13 @@ use crate::service::views::problem;
 pub struct ReachedRange {
     /// What its user calls its first byte: for a function, the address that its driver gave it.
     pub at: u64,
-    /// Bytes.
+    /// Its length in bytes.
     pub length: u64,
     /// Whether it may be read.
     pub read: bool,
     /// Whether it may be written.
     pub write: bool,
-    /// Where it leads.
+    /// Whose memory, interrupt or BAR it leads to.
     #[serde(flatten)]
     pub to: ReachedPlace,
     /// The way there, both ends included: it begins with who accesses.
@@ -40,30 +40,30 @@ pub struct ReachedRange {
 pub enum ReachedPlace {
     /// Memory that a process of a host lends: a guest's, a driver's.
     Lent {
-        /// The host.
+        /// Name of the host whose process lends it.
         host: String,
         /// Bytes from the beginning of the file that the memory is in.
         offset: u64,
     },
     /// Memory that a host exports: a segment or pages.
     Exported {
-        /// The host.
+        /// Name of the host that exports it.
         host: String,
         /// Bytes from the beginning of what it exports.
         offset: u64,
     },
-    /// An interrupt.
+    /// An interrupt that other hosts may trigger.
     Interrupt {
         /// The host whose process has it.
         host: String,
-        /// Its number.
+        /// Its number, by which others connect to it.
         number: u32,
         /// Whether data goes with it.
         data: bool,
     },
     /// A BAR of a device.
     Bar {
-        /// The device.
+        /// Name of the device, `HOST/DEVICE`.
         device: String,
         /// The BAR, 0 to 5.
         bar: u8,

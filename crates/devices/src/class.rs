@@ -114,7 +114,7 @@ pub fn front(
 pub struct RackDevice {
     /// Its name in the rack: `alpha/nvme0`.
     pub function: String,
-    /// Its class.
+    /// Name of its class, which the rack file has as `kind`.
     pub kind: &'static str,
     /// What it is; `None` where only the timing model knows it.
     pub config: Option<Arc<dyn DeviceConfig>>,

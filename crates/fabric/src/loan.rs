@@ -291,7 +291,7 @@ pub struct FabricHandle(Arc<Mutex<Fabric>>);
 pub struct Reached {
     /// What the requester calls its first byte.
     pub address: u64,
-    /// Bytes.
+    /// Its length in bytes.
     pub length: u64,
     /// What it may do.
     pub access: Access,

@@ -84,7 +84,7 @@ struct Mapped {
 pub struct Mapping<'a> {
     /// What the function calls its first byte.
     pub iova: u64,
-    /// Bytes.
+    /// Its length in bytes.
     pub length: u64,
     /// What the function may do.
     pub access: Access,

@@ -39,7 +39,7 @@ fn middle(bucket: usize) -> f64 {
 pub struct Tally {
     /// How many, those that failed among them.
     pub done: u32,
-    /// How many failed.
+    /// How many of them ended with an error.
     pub failed: u32,
     /// Bytes of data that they moved.
     pub bytes: u64,
@@ -90,7 +90,7 @@ fn add(counter: &AtomicU64, more: u64) {
 pub struct OperationCounts {
     /// How many ended, those that failed among them.
     pub done: u64,
-    /// How many failed.
+    /// How many of them ended with an error.
     pub failed: u64,
     /// Bytes of data that those that succeeded moved.
     pub bytes: u64,

@@ -14,7 +14,7 @@ use crate::class::{Class, DeviceConfig, FrontError};
 use crate::lost::Lost;
 use crate::place::{Folders, Place, digest};
 
-/// Memory functions.
+/// The class of functions whose BAR is a span of memory.
 #[derive(Debug)]
 pub struct MemoryClass;
 

@@ -26,9 +26,9 @@ const CLASS_CODE: [u8; 3] = [0x05, 0x00, 0x00];
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Described {
-    /// Bytes.
+    /// Length of the span, and of the BAR, in bytes.
     size: u64,
-    /// PCI serial number.
+    /// Device serial number that the function's PCI capability shows.
     serial: u64,
 }
 

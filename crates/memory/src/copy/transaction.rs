@@ -276,10 +276,11 @@ impl Transaction {
         if let Some(parties) = &self.parties {
             parties.release();
         }
-        match &self.at_end {
-            None => (None, None),
-            Some(_) => self.at_end.take().map_or((None, None), |at_end| (at_end.then, at_end.ring)),
+        // Not written to where there is none: its cache line is the submitter's.
+        if self.at_end.is_none() {
+            return (None, None);
         }
+        self.at_end.take().map_or((None, None), |at_end| (at_end.then, at_end.ring))
     }
 
     /// The guard's count when the regions were known to be whole.
