@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme model datapath memory
+AREA ?= nvme lending model datapath memory
 
 .PHONY: help build install setup demo test test-cargo test-loom test-e2e sim fuzz bench check clean
 
@@ -41,10 +41,12 @@ demo: setup
 
 test: test-cargo test-loom test-e2e
 
-# With a browser named, the tests of reports fail without it instead of checking the page's text only.
+# With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
+# example server named, a test lends it.
 test-cargo:
-	@scripts/setup browser
-	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium $(CARGO) test --workspace
+	@scripts/setup browser gpio
+	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio \
+		$(CARGO) test --workspace
 
 # The algorithms in shared memory under every order of accesses; built apart, with other flags.
 test-loom:

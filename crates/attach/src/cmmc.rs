@@ -37,7 +37,7 @@ pub enum CopyError {
 /// What a sender needs to know of an area; the receiver gives it away as it likes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AreaKey {
-    /// The receiver's host.
+    /// The host whose process receives.
     pub node: NodeId,
     /// The segment that the area is.
     pub segment: SegmentId,
@@ -50,7 +50,7 @@ pub struct AreaKey {
 pub struct Written {
     /// First byte that was written.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the copy in bytes.
     pub length: u64,
     /// What the sender says of them.
     pub tag: u64,
@@ -121,13 +121,13 @@ impl Session {
 }
 
 impl Area {
-    /// What senders need.
+    /// How senders find the area: its host, its segment, and the interrupt that announces copies.
     pub fn key(&self) -> AreaKey {
         let (segment, signals) = (self.segment.id(), self.signals.number());
         AreaKey { node: self.node, segment, signals }
     }
 
-    /// The memory.
+    /// The area's memory in this process.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -171,7 +171,7 @@ pub struct RemoteArea {
 }
 
 impl RemoteArea {
-    /// Bytes.
+    /// Size of the receiver's area in bytes.
     pub fn size(&self) -> u64 {
         self.segment.size()
     }

@@ -11,7 +11,7 @@ use rackbus_memory::copy::Parties;
 use rackbus_segment::NodeId;
 use rackbus_segment::message::Change;
 
-/// Something that happened.
+/// What a process is told of a segment that it owns or is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentEvent {
     /// A host's process connected to the segment.

@@ -18,7 +18,8 @@ use rackbus_segment::message::{
 };
 
 use crate::events::Watch;
-use crate::session::{AttachError, Session, Watched};
+use crate::registry::Watched;
+use crate::session::{AttachError, Session};
 
 const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
 

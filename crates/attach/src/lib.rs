@@ -33,6 +33,7 @@ mod locks;
 mod memory;
 mod pages;
 pub mod private;
+mod registry;
 mod segments;
 mod session;
 

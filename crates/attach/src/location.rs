@@ -6,7 +6,7 @@ use crate::private::{NotPrivate, check_private, run_base};
 
 /// The rack's run directory.
 pub const RUN_DIR: &str = "RACKBUS_RUN_DIR";
-/// The host's name.
+/// Environment variable with the name of the host that a program runs on.
 pub const HOST: &str = "RACKBUS_HOST";
 
 /// A host of a rack, as seen from a process on it.
@@ -14,7 +14,7 @@ pub const HOST: &str = "RACKBUS_HOST";
 pub struct Location {
     /// The rack's run directory.
     pub run_dir: PathBuf,
-    /// The host's name.
+    /// Name of the host that the program runs on.
     pub host: String,
 }
 
@@ -31,7 +31,7 @@ pub enum LocationError {
     Several {
         /// `several hosts`, `several racks`.
         what: &'static str,
-        /// Them.
+        /// The names of the hosts that are running, separated by commas.
         names: String,
         /// The variable to set.
         var: &'static str,

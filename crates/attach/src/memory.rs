@@ -26,7 +26,7 @@ impl Mapping {
         Mapping(region)
     }
 
-    /// All of it.
+    /// The mapped memory from its first byte to its last.
     pub fn whole(&self) -> DmaSlice<'_> {
         self.0.whole()
     }
@@ -36,7 +36,7 @@ impl Mapping {
         &self.0
     }
 
-    /// Bytes.
+    /// Length of the mapped memory in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -197,7 +197,7 @@ mod tests {
 
     const SEEDS: u64 = 10;
 
-    /// splitmix64.
+    /// One step of the generator splitmix64 (Steele, Lea, Flood 2014).
     fn next(state: &mut u64) -> u64 {
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -10,7 +10,8 @@ use rackbus_segment::message::{NodeId, Reply, Request};
 
 use crate::events::Watch;
 use crate::memory::{Mapping, Memory};
-use crate::session::{AttachError, Session, Watched};
+use crate::registry::Watched;
+use crate::session::{AttachError, Session};
 
 /// Memory of this process that has a place in the rack's address space. It ends when it is
 /// dropped; whoever reaches pages of it reads zeroes from then on.
@@ -146,7 +147,7 @@ impl Drop for Held {
 }
 
 impl RemotePages {
-    /// The pages.
+    /// The borrowed pages, mapped in this process.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }

@@ -11,7 +11,8 @@ use rackbus_segment::message::{
 
 use crate::events::{Callback, Watch};
 use crate::memory::{Mapping, Memory};
-use crate::session::{AttachError, Session, Watched};
+use crate::registry::Watched;
+use crate::session::{AttachError, Session};
 
 /// What a new segment is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub struct SegmentOptions {
     pub choose: bool,
     /// Bytes; any number from 1.
     pub size: u64,
-    /// What it is.
+    /// Shared, private, without memory yet, or a member of a multicast group.
     pub kind: SegmentKind,
 }
 
@@ -153,12 +154,12 @@ impl Session {
 }
 
 impl LocalSegment {
-    /// Its number.
+    /// The segment's number on this host.
     pub fn id(&self) -> SegmentId {
         self.id
     }
 
-    /// Bytes.
+    /// Size of the segment in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -309,12 +310,12 @@ impl RemoteSegment {
         self.node
     }
 
-    /// Its number there.
+    /// The segment's number on its owner's host.
     pub fn id(&self) -> SegmentId {
         self.id
     }
 
-    /// Bytes.
+    /// Size of the segment in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }

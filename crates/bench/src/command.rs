@@ -9,23 +9,32 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, against, datapath, memory, model, nvme};
+use crate::{BenchError, Report, against, datapath, lending, memory, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// The lent NVMe drive.
     Nvme {
-        /// How to measure.
+        /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
         /// Where sockets and images go.
         #[arg(long, default_value = "target/bench/nvme")]
         dir: PathBuf,
     },
+    /// Functions of several lenders: peer-to-peer.
+    Lending {
+        /// Settings that all areas have.
+        #[command(flatten)]
+        common: Common,
+        /// Where the rack's sockets and state go.
+        #[arg(long, default_value = "target/bench/lending")]
+        dir: PathBuf,
+    },
     /// Memory that hosts share: segments, interrupts, the copy engine.
     Memory {
-        /// How to measure.
+        /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
         /// Where the rack's sockets and state go.
@@ -34,13 +43,13 @@ pub enum Command {
     },
     /// The timing model.
     Model {
-        /// How to measure.
+        /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
     },
     /// The data path of shared memory: interrupts, messages, copies.
     Datapath {
-        /// How to measure.
+        /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
     },
@@ -137,7 +146,7 @@ impl Common {
 pub enum Kind {
     /// Memory of the lender.
     Memory,
-    /// No data.
+    /// A backing that keeps no data.
     Null,
 }
 
@@ -155,6 +164,14 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = nvme::Settings { runs, time, dir, only, patience, again };
             nvme::run(&settings, &regime, &mut report)
+        }
+        Command::Lending { common, dir } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
+            let Common { runs, only, .. } = common;
+            let settings = nvme::Settings { runs, time, dir, only, patience, again };
+            lending::run(&settings, &regime, &mut report)
         }
         Command::Memory { common, dir } => {
             let (regime, time, patience) = (common.regime()?, common.time(), common.patience());

@@ -77,7 +77,7 @@ impl LenderProcess {
         Ok(LenderProcess { process, socket })
     }
 
-    /// Its process id.
+    /// Process id of the lending process.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }

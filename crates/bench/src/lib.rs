@@ -9,6 +9,7 @@ mod against;
 mod blkio_peer;
 mod command;
 pub mod datapath;
+pub mod lending;
 mod lent;
 mod machine;
 pub mod memory;
@@ -41,7 +42,7 @@ pub enum BenchError {
     /// A file or a program could not be used.
     #[error("{what}: {cause}")]
     Io {
-        /// What was tried.
+        /// What was tried, as a phrase for the message.
         what: String,
         /// The system's reason.
         cause: std::io::Error,

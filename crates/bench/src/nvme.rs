@@ -1,6 +1,8 @@
 //! The NVMe drive: lent, against the bound, against the same drive without lending, against fio
 //! on the same file, against other systems that serve block devices.
 
+mod restarts;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -60,7 +62,7 @@ const SEQUENTIAL_8: Load = Load::new(128 << 10, 8, false, false);
 /// Memory for data that serves every load.
 const DATA: usize = 8 * (128 << 10);
 
-/// How to measure.
+/// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Pairs of runs for each case.
@@ -414,6 +416,7 @@ impl Bench<'_> {
         };
         let case = "rack: return to offered again";
         self.pairs(case, "limit", "ms", offered_again, limit, |a, b| a / b)?;
+        self.restarts(&rack)?;
         self.reads_through(&rack)?;
         self.observed(&rack)?;
         self.unpinned_starts(&rack)

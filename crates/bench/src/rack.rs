@@ -109,11 +109,27 @@ impl Rack {
     /// # Errors
     /// When it is refused.
     pub fn borrow(&self, arguments: &[&str]) -> Result<Lease, BenchError> {
-        let lease = self.json(&[&["borrow", "--for", "beta"], arguments].concat())?;
+        self.borrow_for("beta", arguments)
+    }
+
+    /// The same for another host.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn borrow_for(&self, host: &str, arguments: &[&str]) -> Result<Lease, BenchError> {
+        let lease = self.json(&[&["borrow", "--for", host], arguments].concat())?;
         match (lease["lease"].as_u64(), lease["socket"].as_str()) {
             (Some(number), Some(socket)) => Ok(Lease { number, socket: socket.into() }),
             _ => Err(BenchError::Peer(format!("rackbus borrow gave no socket: {lease}"))),
         }
+    }
+
+    /// Restarts the node of `host` in place.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn restart(&self, host: &str) -> Result<(), BenchError> {
+        self.run(&["restart", host]).map(drop)
     }
 
     /// Gives the drive back and waits until it is offered again.

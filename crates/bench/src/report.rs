@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::BenchError;
 
-/// One comparison.
+/// One comparison: a row of `target/bench/results.jsonl`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// What part of rackbus it is about.
     pub area: &'static str,
-    /// What was done.
+    /// What was done, the same text in every run.
     pub case: String,
-    /// Our figure, median.
+    /// Median of our runs, in the row's unit.
     pub ours: f64,
     /// The other one's, median.
     pub peer: f64,
@@ -56,7 +56,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Collects rows.
+/// Collects rows, prints each as a table's line, and appends it to the file of results.
 #[derive(Debug)]
 pub struct Report {
     file: Option<File>,

@@ -30,6 +30,7 @@ const EXAMPLES: &str = "Examples:
   rackbus borrow alpha/nvme0 --for beta     borrow a drive; prints its vfio-user socket
   rackbus return 1                          give it back
   rackbus vm run --host beta --borrow alpha/nvme0   boot a VM with it
+  rackbus restart --all                     go on with this version of rackbus, nothing returned
   rackbus down                              stop the rack
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
@@ -52,10 +53,12 @@ struct Common {
 enum Command {
     Up(up::Args),
     Down(down::Args),
+    Restart(restart::Args),
     Status(status::Args),
     Devices(devices::Args),
     Borrow(borrow::Args),
     Return(give_back::Args),
+    Composition(composition::Args),
     Leases(leases::Args),
     Events(events::Args),
     Top(top::Args),
@@ -67,6 +70,7 @@ enum Command {
     Mem(mem::Args),
     On(on::Args),
     Vm(vm::Args),
+    Accel(accel::Args),
     Model(model::Args),
     Bench(bench::Args),
     Completions(completions::Args),
@@ -99,10 +103,12 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
     match &cli.command {
         Command::Up(args) => args.run(common, output).await,
         Command::Down(args) => args.run(common, output).await,
+        Command::Restart(args) => args.run(common, output).await,
         Command::Status(args) => args.run(common, output).await,
         Command::Devices(args) => args.run(common, output).await,
         Command::Borrow(args) => args.run(common, output).await,
         Command::Return(args) => args.run(common, output).await,
+        Command::Composition(args) => args.run(common, output).await,
         Command::Leases(args) => args.run(common, output).await,
         Command::Events(args) => args.run(common, output).await,
         Command::Top(args) => args.run(common, output).await,
@@ -113,6 +119,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Mem(args) => args.run(common, output),
         Command::On(args) => args.run(common),
         Command::Vm(args) => args.run(common, output).await,
+        Command::Accel(args) => args.run(common, output).await,
         Command::Model(args) => args.run(common, output).await,
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),

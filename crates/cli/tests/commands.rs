@@ -224,6 +224,19 @@ fn what_cannot_be_done_is_said_with_a_remedy() {
 }
 
 #[test]
+fn a_vm_that_is_larger_than_its_host_is_refused_before_anything_is_borrowed() {
+    let rack = Rack::up(
+        "name = \"lab\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+         backing = \"memory\"\n[hosts.beta]\nmemory = \"1 GiB\"\n",
+    );
+    let run = ["vm", "run", "--host", "beta", "--borrow", "alpha/nvme0", "--memory", "2G"];
+    let refused = rack.bad(2, &run);
+    let said = "the VM would have 2 GiB of memory, and beta has 1 GiB by the rack file";
+    assert!(refused.contains(said), "{refused}");
+    assert_eq!(rack.json(&["leases", "--all"]), serde_json::json!([]));
+}
+
+#[test]
 fn a_wrong_rack_file_is_refused_with_its_place() {
     let cases = [
         ("name = \"lab\"\n[hosts.alpha]\nmemry = \"1 GiB\"\n", "rack.toml:3:1: ", "`memory`"),

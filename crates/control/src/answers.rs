@@ -37,6 +37,12 @@ pub enum KeyedRequest {
         /// Where the function's front runs.
         #[serde(default)]
         placement: Placement,
+        /// The user that it is for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
+        /// The service level that was asked for, as its class of devices writes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        level: Option<String>,
     },
     /// The end of a lease.
     Return {

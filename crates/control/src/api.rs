@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rackbus_lease::Message;
 pub use rackbus_lease::Placement;
+use rackbus_lease::{Message, Terms};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -113,6 +113,35 @@ pub struct Device {
     /// lender runs it.
     #[serde(default)]
     pub front: Option<DeviceReport>,
+    /// What it reaches of other functions of the same user, as the borrower's node says; nothing where it
+    /// reaches none.
+    #[serde(default)]
+    pub peers: Option<PeerReport>,
+}
+
+/// What a function reaches of others that the same user has borrowed: peer-to-peer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct PeerReport {
+    /// Parts of their BARs.
+    pub reaches: Vec<PeerWindowReport>,
+    /// What it does not reach although it is decoded, and why.
+    pub refused: Vec<String>,
+}
+
+/// A part of a BAR of another function, within reach of a function's DMA.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PeerWindowReport {
+    /// Where the user has programmed it to be: the function's address for it.
+    pub address: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Name of the function whose BAR it is, `HOST/DEVICE`.
+    pub function: String,
+    /// The BAR, 0 to 5.
+    pub bar: u8,
+    /// Where it begins in the BAR, in bytes.
+    pub offset: u64,
 }
 
 /// What a node says of one of its functions, every few seconds. Counts are since the function's
@@ -122,6 +151,10 @@ pub struct Device {
 pub struct DeviceReport {
     /// What is wrong with it.
     pub trouble: Option<String>,
+    /// Bytes that it read by DMA from BARs of other functions.
+    pub peer_bytes_read: u64,
+    /// Bytes that it wrote by DMA to BARs of other functions.
+    pub peer_bytes_written: u64,
     /// Accesses to memory that were refused to it.
     pub dma_refused: u64,
     /// The same, by cause.
@@ -144,6 +177,8 @@ pub struct DeviceReport {
     pub moves: u64,
     /// When this was counted, in milliseconds since its node was started.
     pub counted_ms: u64,
+    /// What a shaper did for its user, by name: `engine_ns`, `throttled`. Nothing where there is none.
+    pub shaping: std::collections::BTreeMap<String, u64>,
     /// What it has done, by kind of operation (`read`); kinds of which there was none are left out.
     pub operations: std::collections::BTreeMap<String, OperationReport>,
 }
@@ -225,6 +260,9 @@ pub struct NodeReport {
     pub devices: std::collections::BTreeMap<String, DeviceReport>,
     /// Functions of others whose fronts run there, by their names in the rack.
     pub fronts: std::collections::BTreeMap<String, DeviceReport>,
+    /// What functions that its host has borrowed reach of others of the same user, by their names in the
+    /// rack; those that reach none, and are refused none, are left out.
+    pub peers: std::collections::BTreeMap<String, PeerReport>,
     /// Lines left out of its log.
     pub log_lines_left_out: u64,
     /// When it was said, in milliseconds since the node was started.
@@ -233,6 +271,10 @@ pub struct NodeReport {
     pub shared_memory: std::collections::BTreeMap<String, u64>,
     /// Conversations that other nodes have with it, by what they are for.
     pub conversations: std::collections::BTreeMap<String, u64>,
+    /// How often it was restarted in place since it was started.
+    pub restarts_in_place: u64,
+    /// How long it answered nobody at the last of these restarts, in microseconds.
+    pub restart_pause_us: u64,
 }
 
 /// Where a lease stands.
@@ -268,6 +310,12 @@ pub struct Lease {
     #[serde(default)]
     #[schema(value_type = String)]
     pub placement: Placement,
+    /// The user that it is for, among those of its borrower; nothing where it was asked for without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The service level that the lender promised, for a function of a class that has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
     /// How far lender and borrower have been told of it.
     pub stage: LeaseStage,
     /// Where the borrower serves the function (a vfio-user socket), while it is active.
@@ -298,6 +346,14 @@ pub struct BorrowRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub placement: Option<Placement>,
+    /// The user that it is for, among those of the borrower: functions of one group reach each other's
+    /// memory by DMA. At most 64 letters, digits, `.`, `_` and `-`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The service level that the lender is to promise: `aes256gcm 4 Gbit/s`. Refused, with what would
+    /// fit, where it cannot be kept, and for functions of a class that has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
     /// How long to wait for the function while others have it, in milliseconds, at most a day; nothing:
     /// not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -309,6 +365,9 @@ pub struct BorrowRequest {
 
 /// The longest time that a request may wait: a day, in milliseconds.
 pub const LONGEST_WAIT_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// The longest service level, in bytes: it is kept with the lease, and said again until it is answered.
+pub const LONGEST_LEVEL: usize = 256;
 
 /// How far a borrower trusts its lender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -330,6 +389,8 @@ impl BorrowRequest {
             borrower,
             isolation: Isolation::Shared,
             placement: None,
+            group: None,
+            level: None,
             wait_ms: None,
             priority: 0,
         }
@@ -350,6 +411,44 @@ impl BorrowRequest {
             }),
             wait => Ok(wait.map(Duration::from_millis)),
         }
+    }
+
+    /// On which terms it is asked for.
+    ///
+    /// # Errors
+    /// When what is asked for contradicts itself, or the group has no name.
+    pub fn terms(&self) -> Result<Terms, ApiError> {
+        let named = |group: &String| {
+            let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            (1..=64).contains(&group.len()) && group.chars().all(known)
+        };
+        if let Some(group) = self.group.as_ref().filter(|group| !named(group)) {
+            return Err(ApiError {
+                code: "bad_name".to_owned(),
+                error: format!("`{group}` is no name of a group"),
+                remedy: "write up to 64 letters, digits, dots, underscores and hyphens".to_owned(),
+                holder: None,
+                lease: None,
+            });
+        }
+        let long =
+            |level: &String| level.len() > LONGEST_LEVEL || level.chars().any(char::is_control);
+        if self.level.as_ref().is_some_and(long) {
+            return Err(ApiError {
+                code: "bad_request".to_owned(),
+                error: "the service level is too long, or not one line".to_owned(),
+                remedy: format!(
+                    "write it in {LONGEST_LEVEL} bytes at most, as `aes256gcm 4 Gbit/s`"
+                ),
+                holder: None,
+                lease: None,
+            });
+        }
+        Ok(Terms {
+            placement: self.placed()?,
+            group: self.group.clone(),
+            level: self.level.clone(),
+        })
     }
 
     /// Where the function's front runs.

@@ -16,7 +16,9 @@ use tokio::net::UnixStream;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, Event, EventKind, Lease, NodeMessages, RackStatus,
 };
+use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
 
+use crate::node::{NodeProcess, RestartRequest};
 use crate::reach::ReachedRange;
 
 /// How long a request whose answer was lost is repeated.
@@ -117,6 +119,55 @@ impl Client {
         self.change(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
     }
 
+    /// The compositions of the rack.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn compositions(&self) -> Result<Vec<Composition>, ClientError> {
+        self.get("/v1/compositions").await
+    }
+
+    /// Saves a composition, to be borrowed by its name.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn save_composition(
+        &self,
+        spec: &CompositionSpec,
+    ) -> Result<Composition, ClientError> {
+        self.change(Method::POST, "/v1/compositions", spec).await
+    }
+
+    /// Forgets a composition; as it was.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn remove_composition(&self, name: &str) -> Result<Composition, ClientError> {
+        self.call(Method::DELETE, &format!("/v1/compositions/{}", escape(name)), &()).await
+    }
+
+    /// Borrows a composition, whole or not at all.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn borrow_composition(
+        &self,
+        name: &str,
+        request: &CompositionRequest,
+    ) -> Result<Composition, ClientError> {
+        let path = format!("/v1/compositions/{}/borrow", escape(name));
+        self.change(Method::POST, &path, request).await
+    }
+
+    /// Returns all that is borrowed of a composition.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn return_composition(&self, name: &str) -> Result<Composition, ClientError> {
+        let path = format!("/v1/compositions/{}/return", escape(name));
+        self.change(Method::POST, &path, &()).await
+    }
+
     /// The way from a host or function to another.
     ///
     /// # Errors
@@ -131,6 +182,23 @@ impl Client {
     /// [`ClientError`].
     pub async fn reach(&self, of: &str) -> Result<Vec<ReachedRange>, ClientError> {
         self.get(&format!("/v1/reach?of={}", escape(of))).await
+    }
+
+    /// The process of the node whose socket is the client's.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn node_process(&self) -> Result<NodeProcess, ClientError> {
+        self.get("/v1/process").await
+    }
+
+    /// Asks the node whose socket is the client's to be restarted in place. Where it is done, the
+    /// connection breaks off.
+    ///
+    /// # Errors
+    /// [`ClientError`]; always, as it is not answered otherwise.
+    pub async fn restart_node(&self, request: &RestartRequest) -> Result<(), ClientError> {
+        self.call(Method::POST, "/v1/restart", request).await
     }
 
     /// The OpenAPI document.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_lease::{EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState};
 
-use crate::api::{DeviceReport, Event, EventKind};
+use crate::api::{DeviceReport, Event, EventKind, PeerReport};
 
 /// Events that are kept at most; the oldest are forgotten first.
 pub const MOST_EVENTS: usize = 10_000;
@@ -38,6 +38,15 @@ impl Draft {
     pub fn of_function(kind: EventKind, host: &str, function: &str, text: String) -> Draft {
         let function = Some(function.to_owned());
         Draft { function, ..Draft::of_host(kind, Some(host), text) }
+    }
+
+    /// The node of `host` was restarted in place, and answered nobody for so many microseconds.
+    pub fn of_restart_in_place(host: &str, pause_us: u64) -> Draft {
+        let ms = pause_us as f64 / 1e3;
+        let text = format!(
+            "the node of {host} was restarted in place; what it lends and borrows paused for {ms:.1} ms"
+        );
+        Draft::of_host(EventKind::Restart, Some(host), text)
     }
 
     /// A lease's new state. Nothing where it is not news.
@@ -124,6 +133,19 @@ impl Draft {
             _ => {}
         }
         drafts
+    }
+
+    /// What is new in what a borrower's node says that a function does not reach of others.
+    pub fn of_peers(
+        host: &str,
+        function: &str,
+        before: &PeerReport,
+        now: &PeerReport,
+    ) -> Vec<Draft> {
+        let new = now.refused.iter().filter(|refused| !before.refused.contains(refused));
+        let event =
+            |text: &String| Draft::of_function(EventKind::Refusal, host, function, text.clone());
+        new.map(event).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 //! The API listens on a UNIX socket in the rack's run directory. Only processes of the same user,
 //! or root's, are heard: the kernel says who connects.
 
+use std::os::unix::net;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use crate::api::{
     HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
     RackStatus,
 };
+use crate::compositions;
 use crate::service::{Service, problem};
 
 type Shared = State<Arc<Service>>;
@@ -66,7 +68,9 @@ struct Document;
 
 /// The OpenAPI document, as `/openapi.json` serves it.
 pub fn openapi() -> String {
-    let mut text = Document::openapi().to_pretty_json().unwrap_or_default();
+    let mut document = Document::openapi();
+    document.merge(compositions::Document::openapi());
+    let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
 }
@@ -76,11 +80,15 @@ impl IntoResponse for ApiError {
         let status = match self.code.as_str() {
             "not_the_node" => StatusCode::FORBIDDEN,
             "bad_name" | "bad_key" | "bad_request" => StatusCode::BAD_REQUEST,
-            "unknown_function" | "unknown_host" | "unknown_lease" | "unknown_place" | "no_way" => {
-                StatusCode::NOT_FOUND
-            }
-            "held" | "returning" | "queued" | "withdrawn" | "over" => StatusCode::CONFLICT,
-            "key_reused" | "contradiction" => StatusCode::UNPROCESSABLE_ENTITY,
+            "unknown_function"
+            | "unknown_host"
+            | "unknown_lease"
+            | "unknown_place"
+            | "unknown_composition"
+            | "no_way" => StatusCode::NOT_FOUND,
+            "exists" | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
+            | "cannot_restart" => StatusCode::CONFLICT,
+            "key_reused" | "contradiction" | "inseparable" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -300,6 +308,7 @@ pub fn routes(service: Arc<Service>) -> Router {
             "/openapi.json",
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
         )
+        .merge(compositions::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }
@@ -313,8 +322,16 @@ pub async fn serve(service: Arc<Service>, socket: &FilePath) -> std::io::Result<
 }
 
 /// Serves `routes` at `socket` until the process ends, to processes of the same user and root's.
-pub(crate) async fn serve_routes(routes: Router, socket: &FilePath) -> std::io::Result<()> {
-    if UnixStream::connect(socket).await.is_ok() {
+async fn serve_routes(routes: Router, socket: &FilePath) -> std::io::Result<()> {
+    serve_on(routes, UnixListener::from_std(listen_at(socket)?)?).await
+}
+
+/// Listens at `socket`, which a process that is gone may have left.
+///
+/// # Errors
+/// When another process listens there, or the socket cannot be made.
+pub(crate) fn listen_at(socket: &FilePath) -> std::io::Result<net::UnixListener> {
+    if net::UnixStream::connect(socket).is_ok() {
         let text = format!("another process listens at {}", socket.display());
         return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
     }
@@ -322,7 +339,15 @@ pub(crate) async fn serve_routes(routes: Router, socket: &FilePath) -> std::io::
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = OwnUsers(UnixListener::bind(socket)?);
+    let listener = net::UnixListener::bind(socket)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves `routes` to who connects to `listener`, until the process ends, to processes of the same user
+/// and root's.
+pub(crate) async fn serve_on(routes: Router, listener: UnixListener) -> std::io::Result<()> {
+    let listener = OwnUsers(listener);
     axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>()).await
 }
 

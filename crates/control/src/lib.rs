@@ -5,18 +5,21 @@
 //! * [`service`]: the lending protocol's authority with its store: decides, stores, then tells.
 //! * [`http`]: the routes, and the OpenAPI document that describes them.
 //! * [`store`]: what is remembered, behind a trait: an SQLite file.
+//! * [`compositions`]: functions that are borrowed together, as the API has them.
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
 //! * [`metrics`]: what is counted, for Prometheus.
-//! * [`reach`]: what a node answers about who reaches what.
+//! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`client`]: the other side, for the command line and the nodes.
 
 pub mod answers;
 pub mod api;
 pub mod client;
+pub mod compositions;
 pub mod events;
 pub mod http;
 pub mod metrics;
+pub mod node;
 pub mod reach;
 pub mod service;
 pub mod store;

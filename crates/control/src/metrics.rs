@@ -79,7 +79,13 @@ impl Page {
         reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
     ) {
         type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
-        let counts: [Count; 6] = [
+        let counts: [Count; 8] = [
+            ("function_peer_read_bytes", "Bytes that a function read from BARs of others", |r| {
+                r.peer_bytes_read
+            }),
+            ("function_peer_written_bytes", "Bytes that a function wrote to BARs of others", |r| {
+                r.peer_bytes_written
+            }),
             ("function_attach_refused", "Borrowers that were not let in", |r| r.attach_refused),
             ("engine_busy_polls", "Polls of a function's engine that found work", |r| r.busy_polls),
             ("engine_sleeps", "Times that an engine went to sleep", |r| r.parks),
@@ -101,6 +107,16 @@ impl Page {
         let help = "Accesses to memory that were refused to a function";
         self.counter("function_dma_refused", help, refused);
         self.operations(reports.clone());
+        let shaped = reports.clone().flat_map(|(name, report)| {
+            report.shaping.iter().map(move |(what, count)| {
+                let mut labels = of_function(name.clone());
+                labels.push(("what", what.clone()));
+                (labels, *count)
+            })
+        });
+        let help =
+            "What a shaper did for a function's user: engine time, turns, waits (ns and counts)";
+        self.counter("function_shaping", help, shaped);
         let trouble = reports.map(|(name, report)| {
             (of_function(name), f64::from(u8::from(report.trouble.is_some())))
         });

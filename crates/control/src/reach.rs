@@ -1,18 +1,12 @@
-//! What a node answers about who reaches what: `GET /v1/reach?of=…` at its socket.
+//! What a node [answers](crate::node) about who reaches what.
 //!
 //! The answer is read from the node's fabric when it is asked for: where a range leads is what
 //! [`Fabric::route`] says, which the timing model walks as well.
 
-use std::path::Path as FilePath;
-
-use axum::extract::Query;
-use axum::routing::get;
-use axum::{Json, Router};
-use rackbus_fabric::{Access, Fabric, FabricHandle, Place, Reached};
+use rackbus_fabric::{Access, Fabric, Place, Reached};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{ApiError, Hop};
-use crate::metrics::{self, Source};
 use crate::service::paths::hops;
 use crate::service::views::problem;
 
@@ -105,27 +99,4 @@ fn place(fabric: &Fabric, place: Place) -> ReachedPlace {
             ReachedPlace::Bar { device, bar, offset }
         }
     }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReachQuery {
-    of: String,
-}
-
-/// Serves a node's `/metrics` and `/v1/reach` at a UNIX socket, until the process ends, to processes of
-/// the same user and root's.
-///
-/// # Errors
-/// When the socket cannot be made, or fails.
-pub async fn serve_node(
-    metrics: Source,
-    fabric: FabricHandle,
-    socket: &FilePath,
-) -> std::io::Result<()> {
-    let answer = async move |Query(query): Query<ReachQuery>| {
-        fabric.with(|fabric| reached(fabric, &query.of)).map(Json)
-    };
-    let routes: Router = metrics::routes(metrics).route("/v1/reach", get(answer));
-    crate::http::serve_routes(routes, socket).await
 }

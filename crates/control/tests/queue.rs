@@ -29,6 +29,7 @@ fn options() -> Options {
         function: FUNCTION.parse().unwrap(),
         kind: "nvme".to_owned(),
         detail: String::new(),
+        separable: true,
     };
     let inventory = Inventory {
         rack: "lab".to_owned(),

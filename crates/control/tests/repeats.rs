@@ -45,6 +45,7 @@ impl Life {
             function: format!("alpha/{name}").parse().unwrap(),
             kind: "nvme".to_owned(),
             detail: String::new(),
+            separable: true,
         };
         let inventory = Inventory {
             rack: "lab".to_owned(),

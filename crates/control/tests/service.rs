@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rackbus_control::api::{
-    BorrowRequest, DeviceReport, Event, EventKind, Lease, LeaseStage, NodeMessages, NodeReport,
+    BorrowRequest, DeviceReport, Event, EventKind, Isolation, Lease, LeaseStage, NodeMessages,
+    NodeReport,
 };
+use rackbus_control::compositions::CompositionSpec;
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, Memory, StoreError};
 use rackbus_control::{Client, ClientError, Options, Service, serve};
@@ -37,11 +39,18 @@ impl Control {
             function: "alpha/nvme0".parse().unwrap(),
             kind: "nvme".to_owned(),
             detail: String::new(),
+            separable: true,
+        };
+        let accel = InventoryDevice {
+            function: "alpha/accel0.vf1".parse().unwrap(),
+            kind: "accelerator".to_owned(),
+            detail: String::new(),
+            separable: false,
         };
         let inventory = Inventory {
             rack: "lab".to_owned(),
             hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-            devices: vec![device],
+            devices: vec![device, accel],
             ..Inventory::default()
         };
         let database = folder.path().join("control.db");
@@ -169,6 +178,39 @@ async fn nobody_else_speaks_for_a_host() {
     stranger.args(["--exact", "nobody_else_speaks_for_a_host"]);
     stranger.env(STRANGER, control.path("control.sock"));
     assert!(stranger.status().await.unwrap().success());
+}
+
+/// A function that its lender must run whole: no lease is begun, and a composition that could not be borrowed
+/// is not saved.
+#[tokio::test]
+async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
+    let control = Control::start().await;
+    let strict = BorrowRequest {
+        isolation: Isolation::Strict,
+        ..BorrowRequest::new("alpha/accel0.vf1", "beta")
+    };
+    let error = control.client.borrow_as(&strict).await.unwrap_err();
+    let ClientError::Refused(error) = error else { panic!("{error}") };
+    assert_eq!(error.code, "inseparable");
+    assert!(error.error.starts_with("alpha/accel0.vf1 cannot be borrowed with strict"), "{error}");
+    let level = Some("x".repeat(1 << 20));
+    let long = BorrowRequest { level, ..BorrowRequest::new("alpha/nvme0", "beta") };
+    let error = control.client.borrow_as(&long).await.unwrap_err();
+    let ClientError::Refused(error) = error else { panic!("{error}") };
+    assert_eq!(error.code, "bad_request");
+    let spec = CompositionSpec {
+        name: "both".to_owned(),
+        borrower: "beta".to_owned(),
+        functions: vec!["alpha/nvme0".to_owned(), "alpha/accel0.vf1".to_owned()],
+        isolation: Isolation::Strict,
+    };
+    let error = control.client.save_composition(&spec).await.unwrap_err();
+    let ClientError::Refused(error) = error else { panic!("{error}") };
+    assert_eq!(error.code, "inseparable");
+    assert!(control.client.leases(true).await.unwrap().is_empty());
+    assert!(control.client.compositions().await.unwrap().is_empty());
+    let shared = CompositionSpec { isolation: Isolation::Shared, ..spec };
+    control.client.save_composition(&shared).await.unwrap();
 }
 
 #[tokio::test]

@@ -13,17 +13,20 @@ use rackbus_fabric::text::{Outcome, list, wrong};
 use rackbus_pci::Function;
 
 use crate::lost::Lost;
-use crate::{Folders, memory, nvme};
+use crate::upstream::{UpstreamClass, UpstreamServer};
+use crate::{Folders, accel, memory, nvme};
 
-/// All classes. The last ones are those that only the timing model knows; what it needs to know of a
-/// device, the rack file says of it as a part of the fabric, whatever its class.
+/// All classes: those that a node plays, those that only the timing model knows, and functions that other
+/// programs serve. What the model needs to know of a device, the rack file says of it as a part of the fabric,
+/// whatever its class.
 pub const CLASSES: &[&dyn Class] = &[
     &nvme::DriveClass,
     &memory::MemoryClass,
     &Modelled("gpu"),
     &Modelled("nic"),
-    &Modelled("accelerator"),
+    &accel::AcceleratorClass,
     &Modelled("dma"),
+    &UpstreamClass,
 ];
 
 /// A class of devices.
@@ -38,6 +41,23 @@ pub trait Class: Sync {
     /// [`Problem`](rackbus_fabric::text::Problem), with its place, for what is wrong.
     fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>>;
 
+    /// The version of the state that its devices are saved with; `None` where none is ever run.
+    fn state_version(&self) -> Option<u32> {
+        None
+    }
+
+    /// Reads the virtual functions of a device, in the order of their numbers from 1 on. A device that
+    /// has any is not lent itself.
+    ///
+    /// # Errors
+    /// As [`read`](Class::read).
+    fn virtual_functions(
+        &self,
+        _section: &DeviceSection<'_>,
+    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+        Ok(Vec::new())
+    }
+
     /// The front of a medium of this class that another node has, as it described it and with the
     /// files that it gave; `lost` says when that node is gone.
     ///
@@ -50,6 +70,20 @@ pub trait Class: Sync {
         _lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         Err(FrontError::None(self.name().to_owned()))
+    }
+
+    /// The front that goes on where an earlier life of it was saved, which gave `files`. Nothing is taken
+    /// from the medium until the front is restored.
+    ///
+    /// # Errors
+    /// As [`front`](Class::front).
+    fn front_again(
+        &self,
+        description: &str,
+        files: Vec<OwnedFd>,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        self.front(description, files, lost)
     }
 }
 
@@ -64,6 +98,27 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// When what it is made of cannot be had.
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>>;
 
+    /// What a shaper did for its user, by name; all of it only grows.
+    fn shaping(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Promises its user this service level from now on, or what the rack file says.
+    ///
+    /// # Errors
+    /// Why not, and what could be promised instead.
+    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+        match level {
+            None => Ok(()),
+            Some(_) => Err("there are no service levels for functions of this class".to_owned()),
+        }
+    }
+
+    /// Whether its front can run at the borrower, apart from its medium, as strict isolation needs it.
+    fn is_separable(&self) -> bool {
+        false
+    }
+
     /// Makes the model that goes on where an earlier life of it was saved, which gave `medium`.
     /// Nothing of that life is under way with the medium any more.
     ///
@@ -71,6 +126,11 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// As [`model`](DeviceConfig::model), and when `medium` is not what it needs.
     fn resume(&self, folders: &Folders, medium: Vec<OwnedFd>)
     -> std::io::Result<Box<dyn Function>>;
+
+    /// The server of a function that another program runs, which then has no model here.
+    fn upstream(&self, _folders: &Folders) -> Option<UpstreamServer> {
+        None
+    }
 }
 
 /// Why a front could not be made.
@@ -109,6 +169,22 @@ pub fn front(
     }
 }
 
+/// The front of a medium of class `class`, which goes on; see [`Class::front_again`].
+///
+/// # Errors
+/// [`FrontError`].
+pub fn front_again(
+    class: &str,
+    description: &str,
+    files: Vec<OwnedFd>,
+    lost: Lost,
+) -> Result<Box<dyn Function>, FrontError> {
+    match find(class) {
+        Some(class) => class.front_again(description, files, lost),
+        None => Err(FrontError::None(class.to_owned())),
+    }
+}
+
 /// A device of a rack, as its class read it.
 #[derive(Debug, Clone)]
 pub struct RackDevice {
@@ -134,10 +210,23 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
             return wrong(span, format!("there is no kind of device `{kind}`"), allowed.clone());
         };
         let (function, kind) = (section.function().to_owned(), class.name());
-        devices.push(RackDevice { function, kind, config: class.read(section)? });
-        Ok(())
+        let config = class.read(section)?;
+        let virtual_functions = class.virtual_functions(section)?;
+        for (number, config) in (1..).zip(&virtual_functions) {
+            let function = format!("{function}.vf{number}");
+            devices.push(RackDevice { function, kind, config: Some(config.clone()) });
+        }
+        if virtual_functions.is_empty() {
+            devices.push(RackDevice { function, kind, config });
+        }
+        Ok(virtual_functions.len() as u16)
     })?;
     Ok((rack, devices))
+}
+
+/// The classes whose devices are run, each with the version of the state that they are saved with.
+pub fn state_versions() -> impl Iterator<Item = (&'static str, u32)> {
+    CLASSES.iter().filter_map(|class| Some((class.name(), class.state_version()?)))
 }
 
 fn find(name: &str) -> Option<&'static dyn Class> {
@@ -228,8 +317,7 @@ mod tests {
             }
             classes.push(class);
         }
-        let played = CLASSES.iter().map(|class| class.name()).take_while(|name| *name != "gpu");
-        assert_eq!(played.collect::<Vec<_>>(), classes);
+        assert_eq!(state_versions().map(|(class, _)| class).collect::<Vec<_>>(), classes);
     }
 
     #[test]

@@ -5,13 +5,16 @@
 //!
 //! * [`class`]: what a class of devices is, and which there are.
 //! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is.
-//! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR.
+//! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR. [`accel`]: accelerators that tenants share.
+//! * [`upstream`]: what other programs serve.
 
+pub mod accel;
 pub mod class;
 pub mod lost;
 pub mod memory;
 pub mod nvme;
 pub mod place;
+pub mod upstream;
 
 pub use class::{Class, DeviceConfig, FrontError, RackDevice};
 pub use lost::Lost;

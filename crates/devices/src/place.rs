@@ -11,7 +11,7 @@ pub enum Place {
     Path(PathBuf),
     /// In the node's memory, and lost with it.
     Memory,
-    /// Nowhere.
+    /// A backing without data: reads leave the buffer as it is, writes are forgotten.
     Null,
 }
 

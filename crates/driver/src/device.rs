@@ -79,7 +79,7 @@ pub struct Local {
 const POLLS_PER_CLOCK: u32 = 16;
 
 impl Local {
-    /// Runs `model`.
+    /// Runs `model` on an engine in this process.
     pub fn new(model: Box<dyn Function>) -> Self {
         Local { endpoint: Endpoint::new(model), polls: 0, now_ns: 0 }
     }

@@ -1,5 +1,7 @@
 //! Bringing a drive up, and whole requests on it.
 
+mod elsewhere;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -58,9 +60,9 @@ impl Default for Options {
 /// What the drive says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriveInfo {
-    /// Serial number.
+    /// Serial number, without the spaces that pad it.
     pub serial: String,
-    /// Model number.
+    /// Model number, without the spaces that pad it.
     pub model: String,
     /// Logical block size in bytes.
     pub block_size: u32,
@@ -225,7 +227,7 @@ impl Drive {
         self.slice(buffer)?.copy_from(range.as_bytes());
         let mut sqe = io(IoOpcode::DatasetManagement);
         sqe.cdw11 = DsmCdw11::new().with_ad(true).into();
-        self.queue.point(&mut sqe, buffer);
+        self.queue.point_to(&mut sqe, buffer);
         self.run("deallocate", sqe)
     }
 
@@ -265,14 +267,9 @@ impl Drive {
         buffer: Buffer,
         fua: bool,
     ) -> Result<(), DriveError> {
-        let name = match opcode {
-            IoOpcode::Read => "read",
-            IoOpcode::Write => "write",
-            _ => "compare",
-        };
         self.check_idle()?;
         self.queue.submit(opcode, lba, blocks, buffer, fua)?;
-        self.finish(name)
+        self.finish(name(opcode))
     }
 
     fn run(&mut self, name: &'static str, sqe: Sqe) -> Result<(), DriveError> {
@@ -292,6 +289,15 @@ impl Drive {
     fn finish(&mut self, name: &'static str) -> Result<(), DriveError> {
         self.queue.ring(&mut *self.device)?;
         wait(&mut self.queue, &mut *self.device, name).map(drop)
+    }
+}
+
+/// What is asked for, in errors.
+fn name(opcode: IoOpcode) -> &'static str {
+    match opcode {
+        IoOpcode::Read => "read",
+        IoOpcode::Write => "write",
+        _ => "compare",
     }
 }
 

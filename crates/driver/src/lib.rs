@@ -1,16 +1,18 @@
 #![forbid(unsafe_code)]
-//! An NVMe driver in user space: for programs that want a borrowed drive without a VM, for tests
-//! and for measuring.
+//! Drivers in user space: for programs that want a borrowed function without a VM, for tests and for
+//! measuring. Of a drive (NVMe) here, of an accelerator in [`accel`].
 //!
 //! [`Drive`] opens a drive at a vfio-user socket and reads and writes it; each of its [`Queue`]s
 //! keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
 //! neither side makes a system call while both are busy; when the drive sleeps, a doorbell write
 //! through the socket wakes it. It lives in one thread and takes no interrupts.
 
+pub mod accel;
 pub mod device;
 mod drive;
 mod queue;
 
+pub use accel::{Accel, AccelError};
 pub use device::{Device, Local};
 pub use drive::{Drive, DriveInfo, Options};
 pub use queue::{Buffer, Completed, Queue};
@@ -29,7 +31,7 @@ pub enum DriveError {
     /// A command completed with an error.
     #[error("drive: {command} failed: {status}")]
     Command {
-        /// What was asked.
+        /// Name of the command that failed.
         command: &'static str,
         /// What the drive answered.
         status: Status,

@@ -32,7 +32,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Bytes.
+    /// Length of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -48,7 +48,7 @@ impl Buffer {
 pub struct Completed {
     /// What [`Queue::submit`] returned for it.
     pub id: u16,
-    /// How it ended.
+    /// Status of the completion entry.
     pub status: Status,
     /// Dword 0 of the completion.
     pub dw0: u32,
@@ -128,6 +128,24 @@ impl Queue {
         buffer: Buffer,
         fua: bool,
     ) -> Result<u16, DriveError> {
+        let address = self.iova + buffer.offset as u64;
+        self.submit_at(opcode, lba, blocks, (address, buffer.length), fua)
+    }
+
+    /// As [`submit`](Queue::submit), with data at `address` of the drive's address space, `length` bytes: a
+    /// part of a BAR of another function. The drive refuses what it does not reach.
+    ///
+    /// # Errors
+    /// [`DriveError::Request`] when the queue is full.
+    #[inline]
+    pub fn submit_at(
+        &mut self,
+        opcode: IoOpcode,
+        lba: u64,
+        blocks: u32,
+        data: (u64, usize),
+        fua: bool,
+    ) -> Result<u16, DriveError> {
         let mut sqe = Sqe { nsid: 1, ..Sqe::default() };
         sqe.cdw0 = Cdw0::new().with_opcode(opcode as u8);
         sqe.cdw10 = lba as u32;
@@ -135,17 +153,21 @@ impl Queue {
         let nlb = u16::try_from(blocks.wrapping_sub(1))
             .map_err(|_| DriveError::Request("1 to 65,536 blocks are possible in a command"))?;
         sqe.cdw12 = RwCdw12::new().with_nlb(nlb).with_fua(fua).into();
-        self.point(&mut sqe, buffer);
+        self.point(&mut sqe, data);
         self.push(sqe)
+    }
+
+    /// Sets the data pointer to memory of the driver's.
+    pub(crate) fn point_to(&self, sqe: &mut Sqe, buffer: Buffer) {
+        self.point(sqe, (self.iova + buffer.offset as u64, buffer.length));
     }
 
     /// Sets the data pointer: PRPs where two pages are enough, else one SGL descriptor.
     #[inline]
-    pub(crate) fn point(&self, sqe: &mut Sqe, buffer: Buffer) {
-        let address = self.iova + buffer.offset as u64;
-        let first_page_end = (address | (PAGE as u64 - 1)) + 1;
-        if self.sgl && buffer.length > PAGE {
-            let length = u32::try_from(buffer.length).unwrap_or(u32::MAX);
+    fn point(&self, sqe: &mut Sqe, (address, length): (u64, usize)) {
+        let first_page_end = (address | (PAGE as u64 - 1)).wrapping_add(1);
+        if self.sgl && length > PAGE {
+            let length = u32::try_from(length).unwrap_or(u32::MAX);
             let descriptor = SglDescriptor::new(SglType::DataBlock, address, length);
             sqe.cdw0.set_psdt(PSDT_SGL_MPTR_BUFFER);
             sqe.dptr = zerocopy::transmute!(descriptor);

@@ -141,12 +141,13 @@ fn the_queue_stays_full_round_after_round() {
         std::hint::spin_loop();
     }
     // A busy queue is polled: what went through the socket is little more than the bring-up, and what
-    // woke an engine that slept while the machine had other things to do than to run this.
+    // woke an engine that slept while the machine had other things to do than to run this: after a sleep
+    // the driver may ring for its submission queue and for its completion queue.
     let counters = lent.engine().handle().counters();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let (jobs, sleeps) = (count(&counters.jobs), count(&counters.parks));
     assert!(
-        jobs < done / 100 + sleeps,
+        jobs < done / 100 + 2 * sleeps,
         "{jobs} register accesses for {done} commands and {sleeps} sleeps"
     );
 }

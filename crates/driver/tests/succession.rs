@@ -73,11 +73,11 @@ fn process_that_goes_on() {
         saved.state,
         saved.descriptors,
         Lending::alone(),
-        stream.clone(),
+        Some(stream.clone()),
     );
     let (device, conversation) = resumed.unwrap();
     let never = Event::new().unwrap();
-    let ended = serve_until(&stream, &device, conversation, &never).unwrap();
+    let ended = serve_until(&*stream, &device, conversation, &never).unwrap();
     assert!(matches!(ended, Ended::Closed));
 }
 
@@ -120,7 +120,7 @@ fn another_process_goes_on_with_a_drive_in_use() {
     let pause = Arc::new(Event::new().unwrap());
     let session = std::thread::spawn({
         let (device, theirs, pause) = (device.clone(), theirs.clone(), pause.clone());
-        move || serve_until(&theirs, &device, Conversation::default(), &pause).unwrap()
+        move || serve_until(&*theirs, &device, Conversation::default(), &*pause).unwrap()
     });
     let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let driver = std::thread::spawn({

@@ -16,7 +16,7 @@ const COMMAND: Duration = Duration::from_secs(60);
 /// Virtual processors of a guest.
 pub const CPUS: &str = "2";
 
-/// A running guest.
+/// A stock guest that runs, with a shell on its serial console.
 #[derive(Debug)]
 pub struct Guest {
     name: String,
@@ -51,13 +51,29 @@ impl Guest {
         functions: &[&str],
         more: &[&str],
     ) -> Result<Guest> {
-        let mut arguments =
-            vec!["vm", "run", "--host", host, "--name", name, "--guest", release, "--detach"];
+        Guest::start_by(rack, name, host, &["--guest", release], functions, more)
+    }
+
+    /// As [`start_with`](Guest::start_with), booted as these options of `rackbus vm run` say.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start_by(
+        rack: &Rack,
+        name: &str,
+        host: &str,
+        boot: &[&str],
+        functions: &[&str],
+        more: &[&str],
+    ) -> Result<Guest> {
+        let mut arguments = vec!["vm", "run", "--host", host, "--name", name, "--detach"];
+        arguments.extend(boot);
         arguments.extend(["--cpus", CPUS]);
-        arguments.extend(more);
         for function in functions {
             arguments.extend(["--borrow", function]);
         }
+        // Last: there may be arguments for QEMU.
+        arguments.extend(more);
         rack.json(&arguments)?;
         let record = registry::find(rack.run_dir(), host, name)?;
         Ok(Guest { name: name.to_owned(), vm: Vm::attach(record) })
@@ -81,7 +97,7 @@ impl Guest {
         rack.json(&["vm", "stop", &self.name]).map(drop)
     }
 
-    /// Its VM.
+    /// The VM that the guest runs in.
     #[must_use]
     pub fn vm(&mut self) -> &mut Vm {
         &mut self.vm

@@ -16,7 +16,7 @@ use crate::{Failure, Result, ensure};
 /// How long hosts may take to come up (again).
 const START: Duration = Duration::from_secs(20);
 
-/// A running rack.
+/// A rack whose nodes run as processes on this machine.
 #[derive(Debug)]
 pub struct Rack {
     rackbus: PathBuf,

@@ -16,7 +16,7 @@ pub const BAR: u64 = 256 << 20;
 /// What an access is meant for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Destination {
-    /// A host's memory.
+    /// The memory of this host.
     Memory(HostId),
     /// A device's first BAR.
     Device(ComponentId),

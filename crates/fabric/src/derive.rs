@@ -18,7 +18,11 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
     for host in &rack.hosts {
         let id = topology.add_host(&host.name, host.memory, host.iommu)?;
         for device in &host.devices {
-            topology.add(Some(id), Kind::Device, &format!("{}/{}", host.name, device.name))?;
+            topology.add(
+                Some(id),
+                Kind::Device,
+                &format!("{}/{}", host.name, device.function()),
+            )?;
         }
     }
     match rack.fabric.as_ref().filter(|physical| physical.joins()) {

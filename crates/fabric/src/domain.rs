@@ -10,9 +10,9 @@ bitflags! {
     /// What a mapping allows, or an access wants.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
-        /// Reading.
+        /// The requester may read.
         const READ = 1;
-        /// Writing.
+        /// The requester may write.
         const WRITE = 2;
     }
 }
@@ -31,7 +31,7 @@ pub enum MapError {
     Wraps {
         /// Where it would begin.
         start: u64,
-        /// Its length.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// Part of the range is mapped already.
@@ -39,7 +39,7 @@ pub enum MapError {
     Overlaps {
         /// Where it would begin.
         start: u64,
-        /// Its length.
+        /// Length of the range in bytes.
         length: u64,
         /// Where the existing mapping begins.
         other_start: u64,
@@ -54,7 +54,7 @@ pub enum MapError {
 pub struct UnmapError {
     /// Where it would begin.
     pub start: u64,
-    /// Its length.
+    /// Length of the range in bytes.
     pub length: u64,
 }
 
@@ -64,9 +64,9 @@ pub struct UnmapError {
 pub struct Fault {
     /// First address of the access that is refused.
     pub address: u64,
-    /// Bytes from there.
+    /// Length of the access in bytes.
     pub length: u64,
-    /// Why.
+    /// What was missing: a mapping, or a right that it does not give.
     pub cause: FaultCause,
 }
 
@@ -87,14 +87,14 @@ pub enum FaultCause {
     Empty,
 }
 
-/// One mapping.
+/// One mapping: a range of addresses, what it allows, and what is there.
 #[derive(Debug, Clone)]
 pub struct Mapping<T> {
-    /// First address.
+    /// First address of the range.
     pub start: u64,
     /// Last address: inclusive, so that a mapping may end with the address space.
     pub last: u64,
-    /// What it allows.
+    /// Accesses that the mapping allows.
     pub access: Access,
     /// What it leads to.
     pub target: T,
@@ -110,7 +110,7 @@ impl<T> Mapping<T> {
 /// Where an access leads.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hit<'a, T> {
-    /// The mapping's target.
+    /// What the mapping leads to.
     pub target: &'a T,
     /// Offset of the access in the mapping.
     pub offset: u64,
@@ -118,7 +118,7 @@ pub struct Hit<'a, T> {
     pub length: u64,
 }
 
-/// The domain.
+/// An IOMMU domain: the mappings of one requester, which do not overlap.
 #[derive(Debug, Clone)]
 pub struct Domain<T> {
     /// Sorted by start, disjoint.
@@ -132,7 +132,7 @@ impl<T> Default for Domain<T> {
 }
 
 impl<T> Domain<T> {
-    /// Nothing mapped.
+    /// A domain in which nothing is mapped, so that every access is refused.
     pub fn new() -> Self {
         Domain::default()
     }

@@ -8,6 +8,7 @@
 //! * [`sharing`]: who may use whose segments.
 //! * [`topology`]: hosts, what they are made of, what joins them; [`mod@derive`] makes it of a rack.
 //! * [`loan`]: who reaches what of others, at this moment, in the live system.
+//! * [`peer`]: which functions of one user reach each other's BARs.
 //! * [`demand`]: the way of an access whose target is mapped when it is asked for.
 //! * [`system`]: all of it together, and the two questions: what memory is that
 //!   ([`Fabric::resolve`]), and which way does it go ([`Fabric::route`])?
@@ -18,6 +19,7 @@ pub mod derive;
 pub mod domain;
 pub mod loan;
 mod names;
+pub mod peer;
 pub mod pool;
 pub mod rack;
 mod search;
@@ -29,7 +31,10 @@ mod values;
 
 pub use demand::{DemandMapped, Destination, WayError};
 pub use domain::{Access, Domain, Fault, FaultCause, Hit, MapError, Mapping, UnmapError};
-pub use loan::{FabricHandle, Lending, LentMemory, Loan, LoanEnd, LoanError, Reached, UnknownPart};
+pub use loan::{
+    BarPlace, Counted, FabricHandle, Lending, LentMemory, Loan, LoanEnd, LoanError, Reached,
+    UnknownPart,
+};
 pub use system::{
     AccessError, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError, Target,
 };

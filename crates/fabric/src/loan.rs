@@ -9,7 +9,13 @@
 //! The fabric of a node is one and shared ([`FabricHandle`]). Nothing in a node leads to memory of
 //! others but a [`Loan`] from it, and whoever has the loan has the handle of the memory with it.
 
+mod bar;
+mod counted;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+pub use bar::BarPlace;
+pub use counted::Counted;
 
 use crate::derive;
 use crate::domain::{Access, MapError};
@@ -25,6 +31,9 @@ pub enum LoanError {
     /// The range, or what it would lead to.
     #[error(transparent)]
     Space(#[from] SpaceError),
+    /// The function whose BAR it is.
+    #[error(transparent)]
+    Unknown(#[from] UnknownPart),
     /// Nothing would check what the function reaches.
     #[error(
         "{host} has no IOMMU (iommu = false in the rack file), so nothing would bound what {function} \
@@ -33,7 +42,7 @@ pub enum LoanError {
     NoIommu {
         /// The host that runs the function.
         host: String,
-        /// The function.
+        /// Name of the function, HOST/DEVICE.
         function: String,
     },
     /// The owner has less memory than would be lent.
@@ -43,7 +52,7 @@ pub enum LoanError {
         format_size(*.lent)
     )]
     TooMuch {
-        /// The owner.
+        /// Name of the host whose memory it is.
         host: String,
         /// The bytes that it has.
         memory: u64,
@@ -402,7 +411,7 @@ impl FabricHandle {
         self.lock().route(requester, address, access)
     }
 
-    /// A host's number.
+    /// Number of the host with this name.
     pub fn host(&self, name: &str) -> Option<HostId> {
         self.lock().topology().host_named(name)
     }

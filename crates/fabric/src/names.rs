@@ -24,7 +24,8 @@ pub struct FunctionName {
     pub host: String,
     /// The device's name on that host.
     pub device: String,
-    /// Which virtual function of the device, from 0; `None` is the physical function.
+    /// Which virtual function of the device, from 1 as SR-IOV numbers them; `None` is the physical
+    /// function.
     pub vf: Option<u16>,
 }
 

@@ -24,7 +24,7 @@ pub struct Pool {
 /// What one host exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
-    /// The host.
+    /// Name of the host whose memory the part is.
     pub host: String,
     /// Its SISCI node id.
     pub node_id: u32,

@@ -16,12 +16,12 @@ use crate::topology::{ComponentId, HostId, Kind, Path, Topology};
 /// The most windows one access may pass; more are windows that lead in a circle.
 pub const MOST_WINDOWS: usize = 16;
 
-/// Who accesses.
+/// Who makes an access, and so whose mappings count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Requester {
     /// A processor of this host.
     Cpu(HostId),
-    /// This device.
+    /// A device, by its IOMMU domain.
     Device(ComponentId),
 }
 
@@ -40,21 +40,21 @@ pub enum Target {
     },
     /// Memory that a process of the host lends, from `offset` of the object that it is in.
     Lent {
-        /// The object.
+        /// The object that holds the memory.
         object: ObjectKey,
         /// Bytes from its beginning.
         offset: u64,
     },
     /// An interrupt of the host: who writes there raises it.
     Interrupt {
-        /// Its number.
+        /// Number of the interrupt on its host.
         number: u32,
         /// Whether data goes with it.
         data: bool,
     },
     /// A BAR of one of the host's devices, from `offset` on.
     Bar {
-        /// The device.
+        /// The device whose BAR it is.
         device: ComponentId,
         /// The BAR, 0 to 5.
         bar: u8,
@@ -77,14 +77,14 @@ pub enum Target {
 pub enum Place {
     /// In a host's memory.
     Memory {
-        /// The host.
+        /// The host whose memory it is.
         host: HostId,
         /// Bytes from the memory's beginning.
         offset: u64,
     },
     /// In memory that a process of a host lends.
     Lent {
-        /// The host.
+        /// The host whose address space the window leads to.
         host: HostId,
         /// The object that it is in.
         object: ObjectKey,
@@ -93,25 +93,25 @@ pub enum Place {
     },
     /// At an interrupt of a host.
     Interrupt {
-        /// The host.
+        /// The host that takes the interrupt.
         host: HostId,
-        /// Its number.
+        /// Number of the interrupt on its host.
         number: u32,
         /// Whether data goes with it.
         data: bool,
     },
     /// In a device's BAR.
     Bar {
-        /// The device.
+        /// The device whose BAR it is.
         device: ComponentId,
-        /// The BAR.
+        /// Number of the BAR, 0 to 5.
         bar: u8,
         /// Bytes from the BAR's beginning.
         offset: u64,
     },
 }
 
-/// What `resolve` found.
+/// What [`Fabric::resolve`] found: whose memory an address leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resolved {
     /// Where the access begins to take effect.
@@ -122,12 +122,12 @@ pub struct Resolved {
     pub windows: usize,
 }
 
-/// What `route` found.
+/// What [`Fabric::route`] found: which way an access takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// Where it ends, as `resolve` says.
     pub place: Place,
-    /// The way there.
+    /// Components and links from the requester to the target.
     pub path: Path,
 }
 
@@ -160,7 +160,7 @@ pub enum AccessError {
 /// Why something cannot be mapped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
-    /// The range.
+    /// The range is empty, not aligned, or taken.
     #[error(transparent)]
     Range(#[from] MapError),
     /// What it would lead to goes past its end.
@@ -168,7 +168,7 @@ pub enum SpaceError {
     TooLong {
         /// Where the mapping would begin.
         start: u64,
-        /// Its length.
+        /// Length of the mapping in bytes.
         length: u64,
     },
     /// What it would lead to is not there.
@@ -214,7 +214,7 @@ impl Fabric {
         }
     }
 
-    /// Its topology.
+    /// Hosts, devices, switches and the links between them.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }

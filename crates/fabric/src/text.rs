@@ -25,7 +25,7 @@ pub struct FileError {
     pub line: usize,
     /// The column in characters, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// The error, as a sentence without a full stop.
     pub what: String,
     /// What is allowed there.
     pub allowed: String,
@@ -36,7 +36,7 @@ pub struct FileError {
 pub struct Problem {
     /// Where: bytes of the text.
     pub span: Range<usize>,
-    /// What is wrong.
+    /// The error, as a sentence without a full stop.
     pub what: String,
     /// What is allowed there.
     pub allowed: String,
@@ -151,6 +151,27 @@ impl<'a> Section<'a> {
                 other => wrong(value.span(), mismatch(key, other), allowed),
             },
         }
+    }
+
+    /// A list of texts.
+    ///
+    /// # Errors
+    /// [`Problem`] when it is something else, or one of its entries is.
+    pub fn texts(
+        &self,
+        key: &'static str,
+        allowed: &str,
+    ) -> Outcome<Option<(Vec<String>, Range<usize>)>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let DeValue::Array(entries) = value.get_ref() else {
+            return wrong(value.span(), mismatch(key, value.get_ref()), allowed);
+        };
+        let text = |entry: &Spanned<DeValue<'_>>| match entry.get_ref() {
+            DeValue::String(text) => Ok(text.to_string()),
+            other => wrong(entry.span(), mismatch(key, other), allowed),
+        };
+        let texts = entries.iter().map(text).collect::<Outcome<Vec<String>>>()?;
+        Ok(Some((texts, value.span())))
     }
 
     /// True or false.
@@ -339,11 +360,11 @@ impl<'a> Section<'a> {
 /// A table under a name.
 #[derive(Debug)]
 pub struct Named<'a> {
-    /// The name.
+    /// Key of the table.
     pub name: &'a str,
     /// The name's place in the text.
     pub span: Range<usize>,
-    /// The table.
+    /// Keys and values of the table.
     pub table: &'a DeTable<'a>,
 }
 
@@ -363,7 +384,7 @@ pub fn mismatch(key: &str, found: &DeValue<'_>) -> String {
     }
 }
 
-/// Words, for messages.
+/// The words separated by commas, the last by "or": for messages.
 pub fn list(words: &[&str]) -> String {
     words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
 }
@@ -374,7 +395,7 @@ fn closest<'w>(wrong: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w 
     scored.filter(|(edits, word)| *edits <= 2.min(word.len() / 2)).min().map(|(_, word)| word)
 }
 
-/// Levenshtein's distance.
+/// Levenshtein's edit distance between two words.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -24,9 +24,9 @@ pub struct ComponentId(usize);
 pub enum Kind {
     /// A host's root complex: its processor's side of PCIe.
     RootComplex,
-    /// A host's memory.
+    /// Memory of a host.
     Memory,
-    /// A device.
+    /// An endpoint: a device that is no bridge or switch.
     Device,
     /// A transparent switch, in a host or between hosts.
     Switch,
@@ -60,7 +60,7 @@ impl fmt::Display for Kind {
 pub struct Component {
     /// Its name, unique in the topology: `alpha/nvme0`, `alpha/root`.
     pub name: String,
-    /// What it is.
+    /// What the component does with packets.
     pub kind: Kind,
     /// The host it is in; `None` between hosts.
     pub host: Option<HostId>,
@@ -71,9 +71,9 @@ pub struct Component {
 pub enum Link {
     /// PCIe of a generation (1 to 6) and lanes (1 to 16).
     Pcie {
-        /// The generation.
+        /// PCIe generation, 1 to 6.
         generation: u8,
-        /// The lanes.
+        /// Number of lanes, 1 to 16.
         lanes: u8,
     },
     /// Inside a chip or a process: nothing that could be measured.
@@ -103,16 +103,16 @@ pub enum TopologyError {
     Joined(String, String),
 }
 
-/// A host.
+/// A host as the topology has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
-    /// Its root complex.
+    /// The component that is its root complex.
     pub root: ComponentId,
-    /// Its memory.
+    /// The component that is its memory.
     pub memory: ComponentId,
-    /// Bytes of memory.
+    /// Size of its memory in bytes.
     pub memory_size: u64,
     /// Whether its IOMMU checks what its devices and NTBs reach. Their traffic crosses the root
     /// then, also where a switch could pass it on.
@@ -131,7 +131,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Nothing.
+    /// A topology without hosts and components.
     pub fn new() -> Self {
         Topology::default()
     }
@@ -214,22 +214,22 @@ impl Topology {
         self.joined[b.0].push((a, link));
     }
 
-    /// A component.
+    /// The component with this number.
     pub fn component(&self, id: ComponentId) -> &Component {
         &self.components[id.0]
     }
 
-    /// A host.
+    /// The host with this number.
     pub fn host(&self, id: HostId) -> &Host {
         &self.hosts[id.0]
     }
 
-    /// The hosts.
+    /// All hosts with their numbers, in order.
     pub fn hosts(&self) -> impl Iterator<Item = (HostId, &Host)> {
         self.hosts.iter().enumerate().map(|(index, host)| (HostId(index), host))
     }
 
-    /// The components.
+    /// All components with their numbers, in order.
     pub fn components(&self) -> impl Iterator<Item = (ComponentId, &Component)> {
         self.components.iter().enumerate().map(|(index, part)| (ComponentId(index), part))
     }

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
-    Access, AccessError, ComponentId, Fabric, FabricHandle, FaultCause, HostId, Kind, Lending,
-    LentMemory, LoanError, ObjectKey, Place, Requester, Target, Topology, derive,
+    Access, AccessError, BarPlace, ComponentId, DemandMapped, Destination, Fabric, FabricHandle,
+    FaultCause, HostId, Kind, Lending, LentMemory, LoanError, ObjectKey, Place, Requester, Target,
+    Topology, derive,
 };
 
 const ALL: Access = Access::READ.union(Access::WRITE);
@@ -60,6 +61,40 @@ fn hops_and_roots_are_counted_as_in_device_lending() {
     assert_eq!(counts(&checked, "one/gpu0", "two/gpu0"), (2, 8));
     // Local memory is behind the switch and the root.
     assert_eq!(counts(&switched, "one/gpu0", "one/memory"), (1, 2));
+}
+
+/// A loan of a BAR goes the way that the model and `rackbus path` know of any access between the two.
+#[test]
+fn a_loan_of_a_bar_takes_the_way_that_is_told_of_it() {
+    let topology = lenders(true).topology().clone();
+    let handle = FabricHandle::new(Fabric::new(topology.clone()));
+    let lending = handle.lending("one/gpu0", "two").unwrap();
+    let own = derive::own_memory(topology).unwrap();
+    let from = named(&own, "one/gpu0");
+    let mut asked = DemandMapped::new(own);
+    for (nth, (target, expected)) in [("one/gpu1", (1, 3)), ("two/gpu0", (2, 8))].iter().enumerate()
+    {
+        let iova = (nth as u64 + 1) << 30;
+        let place = BarPlace { function: (*target).to_owned(), bar: 2, offset: 0x1000 };
+        let loan = lending.lend_bar(iova, 0x2000, ALL, &place, File(7, 0)).unwrap();
+        let to = asked.fabric().topology().named(target).unwrap();
+        let found = handle.route(Requester::Device(from), iova + 0x10, ALL).unwrap();
+        assert_eq!(found.place, Place::Bar { device: to, bar: 2, offset: 0x1010 });
+        let told = asked.route(Requester::Device(from), Destination::Device(to)).unwrap().path;
+        assert_eq!(found.path, told);
+        let counts = handle.with(|fabric| found.path.roots(fabric.topology()));
+        assert_eq!((counts, found.path.hops().len()), *expected);
+        let reached = || handle.with(|fabric| fabric.reached("one/gpu0").unwrap().len());
+        assert_eq!(reached(), 1);
+        drop(loan);
+        assert_eq!(reached(), 0);
+    }
+    for (function, expected) in [("one/gpu7", "knows no one/gpu7"), ("one-ntb", "cannot be mapped")]
+    {
+        let place = BarPlace { function: function.to_owned(), bar: 0, offset: 0 };
+        let refused = lending.lend_bar(0, 0x1000, ALL, &place, File(7, 0)).unwrap_err();
+        assert!(refused.to_string().contains(expected), "{refused}");
+    }
 }
 
 /// Marlin (2014), figure 2: the management host maps each machine's memory above its own; each

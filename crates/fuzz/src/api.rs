@@ -20,7 +20,7 @@ use tower::ServiceExt;
 
 use crate::input::Input;
 
-/// Words of requests.
+/// Words that requests consist of, for the fuzzer's dictionary.
 pub const WORDS: &[&str] = &[
     "/v1/leases",
     "/v1/status",
@@ -64,6 +64,7 @@ fn service() -> Arc<Service> {
         function: name.parse().expect("it is a name"),
         kind: "nvme".to_owned(),
         detail: String::new(),
+        separable: true,
     };
     let inventory = Inventory {
         rack: "lab".to_owned(),

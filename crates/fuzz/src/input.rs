@@ -6,7 +6,7 @@
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of it.
+    /// Input that nothing was taken from yet.
     pub fn new(data: &'a [u8]) -> Self {
         Input(data)
     }
@@ -16,7 +16,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// What is left.
+    /// Bytes that were not taken yet.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }
@@ -35,7 +35,7 @@ impl<'a> Input<'a> {
         out
     }
 
-    /// A byte.
+    /// Takes a byte; zero when none is left.
     pub fn u8(&mut self) -> u8 {
         self.array::<1>()[0]
     }

@@ -9,11 +9,13 @@
 //!
 //! * [`input`]: bytes as choices.
 //! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
+//! * [`accel`]: what a tenant says to an accelerator.
 //! * [`state`]: saved functions that another process goes on with.
 //! * [`link`], [`segment`]: what other nodes and processes say.
 //! * [`files`]: rack files, timing and workloads.
 //! * [`api`]: the control plane's HTTP API.
 
+pub mod accel;
 pub mod api;
 pub mod files;
 pub mod input;
@@ -36,10 +38,11 @@ pub struct Target {
     pub words: &'static [&'static str],
 }
 
-/// All of them.
+/// All targets, in the order in which they run.
 pub const TARGETS: &[Target] = &[
     Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
     Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
+    Target { name: "accel", run: accel::run, seeds: accel::seeds, words: &[] },
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },

@@ -68,7 +68,7 @@ impl Objects for Store {
 enum Open {
     /// A session, to what it was told.
     Notice(SessionId, Notice),
-    /// A connector's node.
+    /// A connector's node asks.
     Ask(NodeId, Ask),
     /// An owner's node is asked.
     Question(NodeId, u64, Question),

@@ -1,20 +1,21 @@
 //! A vfio-user client that says anything it likes to a served drive, with descriptors beside it.
 //!
 //! The input is messages: a command, flags, descriptors, a body and, rarely, a length in the header
-//! that is not the message's. What is served is a real endpoint with a real drive, with or without
+//! that is not the message's; the client may be another node as well. What is served is a real endpoint with a real drive, with or without
 //! the view that shows MSI for MSI-X.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, Event, MemoryHandle, SharedMemory, Stream, StreamError};
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Shown, ShownWith, serve};
 use rackbus_spec::vfio_user::{
-    DmaMap, DmaUnmap, Flags, Header, IrqSet, IrqSetFlags, RegionAccess, RegionInfo, TYPE_MASK,
-    Version, command, irq, region,
+    DmaMap, DmaUnmap, Flags, Header, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo,
+    TYPE_MASK, Version, command, irq, region,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -33,6 +34,16 @@ enum Passed {
     /// Something that is neither.
     Pipe,
     Nothing,
+}
+
+/// In an input a command is a byte; those from here on are messages between nodes.
+const BETWEEN_NODES: u8 = 0xf0;
+
+fn command_of(byte: u8) -> u16 {
+    match byte.checked_sub(BETWEEN_NODES) {
+        Some(nth) => command::PEER_MAP + u16::from(nth),
+        None => byte.into(),
+    }
 }
 
 struct Said {
@@ -57,8 +68,8 @@ fn messages(input: &mut Input<'_>) -> Vec<Said> {
             _ => 0,
         };
         let message_id = said.len() as u16;
-        let header =
-            Header { message_id, command: command.into(), message_size: length, flags, error: 0 };
+        let command = command_of(command);
+        let header = Header { message_id, command, message_size: length, flags, error: 0 };
         let fd = match beside >> 4 & 3 {
             0 => Passed::Memory,
             1 => Passed::Event,
@@ -221,6 +232,21 @@ impl Device for &Direct {
         Ok(())
     }
 
+    fn open_window(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        place: BarPlace,
+        memory: MemoryHandle,
+    ) -> Result<(), DeviceError> {
+        Ok(self.call(|endpoint| endpoint.open_window(iova, length, access, place, memory))?)
+    }
+
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        Ok(self.call(|endpoint| endpoint.close_window(iova, length))?)
+    }
+
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
         Ok(self.call(|endpoint| endpoint.set_irqs(change))?)
     }
@@ -256,12 +282,14 @@ pub fn run(data: &[u8]) {
     assert!(lock(&client.open).is_none() || ended.is_ok(), "the last was not answered: {ended:?}");
     let mut endpoint = lock(&direct.endpoint);
     endpoint.scrub();
-    assert_eq!(endpoint.unmap_all(), 0, "a scrubbed function has mappings");
+    assert!(endpoint.dma().is_empty(), "a scrubbed function has mappings");
 }
 
 /// A message as the input spells it; `beside` is what descriptors are passed.
 fn say(command: u16, beside: u8, body: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![command as u8, 0, beside, body.len() as u8];
+    let between_nodes = command.checked_sub(command::PEER_MAP);
+    let command = between_nodes.map_or(command as u8, |nth| BETWEEN_NODES + nth as u8);
+    let mut bytes = vec![command, 0, beside, body.len() as u8];
     bytes.extend_from_slice(body);
     bytes
 }
@@ -315,6 +343,21 @@ pub fn seeds() -> Vec<Vec<u8>> {
         set_irqs(irq::MSIX, IrqSetFlags::DATA_NONE | IrqSetFlags::ACTION_TRIGGER, 0, 0),
     ]
     .concat();
+    // The only function that there is without a rack.
+    let name = "host/function";
+    let peer = PeerMap {
+        map: DmaMap { address: 1 << 30, ..map },
+        bar_offset: 0x1000,
+        bar: 2,
+        name_length: name.len() as u32,
+    };
+    let closed = DmaUnmap { address: 1 << 30, ..unmap };
+    let peers = [
+        say(command::PEER_MAP, 1, &[peer.as_bytes(), name.as_bytes()].concat()),
+        say(command::DMA_MAP, 0, DmaMap { address: 1 << 30, ..map }.as_bytes()),
+        say(command::PEER_UNMAP, 0, closed.as_bytes()),
+    ]
+    .concat();
     let end = [
         say(command::DMA_UNMAP, 0, unmap.as_bytes()),
         say(command::DMA_UNMAP, 0, DmaUnmap { flags: 2, address: 0, size: 0, ..unmap }.as_bytes()),
@@ -323,7 +366,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     .concat();
     [0, 1]
         .into_iter()
-        .map(|view| [&[view], &hello[..], &irqs, &enable, &end].concat())
+        .map(|view| [&[view], &hello[..], &irqs, &enable, &peers, &end].concat())
         .chain([[&[0], &hello[..]].concat(), [&[1], &hello[..], &end].concat()])
         .collect()
 }

@@ -70,6 +70,7 @@ macro_rules! targets {
 targets! {
     vfio_user: "vfio-user", 2000;
     nvme: "nvme", 2000;
+    accel: "accel", 5000;
     state: "state", 2000;
     link: "link", 2000;
     segment: "segment", 10000;

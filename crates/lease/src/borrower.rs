@@ -5,7 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::message::{Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis};
+use crate::under_way::UnderWay;
 
 /// What the node must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +27,7 @@ pub enum BorrowerAction {
     Send(Message),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
     Opening,
     /// Served there, or not for that reason.
@@ -32,7 +35,8 @@ enum State {
     Closing,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Lease {
     function: FunctionId,
     epoch: Epoch,
@@ -43,8 +47,10 @@ struct Lease {
     lost: Option<String>,
 }
 
-/// The state machine of one borrowing host, for one life of its node.
-#[derive(Debug)]
+/// The state machine of one borrowing host, for one life of its node. It is a value that another process
+/// can go on with, the same life of the node, when nothing is [under way](Borrower::under_way).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Borrower {
     incarnation: Incarnation,
     leases: BTreeMap<LeaseId, Lease>,
@@ -66,6 +72,16 @@ impl Borrower {
     /// The node took a later number for this life, before anything was borrowed in it.
     pub fn set_incarnation(&mut self, incarnation: Incarnation) {
         self.incarnation = incarnation;
+    }
+
+    /// What the node is doing now and has not reported as done; as
+    /// [`Lender::under_way`](crate::Lender::under_way).
+    pub fn under_way(&self) -> Option<UnderWay> {
+        self.leases.iter().find_map(|(lease, entry)| match entry.state {
+            State::Opening => Some(UnderWay::Opening(*lease)),
+            State::Closing => Some(UnderWay::Closing(*lease)),
+            State::Open(_) => None,
+        })
     }
 
     /// The greatest lease number this life was told of; 0 when of none.
@@ -136,6 +152,12 @@ impl Borrower {
             actions.push(BorrowerAction::Send(message));
         }
         actions
+    }
+
+    /// What was said last may not have been heard: the node's connection to the authority is new. All
+    /// leases are renewed at the next tick.
+    pub fn reconnected(&mut self) {
+        self.leases.values_mut().for_each(|lease| lease.renew_at = 0);
     }
 
     /// When something is to be said next.

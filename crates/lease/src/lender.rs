@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::message::{Epoch, Incarnation, LeaseId, Message, Placement};
+use crate::under_way::UnderWay;
 
 /// What the node must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub enum LenderAction {
         epoch: Epoch,
         /// The borrowing host's name in the rack file.
         borrower: String,
+        /// The service level that it is to have.
+        level: Option<String>,
     },
     /// Nobody of this epoch or an older one may attach any more. End the conversation of who
     /// [is attached](Lender::attached_up_to), take away what it has mapped, reset and scrub the
@@ -36,7 +41,8 @@ pub enum LenderAction {
 }
 
 /// Whom a function is armed for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Holder {
     /// The lease's number, which no other lease ever gets.
     pub lease: LeaseId,
@@ -48,7 +54,7 @@ pub struct Holder {
     pub placement: Placement,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
     /// Nobody may attach: it was not armed, or was revoked.
     Free,
@@ -117,7 +123,8 @@ pub enum NotAdmitted {
     },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Device {
     state: State,
     /// The epoch whose borrower has a conversation with the function, or had one whose traces are
@@ -125,10 +132,15 @@ struct Device {
     attached: Option<Epoch>,
     /// The newest epoch ever named to this lender: nothing older or equal is armed any more.
     newest: Epoch,
+    /// Who was refused last, and why: an arming that is said again has the same answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<(Holder, String)>,
 }
 
-/// The state machine of one lender, for one life of its node.
-#[derive(Debug)]
+/// The state machine of one lender, for one life of its node. It is a value that another process can go
+/// on with, the same life of the node, when nothing is [under way](Lender::under_way).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Lender {
     incarnation: Incarnation,
     devices: BTreeMap<String, Device>,
@@ -146,13 +158,23 @@ impl Lender {
 
     /// Lends `device` too. Nothing changes when it is there already.
     pub fn add(&mut self, device: String) {
-        let free = Device { state: State::Free, attached: None, newest: 0 };
+        let free = Device { state: State::Free, attached: None, newest: 0, refused: None };
         self.devices.entry(device).or_insert(free);
     }
 
     /// The node took a later number for this life, before anything was armed in it.
     pub fn set_incarnation(&mut self, incarnation: Incarnation) {
         self.incarnation = incarnation;
+    }
+
+    /// What the node is doing now and has not reported as done. Another process that goes on with this
+    /// value would not do it: there is none when the node changes processes.
+    pub fn under_way(&self) -> Option<UnderWay> {
+        self.devices.iter().find_map(|(device, entry)| match entry.state {
+            State::Arming(_) => Some(UnderWay::Arming(device.clone())),
+            State::Revoking(_) => Some(UnderWay::Revoking(device.clone())),
+            State::Free | State::Armed(_) => None,
+        })
     }
 
     /// The devices, each with the newest epoch that this life was told of.
@@ -168,10 +190,10 @@ impl Lender {
     /// A message from the authority.
     pub fn receive(&mut self, message: Message) -> Vec<LenderAction> {
         match message {
-            Message::Arm { incarnation, device, lease, epoch, borrower, placement }
+            Message::Arm { incarnation, device, lease, epoch, borrower, placement, level }
                 if incarnation == self.incarnation =>
             {
-                self.arm(device, Holder { lease, epoch, borrower, placement })
+                self.arm(device, Holder { lease, epoch, borrower, placement }, level)
             }
             Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
                 self.revoke(device, epoch)
@@ -201,6 +223,7 @@ impl Lender {
                 Message::Armed { incarnation, device, epoch }
             }
             Err(reason) => {
+                entry.refused = Some((holder.clone(), reason.clone()));
                 entry.state = State::Free;
                 Message::ArmFailed { incarnation, device, epoch, reason }
             }
@@ -284,7 +307,7 @@ impl Lender {
         self.devices.get(device).is_some_and(|entry| entry.attached.is_some_and(|e| e <= epoch))
     }
 
-    fn arm(&mut self, device: String, wanted: Holder) -> Vec<LenderAction> {
+    fn arm(&mut self, device: String, wanted: Holder, level: Option<String>) -> Vec<LenderAction> {
         let (incarnation, epoch) = (self.incarnation, wanted.epoch);
         self.newest_lease = self.newest_lease.max(wanted.lease);
         let Some(entry) = self.devices.get_mut(&device) else {
@@ -298,17 +321,20 @@ impl Lender {
             }
             State::Arming(current) if *current == wanted => Vec::new(),
             // It failed, was revoked, or was somebody else's: if the authority still waits for it,
-            // it must not.
+            // it must not. It may hear this before what was said at the failure, or instead of it.
             _ if epoch <= entry.newest => {
-                let reason = format!("{device} gave up epoch {epoch} already");
+                let reason = match &entry.refused {
+                    Some((refused, reason)) if *refused == wanted => reason.clone(),
+                    _ => format!("{device} gave up epoch {epoch} already"),
+                };
                 let failed = Message::ArmFailed { incarnation, device, epoch, reason };
                 vec![LenderAction::Send(failed)]
             }
             State::Free => {
-                entry.newest = epoch;
+                (entry.newest, entry.refused) = (epoch, None);
                 entry.state = State::Arming(wanted.clone());
                 let Holder { lease, epoch, borrower, placement: _ } = wanted;
-                vec![LenderAction::Arm { device, lease, epoch, borrower }]
+                vec![LenderAction::Arm { device, lease, epoch, borrower, level }]
             }
             // An authority that knew of the older one would have had it revoked: it has lost its
             // records. The older one is taken back first; the authority says this one again.
@@ -361,6 +387,7 @@ mod tests {
             epoch,
             borrower,
             placement: Placement::Lender,
+            level: None,
         }
     }
 
@@ -380,6 +407,34 @@ mod tests {
         assert_eq!(lender.arm_done("nvme0", 1, Ok(())).len(), 1);
         assert_eq!(lender.admitted("nvme0").map(|h| h.epoch), Some(1));
         assert!(matches!(lender.receive(arm(1))[..], [LenderAction::Send(Message::Armed { .. })]));
+    }
+
+    /// The node hears the arming again between its failure and the sending of the failure, or what it sent is
+    /// lost: the authority is told the cause all the same.
+    #[test]
+    fn an_arming_that_failed_fails_again_for_the_same_reason() {
+        let mut lender = lender();
+        lender.receive(arm(1));
+        let failed = lender.arm_done("nvme0", 1, Err("0.9 Gbit/s would fit".to_owned()));
+        assert!(matches!(
+            &failed[..],
+            [LenderAction::Send(Message::ArmFailed { epoch: 1, reason, .. })]
+                if reason == "0.9 Gbit/s would fit"
+        ));
+        assert_eq!(lender.receive(arm(1)), failed);
+        // Also in the process that goes on for it.
+        let saved = serde_json::to_string(&lender).unwrap();
+        let mut lender: Lender = serde_json::from_str(&saved).unwrap();
+        assert_eq!(lender.receive(arm(1)), failed);
+        // Another lease of that epoch, and one that was let in since, have other reasons.
+        let mut other = arm(1);
+        if let Message::Arm { lease, .. } = &mut other {
+            *lease = 7;
+        }
+        assert_ne!(lender.receive(other), failed);
+        lender.receive(arm(2));
+        lender.arm_done("nvme0", 2, Ok(()));
+        assert_ne!(lender.receive(arm(1)), failed);
     }
 
     #[test]
@@ -482,6 +537,7 @@ mod tests {
             epoch: 3,
             borrower,
             placement: Placement::Lender,
+            level: None,
         };
         let said = lender.receive(other);
         assert!(

@@ -18,23 +18,33 @@
 //! The authority repeats what was not answered; nodes answer repeated messages again. Only
 //! registering, renewing and reporting a loss begin at a node, which repeats those.
 //!
-//! Requests for a function that somebody has may wait in a [`Queue`].
+//! Requests for a function that somebody has may wait in a [`Queue`]. A [`Composition`] is several functions that
+//! are borrowed whole or not at all.
+//!
+//! A node's process may be replaced by another one that goes on in its place, the same incarnation: the
+//! lender's and the borrower's machines are values, which are complete when nothing is
+//! [under way](UnderWay).
 //!
 //! Time is a number of milliseconds that the caller passes in; it need only grow.
 
 pub mod authority;
 pub mod borrower;
+pub mod composition;
 pub mod lender;
 pub mod message;
 pub mod queue;
+pub mod under_way;
 
 pub use authority::{
     Authority, BorrowRefused, Config, EndReason, FunctionRecord, FunctionState, HostRecord,
     LeaseRecord, LeaseState, Outcome, Record, ReturnRefused,
 };
 pub use borrower::{Borrower, BorrowerAction};
+pub use composition::{Composition, CompositionRefused};
 pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
 pub use message::{
     BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis, Placement,
+    Terms,
 };
 pub use queue::{Place, Priority, Queue};
+pub use under_way::UnderWay;

@@ -87,6 +87,23 @@ impl fmt::Display for Placement {
     }
 }
 
+/// What is asked for besides a function and who shall have it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// Where the function's front runs.
+    pub placement: Placement,
+    /// The user that it is for, among those of its borrower: functions of one group reach each other.
+    pub group: Option<String>,
+    /// The service level, as its class of devices writes it, which the lender promises or refuses.
+    pub level: Option<String>,
+}
+
+impl From<Placement> for Terms {
+    fn from(placement: Placement) -> Terms {
+        Terms { placement, group: None, level: None }
+    }
+}
+
 /// A lease as its borrower learns it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
@@ -103,15 +120,25 @@ pub struct Grant {
     /// Where the function's front runs.
     #[serde(default)]
     pub placement: Placement,
+    /// The user that it is for: functions of one group reach each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 impl Grant {
     /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
     /// control plane that was started anew may have another.
     pub fn same_lease(&self, other: &Grant) -> bool {
-        let Grant { lease, function, epoch, address, ttl: _, placement } = self;
-        (lease, function, epoch, address, placement)
-            == (&other.lease, &other.function, &other.epoch, &other.address, &other.placement)
+        let Grant { lease, function, epoch, address, ttl: _, placement, group } = self;
+        (lease, function, epoch, address, placement, group)
+            == (
+                &other.lease,
+                &other.function,
+                &other.epoch,
+                &other.address,
+                &other.placement,
+                &other.group,
+            )
     }
 }
 
@@ -157,6 +184,9 @@ pub enum Message {
         /// Where the function's front runs.
         #[serde(default)]
         placement: Placement,
+        /// The service level that is asked for, as the class of the device writes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        level: Option<String>,
     },
     /// Lender: the epoch is armed.
     Armed {
@@ -167,7 +197,7 @@ pub enum Message {
         /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
     },
-    /// Lender: the epoch cannot be armed, the device is broken.
+    /// Lender: the epoch cannot be armed: the device is broken, or the service level cannot be kept.
     ArmFailed {
         /// Which start of the lender's node says so.
         incarnation: Incarnation,

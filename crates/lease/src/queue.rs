@@ -2,8 +2,11 @@
 //!
 //! Who asks with a greater priority comes first, and of the same priority who asked earlier. A
 //! request that does not wait gets a free function only when nobody who waits comes before it: what
-//! is returned is not snatched from those who wait for it. The queue is of one life of the control
-//! plane: who waits asks again when it was restarted.
+//! is returned is not snatched from those who wait for it. A request may be for several functions: it has one
+//! place among those who wait for each of them, gets all at once, and has none of them before, so among those who
+//! have nothing yet nobody waits for ever. A function that is free is kept for who comes first, also while that one
+//! waits for others: who has one of those, and waits behind it, waits until one of the two gives up. The queue is of one life of the control plane: who waits asks again when it
+//! was restarted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,20 +31,24 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A request waits for `function` from now on, until it [leaves](Queue::leave).
-    pub fn enter(&mut self, function: &FunctionId, priority: Priority) -> Place {
+    /// A request waits for all of `functions` from now on, until it [leaves](Queue::leave).
+    pub fn enter(&mut self, functions: &[FunctionId], priority: Priority) -> Place {
         let place = Place { priority: Reverse(priority), number: self.next };
         self.next += 1;
-        self.waiting.entry(function.clone()).or_default().insert(place);
+        for function in functions {
+            self.waiting.entry(function.clone()).or_default().insert(place);
+        }
         place
     }
 
-    /// A request that waited has the function, or gave up.
-    pub fn leave(&mut self, function: &FunctionId, place: Place) {
-        if let Some(waiting) = self.waiting.get_mut(function) {
-            waiting.remove(&place);
-            if waiting.is_empty() {
-                self.waiting.remove(function);
+    /// A request that waited has its functions, or gave up.
+    pub fn leave(&mut self, functions: &[FunctionId], place: Place) {
+        for function in functions {
+            if let Some(waiting) = self.waiting.get_mut(function) {
+                waiting.remove(&place);
+                if waiting.is_empty() {
+                    self.waiting.remove(function);
+                }
             }
         }
     }
@@ -76,28 +83,34 @@ mod tests {
         /// Against a list that is sorted anew for each question.
         #[test]
         fn who_comes_first_is_who_is_most_urgent_and_then_who_was_there_first(
-            deeds in prop::collection::vec((0usize..2, 0u8..3, any::<prop::sample::Index>()), 1..60),
+            deeds in prop::collection::vec((1usize..4, 0u8..3, any::<prop::sample::Index>()), 1..60),
         ) {
             let mut queue = Queue::default();
+            // Which of the two functions a request is for are the bits of a number.
+            let of = |bits: usize| (0..2).filter(|at| bits >> at & 1 == 1).map(function).collect::<Vec<_>>();
             let mut list: Vec<(usize, u8, usize, Place)> = Vec::new();
-            for (number, (at, priority, choice)) in deeds.into_iter().enumerate() {
+            for (number, (bits, priority, choice)) in deeds.into_iter().enumerate() {
                 if choice.index(3) == 0 && !list.is_empty() {
-                    let (at, _, _, place) = list.remove(choice.index(list.len()));
-                    queue.leave(&function(at), place);
+                    let (bits, _, _, place) = list.remove(choice.index(list.len()));
+                    queue.leave(&of(bits), place);
                     // Once is enough.
-                    queue.leave(&function(at), place);
+                    queue.leave(&of(bits), place);
                 } else {
-                    let place = queue.enter(&function(at), priority);
-                    list.push((at, priority, number, place));
+                    let place = queue.enter(&of(bits), priority);
+                    list.push((bits, priority, number, place));
                 }
-                for (at, priority, number, place) in &list {
-                    let before = list.iter().filter(|(other_at, other, earlier, _)| {
-                        other_at == at && (other > priority || other == priority && earlier < number)
+                for (at, (bits, priority, number, place)) in
+                    (0..2).flat_map(|at| list.iter().map(move |entry| (at, entry)))
+                {
+                    let before = list.iter().filter(|(others, other, earlier, _)| {
+                        others >> at & 1 == 1 && (other > priority || other == priority && earlier < number)
                     });
-                    prop_assert_eq!(queue.before(&function(*at), *place), before.count());
+                    if bits >> at & 1 == 1 {
+                        prop_assert_eq!(queue.before(&function(at), *place), before.count());
+                    }
                 }
                 for at in 0..2 {
-                    let there = || list.iter().filter(|(other, ..)| *other == at);
+                    let there = || list.iter().filter(|(others, ..)| others >> at & 1 == 1);
                     prop_assert_eq!(queue.length(&function(at)), there().count());
                     for priority in 0..4 {
                         let before = there().filter(|(_, other, ..)| *other >= priority);

@@ -3,22 +3,22 @@
 //!
 //! A [`Link`] belongs to the rack: it knows where each host's node is reached. One side connects to a peer
 //! and says with a [`Hello`] what it wants; the other's [`Listener`] hears it, as one who is known to be the
-//! host that it says, and either refuses with a reason or goes on with the conversation that the hello asked
-//! for, over a [`Stream`] that carries bytes and what leads to memory.
+//! host that it says, and either refuses with a reason or goes on with the [`Conversation`] that the hello asked
+//! for, which carries bytes or packets, and what leads to memory.
 //!
 //! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped
 //! once needs no software afterwards. Nothing above this crate knows how it finds and knows its peers.
 
+mod conversation;
 mod medium;
 pub mod presence;
-mod segments;
 pub mod shm;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+pub use conversation::Conversation;
 pub use medium::{Handles, Medium};
-pub use segments::{offer_packets, take_packets};
 
 use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
@@ -30,15 +30,15 @@ pub const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
-    /// [`VERSION`].
+    /// The sender's [`VERSION`].
     pub version: u32,
     /// The rack both belong to.
     pub rack: String,
-    /// The connecting host.
+    /// Name of the connecting host.
     pub from: String,
     /// The host it means to reach.
     pub to: String,
-    /// What for.
+    /// What the conversation is for.
     pub service: Service,
 }
 
@@ -50,7 +50,7 @@ pub enum Service {
     Function {
         /// The device's name on the lender, `nvme0`.
         device: String,
-        /// Under which lease.
+        /// Number of the lease that it is used under.
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
@@ -60,7 +60,7 @@ pub enum Service {
     Medium {
         /// The device's name on the lender, `nvme0`.
         device: String,
-        /// Under which lease.
+        /// Number of the lease that it is used under.
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
@@ -94,23 +94,23 @@ pub enum LinkError {
     /// The peer said no.
     #[error("{peer} refused: {reason}")]
     Refused {
-        /// Which host.
+        /// Name of the host that refused.
         peer: String,
-        /// Its reason.
+        /// The reason that it gave.
         reason: String,
     },
     /// The connection failed before the peer answered.
     #[error("link to {peer}: {cause}")]
     Broken {
-        /// Which host.
+        /// Name of the host that was to be reached.
         peer: String,
-        /// How.
+        /// How the connection failed.
         cause: StreamError,
     },
     /// The peer's answer is not one.
     #[error("link to {peer}: it does not speak this protocol ({what})")]
     Protocol {
-        /// Which host.
+        /// Name of the host that was to be reached.
         peer: String,
         /// What it sent instead.
         what: String,
@@ -127,7 +127,7 @@ pub trait Connect: Send + Sync {
     ///
     /// # Errors
     /// [`LinkError`].
-    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError>;
+    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError>;
 }
 
 /// The link of a node: the way to others, and where others come in.
@@ -137,6 +137,25 @@ pub trait Link: Connect {
     /// # Errors
     /// When another process does, or the system refuses.
     fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>>;
+
+    /// Goes on listening as the node of `host` in the place of another process, with its
+    /// [socket](Listener::socket).
+    ///
+    /// # Errors
+    /// When the socket is none of this link.
+    fn listen_on(&self, host: &str, socket: OwnedFd) -> std::io::Result<Box<dyn Listener>> {
+        let _ = (host, socket);
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// A conversation of another process, of which this is the [socket](Stream::socket).
+    ///
+    /// # Errors
+    /// When the socket is none of this link.
+    fn conversation(&self, socket: OwnedFd) -> std::io::Result<Arc<dyn Conversation>> {
+        let _ = socket;
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Where other nodes come in.
@@ -146,6 +165,12 @@ pub trait Listener: Send {
     /// # Errors
     /// When nobody can be let in now.
     fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
+
+    /// The socket, readable when somebody has connected, with which another process can go on listening.
+    /// `None` where there is no such thing: then a node over this link is not restarted in place.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// Somebody who connected and has not said yet what it wants.
@@ -157,10 +182,10 @@ pub trait Caller: Send {
 
 /// A connection that said hello and waits for its answer.
 pub struct Incoming {
-    /// What it said.
+    /// The hello, whose sender is known to be the host that it names.
     pub hello: Hello,
-    /// The connection.
-    pub stream: Arc<dyn Stream>,
+    /// The connection, for the conversation that the hello asks for.
+    pub stream: Arc<dyn Conversation>,
 }
 
 impl std::fmt::Debug for Incoming {
@@ -174,7 +199,7 @@ impl Incoming {
     ///
     /// # Errors
     /// When the peer is gone.
-    pub fn accept(self) -> Result<Arc<dyn Stream>, StreamError> {
+    pub fn accept(self) -> Result<Arc<dyn Conversation>, StreamError> {
         send_frame(&*self.stream, &HelloReply::Accepted)?;
         Ok(self.stream)
     }

@@ -4,17 +4,18 @@
 //! root's, are listened to: the kernel says who connects, and whether that is the node of the host that it
 //! says ([`presence`](crate::presence)); this one's own name only the node itself has.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_memory::{Stream, StreamError};
+use rackbus_memory::StreamError;
 use rustix::process::{Pid, getpid, getuid};
 
 use crate::presence::speaks_for;
 use crate::{
-    Caller, Connect, Hello, HelloReply, Incoming, Link, LinkError, Listener, VERSION,
+    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, VERSION,
     receive_frame, send_frame,
 };
 
@@ -44,6 +45,11 @@ impl ShmLink {
     fn socket(&self, host: &str) -> PathBuf {
         self.run_dir.join(host).join("link.sock")
     }
+
+    fn listener(&self, host: &str, listener: UnixListener) -> Box<dyn Listener> {
+        let (path, link) = (self.socket(host), self.clone());
+        Box::new(ShmListener { listener, path, link, host: host.to_owned() })
+    }
 }
 
 impl Connect for ShmLink {
@@ -51,7 +57,7 @@ impl Connect for ShmLink {
         self.socket(host).display().to_string()
     }
 
-    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
         let unreachable = |cause| LinkError::Unreachable { address: address.to_owned(), cause };
         let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
         let stream = UnixStream::connect(address).map_err(unreachable)?;
@@ -75,7 +81,15 @@ impl Link for ShmLink {
             std::io::Error::new(cause.kind(), format!("{}: {cause}", path.display()))
         };
         let listener = bind(&path).map_err(named)?;
-        Ok(Box::new(ShmListener { listener, path, link: self.clone(), host: host.to_owned() }))
+        Ok(self.listener(host, listener))
+    }
+
+    fn listen_on(&self, host: &str, socket: OwnedFd) -> std::io::Result<Box<dyn Listener>> {
+        Ok(self.listener(host, socket.into()))
+    }
+
+    fn conversation(&self, socket: OwnedFd) -> std::io::Result<Arc<dyn Conversation>> {
+        Ok(Arc::new(UnixStream::from(socket)))
     }
 }
 
@@ -105,6 +119,10 @@ impl Listener for ShmListener {
     fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
         let (stream, _) = self.listener.accept()?;
         Ok(Box::new(ShmCaller { stream, link: self.link.clone(), host: self.host.clone() }))
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.listener.as_fd())
     }
 }
 
@@ -202,7 +220,7 @@ mod tests {
         test: &str,
         hello: Hello,
         answer: impl FnOnce(Incoming) + Send + 'static,
-    ) -> Result<Arc<dyn Stream>, LinkError> {
+    ) -> Result<Arc<dyn Conversation>, LinkError> {
         let link = link(test);
         let listener = link.listen("alpha").unwrap();
         let peer = std::thread::spawn(move || {

@@ -71,7 +71,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// All channels.
+    /// The channels, in the order of their numbers.
     pub fn channels(&self) -> &[Channel] {
         &self.channels
     }

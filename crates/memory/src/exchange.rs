@@ -8,6 +8,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_fabric::Access;
 
@@ -59,7 +60,7 @@ impl ExchangeLayout {
 /// What the other side needs to [join](Exchange::join).
 #[derive(Debug)]
 pub struct ExchangeFiles {
-    /// The memory.
+    /// The memory with operations, answers and data.
     pub memory: OwnedFd,
     /// The event of who answers, and that of who asks.
     pub events: [OwnedFd; 2],
@@ -94,9 +95,9 @@ pub enum ExchangeError {
     /// The layout is none that can be, or the memory is smaller.
     #[error("an exchange of {tags} tags of {data_bytes} bytes does not fit its memory")]
     Layout {
-        /// Its tags.
+        /// Number of operations that can be in progress.
         tags: u32,
-        /// Bytes of each.
+        /// Bytes of data that each operation has room for.
         data_bytes: usize,
     },
 }
@@ -109,8 +110,13 @@ pub struct Exchange {
     heard: Doorbell,
     rung: Doorbell,
     region: Arc<Region>,
+    memory: OwnedFd,
     layout: ExchangeLayout,
     data: usize,
+    /// Its doorbell: 0 for who answers.
+    own: usize,
+    /// Another process has this end now.
+    passed_on: AtomicBool,
 }
 
 impl Exchange {
@@ -128,25 +134,56 @@ impl Exchange {
         let copies = [copy(&events[0])?, copy(&events[1])?];
         let files = ExchangeFiles { memory: memory.descriptor()?, events: copies };
         let events = events.map(PeerEvent::from);
-        Ok((Exchange::over(memory.region().clone(), events, layout, 0)?, files))
+        let (region, memory) = (memory.region().clone(), memory.descriptor()?);
+        Ok((Exchange::over(region, memory, events, layout, 0)?, files))
     }
 
-    /// The other end, for the side that asks.
+    /// The other end, for the side that asks; also where another process had it before.
     ///
     /// # Errors
     /// [`ExchangeError`].
     pub fn join(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
+        Exchange::of(files, layout, 1)
+    }
+
+    /// The end of the side that answers, which another process had.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn resume(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
+        Exchange::of(files, layout, 0)
+    }
+
+    fn of(
+        files: ExchangeFiles,
+        layout: ExchangeLayout,
+        own: usize,
+    ) -> Result<Exchange, ExchangeError> {
         let places = layout.places().ok_or_else(|| unfit(layout))?;
         let access = Access::READ | Access::WRITE;
         let region = Region::map(files.memory.as_fd(), 0, places.total as u64, access)?;
         let [answers, asks] = files.events;
         let events = [PeerEvent::new(answers)?, PeerEvent::new(asks)?];
-        Exchange::over(Arc::new(region), events, layout, 1)
+        Exchange::over(Arc::new(region), files.memory, events, layout, own)
+    }
+
+    /// What another process needs to go on with this end, between two messages of this side. Dropping
+    /// this end then ends nothing.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn pass_on(&self) -> std::io::Result<ExchangeFiles> {
+        let [heard, rung] = [&self.heard, &self.rung].map(|bell| bell.as_fd().try_clone_to_owned());
+        let events = if self.own == 0 { [heard?, rung?] } else { [rung?, heard?] };
+        let memory = self.memory.try_clone()?;
+        self.passed_on.store(true, Ordering::Relaxed);
+        Ok(ExchangeFiles { memory, events })
     }
 
     /// The end that hears doorbell `own`: 0 for who answers.
     fn over(
         region: Arc<Region>,
+        memory: OwnedFd,
         [first, second]: [PeerEvent; 2],
         layout: ExchangeLayout,
         own: usize,
@@ -160,7 +197,19 @@ impl Exchange {
             Some((heard, rung, incoming, outgoing, places.data))
         });
         let (heard, rung, incoming, outgoing, data) = parts.ok_or_else(|| unfit(layout))?;
-        Ok(Exchange { incoming, outgoing, heard, rung, region, layout, data })
+        let passed_on = AtomicBool::new(false);
+        Ok(Exchange {
+            incoming,
+            outgoing,
+            heard,
+            rung,
+            region,
+            memory,
+            layout,
+            data,
+            own,
+            passed_on,
+        })
     }
 
     /// Puts a message in, behind all others. The other side hears of it with the next
@@ -218,7 +267,9 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        self.close();
+        if !*self.passed_on.get_mut() {
+            self.close();
+        }
     }
 }
 
@@ -284,6 +335,30 @@ mod tests {
         let (answers, mut asks) = both();
         drop(answers);
         assert!(asks.is_closed() && !asks.rest());
+    }
+
+    #[test]
+    fn both_ends_go_on_where_others_left_them() {
+        let (mut answers, mut asks) = both();
+        asks.send(b"one").unwrap();
+        asks.send(b"two").unwrap();
+        let mut message = [0; MESSAGE_BYTES];
+        assert_eq!((answers.receive(&mut message), &message[..3]), (Some(3), &b"one"[..]));
+        answers.send(b"first").unwrap();
+        let files = answers.pass_on().unwrap();
+        drop(answers);
+        let mut answers = Exchange::resume(files, LAYOUT).unwrap();
+        let files = asks.pass_on().unwrap();
+        drop(asks);
+        let mut asks = Exchange::join(files, LAYOUT).unwrap();
+        assert_eq!((answers.receive(&mut message), &message[..3]), (Some(3), &b"two"[..]));
+        assert_eq!((asks.receive(&mut message), &message[..5]), (Some(5), &b"first"[..]));
+        assert!(answers.rest());
+        asks.send(b"three").unwrap();
+        asks.ring();
+        assert!(Event::wait_any(&[answers.as_fd()], Some(0)), "its event is another");
+        drop(asks);
+        assert!(answers.is_closed());
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Registration {
         unsafe { libc::mprotect(start as *mut _, length, libc::PROT_READ | libc::PROT_WRITE) };
     }
 
-    /// Whether writers wait.
+    /// Whether writes to the range wait, because its memory is being moved.
     pub(crate) fn frozen(&self) -> bool {
         self.slot.frozen()
     }

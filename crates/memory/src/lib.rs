@@ -12,6 +12,7 @@
 //! * [`revoker`]: takes away what a function reaches, from any thread.
 //! * [`refusals`]: the accesses that were refused to a function.
 //! * [`sparse`]: memory files copied and emptied.
+//! * [`gate`]: brings the threads of a process to rest.
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
@@ -26,6 +27,7 @@ pub mod descriptors;
 pub mod doorbell;
 pub mod event;
 pub mod exchange;
+pub mod gate;
 pub mod guard;
 pub mod handle;
 pub mod lock;
@@ -46,8 +48,9 @@ pub mod ticks;
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use exchange::{Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;
-pub use packets::{PacketListener, Packets};
+pub use packets::{PacketListener, PacketStream, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::{Access, Lending};
 pub use refusals::Refusals;

@@ -29,7 +29,35 @@ pub const MAX_PACKET: usize = 32 << 10;
 /// The most descriptors beside one message.
 pub const MAX_PACKET_DESCRIPTORS: usize = 64;
 
-/// One end of a connection that carries messages.
+/// A connection that carries messages, each whole and in order, and what leads to memory beside them.
+pub trait PacketStream: Send + Sync + std::fmt::Debug {
+    /// Sends a message if the peer has room for it at once; never waits.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`] when the peer has no room now; any other means that the
+    /// connection is of no more use.
+    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError>;
+
+    /// Waits for a message, which goes into `buffer` (of at least [`MAX_PACKET`] bytes): polls as long as
+    /// `spin` has found worth while, then sleeps, until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`] after the deadline, [`StreamError::Closed`] when there will be none any more.
+    fn receive(
+        &self,
+        buffer: &mut [u8],
+        spin: &mut AdaptiveSpin,
+        deadline: Option<Instant>,
+    ) -> Result<Packet, StreamError>;
+
+    /// Waits until the peer may have room again, or is gone.
+    fn wait_sendable(&self);
+
+    /// Ends the conversation in both directions, from any thread.
+    fn shut_down(&self);
+}
+
+/// One end of a packet socket.
 #[derive(Debug)]
 pub struct Packets(OwnedFd);
 
@@ -101,11 +129,10 @@ impl Packets {
         Ok(Packets(fd))
     }
 
-    /// Sends a message if the peer has room for it at once.
+    /// As [`PacketStream::send`].
     ///
     /// # Errors
-    /// [`StreamError::TimedOut`] when the peer has no room now; any other means that the
-    /// connection is of no more use.
+    /// As there.
     pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
         let mut space =
             [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_DESCRIPTORS))];
@@ -157,11 +184,10 @@ impl Packets {
         }
     }
 
-    /// Waits for a message: polls as long as `spin` has found worth while, then sleeps, until
-    /// `deadline` at most.
+    /// As [`PacketStream::receive`].
     ///
     /// # Errors
-    /// [`StreamError::TimedOut`] after the deadline, and as [`try_receive`](Packets::try_receive).
+    /// As there.
     pub fn receive(
         &self,
         buffer: &mut [u8],
@@ -227,6 +253,31 @@ impl Packets {
     }
 }
 
+impl PacketStream for Packets {
+    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        Packets::send(self, message, fds)
+    }
+
+    fn receive(
+        &self,
+        buffer: &mut [u8],
+        spin: &mut AdaptiveSpin,
+        deadline: Option<Instant>,
+    ) -> Result<Packet, StreamError> {
+        Packets::receive(self, buffer, spin, deadline)
+    }
+
+    fn wait_sendable(&self) {
+        let mut polled = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::OUT)];
+        // An interrupted wait is a try too many.
+        let _ = rustix::event::poll(&mut polled, None);
+    }
+
+    fn shut_down(&self) {
+        Packets::shut_down(self);
+    }
+}
+
 impl AsFd for Packets {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -272,6 +323,11 @@ impl PacketListener {
         Ok(PacketListener(socket))
     }
 
+    /// Goes on listening on the socket of another process, which passed it.
+    pub fn resume(socket: OwnedFd) -> PacketListener {
+        PacketListener(socket)
+    }
+
     /// Waits for the next connection.
     ///
     /// # Errors
@@ -290,6 +346,13 @@ impl PacketListener {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+impl AsFd for PacketListener {
+    /// Readable when somebody has connected.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

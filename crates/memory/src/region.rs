@@ -25,20 +25,20 @@ pub enum RegionError {
     OutOfFile {
         /// First byte asked for.
         offset: u64,
-        /// Bytes asked for.
+        /// Length that was asked for, in bytes.
         length: u64,
-        /// The file's size.
+        /// Size of the file in bytes.
         file_size: u64,
     },
     /// The descriptor is not memory (memfd, tmpfs or hugetlbfs).
     #[error("the descriptor is not shared memory; use memory-backend-memfd,share=on")]
     NotMemory,
-    /// The system refused.
+    /// The operating system refused what was tried.
     #[error("{what}: {cause}")]
     System {
         /// The call that failed.
         what: &'static str,
-        /// Its reason.
+        /// The error that the system gave.
         cause: rustix::io::Errno,
     },
 }
@@ -232,7 +232,7 @@ impl Region {
         self.registration.truncated()
     }
 
-    /// The whole region.
+    /// The region from its first byte to its last.
     pub fn whole(&self) -> DmaSlice<'_> {
         // SAFETY: `lead + length <= mapped`, and the mapping lives as long as `self`.
         unsafe { DmaSlice::new(self.base.add(self.lead), self.length) }
@@ -435,17 +435,17 @@ impl SharedMemory {
         Ok(SharedMemory { file: Arc::new(fd), region: Arc::new(region) })
     }
 
-    /// The mapped region.
+    /// The region that the memory is mapped as.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The whole memory.
+    /// The memory from its first byte to its last.
     pub fn whole(&self) -> DmaSlice<'_> {
         self.region.whole()
     }
 
-    /// Bytes.
+    /// Length of the memory in bytes.
     pub fn len(&self) -> usize {
         self.region.len()
     }

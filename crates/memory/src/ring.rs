@@ -63,7 +63,7 @@ pub enum PushError {
     /// The message is longer than a slot.
     #[error("a message of {length} bytes is longer than the ring's slots of {slot_bytes}")]
     TooLong {
-        /// Its bytes.
+        /// Length of the message in bytes.
         length: usize,
         /// Bytes of the longest message.
         slot_bytes: u32,

@@ -53,7 +53,7 @@ impl<'a> DmaSlice<'a> {
         DmaSlice { start, length, mapping: PhantomData }
     }
 
-    /// Bytes.
+    /// Length of the slice in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.length
@@ -110,7 +110,7 @@ impl<'a> DmaSlice<'a> {
         count
     }
 
-    /// Fills with `byte`.
+    /// Writes `byte` to every byte of the slice.
     #[inline]
     pub fn fill(&self, byte: u8) {
         // SAFETY: the whole slice is mapped.
@@ -193,7 +193,7 @@ impl PinnedSlice {
         Some(PinnedSlice { region, offset, length })
     }
 
-    /// The slice itself.
+    /// The pinned memory, to access.
     #[inline]
     pub fn get(&self) -> DmaSlice<'_> {
         let whole = self.region.whole();

@@ -8,58 +8,31 @@
 //! One thread owns a `DmaSpace`, the one that runs the function: so no lock is taken on the way
 //! to memory, and a mapping goes away between two operations, never in the middle of one.
 
+mod error;
 mod fault;
 mod files;
 mod limits;
+mod peers;
 
 use std::sync::Arc;
 
-use rackbus_fabric::{Access, Domain, Fault, FaultCause, Loan, LoanError, SpaceError};
+use rackbus_fabric::{Access, BarPlace, Domain, Fault, FaultCause, Hit, Loan};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::handle::MemoryHandle;
 use crate::refusals::Refusals;
-use crate::region::{Region, RegionError};
+use crate::region::Region;
 use crate::revoker::{Revoker, revoke_region};
 use crate::slice::{DmaSlice, PinnedPieces, PinnedSlice};
 
+pub use error::MapError;
 pub use fault::DmaFault;
 use files::Files;
 pub use files::{Behind, KEPT_FILES};
 use limits::Slot;
 pub use limits::max_mappings;
-
-/// Why a range could not be mapped.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    /// The domain refuses the range (empty, wrapping, overlapping).
-    #[error(transparent)]
-    Domain(#[from] rackbus_fabric::MapError),
-    /// The fabric does not lend it.
-    #[error(transparent)]
-    Lend(LoanError),
-    /// The descriptor cannot be mapped.
-    #[error(transparent)]
-    Region(#[from] RegionError),
-    /// The function has as many mappings as it may.
-    #[error("the function already has {0} mappings, the most it may have")]
-    TooMany(usize),
-    /// All functions of the process together have as many mappings as the system allows.
-    #[error("the functions of this host have {0} mappings together, the most there may be")]
-    Exhausted(usize),
-    /// The user's memory was taken away; nothing of it comes back.
-    #[error("the function's memory was taken away from it")]
-    Revoked,
-}
-
-impl From<LoanError> for MapError {
-    fn from(error: LoanError) -> MapError {
-        match error {
-            LoanError::Space(SpaceError::Range(range)) => MapError::Domain(range),
-            other => MapError::Lend(other),
-        }
-    }
-}
+pub use peers::PeerBytes;
+use peers::Peers;
 
 /// Why a range could not be unmapped.
 pub use rackbus_fabric::UnmapError;
@@ -70,6 +43,8 @@ struct Window {
     loan: Loan,
     behind: Behind,
     region: Option<Mapped>,
+    /// The part of another function's BAR that it is a window to; otherwise it is the user's own mapping.
+    place: Option<BarPlace>,
 }
 
 /// A mapped region, counted against what the process may have.
@@ -96,6 +71,7 @@ pub struct Mapping<'a> {
 #[derive(Debug, Default)]
 pub struct DmaSpace {
     domain: Domain<Window>,
+    peers: Peers,
     master: bool,
     generation: u64,
     refusals: Refusals,
@@ -128,10 +104,24 @@ impl DmaSpace {
     /// [`MapError`]; the space is unchanged then, and the loan is over.
     pub fn map(&mut self, loan: Loan<Option<MemoryHandle>>) -> Result<(), MapError> {
         let ((iova, length), access) = (loan.range(), loan.access());
-        if self.domain.len() >= max_mappings() {
+        self.domain.check(iova, length)?;
+        let window = self.window(loan, None)?;
+        // Checked above: it is refused no more.
+        self.domain.map(iova, length, access, window)?;
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// What is lent, mapped; with `place`, a window to that.
+    fn window(
+        &mut self,
+        loan: Loan<Option<MemoryHandle>>,
+        place: Option<BarPlace>,
+    ) -> Result<Window, MapError> {
+        let ((iova, length), access) = (loan.range(), loan.access());
+        if self.len() >= max_mappings() {
             return Err(MapError::TooMany(max_mappings()));
         }
-        self.domain.check(iova, length)?;
         let region = match loan.memory() {
             Some(memory) => {
                 let slot = Slot::take()?;
@@ -148,10 +138,7 @@ impl DmaSpace {
         }
         let (loan, memory) = loan.into_parts();
         let behind = memory.map_or(Behind::Nothing, |memory| self.files.keep(&memory));
-        // Checked above: it is refused no more.
-        self.domain.map(iova, length, access, Window { loan, behind, region })?;
-        self.generation += 1;
-        Ok(())
+        Ok(Window { loan, behind, region, place })
     }
 
     /// Takes the mapping of exactly `[iova, iova + length)` away. On return nothing reaches its
@@ -161,25 +148,34 @@ impl DmaSpace {
     /// When there is no such mapping.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         let window = self.domain.unmap(iova, length)?;
-        self.revoker.forget(iova);
+        // A mapping without memory may be where a window is.
+        if window.region.is_some() {
+            self.revoker.forget(iova);
+        }
         self.generation += 1;
         release(window.region);
         Ok(())
     }
 
-    /// Takes every mapping away; returns how many there were.
+    /// Takes every mapping of its user away, windows not; returns how many there were.
     pub fn unmap_all(&mut self) -> usize {
         let windows = self.domain.clear();
-        self.revoker.forget_all();
         self.generation += 1;
         let count = windows.len();
-        windows.into_iter().for_each(|window| release(window.region));
+        for window in windows {
+            // A mapping without memory may be where a window is.
+            if window.region.is_some() {
+                self.revoker.forget(window.loan.range().0);
+            }
+            release(window.region);
+        }
         count
     }
 
     /// Lets go of all memory: its owner truncated some of it. The mappings stay, as ones that no
-    /// memory is behind, until their owner takes them away.
+    /// memory is behind, until their owner takes them away; windows are closed.
     pub fn drop_memory(&mut self) {
+        self.close_windows();
         self.revoker.forget_all();
         self.generation += 1;
         for window in self.domain.targets_mut() {
@@ -218,23 +214,19 @@ impl DmaSpace {
         self.generation
     }
 
-    /// The mappings, by address.
+    /// The mappings of its user, by address.
     pub fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
-        self.domain.iter().map(|mapping| {
-            let Window { loan, behind, .. } = &mapping.target;
-            let ((iova, length), access) = (loan.range(), loan.access());
-            Mapping { iova, length, access, behind }
-        })
+        self.domain.iter().map(|mapping| mapping.target.mapping())
     }
 
-    /// How many mappings there are.
+    /// How many mappings and windows there are.
     pub fn len(&self) -> usize {
-        self.domain.len()
+        self.domain.len() + self.peers.len()
     }
 
-    /// Whether nothing is mapped.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.domain.len() == 0
+        self.len() == 0
     }
 
     /// The accesses that were refused.
@@ -242,9 +234,9 @@ impl DmaSpace {
         &self.refusals
     }
 
-    /// Whether the owner of any mapped memory truncated it.
+    /// Whether the user truncated any memory that it mapped.
     pub fn truncated(&self) -> bool {
-        self.domain.iter().any(|m| m.target.region.as_ref().is_some_and(|m| m.region.truncated()))
+        self.domain.iter().any(|m| m.target.is_truncated())
     }
 
     /// The memory at `[iova, iova + length)`, all of it in one window.
@@ -259,7 +251,8 @@ impl DmaSpace {
         length: usize,
         access: Access,
     ) -> Result<DmaSlice<'_>, DmaFault> {
-        let (region, offset) = self.piece(iova, length as u64, length as u64, access)?;
+        let (window, region, offset) = self.piece(iova, length as u64, length as u64, access)?;
+        self.peers.count(window, access, length);
         region.slice(offset, length).ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
     }
 
@@ -268,7 +261,8 @@ impl DmaSpace {
     /// # Errors
     /// As [`slice`](DmaSpace::slice).
     pub fn pin(&self, iova: u64, length: usize, access: Access) -> Result<PinnedSlice, DmaFault> {
-        let (region, offset) = self.piece(iova, length as u64, length as u64, access)?;
+        let (window, region, offset) = self.piece(iova, length as u64, length as u64, access)?;
+        self.peers.count(window, access, length);
         PinnedSlice::new(region.clone(), offset, length)
             .ok_or_else(|| self.refuse(no_memory(iova, length as u64)))
     }
@@ -290,8 +284,10 @@ impl DmaSpace {
                 return Err(self.refuse(domain_fault(iova, length as u64, FaultCause::Wraps)));
             };
             let left = length - done;
-            let (region, offset) = self.piece(at, left as u64, left.min(1) as u64, access)?;
+            let (window, region, offset) =
+                self.piece(at, left as u64, left.min(1) as u64, access)?;
             let count = (region.len() - offset).min(left);
+            self.peers.count(window, access, count);
             let piece = PinnedSlice::new(region.clone(), offset, count);
             let piece = piece.ok_or_else(|| self.refuse(no_memory(at, count as u64)))?;
             done = match &mut pieces {
@@ -325,9 +321,11 @@ impl DmaSpace {
         access: Access,
         mut visit: impl FnMut(DmaSlice<'a>),
     ) -> Result<(), DmaFault> {
-        let mut dry = |_: DmaSlice<'a>| {};
-        self.pieces(iova, length, access, &mut dry)?;
-        self.pieces(iova, length, access, &mut visit)
+        self.pieces(iova, length, access, &mut |_, _| {})?;
+        self.pieces(iova, length, access, &mut |window, slice| {
+            self.peers.count(window, access, slice.len());
+            visit(slice);
+        })
     }
 
     /// Copies from memory at `iova` into `out`.
@@ -387,19 +385,19 @@ impl DmaSpace {
         iova: u64,
         length: usize,
         access: Access,
-        visit: &mut impl FnMut(DmaSlice<'a>),
+        visit: &mut impl FnMut(&'a Window, DmaSlice<'a>),
     ) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < length {
             let Some(at) = iova.checked_add(done as u64) else {
                 return Err(self.refuse(domain_fault(iova, length as u64, FaultCause::Wraps)));
             };
-            let (region, offset) = self.piece(at, (length - done) as u64, 1, access)?;
+            let (window, region, offset) = self.piece(at, (length - done) as u64, 1, access)?;
             let count = (region.len() - offset).min(length - done);
             let slice = region
                 .slice(offset, count)
                 .ok_or_else(|| self.refuse(no_memory(at, count as u64)))?;
-            visit(slice);
+            visit(window, slice);
             done += count;
         }
         Ok(())
@@ -409,12 +407,22 @@ impl DmaSpace {
         if !self.master {
             return Err(());
         }
-        let hit = self.domain.resolve(iova, length as u64, access).map_err(|_| ())?;
+        let hit = self.find(iova, length as u64, access).map_err(|_| ())?;
         let region = &hit.target.region.as_ref().ok_or(())?.region;
         if hit.length < length as u64 || region.truncated() {
             return Err(());
         }
+        self.peers.count(hit.target, access, length);
         region.slice(usize::try_from(hit.offset).map_err(|_| ())?, length).ok_or(())
+    }
+
+    /// The mapping at `iova`, or the window where its user has mapped no memory.
+    #[inline]
+    fn find(&self, iova: u64, length: u64, access: Access) -> Result<Hit<'_, Window>, Fault> {
+        match self.domain.resolve(iova, length, access) {
+            Ok(hit) if hit.target.region.is_some() => Ok(hit),
+            other => self.peers.resolve_or((iova, length, access), other),
+        }
     }
 
     /// The region at `iova` and the offset in it, with at least `least` of `length` bytes there.
@@ -425,11 +433,11 @@ impl DmaSpace {
         length: u64,
         least: u64,
         access: Access,
-    ) -> Result<(&Arc<Region>, usize), DmaFault> {
+    ) -> Result<(&Window, &Arc<Region>, usize), DmaFault> {
         if !self.master {
             return Err(self.refuse(DmaFault::NotMaster { address: iova, length }));
         }
-        let hit = match self.domain.resolve(iova, length, access) {
+        let hit = match self.find(iova, length, access) {
             Ok(hit) => hit,
             Err(fault) => return Err(self.refuse(DmaFault::Domain(fault))),
         };
@@ -446,7 +454,7 @@ impl DmaSpace {
             Some(region) => {
                 let offset = usize::try_from(hit.offset)
                     .map_err(|_| self.refuse(no_memory(iova, length)))?;
-                Ok((region, offset))
+                Ok((hit.target, region, offset))
             }
             None => Err(self.refuse(no_memory(iova, length))),
         }

@@ -31,7 +31,7 @@ pub enum StreamError {
     /// The peer passed more descriptors than this process may hold, or than a message has.
     #[error("the peer passed too many descriptors")]
     TooManyDescriptors,
-    /// The system refused.
+    /// The operating system failed the operation.
     #[error("socket: {0}")]
     Socket(Errno),
 }
@@ -64,12 +64,26 @@ pub trait Stream: Send + Sync {
     /// Waits until the peer is gone (or this side shut the stream down), without reading.
     fn wait_closed(&self);
 
+    /// The same, at most until `other` is readable. Where there is no [socket](Stream::socket), not for
+    /// `other`.
+    fn wait_closed_or(&self, other: BorrowedFd<'_>) {
+        let _ = other;
+        self.wait_closed();
+    }
+
     /// Whether the peer is gone already. Nothing is read.
     fn is_closed(&self) -> bool;
 
     /// Ends the conversation in both directions, from any thread: whoever waits in
     /// [`receive`](Stream::receive) or [`wait_closed`](Stream::wait_closed) returns.
     fn shut_down(&self);
+
+    /// The socket, where the conversation is one: readable when there is something to receive or the peer
+    /// is gone, and whoever gets a copy of it can hold the conversation instead. `None` where another
+    /// process cannot.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 impl Stream for UnixStream {
@@ -139,6 +153,16 @@ impl Stream for UnixStream {
     fn shut_down(&self) {
         // Fails only when it is shut down already.
         let _ = self.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn wait_closed_or(&self, other: BorrowedFd<'_>) {
+        let other = PollFd::from_borrowed_fd(other, PollFlags::IN);
+        // An interrupted wait is a wake-up too many: the caller looks whether it has ended.
+        let _ = rustix::event::poll(&mut [PollFd::new(self, PollFlags::RDHUP), other], None);
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
     }
 }
 

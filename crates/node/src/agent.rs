@@ -6,20 +6,21 @@
 //! each device and each lease. Losing the control plane stops nothing here: the agent goes on
 //! trying to reach it, and what is lent and borrowed stays so.
 
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::{NodeMessages, NodeReport};
+use rackbus_control::node::AskedRestart;
 use rackbus_control::{Client, lease_span};
 use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use crate::borrower::BorrowedFunctions;
+use crate::handover::state::AgentState;
+use crate::handover::{HandOver, HandOverError, begun_ns, instant_of};
 use crate::lender::LentFunctions;
+use crate::sequencer::{Sequencer, essential};
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -30,6 +31,10 @@ const REPORT: Millis = 1_000;
 const REGISTER_AGAIN: Millis = 250;
 /// How long it waits before it looks for a lost control plane again.
 const RECONNECT: Duration = Duration::from_millis(100);
+
+/// How long a restart waits for what is under way, and how often it looks.
+const UNDER_WAY: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How long the control plane may take to hear a message, before the next is tried.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -51,12 +56,14 @@ pub enum Heard {
     CloseDone(LeaseId),
     /// The lender of a lease is gone.
     LenderLost(LeaseId, String),
+    /// The node is to be restarted in place. What could be looked at beforehand was.
+    Restart(AskedRestart),
 }
 
 /// Who the agent speaks for.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// This host.
+    /// Name of the node's host.
     pub host: String,
     /// Where its link listens.
     pub address: String,
@@ -85,6 +92,9 @@ pub struct Agent {
     said: mpsc::UnboundedSender<NodeMessages>,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
+    hand_over: Option<Arc<HandOver>>,
+    /// A restart that waits for what is under way, until then.
+    restart: Option<(AskedRestart, Instant)>,
 }
 
 impl std::fmt::Debug for Agent {
@@ -129,12 +139,33 @@ impl Agent {
             said,
             by_device: Sequencer::default(),
             by_lease: Sequencer::default(),
+            hand_over: None,
+            restart: None,
         }
+    }
+
+    /// The agent of a node that can be restarted in place.
+    #[must_use]
+    pub(crate) fn with_hand_over(self, hand_over: Arc<HandOver>) -> Self {
+        Agent { hand_over: Some(hand_over), ..self }
+    }
+
+    /// Goes on as the same life of the node, in the place of another process.
+    #[must_use]
+    pub(crate) fn resume(self, state: AgentState) -> Self {
+        let AgentState { incarnation, begun_ns, mut borrowing } = state;
+        // What the process before was about to say is lost.
+        borrowing.reconnected();
+        self.lender.set_incarnation(incarnation);
+        Agent { incarnation, borrowing, begun: instant_of(begun_ns), ..self }
     }
 
     /// Hears and acts until the channel closes.
     pub async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Heard>) {
         loop {
+            if inbox.is_empty() {
+                self.try_restart();
+            }
             let now = self.now();
             if self.register_at <= now {
                 self.register(now);
@@ -147,6 +178,7 @@ impl Agent {
             let due = self.register_at.min(self.reported.1);
             let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(due);
             let wait = Duration::from_millis(due.saturating_sub(self.now()));
+            let wait = if self.restart.is_some() { wait.min(LOOK_AGAIN) } else { wait };
             tokio::select! {
                 heard = inbox.recv() => match heard {
                     Some(heard) => self.hear(heard),
@@ -177,7 +209,8 @@ impl Agent {
     /// What the node says of itself. While that changes it is said more often.
     fn report(&mut self, now: Millis) -> NodeReport {
         let (devices, fronts) = (self.lender.report(), self.borrower.fronts());
-        let report = NodeReport { devices, fronts, ..(self.observe)() };
+        let peers = self.borrower.peers();
+        let report = NodeReport { devices, fronts, peers, ..(self.observe)() };
         let next = if report == self.reported.0 { u64::MAX } else { now.saturating_add(REPORT) };
         self.reported = (report.clone(), next);
         NodeReport { counted_ms: now, ..report }
@@ -199,10 +232,14 @@ impl Agent {
                 // This control plane may be a new one: repeated until it has answered.
                 self.registered = false;
                 self.register_at = now;
+                self.borrowing.reconnected();
             }
             Heard::Said(message) => self.receive(now, message),
             Heard::Lending(actions) => self.do_lender(actions),
             Heard::Trouble => self.register_at = now,
+            Heard::Restart(asked) => {
+                self.restart = Some((asked, Instant::now() + UNDER_WAY));
+            }
             Heard::OpenDone(lease, outcome) => {
                 let actions = self.borrowing.open_done(lease, outcome);
                 self.do_borrower(actions);
@@ -221,6 +258,46 @@ impl Agent {
                     unplug(&borrower, &unplugger, lease);
                 });
             }
+        }
+    }
+
+    /// Restarts the node if that was asked for and nothing is under way. Everything that was heard has been
+    /// dealt with. What the control plane says meanwhile, and what it has not heard yet, is said again.
+    fn try_restart(&mut self) {
+        let Some((asked, until)) = self.restart.take() else { return };
+        let under_way = match self.under_way() {
+            Some(_) if Instant::now() < until => {
+                self.restart = Some((asked, until));
+                return;
+            }
+            under_way => under_way,
+        };
+        let program = &asked.request.program;
+        let refused = match (under_way, &self.hand_over) {
+            (Some(error), _) => error,
+            (None, None) => HandOverError::Link,
+            (None, Some(hand_over)) => {
+                tracing::info!(program = %program.display(), "the node is restarted in place");
+                let state = AgentState {
+                    incarnation: self.incarnation,
+                    begun_ns: begun_ns(self.begun),
+                    borrowing: self.borrowing.clone(),
+                };
+                tokio::task::block_in_place(|| hand_over.perform(program, state))
+            }
+        };
+        tracing::warn!(error = %refused, "the node is not restarted and goes on");
+        // Who asked may have gone.
+        let _ = asked.refused.send(refused.problem());
+    }
+
+    /// What has to end before the node can be restarted.
+    fn under_way(&self) -> Option<HandOverError> {
+        let lending = self.hand_over.as_ref().and_then(|it| it.lender.fence().under_way());
+        match lending.or_else(|| self.borrowing.under_way()) {
+            Some(under_way) => Some(HandOverError::UnderWay(under_way)),
+            None if self.by_device.is_idle() && self.by_lease.is_idle() => None,
+            None => Some(HandOverError::Unplugging),
         }
     }
 
@@ -253,11 +330,12 @@ impl Agent {
             let (lender, heard) = (self.lender.clone(), self.heard.clone());
             match action {
                 LenderAction::Send(message) => self.say(message),
-                LenderAction::Arm { device, lease, epoch, borrower } => {
+                LenderAction::Arm { device, lease, epoch, borrower, level } => {
                     self.by_device.run(device.clone(), move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(device, epoch, borrower, "to be lent");
-                        let _ = heard.send(Heard::Lending(lender.arm(&device, epoch)));
+                        let said = lender.arm(&device, epoch, level.as_deref());
+                        let _ = heard.send(Heard::Lending(said));
                     });
                 }
                 LenderAction::Revoke { device, epoch, lease } => {
@@ -317,43 +395,6 @@ fn unplug(borrower: &BorrowedFunctions, unplugger: &Unplugger, lease: LeaseId) {
     }
 }
 
-/// Runs jobs beside, one after the other for each key.
-#[derive(Debug)]
-struct Sequencer<K> {
-    last: HashMap<K, JoinHandle<()>>,
-}
-
-impl<K> Default for Sequencer<K> {
-    fn default() -> Self {
-        Sequencer { last: HashMap::new() }
-    }
-}
-
-impl<K: Hash + Eq> Sequencer<K> {
-    fn run(&mut self, key: K, job: impl FnOnce() + Send + 'static) {
-        self.last.retain(|_, job| !job.is_finished());
-        let before = self.last.remove(&key);
-        let task = tokio::spawn(async move {
-            if let Some(before) = before {
-                let _ = before.await;
-            }
-            essential(tokio::task::spawn_blocking(job)).await;
-        });
-        self.last.insert(key, task);
-    }
-}
-
-/// Waits for something that the node cannot do without. Where it failed, nobody would ever hear that
-/// it is done: the process ends, and its next life, which has nothing mapped, is safe.
-async fn essential(work: JoinHandle<()>) {
-    if let Err(error) = work.await
-        && error.is_panic()
-    {
-        tracing::error!(%error, "a job of the node failed; the process ends");
-        std::process::abort();
-    }
-}
-
 /// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
 /// the protocol says it again.
 async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<NodeMessages>) {
@@ -389,29 +430,5 @@ async fn listen(client: Client, host: String, heard: mpsc::UnboundedSender<Heard
             tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
         }
         tokio::time::sleep(RECONNECT).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The test runs itself as the process that ends.
-    #[test]
-    fn a_job_that_fails_ends_the_process() {
-        const VICTIM: &str = "RACKBUS_AGENT_VICTIM";
-        if std::env::var_os(VICTIM).is_some() {
-            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(async {
-                let mut jobs = Sequencer::default();
-                jobs.run("nvme0", || panic!("a fault in the device model"));
-                jobs.last.remove("nvme0").unwrap().await.unwrap();
-            });
-            return;
-        }
-        let name = "agent::tests::a_job_that_fails_ends_the_process";
-        let mut victim = std::process::Command::new(std::env::current_exe().unwrap());
-        let ended = victim.args(["--exact", name]).env(VICTIM, "1").output().unwrap();
-        assert!(!ended.status.success(), "it goes on, and revokes for ever");
     }
 }

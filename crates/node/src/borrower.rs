@@ -6,23 +6,27 @@
 //! as by an absent device. So does what is attached when the lease ends: a driver sees a card that
 //! was pulled out, and its QEMU no broken connection.
 
+mod saved;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_control::api::DeviceReport;
+use rackbus_control::api::{DeviceReport, PeerReport};
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
 use rackbus_link::{Connect, Hello, Medium, Service, VERSION};
-use rackbus_memory::Stream;
-use rackbus_pci::vfio_user::{Device, DeviceError, Opener, Server, Shown, ShownWith};
+use rackbus_memory::{Gate, Stream};
+use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Server, Shown, ShownWith};
 use rackbus_vm::{Interrupts, interrupts};
 use rustix::io::Errno;
 
 use crate::front::{MediumConversation, PlacedDevice};
-use crate::remote::RemoteDevice;
+use crate::lent_out::LentOut;
+use crate::peers::{Followed, Membership, PeerGroups, Windows};
+use crate::remote::{Conversation, OnLost, RemoteDevice};
 use crate::report;
 
 /// Why a function could not be opened here.
@@ -33,7 +37,7 @@ pub enum BorrowError {
     Socket {
         /// Where it should be.
         path: PathBuf,
-        /// Why not.
+        /// Why the socket could not be made.
         cause: std::io::Error,
     },
 }
@@ -42,6 +46,9 @@ pub enum BorrowError {
 pub trait UseListener: Send + Sync {
     /// The lender of `grant` is gone, for `reason`.
     fn lender_lost(&self, grant: &Grant, reason: &str);
+
+    /// The VM of this host that the function at `socket` is meant for; nothing where it is a program's.
+    fn vm_of(&self, socket: &Path) -> Option<String>;
 
     /// A process opened the socket of `grant`'s lease. `ended` says later whether the lease has ended,
     /// or somebody else's.
@@ -70,7 +77,11 @@ pub struct BorrowedFunctions {
     link: Arc<dyn Connect>,
     fabric: FabricHandle,
     listener: Arc<dyn UseListener>,
+    peers: Arc<PeerGroups>,
+    gate: Gate,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
+    /// Those of leases that have ended, whose users may still have the socket open.
+    ended: Mutex<Vec<Arc<Open>>>,
 }
 
 impl std::fmt::Debug for BorrowedFunctions {
@@ -79,21 +90,40 @@ impl std::fmt::Debug for BorrowedFunctions {
     }
 }
 
-/// One borrowed function.
+/// A borrowed function, from the grant of its lease to its end.
 struct Open {
     grant: Grant,
     path: PathBuf,
     server: Mutex<Option<Server>>,
-    /// Ends the conversation with the lender, while a user has the socket open.
-    end: Mutex<Option<End>>,
+    /// What the function is lent, where it runs at its lender.
+    lent_out: LentOut,
+    /// The conversation with the lender, since a user had the socket open.
+    attachment: Mutex<Option<Attachment>>,
+    /// Bytes of configuration space that its user is shown instead of the function's.
+    fixed: Mutex<Vec<(u64, u8)>>,
     /// The lease has ended: who is being attached lets the lender go at once.
     closed: AtomicBool,
-    /// Of the front, where it runs here.
-    front: Mutex<Option<MediumConversation>>,
+    /// Among the functions of its user, while that has it open.
+    membership: Mutex<Option<Arc<Membership>>>,
 }
 
-/// Lets the lender go: what was attached answers as an absent device from then on.
-type End = Box<dyn Fn() + Send>;
+/// The conversation with a lender.
+enum Attachment {
+    /// About the function.
+    Function(Conversation),
+    /// About its medium; the front runs here.
+    Medium(MediumConversation),
+}
+
+impl Attachment {
+    /// Lets the lender go: what was attached answers as an absent device from then on.
+    fn end(&self) {
+        match self {
+            Attachment::Function(conversation) => conversation.end(),
+            Attachment::Medium(conversation) => conversation.end(),
+        }
+    }
+}
 
 impl Open {
     fn server(&self) -> MutexGuard<'_, Option<Server>> {
@@ -105,36 +135,51 @@ impl Open {
         self.server().as_ref().and_then(Server::client_pid)
     }
 
-    fn end(&self) -> MutexGuard<'_, Option<End>> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    fn fixed(&self) -> MutexGuard<'_, Vec<(u64, u8)>> {
+        self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A user has attached; `end` lets the lender go.
-    fn attached(&self, end: End) {
-        let mut current = self.end();
+    fn attachment(&self) -> MutexGuard<'_, Option<Attachment>> {
+        self.attachment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A user has attached.
+    fn attached(&self, attachment: Attachment) {
+        let mut current = self.attachment();
         if self.closed.load(Ordering::Relaxed) {
-            end();
+            attachment.end();
         }
-        *current = Some(end);
+        *current = Some(attachment);
     }
 
     /// The lease has ended: lets the lender go, also for a user that is attaching now.
     fn close(&self) {
-        let current = self.end();
+        self.leave_peers();
+        let current = self.attachment();
         self.closed.store(true, Ordering::Relaxed);
-        if let Some(end) = &*current {
-            end();
+        if let Some(attachment) = &*current {
+            attachment.end();
         }
     }
 
-    fn front(&self) -> MutexGuard<'_, Option<MediumConversation>> {
-        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The windows that it has, each an address and a length.
+    fn windows(&self) -> Vec<(u64, u64)> {
+        let membership = self.membership.lock().unwrap_or_else(PoisonError::into_inner);
+        membership.as_ref().map(|membership| membership.windows()).unwrap_or_default()
+    }
+
+    /// No other function of its user reaches it from now on, nor it any.
+    fn leave_peers(&self) {
+        let membership = self.membership.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(membership) = membership {
+            membership.leave();
+        }
     }
 }
 
 impl BorrowedFunctions {
-    /// A borrower on `host` that makes its sockets in `folder`, which exists. `fabric` decides which
-    /// memory the fronts here reach.
+    /// A borrower on `host` that makes its sockets in `folder`, which exists, in a process with this
+    /// `gate`. `fabric` decides which memory the fronts here reach.
     pub fn new(
         rack: &str,
         host: &str,
@@ -142,9 +187,11 @@ impl BorrowedFunctions {
         link: Arc<dyn Connect>,
         fabric: FabricHandle,
         listener: Arc<dyn UseListener>,
+        gate: Gate,
     ) -> Self {
+        let (peers, open, ended) = Default::default();
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        BorrowedFunctions { rack, host, folder, link, fabric, listener, open: Mutex::default() }
+        BorrowedFunctions { rack, host, folder, link, fabric, listener, peers, gate, open, ended }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes
@@ -158,15 +205,24 @@ impl BorrowedFunctions {
             return Ok(open.path.clone());
         }
         let path = socket_path(&self.folder, &grant.function.device, grant.lease);
-        let open = Arc::new(Open {
-            grant,
-            path: path.clone(),
-            server: Mutex::default(),
-            end: Mutex::default(),
-            closed: AtomicBool::new(false),
-            front: Mutex::default(),
-        });
-        let opener = AttachOpener {
+        let open = self.opened(grant);
+        let server = Server::bind_within(&path, self.opener(&open), self.gate.clone())
+            .map_err(|cause| BorrowError::Socket { path: path.clone(), cause })?;
+        *open.server() = Some(server);
+        all.insert(open.grant.lease, open);
+        Ok(path)
+    }
+
+    /// A lease without its server.
+    fn opened(&self, grant: Grant) -> Arc<Open> {
+        let path = socket_path(&self.folder, &grant.function.device, grant.lease);
+        let (server, attachment, fixed, closed, membership) = Default::default();
+        let lent_out = LentOut::new(self.fabric.clone(), &self.host);
+        Arc::new(Open { grant, path, server, lent_out, attachment, fixed, closed, membership })
+    }
+
+    fn opener(&self, open: &Arc<Open>) -> AttachOpener {
+        AttachOpener {
             hello: Hello {
                 version: VERSION,
                 rack: self.rack.clone(),
@@ -177,13 +233,10 @@ impl BorrowedFunctions {
             link: self.link.clone(),
             fabric: self.fabric.clone(),
             listener: self.listener.clone(),
-            open: Arc::downgrade(&open),
-        };
-        let server = Server::bind(&path, opener)
-            .map_err(|cause| BorrowError::Socket { path: path.clone(), cause })?;
-        *open.server() = Some(server);
-        all.insert(open.grant.lease, open);
-        Ok(path)
+            peers: self.peers.clone(),
+            gate: self.gate.clone(),
+            open: Arc::downgrade(open),
+        }
     }
 
     /// Ends a lease's socket: on return it is gone, and the lender is let go. Whoever still has it
@@ -191,22 +244,30 @@ impl BorrowedFunctions {
     pub fn close(&self, lease: u64) {
         let Some(open) = self.all().remove(&lease) else { return };
         open.close();
-        let server = open.server().take();
-        if let Some(server) = server {
+        if let Some(server) = &mut *open.server() {
             server.retire();
         }
         interrupts::forget(&open.path);
+        let mut ended = self.ended();
+        ended.retain(|open| open.process().is_some());
+        ended.push(open);
     }
 
     /// How the functions are whose fronts run here, by their names in the rack.
     pub fn fronts(&self) -> BTreeMap<String, DeviceReport> {
         let open: Vec<Arc<Open>> = self.all().values().cloned().collect();
         let report = |open: &Arc<Open>| {
-            let front = open.front();
-            let report = report::of_engine(front.as_ref()?.engine()?, DeviceReport::default());
+            let attachment = open.attachment();
+            let Attachment::Medium(front) = attachment.as_ref()? else { return None };
+            let report = report::of_engine(front.engine()?, DeviceReport::default());
             Some((open.grant.function.to_string(), report))
         };
         open.iter().filter_map(report).collect()
+    }
+
+    /// What the functions reach of others of the same user, by their names in the rack.
+    pub fn peers(&self) -> BTreeMap<String, PeerReport> {
+        self.peers.report()
     }
 
     /// The socket of a lease, and the process that uses it now.
@@ -217,6 +278,10 @@ impl BorrowedFunctions {
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Open>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Vec<Arc<Open>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,6 +301,8 @@ struct AttachOpener {
     link: Arc<dyn Connect>,
     fabric: FabricHandle,
     listener: Arc<dyn UseListener>,
+    peers: Arc<PeerGroups>,
+    gate: Gate,
     open: std::sync::Weak<Open>,
 }
 
@@ -249,13 +316,7 @@ impl Opener for AttachOpener {
             .connect(&open.grant.address, &self.hello)
             .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
-        if let Some(process) = open.process() {
-            let lease = self.open.clone();
-            // Nobody is there any more, or still that one.
-            let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
-            let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
-            self.listener.opened(&open.grant, &open.path, process, ended);
-        }
+        self.tell_use(&open);
         tracing::info!(process = open.process(), "in use");
         Ok(device)
     }
@@ -263,33 +324,57 @@ impl Opener for AttachOpener {
 
 /// Shows `device` with the kind of interrupts that its user wants. Without MSI-X a function can be
 /// taken out of every running QEMU, which the loss of its lender needs.
-fn show(path: &Path, device: impl Device + 'static) -> Result<Box<dyn Device>, DeviceError> {
-    let msix = Interrupts::noted(path) != Interrupts::Msi;
+fn show(open: &Open, device: impl Device + 'static) -> Result<Box<dyn Device>, DeviceError> {
+    let msix = Interrupts::noted(&open.path) != Interrupts::Msi;
     let shown = Shown::choose(device.shape(), msix);
-    Ok(Box::new(ShownWith::new(device, shown)?))
+    let shown = ShownWith::new(device, shown)?;
+    *open.fixed() = shown.fixed_bytes().to_vec();
+    Ok(Box::new(shown))
 }
 
 impl AttachOpener {
+    /// Tells who watches users of the one that is there.
+    fn tell_use(&self, open: &Arc<Open>) {
+        let Some(process) = open.process() else { return };
+        let lease = self.open.clone();
+        // Nobody is there any more, or still that one.
+        let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
+        let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
+        self.listener.opened(&open.grant, &open.path, process, ended);
+    }
+
+    /// Tells once that the lender is lost.
+    fn on_lost(&self) -> OnLost {
+        let (listener, lost) = (self.listener.clone(), self.open.clone());
+        let gate = self.gate.clone();
+        Box::new(move |reason: String| {
+            if let Some(open) = lost.upgrade() {
+                // Windows of others are closed at their lenders: no other process takes those conversations
+                // up meanwhile. One that goes on in this one's place finds the lender lost by itself.
+                let _passage = gate.enter();
+                open.leave_peers();
+                listener.lender_lost(&open.grant, &reason);
+            }
+        })
+    }
+
     /// The device at the other end of `stream`, or the front here of the medium there.
     fn attach(
         &self,
         open: &Arc<Open>,
         stream: Arc<dyn Stream>,
     ) -> Result<Box<dyn Device>, DeviceError> {
-        let (listener, lost) = (self.listener.clone(), self.open.clone());
-        let on_lost = Box::new(move |reason: String| {
-            if let Some(open) = lost.upgrade() {
-                listener.lender_lost(&open.grant, &reason);
-            }
-        });
+        let on_lost = self.on_lost();
         let none = |error: String| DeviceError::new(Errno::NODEV, error);
         match open.grant.placement {
             Placement::Lender => {
                 let device = RemoteDevice::attach(stream, on_lost);
                 let device = device.map_err(|error| none(error.to_string()))?;
+                let device = device.counted_by(open.lent_out.clone());
                 let conversation = device.conversation();
-                open.attached(Box::new(move || conversation.end()));
-                show(&open.path, device)
+                let windows = Box::new(conversation.clone());
+                open.attached(Attachment::Function(conversation));
+                show(open, self.follow(open, device, Some(windows)))
             }
             Placement::Borrower => {
                 let offered = Medium::receive(&*stream, &self.hello.to);
@@ -299,12 +384,56 @@ impl AttachOpener {
                 let lending = lending.map_err(|error| none(error.to_string()))?;
                 let name = &function.device;
                 let device = PlacedDevice::start(name, &medium, files, stream, lending, on_lost)?;
-                let conversation = device.conversation();
-                *open.front() = Some(conversation.clone());
-                open.attached(Box::new(move || conversation.end()));
-                show(&open.path, device)
+                open.attached(Attachment::Medium(device.conversation()));
+                show(open, self.follow(open, device, None))
             }
         }
+    }
+
+    /// `device`, among the functions of its user: those of a VM, or of a group.
+    fn follow(
+        &self,
+        open: &Open,
+        device: impl Device + 'static,
+        windows: Option<Box<dyn Windows>>,
+    ) -> Box<dyn Device> {
+        match self.join(open, device.shape(), windows) {
+            Some(membership) => Box::new(Followed::new(device, membership)),
+            None => Box::new(device),
+        }
+    }
+
+    /// The same for a device that another process of this node followed, which its user has programmed. It
+    /// `had` these windows, each an address and a length.
+    fn follow_again(
+        &self,
+        open: &Open,
+        device: impl Device + 'static,
+        windows: Option<Box<dyn Windows>>,
+        had: Vec<(u64, u64)>,
+    ) -> Box<dyn Device> {
+        match self.join(open, device.shape(), windows) {
+            Some(membership) => {
+                membership.inherit(had);
+                Box::new(Followed::again(device, membership, &self.peers, self.gate.clone()))
+            }
+            None => Box::new(device),
+        }
+    }
+
+    fn join(
+        &self,
+        open: &Open,
+        shape: &DeviceShape,
+        windows: Option<Box<dyn Windows>>,
+    ) -> Option<Arc<Membership>> {
+        let vm = self.listener.vm_of(&open.path).map(|vm| format!("VM {vm}"));
+        let group = || Some(format!("group {}", open.grant.group.as_ref()?));
+        let user = vm.or_else(group)?;
+        let name = open.grant.function.to_string();
+        let membership = Arc::new(self.peers.join(&user, &name, shape, windows));
+        *open.membership.lock().unwrap_or_else(PoisonError::into_inner) = Some(membership.clone());
+        Some(membership)
     }
 }
 
@@ -317,21 +446,25 @@ mod tests {
     use rackbus_devices::nvme::{Nvme, NvmeConfig};
     use rackbus_fabric::rack::Rack;
     use rackbus_fabric::{Fabric, derive};
-    use rackbus_link::LinkError;
+    use rackbus_link::{Conversation, LinkError};
     use rackbus_pci::endpoint::Endpoint;
     use rackbus_pci::vfio_user::Client;
 
     use super::*;
 
     /// A link that says when it is asked to connect, and does so when it is told to.
-    struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Stream>>>);
+    struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Conversation>>>);
 
     impl Connect for Slow {
         fn address(&self, _host: &str) -> String {
             unreachable!("the grant has it")
         }
 
-        fn connect(&self, _address: &str, _hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+        fn connect(
+            &self,
+            _address: &str,
+            _hello: &Hello,
+        ) -> Result<Arc<dyn Conversation>, LinkError> {
             self.0.send(()).unwrap();
             Ok(self.1.lock().unwrap().recv().unwrap())
         }
@@ -348,6 +481,9 @@ mod tests {
 
     impl UseListener for Nobody {
         fn lender_lost(&self, _grant: &Grant, _reason: &str) {}
+        fn vm_of(&self, _socket: &Path) -> Option<String> {
+            None
+        }
         fn opened(&self, _grant: &Grant, _socket: &Path, _process: u32, _ended: LeaseEnded) {}
     }
 
@@ -356,11 +492,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
         let link = Arc::new(Slow(asked, Mutex::new(connected)));
-        let functions =
-            BorrowedFunctions::new("test", "beta", folder.path(), link, fabric(), Arc::new(Nobody));
+        let (fabric, gate) = (fabric(), Gate::new().unwrap());
+        let functions = BorrowedFunctions::new(
+            "test",
+            "beta",
+            folder.path(),
+            link,
+            fabric,
+            Arc::new(Nobody),
+            gate,
+        );
         let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
         let placement = Placement::Borrower;
-        let grant = Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement };
+        let grant =
+            Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement, group: None };
         let path = functions.open(grant).unwrap();
         let user = std::thread::spawn(move || Client::connect(&path, Duration::from_secs(30)));
         asks.recv().unwrap();

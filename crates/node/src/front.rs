@@ -4,19 +4,20 @@
 //! The lender has none of this host's memory. When it is lost, what was under way fails, and the
 //! function answers as an absent one does.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_devices::{Lost, class};
+use rackbus_devices::{FrontError, Lost, class};
 use rackbus_link::{Handles, Medium};
 use rackbus_memory::{Access, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
-use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, EngineDevice};
-use rackbus_pci::{Engine, EngineHandle};
+use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, EngineDevice, SavedSession};
+use rackbus_pci::{Engine, EngineHandle, Function, RestoreError, SaveError};
 use rustix::io::Errno;
 
-use crate::remote::OnLost;
+use crate::remote::{NoSocket, OnLost};
 
 /// A function whose front runs here.
 #[derive(Debug)]
@@ -33,6 +34,9 @@ pub struct MediumConversation(Arc<Conversation>);
 
 struct Conversation {
     stream: Arc<dyn Stream>,
+    medium: Medium,
+    /// The function, whoever has it.
+    device: EngineDevice,
     engine: EngineHandle,
     lost: Lost,
     gone: AtomicBool,
@@ -77,6 +81,39 @@ impl MediumConversation {
     fn is_gone(&self) -> bool {
         self.0.gone.load(Ordering::Acquire)
     }
+
+    /// The socket of the conversation, for another process to [go on](PlacedDevice::resume) with. `None`
+    /// when the conversation is over.
+    ///
+    /// # Errors
+    /// When it goes on, and is none that another process can hold.
+    pub fn socket(&self) -> Result<Option<BorrowedFd<'_>>, NoSocket> {
+        match self.is_gone() {
+            true => Ok(None),
+            false => self.0.stream.socket().map(Some).ok_or(NoSocket),
+        }
+    }
+
+    /// The medium, as its lender described it.
+    pub fn medium(&self) -> &Medium {
+        &self.0.medium
+    }
+
+    /// The front as a value; nothing happens here any more until it is taken back.
+    ///
+    /// # Errors
+    /// [`SaveError`]; it goes on then.
+    pub fn save(&self) -> Result<SavedSession, SaveError> {
+        self.0.device.save(vfio_user::Conversation::default())
+    }
+
+    /// Goes on here after all with what was saved.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when somebody else has gone on with it.
+    pub fn take_back(&self, saved: SavedSession) -> Result<(), RestoreError> {
+        self.0.device.take_back(saved)
+    }
 }
 
 impl PlacedDevice {
@@ -93,16 +130,56 @@ impl PlacedDevice {
         lending: Lending,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
+        let model = |lost| class::front(&medium.class, &medium.description, handles, lost);
+        PlacedDevice::with(name, medium, model, stream, on_lost, |device| {
+            device.session_of(lending, None)
+        })
+    }
+
+    /// Goes on with a front that another process saved, whose handles to the medium are among it.
+    ///
+    /// # Errors
+    /// When this process cannot.
+    pub fn resume(
+        name: &str,
+        medium: &Medium,
+        saved: SavedSession,
+        stream: Arc<dyn Stream>,
+        lending: Lending,
+        on_lost: OnLost,
+    ) -> Result<PlacedDevice, DeviceError> {
+        let SavedSession { state, descriptors, medium: handles } = saved;
+        let model = |lost| class::front_again(&medium.class, &medium.description, handles, lost);
+        PlacedDevice::with(name, medium, model, stream, on_lost, |device| {
+            let engine = device.engine().clone();
+            let resumed = EngineDevice::resume(engine, state, descriptors, lending, None);
+            let refused = |error: RestoreError| DeviceError::new(Errno::NODEV, error.to_string());
+            resumed.map(|(session, _)| session).map_err(refused)
+        })
+    }
+
+    /// The front of `medium`, as `session` begins or goes on with it.
+    fn with(
+        name: &str,
+        medium: &Medium,
+        model: impl FnOnce(Lost) -> Result<Box<dyn Function>, FrontError>,
+        stream: Arc<dyn Stream>,
+        on_lost: OnLost,
+        session: impl FnOnce(&EngineDevice) -> Result<EngineDevice, DeviceError>,
+    ) -> Result<PlacedDevice, DeviceError> {
         let ended = stream.clone();
         // The watch below hears of it.
         let lost = Lost::new(move || ended.shut_down());
-        let model = class::front(&medium.class, &medium.description, handles, lost.clone());
+        let model = model(lost.clone());
         let model = model.map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
         let system = |cause: std::io::Error| DeviceError::new(Errno::NODEV, cause.to_string());
         let engine = Engine::start(name, model, EngineOptions::default()).map_err(system)?;
-        let device = EngineDevice::new(engine.handle().clone())?.session_of(lending, None)?;
+        let function = EngineDevice::new(engine.handle().clone())?;
+        let device = session(&function)?;
         let conversation = MediumConversation(Arc::new(Conversation {
             stream: stream.clone(),
+            medium: medium.clone(),
+            device: function,
             engine: engine.handle().clone(),
             lost,
             gone: AtomicBool::new(false),

@@ -1,32 +1,38 @@
 //! A whole node: one host's lender, borrower, link and agent, put together and run.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rackbus_control::metrics::Source;
-use rackbus_control::reach::serve_node;
+use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
 use rackbus_control::{Client, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
 use rackbus_link::{Link, Listener as LinkListener, Service};
+use rackbus_memory::{Gate, PacketListener};
 use rackbus_segment::directory::Settings;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
+use crate::handover::parcel::Descriptors;
+use crate::handover::state::{Listeners, NodeState};
+use crate::handover::{HandOver, Inherited, Program, monotonic_ns};
 use crate::lendable::Lendable;
+use crate::lender::saved::ResumedSession;
 use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::Users;
 
-/// A node's description.
+/// What a node is started with.
 #[derive(Clone)]
 pub struct NodeOptions {
-    /// The rack's name.
+    /// Name of the rack that it belongs to.
     pub rack: String,
-    /// This host.
+    /// Name of the node's host.
     pub host: String,
     /// The rack's run directory: the node works in the folder `host` of it.
     pub run_dir: PathBuf,
@@ -40,6 +46,8 @@ pub struct NodeOptions {
     pub segments: Settings,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
+    /// The program around the node; without one the node is not restarted in place.
+    pub program: Option<Arc<dyn Program>>,
 }
 
 /// The control plane's socket in a run directory.
@@ -55,7 +63,7 @@ pub enum NodeError {
     Path {
         /// The folder or socket.
         path: PathBuf,
-        /// Why.
+        /// The error that it failed with.
         cause: std::io::Error,
     },
     /// A device cannot be run.
@@ -64,6 +72,9 @@ pub enum NodeError {
     /// Other nodes cannot be listened to.
     #[error("other nodes cannot be listened to: {0}")]
     Link(std::io::Error),
+    /// What another process left cannot be gone on with.
+    #[error("what the process before left cannot be gone on with: {0}")]
+    Inherited(std::io::Error),
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]
     Thread(std::io::Error),
@@ -74,6 +85,58 @@ pub enum NodeError {
 /// # Errors
 /// [`NodeError`], before anything is offered.
 pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
+    start(options, None).await
+}
+
+/// Goes on as the node in the place of another process, which left what is `inherited`.
+///
+/// # Errors
+/// [`NodeError`]; then the process is to end, and with it what it lends and borrows.
+pub async fn resume(options: NodeOptions, inherited: Inherited) -> Result<(), NodeError> {
+    start(options, Some(inherited)).await
+}
+
+/// Lends the node's devices: anew, or as another process that left `state` had them. Then the conversations
+/// with their users are still to go on.
+fn lend(
+    options: &NodeOptions,
+    fabric: FabricHandle,
+    state: &mut Option<NodeState>,
+    descriptors: &mut Descriptors,
+) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
+    let mut lender = LentFunctions::new(&options.host, fabric);
+    let mut sessions = Vec::new();
+    let Some(state) = state else {
+        for (name, lendable) in &options.devices {
+            lender.add(name, lendable.clone())?;
+        }
+        return Ok((lender, sessions));
+    };
+    lender = lender.with_fence(state.lender.clone());
+    for (name, lendable) in &options.devices {
+        let lent = state.lent.remove(name);
+        let session = lender.add_resumed(name, lendable.clone(), lent, descriptors, &*options.link);
+        sessions.extend(session);
+    }
+    Ok((lender, sessions))
+}
+
+/// Logs what the pause of a restart in place consisted of, and answers how long it was, in microseconds. The
+/// moments, in nanoseconds: when conversations rested, when all was saved, when it was received, and now.
+fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4]) -> u64 {
+    let us = |from: u64, to: u64| to.saturating_sub(from) / 1000;
+    tracing::info!(
+        host,
+        in_use,
+        saving_us = us(paused, saved),
+        starting_us = us(saved, received),
+        resuming_us = us(received, now),
+        "the node goes on"
+    );
+    us(paused, now)
+}
+
+async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
     let functions = functions_folder(&options.run_dir, &options.host);
     let path_error = |path: &Path| {
@@ -81,32 +144,46 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         move |cause| NodeError::Path { path, cause }
     };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
+    let (mut state, mut descriptors, received_ns) = match inherited {
+        Some(Inherited { state, descriptors, received_ns }) => {
+            (Some(state), descriptors, received_ns)
+        }
+        None => (None, Descriptors::default(), 0),
+    };
+    let resumed = state.is_some();
 
     // Whatever this node lets anybody reach is a loan of this.
     let fabric = FabricHandle::new(Fabric::new(options.topology.clone()));
-    let mut lender = LentFunctions::new(&options.host, fabric.clone());
-    for (name, lendable) in &options.devices {
-        lender.add(name, lendable.clone())?;
-    }
-    let lender = Arc::new(lender);
-
     let link = options.link.clone();
-    let listener = link.listen(&options.host).map_err(NodeError::Link)?;
+    let gate = Gate::new().map_err(NodeError::Inherited)?;
+    let (lender, sessions) = lend(&options, fabric.clone(), &mut state, &mut descriptors)?;
+    let lender = Arc::new(lender);
+    let mut in_use = sessions.len();
+    for session in sessions {
+        session.go_on(&gate).map_err(NodeError::Thread)?;
+    }
+
+    let sockets = Sockets::of(state.as_ref(), &mut descriptors, &*link, &options.host, &folder)?;
+    let copies = sockets.copies().map_err(NodeError::Inherited)?;
     let settings = options.segments.clone();
     let (rack, host) = (&options.rack, &options.host);
     let segments = Segments::new(rack, host, link.clone(), settings, fabric.clone());
     let counters = Arc::new(LinkCounters::default());
-    attend(listener, lender.clone(), segments.clone(), counters.clone())
+    attend(sockets.link, lender.clone(), segments.clone(), counters.clone(), gate.clone())
         .map_err(NodeError::Thread)?;
-    segments.start(&folder).map_err(path_error(&folder.join(SOCKET)))?;
+    segments
+        .start_on(&folder, sockets.segments, gate.clone())
+        .map_err(path_error(&folder.join(SOCKET)))?;
 
     let (heard, inbox) = mpsc::unbounded_channel();
     let unplugger = Unplugger::new(&options.run_dir, &options.host);
     let control = control_socket(&options.run_dir);
     let users = Users::new(&options.run_dir, &options.host, Client::new(&control));
     let listener = Arc::new(Listener { heard: heard.clone(), users });
-    // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
-    unplugger.unplug_orphans();
+    if !resumed {
+        // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
+        unplugger.unplug_orphans();
+    }
     let borrower = BorrowedFunctions::new(
         &options.rack,
         &options.host,
@@ -114,7 +191,26 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         link.clone(),
         fabric.clone(),
         listener,
+        gate.clone(),
     );
+    let mut process =
+        NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
+    let agent_state = match state {
+        Some(state) => {
+            in_use += state.borrowed.iter().filter(|it| it.client.is_some()).count();
+            borrower
+                .resume(state.borrowed, &mut descriptors, &*link)
+                .map_err(NodeError::Inherited)?;
+            let moments = [state.paused_ns, state.saved_ns, received_ns, monotonic_ns()];
+            process.pause_us = tell_pause(host, in_use, moments);
+            process.restarts = state.restarts;
+            process.in_use = in_use as u64;
+            Some(state.agent)
+        }
+        None => None,
+    };
+    // What nobody took is closed, so that no peer waits for who does not come.
+    drop(descriptors);
     let borrower = Arc::new(borrower);
     let metrics = metrics::source(
         &options.host,
@@ -122,27 +218,109 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         borrower.clone(),
         segments.clone(),
         counters.clone(),
+        process.clone(),
     );
     let identity =
         Identity { host: options.host.clone(), address: link.address(&options.host), control };
-    let observe = metrics::observe(segments, counters, options.log_lines_left_out);
+    let observe =
+        metrics::observe(segments.clone(), counters, options.log_lines_left_out, process.clone());
     tracing::info!(host = options.host, devices = options.devices.len(), "node up");
-    let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
-    let questions = question_server(metrics, fabric, folder.join(metrics::SOCKET));
+    let hand_over = options.program.clone().map(|program| {
+        let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
+        let listeners = copies;
+        Arc::new(HandOver { gate, lender, borrower, segments, listeners, program, restarts })
+    });
+    let mut agent = Agent::new(identity, lender, borrower, unplugger, observe, heard.clone());
+    if let Some(hand_over) = &hand_over {
+        agent = agent.with_hand_over(hand_over.clone());
+    }
+    if let Some(state) = agent_state {
+        agent = agent.resume(state);
+    }
+    let (restarts, asked) = mpsc::unbounded_channel();
+    tokio::spawn(check_restarts(hand_over, asked, heard));
+    let answers = Answers { metrics, fabric, process, restarts };
     tokio::select! {
         () = agent.run(inbox) => Ok(()),
-        never = questions => match never {},
+        never = answer(answers, sockets.questions) => match never {},
     }
 }
 
-/// Answers for the node's metrics and its fabric. Where that fails, the node goes on without.
-async fn question_server(
-    metrics: Source,
-    fabric: FabricHandle,
-    socket: PathBuf,
-) -> std::convert::Infallible {
-    if let Err(error) = serve_node(metrics, fabric, &socket).await {
-        tracing::error!(%error, socket = %socket.display(), "metrics and reach cannot be served");
+/// The sockets that a node listens on.
+struct Sockets {
+    link: Box<dyn LinkListener>,
+    segments: PacketListener,
+    questions: UnixListener,
+}
+
+impl Sockets {
+    /// Those of the process before, or new ones.
+    fn of(
+        state: Option<&NodeState>,
+        descriptors: &mut Descriptors,
+        link: &dyn Link,
+        host: &str,
+        folder: &Path,
+    ) -> Result<Sockets, NodeError> {
+        if let Some(Listeners { link: at, segments, questions }) = state.map(|it| &it.listeners) {
+            let mut take = |number: &u32| descriptors.take(*number).map_err(NodeError::Inherited);
+            return Ok(Sockets {
+                link: link.listen_on(host, take(at)?).map_err(NodeError::Link)?,
+                segments: PacketListener::resume(take(segments)?),
+                questions: UnixListener::from(take(questions)?),
+            });
+        }
+        let named = |name: &str| {
+            let path = folder.join(name);
+            let error = path.clone();
+            (path, move |cause| NodeError::Path { path: error, cause })
+        };
+        let (segments, segments_error) = named(SOCKET);
+        let (questions, questions_error) = named(metrics::SOCKET);
+        Ok(Sockets {
+            link: link.listen(host).map_err(NodeError::Link)?,
+            segments: PacketListener::bind(&segments).map_err(segments_error)?,
+            questions: node::listen(&questions).map_err(questions_error)?,
+        })
+    }
+
+    /// Copies for the next process; `None` where the link has no socket.
+    fn copies(&self) -> std::io::Result<Option<Listeners<OwnedFd>>> {
+        let Some(link) = self.link.socket() else { return Ok(None) };
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        let (segments, questions) = (self.segments.as_fd(), self.questions.as_fd());
+        Ok(Some(Listeners {
+            link: copy(link)?,
+            segments: copy(segments)?,
+            questions: copy(questions)?,
+        }))
+    }
+}
+
+/// Looks at each restart that is asked for, while everything goes on, and hands what is possible to the
+/// agent.
+async fn check_restarts(
+    hand_over: Option<Arc<HandOver>>,
+    mut asked: mpsc::UnboundedReceiver<AskedRestart>,
+    heard: mpsc::UnboundedSender<Heard>,
+) {
+    let Some(hand_over) = hand_over else { return };
+    while let Some(asked) = asked.recv().await {
+        let (hand_over, program) = (hand_over.clone(), asked.request.program.clone());
+        let checked = tokio::task::spawn_blocking(move || hand_over.check(&program)).await;
+        match checked {
+            Ok(Ok(())) => drop(heard.send(Heard::Restart(asked))),
+            Ok(Err(error)) => drop(asked.refused.send(error.problem())),
+            // It failed: who asked is told so when `asked` is dropped.
+            Err(error) => tracing::error!(%error, "a restart could not be looked at"),
+        }
+    }
+}
+
+/// Answers for the node. Where that fails, it goes on without.
+async fn answer(answers: Answers, listener: UnixListener) -> std::convert::Infallible {
+    if let Err(error) = serve_node(answers, listener).await {
+        tracing::error!(%error, "the node's metrics and reach cannot be served");
     }
     std::future::pending().await
 }
@@ -153,9 +331,11 @@ fn attend(
     lender: Arc<LentFunctions>,
     segments: Arc<Segments>,
     counters: Arc<LinkCounters>,
+    gate: Gate,
 ) -> std::io::Result<()> {
     let accept = move || {
         loop {
+            let passage = listener.socket().map(|socket| gate.enter_when_readable(socket));
             let caller = match listener.accept() {
                 Ok(caller) => caller,
                 Err(error) => {
@@ -166,12 +346,19 @@ fn attend(
             };
             let (lender, segments) = (lender.clone(), segments.clone());
             let counters = counters.clone();
+            let passage = passage.unwrap_or_else(|| gate.enter());
             let talk = move || {
                 let Some(incoming) = caller.hear() else { return counters.refuse() };
                 let _open = counters.begin(&incoming.hello.service);
                 match incoming.hello.service {
-                    Service::Segments => segments.attend(incoming),
-                    Service::Function { .. } | Service::Medium { .. } => lender.attend(incoming),
+                    Service::Segments => {
+                        // What it comes to is counted by the service, and is never passed on.
+                        drop(passage);
+                        segments.attend(incoming);
+                    }
+                    Service::Function { .. } | Service::Medium { .. } => {
+                        lender.attend(incoming, &passage);
+                    }
                 }
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
@@ -194,6 +381,10 @@ impl UseListener for Listener {
         let _about = lease_span(grant.lease).entered();
         tracing::warn!(lender = grant.function.host, reason, "the lender is lost");
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+    }
+
+    fn vm_of(&self, socket: &Path) -> Option<String> {
+        self.users.vm_of(socket)
     }
 
     fn opened(&self, grant: &Grant, socket: &Path, process: u32, ended: LeaseEnded) {

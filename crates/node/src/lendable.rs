@@ -6,17 +6,19 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::api::DeviceReport;
-use rackbus_devices::{Folders, RackDevice};
+use rackbus_devices::{DeviceConfig, Folders, RackDevice};
 use rackbus_memory::{Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
-use rackbus_pci::vfio_user::{Device, EngineDevice};
-use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer};
+use rackbus_pci::vfio_user::{Conversation, Device, EngineDevice, SavedSession};
+use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
 
 use crate::report;
+use crate::upstream::Upstream;
 
 /// Why a function is not ready.
 #[derive(Debug)]
@@ -37,6 +39,14 @@ pub trait Lendable: Debug + Send + Sync {
     /// [`NotReady`].
     fn arm(&self, limit: Duration) -> Result<(), NotReady>;
 
+    /// Promises its next user this service level, or as much as anybody gets.
+    ///
+    /// # Errors
+    /// Why not, and what could be promised instead.
+    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+        no_levels(level)
+    }
+
     /// Gives it to the user at the other end of `stream`, whose memory `lending` lends, for as long as
     /// the stream is open. Dropping what is returned takes everything of the user's away, resets and
     /// scrubs it. Does not wait for it.
@@ -51,6 +61,55 @@ pub trait Lendable: Debug + Send + Sync {
 
     /// What it counts and how it is, beside what is `known`. Nothing is waited for.
     fn describe(&self, known: DeviceReport) -> DeviceReport;
+
+    /// The function as a value, and the `conversation` with its user, which rests. From now on nothing
+    /// happens here, until it is [taken back](Lendable::take_back). `None` when there is nothing to go on
+    /// with: it does not run, or its user's memory was taken away. Waits no longer than `limit`.
+    ///
+    /// # Errors
+    /// [`NotSaved`]; it goes on as it was.
+    fn save(
+        &self,
+        _conversation: Conversation,
+        _limit: Duration,
+    ) -> Result<Option<SavedSession>, NotSaved> {
+        Err(NotSaved::Refused(SaveError::Unsupported))
+    }
+
+    /// Goes on here after all with what was saved.
+    fn take_back(&self, _saved: SavedSession) {}
+
+    /// Goes on, in the place of [`arm`](Lendable::arm), with what another process saved; for the `user`
+    /// that it had, which lends its memory by the lending and has the function as long as the stream is
+    /// open.
+    ///
+    /// # Errors
+    /// When that is not possible. Then it is as if it did not run.
+    fn resume(&self, _saved: SavedSession, _user: Option<User>) -> io::Result<Option<Resumed>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Who uses a function: what it lends, and its conversation.
+pub type User = (Lending, Arc<dyn Stream>);
+
+/// A function in the hands of its user, and where the conversation with it rested.
+pub type Resumed = (Box<dyn Attached>, Conversation);
+
+/// Why a function was not saved.
+#[derive(Debug)]
+pub enum NotSaved {
+    /// It does not answer in the time that it was given.
+    Hangs,
+    /// It cannot be.
+    Refused(SaveError),
+}
+
+fn no_levels(level: Option<&str>) -> Result<(), String> {
+    match level {
+        None => Ok(()),
+        Some(_) => Err("there are no service levels for functions of this class".to_owned()),
+    }
 }
 
 /// A function in the hands of one user.
@@ -65,10 +124,16 @@ pub trait Attached: Device {
 /// Makes a function's device model, anew after each failure of it.
 pub type Factory = Box<dyn Fn() -> io::Result<Box<dyn Function>> + Send + Sync>;
 
+/// Makes the device model that goes on with what an earlier one gave of its medium.
+pub type Successor = Box<dyn Fn(Vec<OwnedFd>) -> io::Result<Box<dyn Function>> + Send + Sync>;
+
 /// A device model, on an engine of its own: a class by front and medium.
 pub struct Modelled {
     name: String,
     factory: Factory,
+    successor: Option<Successor>,
+    /// What the rack file says of it, where it is of one.
+    config: Option<Arc<dyn DeviceConfig>>,
     options: EngineOptions,
     running: Mutex<Option<Running>>,
     /// The newest engine, for who may not wait for `running`.
@@ -90,8 +155,24 @@ impl Debug for Modelled {
 impl Modelled {
     /// The device `name`, whose model `factory` makes.
     pub fn new(name: &str, factory: Factory, options: EngineOptions) -> Modelled {
-        let (running, engine) = Default::default();
-        Modelled { name: name.to_owned(), factory, options, running, engine }
+        let (successor, config, running, engine) = Default::default();
+        Modelled { name: name.to_owned(), factory, successor, config, options, running, engine }
+    }
+
+    /// The same, which can go on in another process.
+    #[must_use]
+    pub fn with_successor(self, successor: Successor) -> Modelled {
+        Modelled { successor: Some(successor), ..self }
+    }
+
+    /// The device `name`, as the rack file describes it, with its files in `folders`.
+    pub fn described(name: &str, config: Arc<dyn DeviceConfig>, folders: Folders) -> Modelled {
+        let (described, places) = (config.clone(), folders.clone());
+        let model = Box::new(move || described.model(&places));
+        let described = config.clone();
+        let successor = Box::new(move |medium| described.resume(&folders, medium));
+        let modelled = Modelled::new(name, model, EngineOptions::default());
+        Modelled { config: Some(config), ..modelled.with_successor(successor) }
     }
 
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
@@ -102,15 +183,26 @@ impl Modelled {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(&self) -> io::Result<Running> {
-        let model = (self.factory)()?;
+    fn start(&self, model: Box<dyn Function>) -> io::Result<Running> {
         let engine = Engine::start(&self.name, model, self.options.clone())?;
         let device = EngineDevice::new(engine.handle().clone()).map_err(io::Error::other)?;
         Ok(Running { engine, device })
     }
+
+    fn runs(&self, running: &mut Option<Running>, started: Running) {
+        *self.engine() = Some(started.engine.handle().clone());
+        *running = Some(started);
+    }
 }
 
 impl Lendable for Modelled {
+    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+        match &self.config {
+            Some(config) => config.set_level(level),
+            None => no_levels(level),
+        }
+    }
+
     fn arm(&self, limit: Duration) -> Result<(), NotReady> {
         let mut running = self.running();
         if let Some(Running { engine, .. }) = &*running {
@@ -122,9 +214,8 @@ impl Lendable for Modelled {
             tracing::error!(device = self.name, "the device model failed and is started anew");
             *running = None;
         }
-        let started = self.start().map_err(NotReady::Failed)?;
-        *self.engine() = Some(started.engine.handle().clone());
-        *running = Some(started);
+        let started = (self.factory)().and_then(|model| self.start(model));
+        self.runs(&mut running, started.map_err(NotReady::Failed)?);
         Ok(())
     }
 
@@ -145,10 +236,70 @@ impl Lendable for Modelled {
     }
 
     fn describe(&self, known: DeviceReport) -> DeviceReport {
+        let counters = self.config.iter().flat_map(|config| config.shaping());
+        let shaping = counters.map(|(name, count)| (name.to_owned(), count)).collect();
+        let known = DeviceReport { shaping, ..known };
         match &*self.engine() {
             Some(engine) => report::of_engine(engine, known),
             None => known,
         }
+    }
+
+    fn save(
+        &self,
+        conversation: Conversation,
+        limit: Duration,
+    ) -> Result<Option<SavedSession>, NotSaved> {
+        let running = self.running();
+        let Some(Running { engine, device }) = &*running else { return Ok(None) };
+        if self.successor.is_none() {
+            return Err(NotSaved::Refused(SaveError::Unsupported));
+        }
+        // What is asked of an engine is done, however late: first, whether it answers.
+        match engine.handle().call_within(limit, |_| ()) {
+            Ok(()) => {}
+            Err(NoAnswer::Late) => return Err(NotSaved::Hangs),
+            Err(NoAnswer::Stopped(_)) => return Ok(None),
+        }
+        match device.save(conversation) {
+            Ok(saved) => Ok(Some(saved)),
+            Err(SaveError::Revoked | SaveError::Stopped(_)) => Ok(None),
+            Err(error) => Err(NotSaved::Refused(error)),
+        }
+    }
+
+    fn take_back(&self, saved: SavedSession) {
+        let running = self.running();
+        let Some(Running { device, .. }) = &*running else { return };
+        if let Err(error) = device.take_back(saved) {
+            tracing::error!(device = self.name, %error, "what was saved cannot be taken back");
+        }
+    }
+
+    fn resume(&self, saved: SavedSession, user: Option<User>) -> io::Result<Option<Resumed>> {
+        let Some(successor) = &self.successor else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let mut running = self.running();
+        let SavedSession { state, descriptors, medium } = saved;
+        let started = self.start(successor(medium)?)?;
+        let engine = started.engine.handle();
+        let resumed = match user {
+            Some((lending, stream)) => {
+                let engine = engine.clone();
+                let resumed =
+                    EngineDevice::resume(engine, state, descriptors, lending, Some(stream));
+                let (session, conversation) = resumed.map_err(io::Error::other)?;
+                Some((Box::new(session) as Box<dyn Attached>, conversation))
+            }
+            None => {
+                let resumed = EngineDevice::resume_unused(engine, state, descriptors);
+                resumed.map_err(io::Error::other)?;
+                None
+            }
+        };
+        self.runs(&mut running, started);
+        Ok(resumed)
     }
 }
 
@@ -162,8 +313,11 @@ pub fn of_host(
     let lendable = |device: &RackDevice| {
         let name = device.function.strip_prefix(host)?.strip_prefix('/')?.to_owned();
         let (config, folders) = (device.config.clone()?, folders.clone());
-        let model = Box::new(move || config.model(&folders));
-        let modelled = Modelled::new(&name, model, EngineOptions::default());
+        if let Some(server) = config.upstream(&folders) {
+            let upstream = Upstream::new(&name, server);
+            return Some((name, Arc::new(upstream) as Arc<dyn Lendable>));
+        }
+        let modelled = Modelled::described(&name, config, folders);
         Some((name, Arc::new(modelled) as Arc<dyn Lendable>))
     };
     devices.iter().filter_map(lendable).collect()

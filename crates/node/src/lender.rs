@@ -5,10 +5,15 @@
 //! borrower's conversation, which takes every mapping and interrupt away and scrubs the function,
 //! and returns when that is done (invariant I4).
 //!
+//! All of it goes on in another process (`saved`).
+//!
 //! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
 //! after a while, and the revocation ends when the engine answers again.
 
+pub(crate) mod saved;
+
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,8 +24,8 @@ use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
 };
 use rackbus_link::{Incoming, Medium, Service};
-use rackbus_memory::Stream;
-use rackbus_pci::vfio_user::serve;
+use rackbus_memory::{Passage, Stream};
+use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
 
 use crate::lendable::{Attached, Lendable, NotReady};
 
@@ -36,11 +41,11 @@ pub enum LendError {
     /// The host has no such device.
     #[error("{host} has no device {device}; it has {available}")]
     NoDevice {
-        /// This host.
+        /// Name of the node's host.
         host: String,
         /// What was asked for.
         device: String,
-        /// What there is.
+        /// Names of the devices that the host has, separated by commas.
         available: String,
     },
     /// The rack has no such function or borrower.
@@ -52,18 +57,21 @@ pub enum LendError {
     /// The device cannot be run.
     #[error("{device} cannot be run: {cause}")]
     Device {
-        /// The device.
+        /// Name of the device on its host.
         device: String,
-        /// Why.
+        /// The error that it failed with.
         cause: std::io::Error,
     },
+    /// The service level cannot be kept, or there are none for such a function.
+    #[error("{0}")]
+    Level(String),
     /// Its engine hangs. Nothing of the old borrower's can be reached.
     #[error(
         "{device} does not answer for {limit:?}, most likely its storage hangs; what its borrower \
          had lent it is taken away, and it is offered again when it answers"
     )]
     Hangs {
-        /// The device.
+        /// Name of the device on its host.
         device: String,
         /// How long was waited.
         limit: Duration,
@@ -98,6 +106,8 @@ struct Lent {
     patience: Duration,
     state: Mutex<State>,
     seen: Mutex<Seen>,
+    /// The service level that its borrower was promised.
+    promised: Mutex<Option<String>>,
     /// Signalled when a conversation has ended and the function is scrubbed.
     idle: Condvar,
 }
@@ -120,8 +130,14 @@ impl std::fmt::Debug for Lent {
 
 #[derive(Default)]
 struct State {
-    /// The conversation of who is attached, to close it.
-    session: Option<Arc<dyn Stream>>,
+    session: Option<Session>,
+}
+
+/// The conversation of who is attached.
+struct Session {
+    stream: Arc<dyn Stream>,
+    /// Where it rests; nothing while it goes on.
+    at: Option<Conversation>,
 }
 
 impl LentFunctions {
@@ -143,7 +159,13 @@ impl LentFunctions {
     /// # Errors
     /// [`LendError::Device`] when it cannot be run.
     pub fn add(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Result<(), LendError> {
-        let lent = Lent {
+        let lent = self.insert(device, lendable);
+        let state = lent.lock();
+        lent.start(&state)
+    }
+
+    fn insert(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Arc<Lent> {
+        let lent = Arc::new(Lent {
             name: device.to_owned(),
             fence: self.fence.clone(),
             lendable,
@@ -151,11 +173,11 @@ impl LentFunctions {
             seen: Mutex::default(),
             state: Mutex::default(),
             idle: Condvar::new(),
-        };
-        lent.start(&lent.lock())?;
+            promised: Mutex::default(),
+        });
         self.fence.lock().add(device.to_owned());
-        self.lent.insert(device.to_owned(), Arc::new(lent));
-        Ok(())
+        self.lent.insert(device.to_owned(), lent.clone());
+        lent
     }
 
     /// The number of this life of the node, before anything was armed in it.
@@ -179,15 +201,20 @@ impl LentFunctions {
         self.fence.lock().receive(message)
     }
 
-    /// The devices' names.
+    /// Names of the devices that the node lends, in order.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         self.lent.keys().map(String::as_str)
     }
 
-    /// Makes `device` ready for the borrower of `epoch`, who may attach when this has returned
-    /// without an error in what is to be sent.
-    pub fn arm(&self, device: &str, epoch: Epoch) -> Vec<LenderAction> {
-        let outcome = self.find(device).and_then(|lent| lent.start(&lent.lock()));
+    /// Makes `device` ready for the borrower of `epoch`, with the service level that is asked for. The
+    /// borrower may attach when this has returned without an error in what is to be sent.
+    pub fn arm(&self, device: &str, epoch: Epoch, level: Option<&str>) -> Vec<LenderAction> {
+        let outcome = self.find(device).and_then(|lent| {
+            lent.start(&lent.lock())?;
+            lent.lendable.set_level(level).map_err(LendError::Level)?;
+            *lent.promised() = level.map(str::to_owned);
+            Ok(())
+        });
         self.fence.lock().arm_done(device, epoch, outcome.map_err(|error| error.to_string()))
     }
 
@@ -226,6 +253,14 @@ impl LentFunctions {
             Err(error) => tracing::error!(device, %error, "the function is back, but broken"),
             Ok(()) => {}
         }
+        // What was promised to the former borrower can be promised to others.
+        let back = self.find(device).map(|lent| {
+            *lent.promised() = None;
+            lent.lendable.set_level(None)
+        });
+        if let Ok(Err(reason)) = back {
+            tracing::error!(device, reason, "the function's own service level is not kept");
+        }
         Ok(self.fence.lock().revoke_done(device, epoch))
     }
 
@@ -242,8 +277,8 @@ impl LentFunctions {
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
-    /// conversation on this thread until it ends.
-    pub fn attend(&self, incoming: Incoming) {
+    /// conversation on this thread until it ends, and rests as `passage` says.
+    pub fn attend(&self, incoming: Incoming, passage: &Passage) {
         let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
             Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
             Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
@@ -255,7 +290,7 @@ impl LentFunctions {
             Ok(lent) => lent.clone(),
             Err(error) => return incoming.refuse(&error.to_string()),
         };
-        let stream = incoming.stream.clone();
+        let stream: Arc<dyn Stream> = incoming.stream.clone();
         let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
         let function = format!("{}/{device}", self.host);
         let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
@@ -274,13 +309,11 @@ impl LentFunctions {
         tracing::info!(device, from, epoch, %placement, "function attached");
         match placement {
             Placement::Lender => {
-                if incoming.accept().is_ok()
-                    && let Err(error) = serve(&*stream, &session)
-                {
-                    tracing::warn!(device, from, %error, "conversation ended");
+                if incoming.accept().is_ok() {
+                    lent.hold(&*stream, &session, Conversation::default(), passage);
                 }
             }
-            Placement::Borrower => serve_medium(incoming, &*session),
+            Placement::Borrower => serve_medium(&lent, incoming, &*session, passage),
         }
         // Dropping the session scrubs the function, which gives up what a front asked of its medium and
         // ends all loans; only then may anybody else have it.
@@ -302,7 +335,7 @@ impl LentFunctions {
 }
 
 /// Hands the medium of `session`'s function to the front that connected, and waits for its end.
-fn serve_medium(incoming: Incoming, session: &dyn Attached) {
+fn serve_medium(lent: &Lent, incoming: Incoming, session: &dyn Attached, passage: &Passage) {
     let offer = match session.serve_medium() {
         Ok(offer) => offer,
         Err(refused) => return incoming.refuse(&refused),
@@ -310,7 +343,7 @@ fn serve_medium(incoming: Incoming, session: &dyn Attached) {
     let Ok(stream) = incoming.accept() else { return };
     let medium = Medium { class: offer.class.to_owned(), description: offer.description };
     if medium.send(&*stream, &offer.files).is_ok() {
-        stream.wait_closed();
+        lent.hold_medium(&*stream, passage);
     }
 }
 
@@ -337,6 +370,10 @@ impl Lent {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn promised(&self) -> MutexGuard<'_, Option<String>> {
+        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn report(&self) -> DeviceReport {
         let seen = self.seen();
         let report = DeviceReport {
@@ -351,6 +388,38 @@ impl Lent {
 
     fn hangs(&self) -> LendError {
         LendError::Hangs { device: self.name.clone(), limit: self.patience }
+    }
+
+    /// Holds the conversation of who is attached.
+    fn hold(
+        &self,
+        stream: &dyn Stream,
+        session: &dyn Device,
+        from: Conversation,
+        passage: &Passage,
+    ) {
+        let at = |paused| self.rests(paused);
+        if let Err(error) = serve_within(stream, session, from, passage, at) {
+            tracing::warn!(device = self.name, %error, "conversation ended");
+        }
+    }
+
+    /// Holds the conversation of who has the medium: nothing is said in it.
+    fn hold_medium(&self, stream: &dyn Stream, passage: &Passage) {
+        while !stream.is_closed() {
+            stream.wait_closed_or(passage.gate().as_fd());
+            if stream.socket().is_some() && !stream.is_closed() {
+                self.rests(Some(Conversation::default()));
+                passage.rest();
+                self.rests(None);
+            }
+        }
+    }
+
+    fn rests(&self, at: Option<Conversation>) {
+        if let Some(session) = &mut self.lock().session {
+            session.at = at;
+        }
     }
 
     /// Has the function ready, and notes why it is not. Who has `_state` is alone with it.
@@ -375,7 +444,7 @@ impl Lent {
         if let Some(session) = &state.session
             && self.fence.lock().attached_up_to(&self.name, epoch)
         {
-            session.shut_down();
+            session.stream.shut_down();
         }
         let waited = self.idle.wait_timeout_while(state, self.patience, attached);
         let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -436,9 +505,77 @@ impl Lent {
         stream: &Arc<dyn Stream>,
     ) -> Result<Box<dyn Attached>, LendError> {
         self.start(state)?;
+        // A model that failed since it was armed was started anew just now, and knows of no promise.
+        let promised = self.promised().clone();
+        if promised.is_some() {
+            self.lendable.set_level(promised.as_deref()).map_err(LendError::Level)?;
+        }
         let attached = self.lendable.attach(lending, stream);
         let attached = attached.map_err(|cause| self.broken(cause))?;
-        state.session = Some(stream.clone());
+        state.session = Some(Session { stream: stream.clone(), at: None });
         Ok(attached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rackbus_devices::class::parse_rack;
+    use rackbus_fabric::{Fabric, derive};
+
+    use super::*;
+
+    /// A function that remembers which levels it was given since it was started last.
+    #[derive(Debug, Default)]
+    struct Restarted(Mutex<Vec<Option<String>>>);
+
+    impl Lendable for Restarted {
+        fn arm(&self, _limit: Duration) -> Result<(), NotReady> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+
+        fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+            self.0.lock().unwrap().push(level.map(str::to_owned));
+            Ok(())
+        }
+
+        fn attach(
+            &self,
+            _lending: Lending,
+            _stream: &Arc<dyn Stream>,
+        ) -> std::io::Result<Box<dyn Attached>> {
+            Err(std::io::Error::other("it is not needed here"))
+        }
+
+        fn revoke(&self) {}
+
+        fn describe(&self, known: DeviceReport) -> DeviceReport {
+            known
+        }
+    }
+
+    /// The lease goes on, and with it what it was promised.
+    #[test]
+    fn a_model_that_is_started_anew_for_the_same_lease_keeps_to_its_level() {
+        let file = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
+                    size = \"1 MiB\"\n[hosts.beta]\n";
+        let (rack, _) = parse_rack("rack.toml", file).unwrap();
+        let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
+        let mut lender = LentFunctions::new("alpha", fabric.clone());
+        let function = Arc::new(Restarted::default());
+        lender.add("d0", function.clone()).unwrap();
+        let (device, borrower, level) = ("d0".to_owned(), "beta".to_owned(), Some("10".to_owned()));
+        let (lease, epoch, placement) = (1, 1, Placement::Lender);
+        let holder = Holder { lease, epoch, borrower: borrower.clone(), placement };
+        let level_of = level.clone();
+        let arm = Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level };
+        assert_eq!(lender.receive(arm).len(), 1);
+        lender.arm("d0", epoch, level_of.as_deref());
+        let lending = fabric.lending("alpha/d0", "beta").unwrap();
+        let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
+        assert!(lender.find("d0").unwrap().attach(&holder, lending, &stream).is_err());
+        assert_eq!(*function.0.lock().unwrap(), [level_of]);
     }
 }

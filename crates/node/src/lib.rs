@@ -6,28 +6,36 @@
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`front`]: the front of a borrowed function that runs here, with its medium at the lender.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
+//! * [`peers`]: functions of one user that reach each other's BARs.
 //! * [`unplug`]: takes a function out of the VM that uses it.
 //! * [`users`]: ends leases with the VM that used them.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
 //! * [`metrics`]: what is counted, for Prometheus.
+//! * [`handover`]: restarts the node in place: another process goes on with all of it.
 //! * [`agent`]: the node's side of the lending protocol.
 //! * [`host`]: all of it together, as a process.
 
 pub mod agent;
 pub mod borrower;
 pub mod front;
+pub mod handover;
 pub mod host;
 pub mod lendable;
 pub mod lender;
+pub mod lent_out;
 pub mod metrics;
+pub mod peers;
 pub mod remote;
 mod report;
 pub mod segments;
+mod sequencer;
 pub mod unplug;
+pub mod upstream;
 pub mod users;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
-pub use host::{NodeError, NodeOptions, control_socket, run};
+pub use handover::{HandOverError, Inherited, Program};
+pub use host::{NodeError, NodeOptions, control_socket, resume, run};
 pub use lendable::{Lendable, Modelled};
 pub use lender::{LendError, LentFunctions};
 pub use remote::RemoteDevice;

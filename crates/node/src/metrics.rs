@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_control::api::NodeReport;
 use rackbus_control::metrics::{Labels, Page, Source};
+use rackbus_control::node::NodeProcess;
 use rackbus_link::Service;
 
 use crate::agent::Observe;
@@ -70,6 +71,7 @@ pub fn observe(
     segments: Arc<Segments>,
     link: Arc<LinkCounters>,
     log_lines_left_out: fn() -> u64,
+    process: NodeProcess,
 ) -> Observe {
     Box::new(move || {
         let shared = segments.statistics();
@@ -81,18 +83,21 @@ pub fn observe(
             log_lines_left_out: log_lines_left_out(),
             shared_memory: shared.into(),
             conversations: open.into(),
+            restarts_in_place: process.restarts,
+            restart_pause_us: process.pause_us,
             ..NodeReport::default()
         }
     })
 }
 
-/// A node's page.
+/// Makes a node's page of metrics anew at each request.
 pub fn source(
     host: &str,
     lender: Arc<LentFunctions>,
     borrower: Arc<BorrowedFunctions>,
     segments: Arc<Segments>,
     link: Arc<LinkCounters>,
+    process: NodeProcess,
 ) -> Source {
     let host = host.to_owned();
     Arc::new(move || {
@@ -109,6 +114,11 @@ pub fn source(
         });
         page.gauge("function_attached", "Whether a borrower is attached to a function", attached);
         link_page(&link, &mut page);
+        let restarts = [(Labels::new(), process.restarts)];
+        page.counter("restarts_in_place", "Times that the node was restarted in place", restarts);
+        let pause = [(Labels::new(), process.pause_us as f64 / 1e6)];
+        let help = "How long the node answered nobody at the last restart in place";
+        page.gauge("restart_pause_seconds", help, pause);
         let counts = segments.statistics();
         let counts = counts.map(|(what, count)| (vec![("what", what.to_owned())], count as f64));
         let help = "What the host's processes share, and who is connected to it";

@@ -5,10 +5,12 @@
 //! lost, this keeps answering in its place as an absent device does: reads are all ones, writes
 //! go nowhere. The driver sees a device that was pulled out, not a machine that hangs.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_memory::{Access, MemoryHandle, Stream};
+use rackbus_fabric::BarPlace;
+use rackbus_memory::{Access, MapError, MemoryHandle, Stream};
 use rackbus_pci::BarMemory;
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{
@@ -16,6 +18,10 @@ use rackbus_pci::vfio_user::{
 };
 use rackbus_spec::vfio_user::{IrqSetFlags, irq, region};
 use rustix::io::Errno;
+
+use crate::peers::{ACCESS, Windows};
+
+use crate::lent_out::LentOut;
 
 /// Called once when the lender is lost, with how it was noticed.
 pub type OnLost = Box<dyn FnOnce(String) + Send>;
@@ -25,6 +31,12 @@ pub type OnLost = Box<dyn FnOnce(String) + Send>;
 pub struct RemoteDevice {
     shape: DeviceShape,
     conversation: Conversation,
+    /// Interrupt indexes that vectors are wired at.
+    vectors: Vec<u32>,
+    /// Whether the other end takes writes that it does not answer.
+    posts: bool,
+    /// Counts what the other end is lent, where the memory is this host's.
+    lent_out: Option<LentOut>,
 }
 
 /// The conversation with the lender, which others may end.
@@ -41,6 +53,43 @@ impl Conversation {
         self.gone.store(true, Ordering::Release);
         self.client.shut_down();
     }
+
+    /// The socket of the conversation, for another process to [go on](RemoteDevice::resume) with between
+    /// two requests. `None` when the conversation is over.
+    ///
+    /// # Errors
+    /// When it goes on, and is none that another process can hold.
+    pub fn socket(&self) -> Result<Option<BorrowedFd<'_>>, NoSocket> {
+        match self.gone.load(Ordering::Acquire) {
+            true => Ok(None),
+            false => self.client.socket().map(Some).ok_or(NoSocket),
+        }
+    }
+}
+
+/// The link has no sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoSocket;
+
+impl Windows for Conversation {
+    fn open(
+        &self,
+        iova: u64,
+        length: u64,
+        place: &BarPlace,
+        memory: &MemoryHandle,
+    ) -> Result<(), String> {
+        let opened = self.client.open_window(iova, length, ACCESS, place, memory.parts());
+        opened.map_err(|error| error.to_string())
+    }
+
+    fn close(&self, iova: u64, length: u64) -> Result<(), String> {
+        match self.client.close_window(iova, length) {
+            // The user has mapped memory of its own there meanwhile.
+            Err(ClientError::Refused(Errno::NOENT)) => Ok(()),
+            closed => closed.map_err(|error| error.to_string()),
+        }
+    }
 }
 
 impl RemoteDevice {
@@ -50,8 +99,19 @@ impl RemoteDevice {
     /// # Errors
     /// [`ClientError`] when the lender does not hold its side.
     pub fn attach(stream: Arc<dyn Stream>, on_lost: OnLost) -> Result<Self, ClientError> {
-        let client = Arc::new(Client::with_stream(stream)?);
+        let client = Client::with_stream(stream)?;
         let shape = learn(&client)?;
+        Ok(RemoteDevice::with(client, shape, on_lost))
+    }
+
+    /// Goes on with a conversation that another process began, about a function that it knew to have this
+    /// shape. Nothing is asked of the lender.
+    pub fn resume(stream: Arc<dyn Stream>, shape: DeviceShape, on_lost: OnLost) -> Self {
+        RemoteDevice::with(Client::resume(stream), shape, on_lost)
+    }
+
+    fn with(client: Client, shape: DeviceShape, on_lost: OnLost) -> Self {
+        let client = Arc::new(client);
         let gone = Arc::new(AtomicBool::new(false));
         let watcher = std::thread::Builder::new().name("lender watch".into()).spawn({
             let (client, gone) = (client.clone(), gone.clone());
@@ -66,12 +126,39 @@ impl RemoteDevice {
         if let Err(cause) = watcher {
             tracing::error!(%cause, "no thread to watch the lender; its loss shows at the next access");
         }
-        Ok(RemoteDevice { shape, conversation: Conversation { client, gone } })
+        let vectors = vec![irq::MSIX];
+        let conversation = Conversation { client, gone };
+        RemoteDevice { shape, conversation, vectors, posts: true, lent_out: None }
+    }
+
+    /// The same, whose mappings count.
+    #[must_use]
+    pub fn counted_by(mut self, lent_out: LentOut) -> Self {
+        self.lent_out = Some(lent_out);
+        self
+    }
+
+    /// As one whose server is no rackbus node: it has its vectors under MSI and under MSI-X, each apart, and
+    /// which of them the driver enabled only its configuration space knows. So both are wired. It may answer
+    /// posted writes. Its BARs are not mapped: nothing would take them away from a former user.
+    #[must_use]
+    pub fn of_foreign_server(mut self) -> Self {
+        let counts = &self.shape.irqs;
+        let has = |index: &u32| counts.get(*index as usize).is_some_and(|count| *count > 0);
+        self.vectors = [irq::MSIX, irq::MSI].into_iter().filter(has).collect();
+        self.shape.regions.iter_mut().for_each(|region| region.mappable = None);
+        self.posts = false;
+        self
     }
 
     /// The conversation with the lender.
     pub fn conversation(&self) -> Conversation {
         self.conversation.clone()
+    }
+
+    /// Whether the other end still answers for itself.
+    pub fn is_there(&self) -> bool {
+        !self.conversation.gone.load(Ordering::Acquire)
     }
 
     fn client(&self) -> &Client {
@@ -97,6 +184,9 @@ impl RemoteDevice {
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
         self.conversation.end();
+        if let Some(lent_out) = &self.lent_out {
+            lent_out.end_all();
+        }
     }
 }
 
@@ -118,7 +208,7 @@ impl Device for RemoteDevice {
         data: Vec<u8>,
         posted: bool,
     ) -> Result<(), DeviceError> {
-        let written = match posted {
+        let written = match posted && self.posts {
             true => self.client().post(number(target), offset, &data),
             false => self.client().write(number(target), offset, &data),
         };
@@ -132,16 +222,34 @@ impl Device for RemoteDevice {
         access: Access,
         memory: Option<MemoryHandle>,
     ) -> Result<(), DeviceError> {
-        let memory = memory.as_ref().map(MemoryHandle::parts);
-        self.or_absent(self.client().dma_map(iova, length, access, memory), ())
+        let counts = self.lent_out.as_ref().zip(memory.as_ref());
+        let counted = counts.map(|(lent_out, memory)| lent_out.lend(iova, length, memory));
+        let before = counted.transpose().inspect_err(|error| {
+            tracing::warn!(%error, "memory is not lent");
+        });
+        let before = before.map_err(MapError::from)?;
+        let parts = memory.as_ref().map(MemoryHandle::parts);
+        let mapped = self.or_absent(self.client().dma_map(iova, length, access, parts), ());
+        if let (Err(_), Some((lent_out, _)), Some(before)) = (&mapped, counts, before) {
+            lent_out.take_back(iova, before);
+        }
+        mapped
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
-        self.or_absent(self.client().dma_unmap(iova, length), ())
+        self.or_absent(self.client().dma_unmap(iova, length), ())?;
+        if let Some(lent_out) = &self.lent_out {
+            lent_out.end(iova);
+        }
+        Ok(())
     }
 
     fn unmap_all(&self) -> Result<(), DeviceError> {
-        self.or_absent(self.client().dma_unmap_all(), ())
+        self.or_absent(self.client().dma_unmap_all(), ())?;
+        if let Some(lent_out) = &self.lent_out {
+            lent_out.end_all();
+        }
+        Ok(())
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
@@ -151,11 +259,18 @@ impl Device for RemoteDevice {
             client.set_irqs(index, 0, count, F::DATA_NONE | action, &[], &[])
         };
         let outcome = match change {
-            IrqChange::WireVectors(start, fds) => client.wire_irqs(irq::MSIX, start, &fds),
-            IrqChange::UnwireVectors => none(irq::MSIX, 0, F::ACTION_TRIGGER),
+            IrqChange::WireVectors(start, fds) => self.vectors.iter().try_for_each(|index| {
+                // One index may have fewer vectors than the other.
+                let left = self.shape.irqs[*index as usize].saturating_sub(start) as usize;
+                client.wire_irqs(*index, start, &fds[..fds.len().min(left)])
+            }),
+            IrqChange::UnwireVectors => {
+                self.vectors.iter().try_for_each(|index| none(*index, 0, F::ACTION_TRIGGER))
+            }
             IrqChange::FireVectors(vectors) => vectors.iter().try_for_each(|vector| {
                 let flags = F::DATA_NONE | F::ACTION_TRIGGER;
-                client.set_irqs(irq::MSIX, (*vector).into(), 1, flags, &[], &[])
+                let index = self.vectors.first().copied().unwrap_or(irq::MSIX);
+                client.set_irqs(index, (*vector).into(), 1, flags, &[], &[])
             }),
             IrqChange::WireIntx(Some(fd)) => client.wire_irqs(irq::INTX, 0, &[Some(fd)]),
             IrqChange::WireIntx(None) => none(irq::INTX, 0, F::ACTION_TRIGGER),
@@ -168,6 +283,57 @@ impl Device for RemoteDevice {
 
     fn reset(&self) -> Result<(), DeviceError> {
         self.or_absent(self.client().reset(), ())
+    }
+}
+
+/// A function whose lender is gone: what its user still has of it. Reads are all ones, and all else is
+/// taken and has no effect.
+#[derive(Debug)]
+pub struct AbsentDevice(pub DeviceShape);
+
+impl Device for AbsentDevice {
+    fn shape(&self) -> &DeviceShape {
+        &self.0
+    }
+
+    fn read(&self, _target: Region, _offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        Ok(vec![0xff; count])
+    }
+
+    fn write(
+        &self,
+        _target: Region,
+        _offset: u64,
+        _data: Vec<u8>,
+        _posted: bool,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn map(
+        &self,
+        _iova: u64,
+        _length: u64,
+        _access: Access,
+        _memory: Option<MemoryHandle>,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap(&self, _iova: u64, _length: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn set_irqs(&self, _change: IrqChange) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 
@@ -185,7 +351,8 @@ fn learn(client: &Client) -> Result<DeviceShape, ClientError> {
     for index in 0..region::COUNT {
         let info = match client.region_info(index) {
             Ok(info) => info,
-            Err(ClientError::Refused(Errno::INVAL)) => {
+            // With EINVAL, or as some servers do, with no number.
+            Err(ClientError::Refused(_)) => {
                 regions.push(RegionShape::default());
                 continue;
             }
@@ -201,9 +368,12 @@ fn learn(client: &Client) -> Result<DeviceShape, ClientError> {
     }
     let mut irqs = Vec::new();
     for index in 0..irq::COUNT {
-        irqs.push(
-            client.irq_info(index)?.count.min(u32::from(rackbus_spec::pcie::msix::MAX_VECTORS)),
-        );
+        let count = match client.irq_info(index) {
+            Ok(info) => info.count,
+            Err(ClientError::Refused(_)) => 0,
+            Err(error) => return Err(error),
+        };
+        irqs.push(count.min(u32::from(rackbus_spec::pcie::msix::MAX_VECTORS)));
     }
     Ok(DeviceShape { regions, irqs })
 }

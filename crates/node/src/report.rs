@@ -13,7 +13,10 @@ pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceRep
     let by_cause = engine.refusals().by_cause();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let counters = engine.counters();
+    let (peer_bytes_read, peer_bytes_written) = engine.peer_bytes().get();
     DeviceReport {
+        peer_bytes_read,
+        peer_bytes_written,
         trouble: known.trouble.or_else(|| engine.health().trouble()),
         dma_refused,
         dma_refused_by_cause: by_cause.map(|(cause, count)| (cause.to_owned(), count)).collect(),

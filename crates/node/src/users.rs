@@ -31,6 +31,11 @@ impl Users {
         Users { run_dir: run_dir.to_owned(), host: host.to_owned(), client, runtime }
     }
 
+    /// The name of the VM that the function at `socket` is meant for, if it is one.
+    pub fn vm_of(&self, socket: &Path) -> Option<String> {
+        registry::noted_with(&self.run_dir, &self.host, socket)
+    }
+
     /// Process `process` uses the function of `lease` at `socket` from now on. If it is a VM, the
     /// lease is returned when it ends, unless `lease_ended` says then that there is nothing to return.
     pub fn watch(
@@ -40,11 +45,13 @@ impl Users {
         process: u32,
         lease_ended: impl Fn() -> bool + Send + Sync + 'static,
     ) {
-        let Some(vm) = registry::noted_with(&self.run_dir, &self.host, socket) else { return };
+        let Some(vm) = self.vm_of(socket) else { return };
         let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
         let watched = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let ended = match watched {
-            Some(Ok(ended)) => ended,
+            Some(Ok(ended)) => Some(ended),
+            // It has ended already.
+            Some(Err(Errno::SRCH)) => None,
             other => {
                 tracing::warn!(vm, process, ?other, "the VM cannot be watched: its lease stays");
                 return;
@@ -52,7 +59,7 @@ impl Users {
         };
         let (client, runtime) = (self.client.clone(), self.runtime.clone());
         let wait = move || {
-            if let Err(error) = wait_readable(&ended) {
+            if let Some(Err(error)) = ended.as_ref().map(wait_readable) {
                 tracing::warn!(vm, process, %error, "the VM cannot be watched: its lease stays");
                 return;
             }
@@ -169,6 +176,24 @@ mod tests {
         let asked = [next(), next(), next()];
         assert!(asked.iter().all(|line| line.starts_with("DELETE /v1/leases/7 ")), "{asked:?}");
         vm.wait().unwrap();
+    }
+
+    /// The node's process was replaced meanwhile.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_vm_had_that_has_ended_before_it_is_watched_is_returned() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = host(folder.path());
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let users = Users::new(folder.path(), "beta", Client::new(&path));
+        let mut vm = vm();
+        drop(vm.stdin.take());
+        vm.wait().unwrap();
+        users.watch(LEASE, &socket, vm.id(), || false);
+        let asked = tokio::task::spawn_blocking(move || {
+            answer(listener.accept().unwrap().0, 200, RETURNED)
+        });
+        assert!(asked.await.unwrap().starts_with("DELETE /v1/leases/7 "));
     }
 
     #[tokio::test(flavor = "multi_thread")]

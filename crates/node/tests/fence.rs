@@ -9,7 +9,7 @@ use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
 use rackbus_link::{Hello, Incoming, Service, VERSION};
-use rackbus_memory::Stream;
+use rackbus_memory::{Gate, Stream};
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
 use rackbus_pci::engine::EngineOptions;
@@ -41,6 +41,7 @@ fn arm(epoch: u64, borrower: &str) -> Message {
         epoch,
         borrower,
         placement: Placement::Lender,
+        level: None,
     }
 }
 
@@ -68,7 +69,8 @@ impl Attempt {
         let hello = Hello { version: VERSION, rack, from: borrower, to, service };
         let incoming = Incoming { hello, stream: Arc::new(theirs) };
         let lender = lender.clone();
-        let attending = std::thread::spawn(move || lender.attend(incoming));
+        let passage = Gate::new().unwrap().enter();
+        let attending = std::thread::spawn(move || lender.attend(incoming, &passage));
         let mut length = [0; 4];
         ours.receive(&mut length, &mut Vec::new()).unwrap();
         let mut reply = vec![0; u32::from_le_bytes(length) as usize];
@@ -95,7 +97,7 @@ impl Attempt {
 fn a_decided_revocation_refuses_before_it_is_carried_out() {
     let lender = functions();
     lender.receive(arm(5, "beta"));
-    lender.arm(DEVICE, 5);
+    lender.arm(DEVICE, 5, None);
     let (borrower, placement) = ("beta".to_owned(), Placement::Lender);
     let beta = Holder { lease: 5, epoch: 5, borrower, placement };
     Attempt::start(&lender, &beta).expect("it is armed for beta").end();
@@ -134,7 +136,11 @@ fn the_node_lets_in_whom_the_protocol_admits() {
                 }
                 2 => {
                     let decided = pure.arm_done(DEVICE, epoch, Ok(()));
-                    assert_eq!(lender.arm(DEVICE, epoch), decided, "seed {seed}, step {step}");
+                    assert_eq!(
+                        lender.arm(DEVICE, epoch, None),
+                        decided,
+                        "seed {seed}, step {step}"
+                    );
                 }
                 3 => {
                     let decided = pure.revoke_done(DEVICE, epoch);

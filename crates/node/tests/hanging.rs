@@ -14,7 +14,7 @@ use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::ShmLink;
 use rackbus_link::{Connect, Hello, Incoming, Link, Service, VERSION};
-use rackbus_memory::{Access, DmaSpace, Event, PinnedSlice, SharedMemory, Stream};
+use rackbus_memory::{Access, DmaSpace, Event, Passage, PinnedSlice, SharedMemory, Stream};
 use rackbus_node::agent::{Agent, Identity};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
@@ -164,6 +164,11 @@ struct User {
     event: Event,
 }
 
+/// Nobody closes the gate of this process.
+fn passage() -> Passage {
+    rackbus_memory::Gate::new().unwrap().enter()
+}
+
 fn incoming(stream: UnixStream, epoch: u64) -> Incoming {
     let service = Service::Function { device: "nvme0".into(), lease: epoch, epoch };
     let (rack, from, to) = ("test".into(), "beta".into(), "alpha".into());
@@ -189,10 +194,11 @@ fn arm(lender: &LentFunctions, epoch: u64) {
         epoch,
         borrower,
         placement: Placement::Lender,
+        level: None,
     };
     let decided = lender.receive(message);
     let [LenderAction::Arm { device, epoch, .. }] = &decided[..] else { panic!("{decided:?}") };
-    let said = lender.arm(device, *epoch);
+    let said = lender.arm(device, *epoch, None);
     assert!(matches!(said[..], [LenderAction::Send(Message::Armed { .. })]), "{said:?}");
 }
 
@@ -207,7 +213,7 @@ fn borrow(lender: &Arc<LentFunctions>, epoch: u64) -> User {
     arm(lender, epoch);
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (incoming, lender) = (incoming(theirs, epoch), lender.clone());
-    std::thread::spawn(move || lender.attend(incoming));
+    std::thread::spawn(move || lender.attend(incoming, &passage()));
     hear_welcome(&ours);
     let client = Client::with_stream(Arc::new(ours)).unwrap();
     let memory = SharedMemory::create("guest", 0x1000).unwrap();
@@ -249,6 +255,7 @@ fn revocation_of_what_hangs(place: Where) {
         epoch: 2,
         borrower,
         placement: Placement::Lender,
+        level: None,
     };
     assert_eq!(lender.receive(next), [], "it is lent while its old borrower's memory is reachable");
     // It comes back with addresses of the borrower's in its hands.
@@ -293,7 +300,7 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
         gate.change(|gate| gate.open = true);
         let lender = lender(Where::Poll, &gate);
         arm(&lender, 1);
-        lender.attend(incoming(UnixStream::connect(path).unwrap(), 1));
+        lender.attend(incoming(UnixStream::connect(path).unwrap(), 1), &passage());
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -337,6 +344,9 @@ fn a_lender_that_stood_still_does_not_go_on_with_what_was_given_up() {
 struct Unheard;
 
 impl UseListener for Unheard {
+    fn vm_of(&self, _socket: &Path) -> Option<String> {
+        None
+    }
     fn lender_lost(&self, _: &Grant, _: &str) {}
     fn opened(&self, _: &Grant, _: &Path, _: u32, _: LeaseEnded) {}
 }
@@ -347,6 +357,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         function: "alpha/nvme0".parse().unwrap(),
         kind: "nvme".into(),
         detail: String::new(),
+        separable: true,
     };
     let inventory = Inventory {
         rack: "test".into(),
@@ -378,13 +389,21 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         std::thread::spawn(move || {
             while let Ok(caller) = listener.accept() {
                 let attending = attending.clone();
-                std::thread::spawn(move || attending.attend(caller.hear().unwrap()));
+                std::thread::spawn(move || attending.attend(caller.hear().unwrap(), &passage()));
             }
         });
         let address = link.address(host);
         let (host, control) = (host.to_owned(), control.clone());
         let unheard = Arc::new(Unheard);
-        let borrower = BorrowedFunctions::new("test", &host, &folder, link, fabric(), unheard);
+        let borrower = BorrowedFunctions::new(
+            "test",
+            &host,
+            &folder,
+            link,
+            fabric(),
+            unheard,
+            rackbus_memory::Gate::new().unwrap(),
+        );
         let unplugger = Unplugger::new(run_dir, &host);
         let identity = Identity { host, address, control };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();

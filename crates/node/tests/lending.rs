@@ -3,19 +3,22 @@
 
 mod common;
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{HOSTS, Rack, blocking};
 use rackbus_control::api::{
-    BorrowRequest, DeviceState, EventKind, Isolation, LeaseStage, Placement,
+    BorrowRequest, DeviceState, EventKind, Isolation, Lease, LeaseStage, Placement,
 };
 use rackbus_control::{Client, ClientError};
 use rackbus_driver::{Drive, DriveError, Options as DriveOptions};
+use rackbus_memory::{Access, SharedMemory};
 use rackbus_node::metrics::SOCKET;
-use rackbus_pci::vfio_user::Client as User;
+use rackbus_pci::vfio_user::{Client as User, ClientError as ClientFailure};
 use rackbus_spec::nvme::registers;
 use rackbus_spec::vfio_user::region;
+use rustix::io::Errno;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"64 MiB\"\n\
                     backing = \"memory\"\n[hosts.beta]\n[hosts.gamma]\n";
@@ -338,4 +341,48 @@ async fn faults_are_events_wherever_the_front_runs() {
         drop(user);
         rack.client.give_back(lease.lease).await.unwrap();
     }
+}
+
+/// What a host lends to several lenders is together at most what it has; what is lent to several counts once.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_several_lenders_are_lent_is_bounded_together() {
+    const MIB: u64 = 1 << 20;
+    let rack = Rack::start(
+        "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+         backing = \"memory\"\n[hosts.beta]\nmemory = \"64 MiB\"\n\
+         [hosts.gamma.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\nbacking = \"memory\"\n",
+    )
+    .await;
+    let here = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
+    let there = rack.client.borrow("gamma/nvme0", "beta").await.unwrap();
+    blocking(move || {
+        let connect = |lease: &Lease| {
+            let socket = lease.socket.clone().unwrap();
+            User::connect(Path::new(&socket), Duration::from_secs(5)).unwrap()
+        };
+        let (here, there) = (connect(&here), connect(&there));
+        let one = SharedMemory::create("one", 48 * MIB).unwrap();
+        let other = SharedMemory::create("other", 32 * MIB).unwrap();
+        let map = |user: &User, at: u64, memory: &SharedMemory| {
+            let length = memory.len() as u64;
+            user.dma_map(at, length, Access::all(), Some((memory.as_fd(), 0)))
+        };
+        map(&here, 0, &one).unwrap();
+        map(&there, 0, &one).unwrap();
+        let full = |outcome| matches!(outcome, Err(ClientFailure::Refused(Errno::NOSPC)));
+        assert!(full(map(&there, 1 << 30, &other)), "more than the host has is lent");
+        // One of two that have it, gives it back.
+        here.dma_unmap(0, one.len() as u64).unwrap();
+        assert!(full(map(&here, 1 << 30, &other)));
+        there.dma_unmap(0, one.len() as u64).unwrap();
+        map(&here, 1 << 30, &other).unwrap();
+        assert!(full(map(&there, 0, &one)));
+        // Whoever leaves lends nothing any more.
+        drop(here);
+        let begun = Instant::now();
+        while full(map(&there, 0, &one)) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "it stays lent");
+        }
+    })
+    .await;
 }

@@ -1,26 +1,22 @@
-//! Lending over a link that delays, refuses and loses conversations: another link than the shared-memory
-//! one, under the same nodes. Whatever it does, a user gets its answer or an error that says why, what was
-//! acknowledged is found later, and a function that is returned is offered again.
+//! Lending and shared memory over a link that delays, refuses and loses conversations: another link than the
+//! shared-memory one, under the same nodes. Whatever it does, a user gets its answer or an error that says why,
+//! what was acknowledged is found later, and a function that is returned is offered again.
 //!
-//! The faults are drawn from a seed; `RACKBUS_SEED` chooses another one. Threads run as they like, so a seed
-//! repeats the faults that each conversation has, not the whole run.
+//! `RACKBUS_SEED` chooses other faults.
 
 mod common;
 
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::Rack;
+use common::lossy::Faults;
+use common::segments::{ALPHA, BETA, GAMMA, Hosts};
+use rackbus_attach::{AttachError, Mapping, Refusal, SegmentOptions, Share};
 use rackbus_control::ClientError;
 use rackbus_control::api::{BorrowRequest, Isolation, Lease};
 use rackbus_driver::{Drive, DriveError, Options};
-use rackbus_link::shm::ShmLink;
-use rackbus_link::{Caller, Connect, Hello, Incoming, Link, LinkError, Listener};
-use rackbus_memory::{Stream, StreamError};
 use rackbus_seeds::Random;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
@@ -28,142 +24,6 @@ const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\
 
 /// Far above what anything here takes: beyond it, it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What all conversations of a rack have in common.
-#[derive(Debug)]
-struct Faults {
-    random: Mutex<Random>,
-    /// Nothing is delayed, refused or lost any more.
-    over: AtomicBool,
-    /// Conversations that were refused or lost.
-    injected: AtomicU64,
-}
-
-impl Faults {
-    fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> Option<T> {
-        let over = self.over.load(Ordering::Relaxed);
-        (!over).then(|| draw(&mut self.random.lock().unwrap()))
-    }
-
-    /// A conversation that is as it is drawn: some are lost after a few messages.
-    fn conversation(self: &Arc<Self>, inner: Arc<dyn Stream>) -> Arc<dyn Stream> {
-        let drawn = self.draw(|random| {
-            let left = random.chance(50).then(|| random.below(120) as u64);
-            (left, random.fork())
-        });
-        let Some((left, random)) = drawn else { return inner };
-        let left = AtomicU64::new(left.unwrap_or(u64::MAX));
-        Arc::new(Conversation { inner, left, random: Mutex::new(random), faults: self.clone() })
-    }
-}
-
-/// A conversation of the link.
-struct Conversation {
-    inner: Arc<dyn Stream>,
-    /// Messages that still go through.
-    left: AtomicU64,
-    random: Mutex<Random>,
-    faults: Arc<Faults>,
-}
-
-impl Conversation {
-    /// A message is to go through: it is delayed, or lost with the conversation.
-    fn pass(&self) -> Result<(), StreamError> {
-        if self.faults.over.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let one_less = |left: u64| left.checked_sub(1);
-        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err() {
-            self.faults.injected.fetch_add(1, Ordering::Relaxed);
-            self.inner.shut_down();
-            return Err(StreamError::Closed);
-        }
-        let mut random = self.random.lock().unwrap();
-        if random.chance(5) {
-            std::thread::sleep(Duration::from_micros(random.below(2_000) as u64));
-        }
-        Ok(())
-    }
-}
-
-impl Stream for Conversation {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        self.pass()?;
-        self.inner.send(parts, fds)
-    }
-
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
-        self.inner.receive(buffer, fds)?;
-        self.pass()
-    }
-
-    fn wait_closed(&self) {
-        self.inner.wait_closed();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
-    }
-
-    fn shut_down(&self) {
-        self.inner.shut_down();
-    }
-}
-
-/// A host's link: both sides of its conversations have faults of their own.
-struct Lossy {
-    inner: ShmLink,
-    faults: Arc<Faults>,
-}
-
-impl Connect for Lossy {
-    fn address(&self, host: &str) -> String {
-        // An address is the link's own: nobody else can read it.
-        format!("lossy:{host}")
-    }
-
-    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
-        let host = address.strip_prefix("lossy:").expect("an address of this link");
-        if self.faults.draw(|random| random.chance(15)) == Some(true) {
-            self.faults.injected.fetch_add(1, Ordering::Relaxed);
-            let cause = std::io::ErrorKind::TimedOut.into();
-            return Err(LinkError::Unreachable { address: address.to_owned(), cause });
-        }
-        let stream = self.inner.connect(&self.inner.address(host), hello)?;
-        Ok(self.faults.conversation(stream))
-    }
-}
-
-impl Link for Lossy {
-    fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>> {
-        let inner = self.inner.listen(host)?;
-        Ok(Box::new(LossyListener { inner, faults: self.faults.clone() }))
-    }
-}
-
-struct LossyListener {
-    inner: Box<dyn Listener>,
-    faults: Arc<Faults>,
-}
-
-impl Listener for LossyListener {
-    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
-        let caller = self.inner.accept()?;
-        Ok(Box::new(LossyCaller { inner: caller, faults: self.faults.clone() }))
-    }
-}
-
-struct LossyCaller {
-    inner: Box<dyn Caller>,
-    faults: Arc<Faults>,
-}
-
-impl Caller for LossyCaller {
-    fn hear(self: Box<Self>) -> Option<Incoming> {
-        let Incoming { hello, stream } = self.inner.hear()?;
-        Some(Incoming { hello, stream: self.faults.conversation(stream) })
-    }
-}
 
 /// What a user knows of the blocks: the version that was acknowledged last, and those that were tried after
 /// it and may have been written or not.
@@ -221,6 +81,13 @@ async fn borrow(rack: &Rack, strict: bool) -> Lease {
     }
 }
 
+fn seed() -> u64 {
+    let seed = std::env::var("RACKBUS_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or(1);
+    println!("RACKBUS_SEED={seed}");
+    seed
+}
+
 async fn within<T>(what: &str, task: impl Future<Output = T>) -> T {
     let outcome = tokio::time::timeout(PATIENCE, task).await;
     outcome.unwrap_or_else(|_| panic!("{what} hangs"))
@@ -228,16 +95,9 @@ async fn within<T>(what: &str, task: impl Future<Output = T>) -> T {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lending_holds_over_a_link_that_loses_conversations() {
-    let seed = std::env::var("RACKBUS_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or(1);
-    println!("RACKBUS_SEED={seed}");
-    let faults = Arc::new(Faults {
-        random: Mutex::new(Random(seed)),
-        over: AtomicBool::new(false),
-        injected: AtomicU64::new(0),
-    });
-    let link = |inner| Arc::new(Lossy { inner, faults: faults.clone() }) as Arc<dyn Link>;
-    let rack = Rack::start_over(RACK, link).await;
+    let seed = seed();
+    let faults = Faults::new(seed);
+    let rack = Rack::start_over(RACK, |inner| faults.link(inner)).await;
     let mut random = Random(seed ^ 0x5eed);
     let mut promises = Promises::default();
     let (mut failed, mut whole) = (0, 0);
@@ -267,11 +127,10 @@ async fn lending_holds_over_a_link_that_loses_conversations() {
             Err(error) => panic!("{error}"),
         }
     }
-    let injected = faults.injected.load(Ordering::Relaxed);
+    let injected = faults.end();
     println!("{failed} users failed, {whole} did not, {injected} conversations were lost");
     assert!(failed > 0 && whole > 0 && injected > 0, "the link has no faults, or nothing else");
 
-    faults.over.store(true, Ordering::Relaxed);
     let lease = within("borrowing at the end", borrow(&rack, false)).await;
     let socket = lease.socket.clone().unwrap();
     let check = tokio::task::spawn_blocking(move || {
@@ -284,4 +143,75 @@ async fn lending_holds_over_a_link_that_loses_conversations() {
     });
     within("reading at the end", check).await.unwrap();
     within("returning at the end", rack.client.give_back(lease.lease)).await.unwrap();
+}
+
+/// What may become of a call over a link that loses conversations: it is done, or the other host did not
+/// answer.
+fn done_or_unanswered<T>(outcome: Result<T, AttachError>) -> Option<T> {
+    match outcome {
+        Ok(done) => Some(done),
+        Err(AttachError::Refused(Refusal::NotResponding | Refusal::NoSuchSegment)) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn word(mapping: &Mapping) -> u64 {
+    mapping.whole().read_obj(0).unwrap()
+}
+
+#[test]
+fn shared_memory_holds_over_a_link_that_loses_conversations() {
+    let faults = Faults::new(seed());
+    let hosts = Hosts::start(|inner| faults.link(inner));
+    let [alpha, beta, gamma] = [ALPHA, BETA, GAMMA].map(|node| hosts.session(node));
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    let mine = segment.map(0, 8).unwrap();
+    let (mut connected, mut unanswered, mut revoked) = (0, 0, 0);
+    for round in 1..=200_u64 {
+        mine.whole().write_obj(0, &round).unwrap();
+        let session = if round % 2 == 0 { &beta } else { &gamma };
+        let Some(remote) = done_or_unanswered(session.connect(ALPHA, 7, 1000)) else {
+            unanswered += 1;
+            continue;
+        };
+        // It may have been lost since.
+        let Ok(theirs) = remote.map(0, 8) else {
+            unanswered += 1;
+            continue;
+        };
+        connected += 1;
+        if word(&theirs) == round {
+            theirs.whole().write_obj(0, &(round << 32)).unwrap();
+            let seen = word(&mine);
+            // It is one memory, as long as nobody took it away.
+            assert!(seen == round << 32 || word(&theirs) != seen, "round {round}: {seen:#x}");
+        }
+        if round % 5 == 0 {
+            // Done means that nothing new is seen there, whatever became of the conversation.
+            let outcome = alpha.set_share(7..=7, Some(session.node()), Share::None);
+            if done_or_unanswered(outcome).is_some() {
+                revoked += 1;
+                mine.whole().write_obj(0, &!round).unwrap();
+                assert_ne!(word(&theirs), !round, "round {round}: memory that was taken away");
+            }
+            alpha.set_share(7..=7, Some(session.node()), Share::Write).unwrap();
+        }
+    }
+    let injected = faults.end();
+    println!(
+        "{connected} connected, {unanswered} not answered, {revoked} revoked, {injected} lost"
+    );
+    assert!(connected > 0 && unanswered > 0 && revoked > 0 && injected > 0);
+
+    // Nothing is left of what was lost.
+    let begun = Instant::now();
+    while !alpha.segments().unwrap()[0].connections.is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "connections are left that nobody has");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let remote = beta.connect(ALPHA, 7, 1000).unwrap();
+    let theirs = remote.map(0, 8).unwrap();
+    theirs.whole().write_obj(0, &9_u64).unwrap();
+    assert_eq!(word(&mine), 9);
 }

@@ -1,101 +1,30 @@
 //! Two hosts' segment services and processes' sessions with them: what is shared, with whom, and
 //! what becomes of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod common;
+
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::segments::{ALPHA, BETA, GAMMA, Hosts, name, shm};
 use rackbus_attach::{
-    AreaKey, BROADCAST_NODE, Change, Copier, CopyError, InterruptError, Location, LockError,
-    Locked, Refusal, SegmentEvent, SegmentKind, SegmentOptions, Session, Share, Signal, Withdrawal,
-    Written,
+    AreaKey, BROADCAST_NODE, Change, Copier, CopyError, InterruptError, LockError, Locked, Refusal,
+    SegmentEvent, SegmentKind, SegmentOptions, Share, Signal, Withdrawal, Written,
 };
-use rackbus_fabric::FabricHandle;
-use rackbus_link::shm::ShmLink;
-use rackbus_link::{Connect, Hello, Link, LinkError, Service};
+use rackbus_link::{Connect, Conversation, Hello, Link, LinkError, Service};
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{Access, AdaptiveSpin, Packets, Region, Stream, StreamError};
-use rackbus_node::segments::Segments;
-use rackbus_segment::directory::{HostRange, Settings};
 use rackbus_segment::message::{
     Ask, Event, Holder, InterruptKind, Notice, Question, Reply, Request, Target, Tell, VERSION,
     decode, encode,
 };
 use rackbus_segment::{Handle, SessionId};
 
-const ALPHA: u32 = 4;
-const BETA: u32 = 8;
-const GAMMA: u32 = 12;
 const SOON: Option<Duration> = Some(Duration::from_secs(5));
-
-/// Hosts with nothing but their segment services.
-struct Rack(tempfile::TempDir);
-
-impl Rack {
-    fn start() -> Rack {
-        let rack = Rack(tempfile::tempdir().unwrap());
-        for node in [ALPHA, BETA, GAMMA] {
-            start(rack.0.path(), node, Arc::new(shm(rack.0.path())));
-        }
-        rack
-    }
-
-    /// With one host alone, whose way to the others is this.
-    fn alone(node: u32, link: impl FnOnce(&Path) -> Arc<dyn Connect>) -> Rack {
-        let rack = Rack(tempfile::tempdir().unwrap());
-        start(rack.0.path(), node, link(rack.0.path()));
-        rack
-    }
-
-    fn session(&self, node: u32) -> Session {
-        let location = Location { run_dir: self.0.path().to_owned(), host: name(node).to_owned() };
-        Session::open(&location).unwrap()
-    }
-}
-
-fn name(node: u32) -> &'static str {
-    match node {
-        ALPHA => "alpha",
-        BETA => "beta",
-        _ => "gamma",
-    }
-}
-
-fn shm(run_dir: &Path) -> ShmLink {
-    ShmLink::new("test", run_dir, ["alpha", "beta", "gamma"])
-}
-
-fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>) {
-    let folder = run_dir.join(name(node));
-    std::fs::create_dir_all(&folder).unwrap();
-    let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
-    let nodes = [ALPHA, BETA, GAMMA];
-    let settings = Settings {
-        node,
-        hosts: nodes.iter().map(|node| (*node, name(*node).to_owned())).collect::<BTreeMap<_, _>>(),
-        range: range(node),
-        ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
-        rules: Default::default(),
-    };
-    let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
-    let service = Segments::new("test", name(node), link, settings, fabric);
-    service.start(&folder).unwrap();
-    let listener = shm(run_dir).listen(name(node)).unwrap();
-    std::thread::spawn(move || {
-        while let Ok(caller) = listener.accept() {
-            let service = service.clone();
-            std::thread::spawn(move || {
-                if let Some(incoming) = caller.hear() {
-                    service.attend(incoming);
-                }
-            });
-        }
-    });
-}
 
 /// A process that speaks the protocol itself.
 struct Stranger {
@@ -104,8 +33,8 @@ struct Stranger {
 }
 
 impl Stranger {
-    fn attach(rack: &Rack, node: u32) -> Stranger {
-        let path = rack.0.path().join(name(node)).join("segments.sock");
+    fn attach(rack: &Hosts, node: u32) -> Stranger {
+        let path = rack.folder().join(name(node)).join("segments.sock");
         let (events, theirs) = Packets::pair().unwrap();
         let stranger = Stranger { calls: Packets::connect(&path).unwrap(), events };
         let hello = Request::Hello { version: VERSION };
@@ -184,7 +113,7 @@ fn word(mapping: &rackbus_attach::Mapping, offset: usize) -> u64 {
 
 #[test]
 fn what_one_host_stores_another_loads() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 12_345)).unwrap();
     assert_eq!(refusal(beta.connect(ALPHA, 7, 100)), Refusal::NoSuchSegment);
@@ -204,7 +133,7 @@ fn what_one_host_stores_another_loads() {
 
 #[test]
 fn numbers_are_taken_once_and_free_again() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (one, two) = (rack.session(ALPHA), rack.session(ALPHA));
     let segment = one.create_segment(&SegmentOptions::shared(0xffff_ffff, 1)).unwrap();
     let again = SegmentOptions::shared(0xffff_ffff, 1);
@@ -225,7 +154,7 @@ fn numbers_are_taken_once_and_free_again() {
 
 #[test]
 fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
     segment.set_available().unwrap();
@@ -251,7 +180,7 @@ fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
 
 #[test]
 fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 1 << 20)).unwrap();
     segment.set_available().unwrap();
@@ -278,7 +207,7 @@ fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
 
 #[test]
 fn whoever_may_only_load_cannot_store() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -291,7 +220,7 @@ fn whoever_may_only_load_cannot_store() {
 
 #[test]
 fn one_store_reaches_every_member_of_a_group() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 4096) };
     assert_eq!(refusal(sessions[1].connect(252, 3, 100)), Refusal::NoSuchSegment);
@@ -308,7 +237,7 @@ fn one_store_reaches_every_member_of_a_group() {
 
 #[test]
 fn pages_are_open_to_one_host_until_they_are_closed() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
     let extent = alpha.allocate(16 * 4096).unwrap();
     let mine = extent.mapping();
@@ -347,7 +276,7 @@ fn pages_are_open_to_one_host_until_they_are_closed() {
 
 #[test]
 fn interrupts_count_or_meet_and_messages_keep_their_order() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let plain = alpha.create_interrupt(Some(5), false, false).unwrap();
     let counting = alpha.create_interrupt(None, false, true).unwrap();
@@ -388,7 +317,7 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
 
 #[test]
 fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
     let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, 100).unwrap();
     (0..3).for_each(|_| sender.trigger().unwrap());
@@ -404,7 +333,7 @@ fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
 #[test]
 fn a_peer_that_signals_without_pause_defeats_no_timeout() {
     use std::sync::atomic::{AtomicBool, Ordering};
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let data = alpha.create_data_interrupt(Some(5)).unwrap();
     let area = alpha.export_area(4096).unwrap();
@@ -442,7 +371,7 @@ fn a_peer_that_signals_without_pause_defeats_no_timeout() {
 
 #[test]
 fn a_lock_outlives_its_holder_and_a_barrier_its_party() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let segment = sessions[0].create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -478,7 +407,7 @@ fn a_lock_outlives_its_holder_and_a_barrier_its_party() {
 
 #[test]
 fn an_area_is_written_to_by_those_who_know_its_key() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let area = alpha.export_area(1 << 20).unwrap();
     let handle = beta.register_area(area.key()).unwrap();
@@ -519,7 +448,7 @@ fn an_area_is_written_to_by_those_who_know_its_key() {
 
 #[test]
 fn handles_of_others_are_refused_whatever_is_guessed() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let alpha = rack.session(ALPHA);
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -564,7 +493,7 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
 
 #[test]
 fn who_has_disconnected_loses_the_memory_that_is_taken_back() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
     segment.set_available().unwrap();
@@ -589,7 +518,7 @@ fn who_has_disconnected_loses_the_memory_that_is_taken_back() {
 
 #[test]
 fn a_group_is_for_those_whom_its_home_allows() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
     alpha.set_share(3..=3, Some(GAMMA), Share::None).unwrap();
     alpha.set_share(3..=3, Some(BETA), Share::Read).unwrap();
@@ -606,7 +535,7 @@ fn a_group_is_for_those_whom_its_home_allows() {
 
 #[test]
 fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let [alpha, beta, gamma] = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 8192) };
     let members = [&alpha, &beta, &gamma].map(|session| session.create_segment(&options).unwrap());
@@ -649,7 +578,7 @@ fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
 
 #[test]
 fn a_member_of_another_size_is_told_which_one_the_group_has() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let of = |size| SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, size) };
     let _first = rack.session(BETA).create_segment(&of(8192)).unwrap();
     let second = refusal(rack.session(GAMMA).create_segment(&of(4096)));
@@ -659,7 +588,7 @@ fn a_member_of_another_size_is_told_which_one_the_group_has() {
 
 #[test]
 fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let _interrupt = alpha.create_interrupt(Some(5), false, false).unwrap();
     alpha.set_share(0..=u32::MAX, Some(BETA), Share::None).unwrap();
@@ -670,7 +599,7 @@ fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
 
 #[test]
 fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, gamma) = (rack.session(ALPHA), rack.session(GAMMA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -696,7 +625,7 @@ fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
 
 #[test]
 fn a_segment_that_goes_during_a_move_leaves_no_writer_waiting() {
-    let rack = Rack::start();
+    let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, gamma) = (rack.session(ALPHA), rack.session(GAMMA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -736,7 +665,7 @@ impl Connect for Slow {
         host.to_owned()
     }
 
-    fn connect(&self, _: &str, hello: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+    fn connect(&self, _: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
         Err(LinkError::Broken { peer: hello.to.clone(), cause: StreamError::TimedOut })
     }
 }
@@ -744,15 +673,15 @@ impl Connect for Slow {
 #[test]
 fn only_a_dead_node_makes_the_holders_of_locks_dead() {
     let holder = Holder { node: BETA, session: SessionId(1) };
-    let slow = Rack::alone(ALPHA, |_| Arc::new(Slow));
+    let slow = Hosts::alone(ALPHA, |_| Arc::new(Slow));
     assert!(slow.session(ALPHA).alive(holder).unwrap());
-    let rack = Rack::alone(ALPHA, |run_dir| Arc::new(shm(run_dir)));
+    let rack = Hosts::alone(ALPHA, |run_dir| Arc::new(shm(run_dir)));
     let session = rack.session(ALPHA);
     assert!(!session.alive(holder).unwrap(), "there has never been such a node");
     // It has no room for the conversation that it is passed.
-    let folder = rack.0.path().join("beta");
+    let folder = rack.folder().join("beta");
     std::fs::create_dir_all(&folder).unwrap();
-    let listener = shm(rack.0.path()).listen("beta").unwrap();
+    let listener = shm(rack.folder()).listen("beta").unwrap();
     let caller = std::sync::Mutex::new(listener);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -771,7 +700,7 @@ fn only_a_dead_node_makes_the_holders_of_locks_dead() {
 }
 
 /// Beta's node, a connector's, at the door of alpha's.
-fn at_the_door(rack: &Rack) -> Arc<dyn Stream> {
+fn at_the_door(rack: &Hosts) -> Arc<dyn Conversation> {
     let hello = Hello {
         version: rackbus_link::VERSION,
         rack: "test".into(),
@@ -779,14 +708,14 @@ fn at_the_door(rack: &Rack) -> Arc<dyn Stream> {
         to: "alpha".into(),
         service: Service::Segments,
     };
-    let link = shm(rack.0.path());
+    let link = shm(rack.folder());
     link.connect(&link.address("alpha"), &hello).unwrap()
 }
 
 /// The former conversation ends before, while and after the next one begins.
 #[test]
 fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
-    let rack = Rack::alone(ALPHA, |run_dir| Arc::new(shm(run_dir)));
+    let rack = Hosts::alone(ALPHA, |run_dir| Arc::new(shm(run_dir)));
     let alpha = rack.session(ALPHA);
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
@@ -828,7 +757,7 @@ impl Connect for Restless {
         host.to_owned()
     }
 
-    fn connect(&self, _: &str, _: &Hello) -> Result<Arc<dyn Stream>, LinkError> {
+    fn connect(&self, _: &str, _: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let answered = self.0.clone();
         std::thread::spawn(move || {
@@ -859,7 +788,7 @@ impl Connect for Restless {
 fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
     const ASKERS: u32 = 4;
     let link = Arc::new(Restless::default());
-    let rack = Rack::alone(ALPHA, |_| link.clone());
+    let rack = Hosts::alone(ALPHA, |_| link.clone());
     let unanswered = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for asker in 0..ASKERS {

@@ -120,7 +120,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The command register.
+    /// Value of the command register.
     pub fn command(&self) -> Command {
         Command::from_bits_retain(self.u16(header::COMMAND))
     }

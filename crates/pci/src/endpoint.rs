@@ -5,6 +5,7 @@
 //! unmap* that makes a revoked window stay untouched (invariant I4). It belongs to one thread.
 
 mod saved;
+mod windows;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub trait Clock: Send {
     /// Monotonic time in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// As [`ticks::now`].
+    /// Time as [`ticks::now`] gives it.
     fn ticks(&self) -> u64;
 }
 
@@ -50,7 +51,7 @@ impl Clock for Monotonic {
 pub enum Region {
     /// A base address register's memory.
     Bar(u8),
-    /// Configuration space.
+    /// The function's configuration space.
     Config,
 }
 
@@ -75,9 +76,9 @@ pub enum IrqChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{length} bytes at {offset:#x} are not inside {region:?}")]
 pub struct OutOfRegion {
-    /// What was addressed.
+    /// The region that was addressed.
     pub region: Region,
-    /// The access's offset.
+    /// Offset of the access in its region, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: usize,
@@ -227,6 +228,9 @@ impl Endpoint {
         if self.dma.has(iova, length, access, memory.as_ref()) {
             return Ok(());
         }
+        if memory.is_some() {
+            self.give_way(iova, length);
+        }
         let loan = self.lending.lend(iova, length, access, memory).inspect_err(|error| {
             // Its user hears of a number only.
             if !matches!(error, LoanError::Space(_)) {
@@ -245,7 +249,7 @@ impl Endpoint {
         self.dma.unmap(iova, length)
     }
 
-    /// Takes all mappings away; returns how many there were.
+    /// Takes all mappings of the user's away; returns how many there were.
     pub fn unmap_all(&mut self) -> usize {
         self.quiesce();
         self.dma.unmap_all()
@@ -302,6 +306,9 @@ impl Endpoint {
     /// Somebody truncated memory that was mapped, or took it away. If it is of this function, what
     /// its user lent is gone: all memory of it goes, and its driver finds a function that was reset.
     pub fn check_memory(&mut self) {
+        if self.close_truncated_windows() {
+            tracing::warn!("a BAR that was mapped for peer-to-peer was truncated");
+        }
         if self.dma.truncated() {
             tracing::warn!("the user truncated memory it had mapped");
         } else if !self.dma.revoker().is_revoked() || self.dma.is_empty() {
@@ -331,6 +338,7 @@ impl Endpoint {
             true => self.reset_function(ResetKind::FunctionLevel),
         }
         self.unmap_all();
+        self.dma.close_windows();
         self.irq.clear();
         self.config.reset();
         self.msix_table.fill(0);

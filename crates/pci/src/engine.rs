@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rackbus_memory::space::PeerBytes;
 use rackbus_memory::{AdaptiveSpin, Event, Refusals, Revoker, guard};
 use rustix::thread::CpuSet;
 
@@ -34,7 +35,7 @@ pub struct EngineStopped;
 /// Why an engine did not answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoAnswer {
-    /// It has stopped.
+    /// The engine's thread has ended.
     #[error(transparent)]
     Stopped(#[from] EngineStopped),
     /// It does something else for so long already; the job is done when it is back.
@@ -67,6 +68,7 @@ struct Mailbox {
     counters: EngineCounters,
     revoker: Revoker,
     refusals: Refusals,
+    peer_bytes: PeerBytes,
     health: Health,
     operations: Operations,
 }
@@ -180,9 +182,14 @@ impl EngineHandle {
         &self.0.revoker
     }
 
-    /// Its counters.
+    /// How often the engine polled, slept and was woken.
     pub fn counters(&self) -> &EngineCounters {
         &self.0.counters
+    }
+
+    /// What the function moved from and to BARs of others.
+    pub fn peer_bytes(&self) -> &PeerBytes {
+        &self.0.peer_bytes
     }
 
     /// The accesses to memory that were refused to the function.
@@ -244,6 +251,7 @@ impl Engine {
             counters: EngineCounters::default(),
             revoker: endpoint.dma().revoker().clone(),
             refusals: endpoint.dma().refusals().clone(),
+            peer_bytes: endpoint.dma().peer_bytes().clone(),
             health: endpoint.health(),
             operations: endpoint.operations(),
         });

@@ -21,7 +21,7 @@ use crate::user::UserWatch;
 pub struct Bus<'a> {
     /// Its IOMMU domain: the only way to memory.
     pub dma: &'a DmaSpace,
-    /// Its interrupts.
+    /// The function's interrupts, to be signalled.
     pub irq: &'a Interrupts,
     /// Its user, who may be gone; see [`Function::poll`].
     pub user: &'a UserWatch,
@@ -250,7 +250,8 @@ pub trait Function: Send {
     /// All that the model knows of its user, as a value, with descriptors for whoever opens its
     /// medium next. What is under way is not waited for: it is part of the value, to be done again.
     /// The model itself stays as it is; where all went well, nothing but
-    /// [`reset`](Function::reset) is called afterwards, which gives up what is under way.
+    /// [`reset`](Function::reset) is called afterwards, which gives up what is under way, unless the value
+    /// is taken back: then the model goes on as if it had not been saved.
     ///
     /// # Errors
     /// [`SaveError`]; the function goes on as it was.

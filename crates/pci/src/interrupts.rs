@@ -47,7 +47,7 @@ pub enum Mode {
         /// How many: those from here on send nothing.
         vectors: u16,
     },
-    /// MSI-X.
+    /// Interrupts by MSI-X, a vector each.
     Msix,
 }
 

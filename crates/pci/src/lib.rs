@@ -9,6 +9,7 @@
 //! * [`operations`]: what a function has done, and how long it took.
 //! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
+//! * [`programmed`]: where a function decodes its BARs, read from its configuration space.
 //! * [`user`]: whether a function's user is still there.
 //! * [`vfio_user`]: the protocol by which QEMU and userspace drivers use a function.
 
@@ -19,6 +20,7 @@ pub mod function;
 pub mod interrupts;
 pub mod operations;
 pub mod pace;
+pub mod programmed;
 pub mod state;
 pub mod user;
 pub mod vfio_user;

@@ -42,7 +42,7 @@ const LASTING: u64 = 8;
 /// What an engine does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Polls.
+    /// Poll again at once: there may be work.
     Poll,
     /// Lets others have the processor, if any want it, and polls.
     Yield,
@@ -76,7 +76,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Begins at `now_ns`.
+    /// Begins at `now_ns`, in nanoseconds of the caller's clock.
     pub fn new(spin: AdaptiveSpin, now_ns: u64) -> Pace {
         let (idle_since, asleep_since) = (None, None);
         let (moved_ns, stay_ns) = (now_ns, STAY_NS);

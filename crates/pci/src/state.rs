@@ -13,7 +13,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rackbus_memory::space::{Behind, KEPT_FILES};
+use rackbus_fabric::BarPlace;
+use rackbus_memory::space::{Behind, KEPT_FILES, Mapping};
 use rackbus_memory::{Access, DmaSpace, Event, MapError, MemoryHandle, PeerEvent};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -30,9 +31,6 @@ pub enum SaveError {
     /// Its class has no such thing.
     #[error("the state of functions of this class cannot be saved")]
     Unsupported,
-    /// A front elsewhere has its medium.
-    #[error("a front elsewhere has the function's medium; save that front instead")]
-    MediumServed,
     /// It was saved before.
     #[error("the function was saved before; what it was goes on elsewhere")]
     Ended,
@@ -88,7 +86,7 @@ pub enum RestoreError {
     /// Memory could not be mapped.
     #[error("the state's memory at {iova:#x}: {cause}")]
     Map {
-        /// The mapping's address.
+        /// Address of the mapping in the user's address space.
         iova: u64,
         /// What the system said.
         cause: MapError,
@@ -102,11 +100,11 @@ pub enum RestoreError {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelState {
-    /// The class.
+    /// Name of the function's class.
     pub class: String,
     /// The version of what follows, counted by the class.
     pub version: u32,
-    /// The state.
+    /// State of the model, as its class writes it.
     pub state: serde_json::Value,
 }
 
@@ -144,6 +142,18 @@ pub(crate) struct MappingState {
     pub memory: Option<(u32, u64)>,
 }
 
+/// A window to a BAR of another function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WindowState {
+    pub mapping: MappingState,
+    /// The function whose BAR it is, `HOST/DEVICE`.
+    pub function: String,
+    pub bar: u8,
+    /// Bytes from the beginning of the BAR.
+    pub offset: u64,
+}
+
 /// Levels, bits and wires of a function's interrupts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -169,6 +179,9 @@ pub struct FunctionState {
     pub(crate) msix_table: Vec<(u32, u8)>,
     pub(crate) interrupts: InterruptState,
     pub(crate) mappings: Vec<MappingState>,
+    /// Programs that know no windows go on with a function that has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) windows: Vec<WindowState>,
     /// The descriptor of the right to go on from it.
     pub(crate) claim: u32,
     /// How many descriptors belong to it.
@@ -258,40 +271,66 @@ pub(crate) fn sparse<T: TryFrom<usize>>(bytes: &[u8]) -> Vec<(T, u8)> {
     bytes.filter_map(|(at, byte)| Some((T::try_from(at).ok()?, *byte))).collect()
 }
 
-/// What a function's user mapped, with its files appended to `descriptors`, each once.
-pub(crate) fn save_mappings(
-    dma: &DmaSpace,
-    descriptors: &mut Vec<OwnedFd>,
-) -> Result<Vec<MappingState>, SaveError> {
-    let mut numbers: Vec<(*const OwnedFd, u32)> = Vec::new();
-    let mut states = Vec::with_capacity(dma.len());
-    for mapping in dma.mappings() {
+/// What a function reaches, as a value: the files are appended to `descriptors`, each once.
+pub(crate) struct MappingSaver<'d> {
+    descriptors: &'d mut Vec<OwnedFd>,
+    numbers: Vec<(*const OwnedFd, u32)>,
+}
+
+impl<'d> MappingSaver<'d> {
+    pub fn new(descriptors: &'d mut Vec<OwnedFd>) -> Self {
+        MappingSaver { descriptors, numbers: Vec::new() }
+    }
+
+    /// What its user mapped.
+    pub fn mappings(&mut self, dma: &DmaSpace) -> Result<Vec<MappingState>, SaveError> {
+        dma.mappings().map(|mapping| self.mapping(mapping)).collect()
+    }
+
+    /// Its windows to BARs of others.
+    pub fn windows(&mut self, dma: &DmaSpace) -> Result<Vec<WindowState>, SaveError> {
+        let window = |(mapping, place): (Mapping<'_>, &BarPlace)| {
+            let BarPlace { function, bar, offset } = place.clone();
+            Ok(WindowState { mapping: self.mapping(mapping)?, function, bar, offset })
+        };
+        dma.windows().map(window).collect()
+    }
+
+    fn mapping(&mut self, mapping: Mapping<'_>) -> Result<MappingState, SaveError> {
         let memory = match mapping.behind {
             Behind::Nothing => None,
             Behind::NotKept(..) => return Err(SaveError::TooManyFiles(KEPT_FILES)),
             Behind::Kept(file, _, offset) => {
-                let known = numbers.iter().find(|(known, _)| *known == Arc::as_ptr(file));
+                let known = self.numbers.iter().find(|(known, _)| *known == Arc::as_ptr(file));
                 let number = match known {
                     Some((_, number)) => *number,
                     None => {
-                        let number = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
-                        descriptors.push(file.try_clone()?);
-                        numbers.push((Arc::as_ptr(file), number));
+                        let number = u32::try_from(self.descriptors.len()).unwrap_or(u32::MAX);
+                        self.descriptors.push(file.try_clone()?);
+                        self.numbers.push((Arc::as_ptr(file), number));
                         number
                     }
                 };
                 Some((number, *offset))
             }
         };
-        states.push(MappingState {
+        Ok(MappingState {
             iova: mapping.iova,
             length: mapping.length,
             read: mapping.access.contains(Access::READ),
             write: mapping.access.contains(Access::WRITE),
             memory,
-        });
+        })
     }
-    Ok(states)
+}
+
+impl MappingState {
+    pub fn access(&self) -> Access {
+        let mut access = Access::empty();
+        access.set(Access::READ, self.read);
+        access.set(Access::WRITE, self.write);
+        access
+    }
 }
 
 /// Descriptors of a state, each of which is taken once: memory files many times.

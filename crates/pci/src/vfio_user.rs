@@ -3,7 +3,7 @@
 //!
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
 //! * [`device`]: [`Device`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
-//! * [`server`]: one connection's conversation, and a listener that gives each its own thread.
+//! * [`server`]: one connection's conversation. [`socket`]: a listener that gives each its own thread.
 //! * [`session`]: a conversation as a value, for another process to go on with.
 //! * [`shown`]: the kind of interrupts that a function is shown with.
 //! * [`client`]: the other side, used by borrowers, drivers and tests.
@@ -15,12 +15,14 @@ pub mod local;
 pub mod server;
 pub mod session;
 pub mod shown;
+pub mod socket;
 pub mod wire;
 
 pub use client::{Client, ClientError};
 pub use device::{Device, DeviceError, DeviceShape, EngineDevice, RegionShape, SharedPart};
 pub use local::{LocalFunction, serve_function};
 
-pub use server::{Opener, Server, serve};
-pub use session::{Conversation, Ended, SavedSession, SessionState, serve_until};
+pub use server::serve;
+pub use session::{Conversation, Ended, SavedSession, SessionState, serve_until, serve_within};
 pub use shown::{Shown, ShownWith};
+pub use socket::{Opener, RestingClient, ResumedClient, Server};

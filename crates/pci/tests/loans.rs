@@ -9,18 +9,40 @@ use std::sync::Arc;
 use common::Copier;
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
-use rackbus_fabric::{Fabric, FabricHandle, Lending, Place, Requester, derive};
+use rackbus_fabric::{BarPlace, Fabric, FabricHandle, Lending, Place, Requester, derive};
 use rackbus_memory::space::Behind;
-use rackbus_memory::{Access, SharedMemory};
+use rackbus_memory::{Access, MemoryHandle, SharedMemory};
+use rackbus_pci::endpoint::Region;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Device, EngineDevice};
 use rackbus_pci::{Endpoint, Engine, FunctionState};
 use rustix::io::Errno;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+                    [hosts.beta.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
                     [hosts.beta]\nmemory = \"64 MiB\"\n[hosts.gamma]\niommu = false\n";
 const FUNCTION: &str = "alpha/nvme0";
+/// A function whose BAR the other one reaches.
+const PEER: &str = "beta/nvme0";
 const PAGE: u64 = 4096;
+
+/// Each page is reached where its user has memory or a window is, and nowhere else: a mapping without memory
+/// hides no window.
+fn reads_what_is_there(endpoint: &mut Endpoint) {
+    endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+    let dma = endpoint.dma();
+    for page in 0..16 {
+        let within = |iova: u64, length: u64| (iova..iova + length).contains(&(page * PAGE));
+        let readable = |access: Access| access.contains(Access::READ);
+        let own = dma.mappings().find(|m| within(m.iova, m.length));
+        let own = own.filter(|m| !matches!(m.behind, Behind::Nothing));
+        let expected = match own {
+            Some(own) => readable(own.access),
+            None => dma.windows().any(|(m, _)| within(m.iova, m.length) && readable(m.access)),
+        };
+        assert_eq!(dma.read_obj::<u8>(page * PAGE).is_ok(), expected, "page {page}");
+    }
+}
 
 fn fabric() -> FabricHandle {
     let rack = Rack::parse("rack.toml", RACK).unwrap();
@@ -36,7 +58,8 @@ fn reached(fabric: &FabricHandle) -> usize {
     fabric.with(|fabric| fabric.reached(FUNCTION).unwrap().len())
 }
 
-/// The fabric has exactly the mappings with memory behind them, and each leads to it.
+/// The fabric has exactly the mappings with memory behind them and the windows, and each leads where it
+/// should.
 fn agree(fabric: &FabricHandle, endpoint: &Endpoint) {
     let beta = fabric.host("beta").unwrap();
     let function = fabric.with(|fabric| fabric.topology().named(FUNCTION).unwrap());
@@ -45,7 +68,11 @@ fn agree(fabric: &FabricHandle, endpoint: &Endpoint) {
         let requester = Requester::Device(function);
         let found = fabric.resolve(requester, mapping.iova, mapping.length, mapping.access);
         match mapping.behind {
-            Behind::Nothing => assert!(found.is_err(), "{mapping:?} is reached"),
+            // A window may be there.
+            Behind::Nothing => {
+                let bar = found.is_ok_and(|found| matches!(found.place, Place::Bar { .. }));
+                assert!(found.is_err() || bar, "{mapping:?} is reached");
+            }
             Behind::Kept(_, object, offset) | Behind::NotKept(object, offset) => {
                 behind += 1;
                 let found = found.unwrap();
@@ -54,6 +81,14 @@ fn agree(fabric: &FabricHandle, endpoint: &Endpoint) {
                 assert_eq!(found.length, mapping.length);
             }
         }
+    }
+    for (window, place) in endpoint.dma().windows() {
+        behind += 1;
+        let requester = Requester::Device(function);
+        let found = fabric.resolve(requester, window.iova, window.length, window.access).unwrap();
+        let device = fabric.with(|fabric| fabric.topology().named(&place.function).unwrap());
+        let (bar, offset) = (place.bar, place.offset);
+        assert_eq!(found.place, Place::Bar { device, bar, offset });
     }
     assert_eq!(reached(fabric), behind);
 }
@@ -68,6 +103,15 @@ enum Step {
         memory: bool,
     },
     Unmap {
+        page: u64,
+        pages: u64,
+    },
+    Open {
+        page: u64,
+        pages: u64,
+        at: u64,
+    },
+    Close {
         page: u64,
         pages: u64,
     },
@@ -86,6 +130,9 @@ fn steps() -> impl Strategy<Value = Step> {
             page, pages, at, access, memory
         }),
         6 => (0u64..12, 1u64..5).prop_map(|(page, pages)| Step::Unmap { page, pages }),
+        4 => (0u64..12, 0u64..5, 0u64..12)
+            .prop_map(|(page, pages, at)| Step::Open { page, pages, at }),
+        3 => (0u64..12, 1u64..5).prop_map(|(page, pages)| Step::Close { page, pages }),
         1 => Just(Step::UnmapAll),
         1 => Just(Step::DropMemory),
         1 => Just(Step::Scrub),
@@ -100,6 +147,7 @@ proptest! {
     fn mappings_and_loans_are_the_same(steps in prop::collection::vec(steps(), 1..40)) {
         // Some of what is asked for lies beyond the memory, and is refused.
         let memory = SharedMemory::create("user", 12 * PAGE).unwrap();
+        let peers = SharedMemory::create("peer", 12 * PAGE).unwrap();
         let fabric = fabric();
         let endpoint = |lending| {
             let mut endpoint = Endpoint::new(Copier::new());
@@ -116,6 +164,15 @@ proptest! {
                 Step::Unmap { page, pages } => {
                     let _ = now.unmap(page * PAGE, pages * PAGE);
                 }
+                Step::Open { page, pages, at } => {
+                    let place =
+                        BarPlace { function: PEER.to_owned(), bar: 2, offset: at * PAGE };
+                    let (memory, length) = (peers.handle(at * PAGE), pages * PAGE);
+                    let _ = now.open_window(page * PAGE, length, Access::all(), place, memory);
+                }
+                Step::Close { page, pages } => {
+                    let _ = now.close_window(page * PAGE, pages * PAGE);
+                }
                 Step::UnmapAll => drop(now.unmap_all()),
                 Step::DropMemory => now.drop_memory(),
                 Step::Scrub => now.scrub(),
@@ -130,6 +187,7 @@ proptest! {
                 }
             }
             agree(&fabric, &now);
+            reads_what_is_there(&mut now);
         }
         drop(now);
         prop_assert_eq!(reached(&fabric), 0);
@@ -196,4 +254,38 @@ fn what_a_rack_file_bounds_is_refused_to_the_user_in_one_line() {
     let refused = map(&session, 0, PAGE).unwrap_err();
     assert_eq!(refused.errno, Errno::ACCESS);
     assert!(refused.message.starts_with("gamma has no IOMMU"), "{}", refused.message);
+}
+
+/// The other function's memory is its lender's: what becomes of it is no fault of this one's user.
+#[test]
+fn a_bar_that_is_truncated_is_reached_no_more_and_nothing_else_is_lost() {
+    let (fabric, memory) = (fabric(), SharedMemory::create("user", PAGE).unwrap());
+    let mut endpoint = Endpoint::new(Copier::new());
+    endpoint.begin(lending(&fabric), None);
+    endpoint.map(0, PAGE, Access::all(), Some(memory.handle(0))).unwrap();
+    let bar = rustix::fs::memfd_create("bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&bar, 2 * PAGE).unwrap();
+    let handle = MemoryHandle::new(bar.try_clone().unwrap(), 0).unwrap();
+    let place = || BarPlace { function: PEER.to_owned(), bar: 2, offset: 0 };
+    endpoint.open_window(PAGE, 2 * PAGE, Access::all(), place(), handle.clone()).unwrap();
+    endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+    endpoint.dma().write(PAGE, &[1; 64]).unwrap();
+    assert_eq!((reached(&fabric), endpoint.dma().peer_bytes().get()), (2, (0, 64)));
+    rustix::fs::ftruncate(&bar, 0).unwrap();
+    let _ = endpoint.dma().read_obj::<u64>(PAGE);
+    endpoint.check_memory();
+    assert_eq!(reached(&fabric), 1);
+    assert!(endpoint.dma().read_obj::<u64>(PAGE).is_err());
+    assert!(endpoint.dma().master(), "the function was reset");
+    endpoint.dma().read_obj::<u64>(0).unwrap();
+
+    // Its user maps memory of its own over a part: that is meant then, and the window is closed as a whole.
+    rustix::fs::ftruncate(&bar, 2 * PAGE).unwrap();
+    endpoint.open_window(PAGE, 2 * PAGE, Access::all(), place(), handle).unwrap();
+    endpoint.map(2 * PAGE, PAGE, Access::all(), Some(memory.handle(0))).unwrap();
+    assert!(endpoint.dma().read_obj::<u64>(PAGE).is_err());
+    endpoint.dma().read_obj::<u64>(2 * PAGE).unwrap();
+    assert_eq!(reached(&fabric), 2);
+    endpoint.scrub();
+    assert_eq!(reached(&fabric), 0);
 }

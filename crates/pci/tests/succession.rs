@@ -15,7 +15,7 @@ use rackbus_memory::{Access, Event, Lending, SharedMemory};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
-    Client, Conversation, Ended, EngineDevice, SessionState, serve_until,
+    Client, Conversation, Device, Ended, EngineDevice, SessionState, serve_until,
 };
 use rackbus_pci::{Endpoint, Engine, FunctionState, RestoreError, SaveError};
 use rackbus_spec::vfio_user::irq;
@@ -39,7 +39,7 @@ impl Life {
         let pause = Arc::new(Event::new().unwrap());
         let thread = std::thread::spawn({
             let (device, pause, stream) = (device.clone(), pause.clone(), stream.clone());
-            move || serve_until(&stream, &device, from, &pause).unwrap()
+            move || serve_until(&*stream, &device, from, &*pause).unwrap()
         });
         Life { engine, device, pause, thread }
     }
@@ -67,9 +67,14 @@ impl Life {
         let engine = engine();
         let state = SessionState::from_bytes(bytes).unwrap();
         let handle = engine.handle().clone();
-        let (device, conversation) =
-            EngineDevice::resume(handle, state, descriptors, Lending::alone(), stream.clone())
-                .unwrap();
+        let (device, conversation) = EngineDevice::resume(
+            handle,
+            state,
+            descriptors,
+            Lending::alone(),
+            Some(stream.clone()),
+        )
+        .unwrap();
         Life::start(engine, device, conversation, stream)
     }
 }
@@ -212,4 +217,45 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_function_that_was_saved_is_taken_back_once_and_goes_on() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let theirs = Arc::new(theirs);
+    let Life { engine, device, pause, thread } = Life::first(&theirs);
+    let client = Client::with_stream(Arc::new(ours)).unwrap();
+    client.write(7, 4, &6u16.to_le_bytes()).unwrap();
+    let memory = map(&client, 0x10_0000, 0x4000);
+    memory.whole().copy_from(b"the quick brown fox");
+    pause.ring();
+    let Ended::Paused(conversation) = thread.join().unwrap() else { panic!("it closed") };
+    let saved = device.save(conversation.clone()).unwrap();
+    let copies = saved.descriptors.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    let bytes = saved.state.to_bytes().unwrap();
+    device.take_back(saved).unwrap();
+    // Whoever has a copy comes too late.
+    let other = self::engine();
+    let state = SessionState::from_bytes(&bytes).unwrap();
+    let (handle, stream) = (other.handle().clone(), Some(theirs.clone() as Arc<_>));
+    let taken = EngineDevice::resume(handle, state, copies, Lending::alone(), stream);
+    assert!(matches!(taken, Err(RestoreError::Taken)));
+
+    let life = Life::start(engine, device, conversation, &theirs);
+    assert_eq!(copy(&client, 0x10_0000, 0x10_1000, 19), 1);
+    drop(client);
+    assert!(matches!(life.thread.join().unwrap(), Ended::Closed));
+}
+
+#[test]
+fn what_somebody_went_on_with_is_not_taken_back() {
+    let first = engine();
+    let device = EngineDevice::new(first.handle().clone()).unwrap();
+    let saved = device.save(Conversation::default()).unwrap();
+    let copies = saved.descriptors.iter().map(|fd| fd.try_clone().unwrap()).collect();
+    let next = engine();
+    EngineDevice::resume_unused(next.handle(), saved.state.clone(), copies).unwrap();
+    assert!(matches!(device.take_back(saved), Err(RestoreError::Taken)));
+    assert_eq!(device.read(Region::Config, 0, 2).unwrap(), [0xff; 2], "it does something");
 }

@@ -17,7 +17,7 @@ pub const RAN: &str = "seeds run:";
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number.
+    /// The next number, of 64 bits.
     #[expect(clippy::should_implement_trait, reason = "it is endless, so no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

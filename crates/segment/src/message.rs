@@ -52,9 +52,9 @@ pub struct Handle(pub u64);
 /// Who holds a lock, anywhere in the rack: a session of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holder {
-    /// Its host.
+    /// Number of the session's host.
     pub node: NodeId,
-    /// Its session there.
+    /// Number of the session on its host.
     pub session: SessionId,
 }
 
@@ -83,22 +83,22 @@ pub enum SegmentKind {
 /// How a segment becomes unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Withdrawal {
-    /// For new connections.
+    /// New connections are refused; the others are told nothing.
     Quiet,
-    /// And connectors are told.
+    /// The same, and connectors are told.
     Notify,
-    /// And connectors lose it now, whatever they do.
+    /// The same, and connectors lose it now, whatever they do.
     Force,
 }
 
 /// How much of a segment a connector may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Share {
-    /// Nothing.
+    /// The host may not connect.
     None,
-    /// Loads.
+    /// The host may load.
     Read,
-    /// Loads and stores.
+    /// The host may load and store.
     Write,
 }
 
@@ -151,11 +151,11 @@ pub enum Target {
     Segment,
     /// A segment of another process of this host, which shares it.
     Attach,
-    /// A multicast group.
+    /// A multicast group: one memory that all members write to and read.
     Group,
 }
 
-/// Why not.
+/// Why a request is not done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
     /// The first message was no hello, or another version's.
@@ -173,7 +173,7 @@ pub enum Refusal {
     /// A group's members have one size.
     #[error("the group's other members have {size} bytes; all members have the same size")]
     OtherSize {
-        /// Theirs.
+        /// The size that the other members have, in bytes.
         size: u64,
     },
     /// The size is zero or too large.
@@ -182,7 +182,7 @@ pub enum Refusal {
     /// The host has no memory left to export.
     #[error("no memory is left to export: {free} bytes of the host's `export` are free")]
     NoSpace {
-        /// Bytes left.
+        /// Bytes that are left.
         free: u64,
     },
     /// The system has no memory or descriptors left.

@@ -47,7 +47,7 @@ const NO_CHANNEL: u32 = u32::MAX;
 /// `sci_cb_dma_t`.
 pub type DmaCallback = Option<Function>;
 
-/// A program's function.
+/// A callback of a program, as the C API declares it.
 pub type Function = unsafe extern "C" fn(*mut c_void, RawHandle, u32) -> u32;
 
 /// A program's function that is to be called.

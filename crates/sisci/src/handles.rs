@@ -45,7 +45,7 @@ const INDEX_BITS: u32 = 28;
 const TAG_BITS: u32 = 4;
 
 impl<T: Kind> Table<T> {
-    /// An empty one.
+    /// A table without objects.
     pub const fn new() -> Table<T> {
         Table { slots: RwLock::new(Slots { slots: Vec::new(), free: Vec::new() }) }
     }
@@ -102,7 +102,7 @@ impl<T: Kind> Table<T> {
         Some(value)
     }
 
-    /// Every object.
+    /// Every object of the table, in no order.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.read().slots.iter().filter_map(|slot| slot.value.clone()).collect()
     }

@@ -39,7 +39,7 @@ pub type LocalCallback =
 pub struct Local {
     source: Source,
     prepared: AtomicBool,
-    /// Mappings of it.
+    /// Number of mappings that the process has of it.
     pub(crate) mapped: AtomicUsize,
     /// Transfers that use it, and [`REMOVED`].
     transfers: AtomicUsize,

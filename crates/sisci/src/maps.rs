@@ -22,7 +22,7 @@ pub struct Map {
     /// Where in its segment it begins.
     offset: u64,
     of: Of,
-    /// Sequences on it.
+    /// Number of sequences on the mapping.
     pub(crate) sequences: AtomicUsize,
 }
 kind!(Map, 4);
@@ -44,7 +44,7 @@ impl Of {
 }
 
 impl Map {
-    /// The mapped memory.
+    /// The memory that the mapping is of.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }

@@ -27,7 +27,7 @@ pub struct Remote {
     segment: Arc<OnceLock<RemoteSegment>>,
     /// What it was asked to be.
     asked: (u32, u32),
-    /// Mappings of it.
+    /// Number of mappings that the process has of it.
     pub(crate) mapped: AtomicUsize,
     /// All of it, for the copy engine.
     whole: OnceLock<Arc<Region>>,
@@ -61,7 +61,7 @@ fn asked(handle: RawHandle) -> Option<(u32, u32)> {
 }
 
 impl Remote {
-    /// The connection.
+    /// The connected segment, or the error that a program gets without one.
     pub(crate) fn segment(&self) -> Outcome<&RemoteSegment> {
         self.segment.get().map_or_else(|| fail(SCI_ERR_NOT_CONNECTED), Ok)
     }

@@ -46,7 +46,7 @@ bitflags! {
     /// The command register (section 7.5.1.1.3).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Command: u16 {
-        /// Answers memory accesses.
+        /// The function answers accesses to its memory BARs.
         const MEMORY_SPACE = 1 << 1;
         /// May issue memory requests.
         const BUS_MASTER = 1 << 2;

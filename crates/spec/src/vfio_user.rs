@@ -41,6 +41,10 @@ pub mod command {
     pub const DEVICE_RESET: u16 = 13;
     /// Several posted writes in one message; only when negotiated.
     pub const REGION_WRITE_MULTI: u16 = 15;
+    /// Rackbus' own, between nodes: makes a BAR of another function reachable; see [`PeerMap`](super::PeerMap).
+    pub const PEER_MAP: u16 = 0x8000;
+    /// Rackbus' own, between nodes: takes that away again; its body is a [`DmaUnmap`](super::DmaUnmap).
+    pub const PEER_UNMAP: u16 = 0x8001;
 }
 
 bitflags! {
@@ -79,9 +83,9 @@ pub struct Header {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Version {
-    /// Major version.
+    /// Major version, which both peers must have.
     pub major: u16,
-    /// Minor version.
+    /// Minor version, which may differ between peers.
     pub minor: u16,
 }
 
@@ -112,6 +116,21 @@ pub struct DmaMap {
     pub size: u64,
 }
 
+/// Body of `PEER_MAP`, followed by the name of the function whose BAR it is; the descriptor of the BAR's
+/// memory comes beside it. Rackbus' own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct PeerMap {
+    /// The range, as for `DMA_MAP`.
+    pub map: DmaMap,
+    /// Where the range begins in the BAR, in bytes.
+    pub bar_offset: u64,
+    /// The BAR, 0 to 5.
+    pub bar: u32,
+    /// Bytes of the name that follows.
+    pub name_length: u32,
+}
+
 bitflags! {
     /// Flags of [`DmaUnmap`] ("VFIO_USER_DMA_UNMAP").
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,9 +148,9 @@ pub struct DmaUnmap {
     pub argsz: u32,
     /// See [`DmaUnmapFlags`].
     pub flags: u32,
-    /// The range's address.
+    /// First address of the range in the client's address space.
     pub address: u64,
-    /// The range's length.
+    /// Length of the range in bytes.
     pub size: u64,
 }
 
@@ -164,9 +183,9 @@ bitflags! {
     /// Flags of [`RegionInfo`] (Linux VFIO user API, `vfio_region_info`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct RegionInfoFlags: u32 {
-        /// Can be read.
+        /// The client may read the region.
         const READ = 1;
-        /// Can be written.
+        /// The client may write the region.
         const WRITE = 1 << 1;
         /// Can be mapped, in whole or as its capability says.
         const MMAP = 1 << 2;
@@ -183,7 +202,7 @@ pub struct RegionInfo {
     pub argsz: u32,
     /// See [`RegionInfoFlags`].
     pub flags: u32,
-    /// Which region.
+    /// Index of the region the client asks about.
     pub index: u32,
     /// Where the first capability begins, from the start of this structure.
     pub cap_offset: u32,
@@ -212,7 +231,7 @@ pub const CAP_SPARSE_MMAP: u16 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SparseMmap {
-    /// Its head.
+    /// Identifier, version and place of the next capability.
     pub header: CapHeader,
     /// How many areas follow.
     pub nr_areas: u32,
@@ -236,7 +255,7 @@ bitflags! {
     pub struct IrqInfoFlags: u32 {
         /// Is signalled through an eventfd.
         const EVENTFD = 1;
-        /// Can be masked.
+        /// The client may mask the interrupts.
         const MASKABLE = 1 << 1;
         /// Masks itself when it fires.
         const AUTOMASKED = 1 << 2;
@@ -263,15 +282,15 @@ bitflags! {
     /// Flags of [`IrqSet`] (Linux VFIO user API, `vfio_irq_set`): one data kind, one action.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct IrqSetFlags: u32 {
-        /// No data.
+        /// The request carries no data for each vector.
         const DATA_NONE = 1;
         /// One byte a vector: act on those that are not 0.
         const DATA_BOOL = 1 << 1;
         /// One descriptor a vector, beside the message; none at all means no wire.
         const DATA_EVENTFD = 1 << 2;
-        /// Mask.
+        /// Masks the vectors.
         const ACTION_MASK = 1 << 3;
-        /// Unmask.
+        /// Unmasks the vectors.
         const ACTION_UNMASK = 1 << 4;
         /// Wire (with descriptors) or fire (without).
         const ACTION_TRIGGER = 1 << 5;
@@ -288,9 +307,9 @@ pub struct IrqSet {
     pub flags: u32,
     /// Which interrupt index: [`irq`].
     pub index: u32,
-    /// First vector.
+    /// First vector that the request is about.
     pub start: u32,
-    /// How many.
+    /// Number of vectors that the request is about.
     pub count: u32,
 }
 
@@ -302,7 +321,7 @@ pub struct RegionAccess {
     pub offset: u64,
     /// Which region: [`region`].
     pub region: u32,
-    /// Bytes.
+    /// Number of bytes to read or write.
     pub count: u32,
 }
 

@@ -97,6 +97,15 @@ pub struct GuestFiles {
     pub tools: PathBuf,
 }
 
+/// UEFI for VMs: Debian's build of OVMF.
+#[derive(Clone, Debug)]
+pub struct Firmware {
+    /// Its code, which VMs share.
+    pub code: PathBuf,
+    /// Its variables as a VM begins with; each has a copy.
+    pub variables: PathBuf,
+}
+
 /// The cache that set-up fills.
 #[derive(Clone, Debug)]
 pub struct Assets {
@@ -153,6 +162,17 @@ impl Assets {
             kernel: self.file("a guest's kernel", &format!("guests/{name}/vmlinuz"))?,
             initrd: self.file("a guest's initrd", &format!("guests/{name}/initrd"))?,
             tools: self.file("a guest's tools", &format!("guests/{name}/root.ext4"))?,
+        })
+    }
+
+    /// UEFI for VMs.
+    ///
+    /// # Errors
+    /// When set-up has not been run.
+    pub fn firmware(&self) -> Result<Firmware> {
+        Ok(Firmware {
+            code: self.file("firmware", "ovmf/OVMF_CODE_4M.fd")?,
+            variables: self.file("firmware", "ovmf/OVMF_VARS_4M.fd")?,
         })
     }
 

@@ -25,7 +25,7 @@ pub enum VmError {
         action: &'static str,
         /// The file, folder or socket that was to be used.
         path: PathBuf,
-        /// The system's reason.
+        /// The error that the system gave.
         source: std::io::Error,
     },
     /// QEMU ended when it should not have.

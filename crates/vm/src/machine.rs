@@ -21,6 +21,9 @@ use crate::{Agent, Output, Result, VmError};
 /// How long QEMU may take until its sockets are there.
 const START: Duration = Duration::from_secs(10);
 
+/// How often a guest that boots is asked whether it is there.
+const ASKED_AGAIN: Duration = Duration::from_secs(2);
+
 /// How long a guest may take to let go of a function. A Linux guest takes some 0.1 s.
 pub const UNPLUG: Duration = Duration::from_secs(20);
 
@@ -62,10 +65,19 @@ impl Vm {
                 Boot::Guest(guest) => format!("guest {}", guest.name()),
                 Boot::Kernel { kernel, .. } => format!("kernel {}", kernel.display()),
                 Boot::Disk(image) => format!("disk {}", image.display()),
+                Boot::Firmware => "firmware".to_owned(),
             },
             ports: spec.functions.len() + usize::from(spec.spare_ports),
             dir: spec.dir.clone(),
         };
+        if spec.boot == Boot::Firmware {
+            let path = spec.variables();
+            std::fs::copy(assets.firmware()?.variables, &path).map_err(|source| VmError::Io {
+                action: "write",
+                path,
+                source,
+            })?;
+        }
         for function in &spec.functions {
             record.note_plugged(&function.name, &function.socket)?;
         }
@@ -107,9 +119,18 @@ impl Vm {
     /// When it does not within `limit`, or the VM ends.
     pub fn wait_boot(&mut self, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
-        let hello = self.agent()?.start("true", limit)?;
+        // Firmware that opens the agent's port takes what was asked before the guest runs: it is asked again.
+        let mut asked = Vec::new();
+        let mut again = Instant::now();
         loop {
-            if hello.answered(Duration::from_millis(200)) {
+            if again <= Instant::now() {
+                asked.push(self.agent()?.start("true", limit)?);
+                again += ASKED_AGAIN;
+            }
+            let newest = asked.len() - 1;
+            if asked[newest].answered(Duration::from_millis(200))
+                || asked[..newest].iter().any(|asked| asked.answered(Duration::ZERO))
+            {
                 return Ok(());
             }
             self.check_running()?;

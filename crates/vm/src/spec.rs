@@ -39,6 +39,8 @@ pub enum Boot {
     },
     /// A raw or qcow2 disk image of the user's own, started by its boot loader.
     Disk(PathBuf),
+    /// UEFI, which starts what the first of the VM's functions has: a drive with an EFI system partition.
+    Firmware,
 }
 
 /// Where the guest's serial console goes. It is kept in `console.log` in either case.
@@ -150,6 +152,9 @@ impl VmSpec {
                 "{device}: with intremap=on, give dma-translation=off too, or QEMU ends when the guest boots"
             ));
         }
+        if self.boot == Boot::Firmware && self.functions.is_empty() {
+            return invalid("firmware has nothing to start: borrow a drive for the VM".to_owned());
+        }
         if self.cpus == 0 || self.cpus > 255 {
             return invalid(format!("{} processors: give 1 to 255", self.cpus));
         }
@@ -169,6 +174,11 @@ impl VmSpec {
             }
         }
         Ok(())
+    }
+
+    /// The VM's own copy of the firmware's variables.
+    pub(crate) fn variables(&self) -> PathBuf {
+        self.dir.join("variables.fd")
     }
 
     fn ports(&self) -> usize {
@@ -210,6 +220,17 @@ impl VmSpec {
                     &json!({"driver": "virtio-blk-pci", "drive": "disk", "bootindex": 0}),
                 );
             }
+            Boot::Firmware => {
+                let firmware = assets.firmware()?;
+                let flash = |name: &str, file: &Path, read_only: bool| {
+                    Ok::<_, VmError>(json!({"driver": "raw", "node-name": name,
+                        "read-only": read_only, "file": {
+                        "driver": "file", "filename": text(file)?, "locking": "off"}}))
+                };
+                args.json("-blockdev", &flash("code", &firmware.code, true)?);
+                args.json("-blockdev", &flash("variables", &self.variables(), false)?);
+                args.put("-machine", "pflash0=code,pflash1=variables");
+            }
         }
         Ok(())
     }
@@ -248,7 +269,11 @@ impl VmSpec {
             );
         }
         for (port, function) in self.functions.iter().enumerate() {
-            args.json("-device", &device(&function.name, &function.socket, &port_id(port)));
+            let mut device = device(&function.name, &function.socket, &port_id(port));
+            if port == 0 && self.boot == Boot::Firmware {
+                device["bootindex"] = json!(0);
+            }
+            args.json("-device", &device);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::machine::{CLIENT_CPU, Regime, pin, wait_quiet};
 use crate::report::Case;
 use crate::{BenchError, Report};
 
-/// How to measure.
+/// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Pairs of runs for each case.

@@ -7,6 +7,7 @@ use crate::output::{Failure, Output};
 #[command(after_help = "Examples:
   rackbus bench nvme                       all cases of the lent NVMe drive
   rackbus bench nvme --only 'qd1 memory'   some of them
+  rackbus bench lending                    peer-to-peer between functions of two lenders
   rackbus bench memory                     segments and interrupts between two hosts
   rackbus bench model                      how fast the timing model simulates
   rackbus bench nvme --low-latency         with /dev/cpu_dma_latency held at 0 (as root)")]

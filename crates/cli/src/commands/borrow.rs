@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, Isolation, Placement};
+use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease, Placement};
+use rackbus_control::{Client, ClientError};
+use rackbus_devices::accel::CLASS;
 
 use crate::Common;
 use crate::commands::client;
@@ -14,16 +16,28 @@ use crate::output::{Failure, Output};
 #[command(after_help = "Examples:
   rackbus borrow alpha/nvme0 --for beta
   rackbus borrow alpha/nvme0 --for beta --isolation strict   alpha gets none of beta's memory
+  rackbus borrow alpha/nvme0 --for beta --group db           reaches gamma/ram0 of the same group
+  rackbus borrow gamma/ram0 --for beta --group db            peer-to-peer, once its BAR is programmed
   rackbus borrow alpha/nvme0 --for beta --wait=10min         as soon as others have returned it
+  rackbus borrow --accel 'aes256gcm 4 Gbit/s' --for beta     an accelerator that keeps this level
   rackbus borrow alpha/nvme0 --for beta --json | jq -r .socket")]
 pub struct Args {
     /// The device, HOST/DEVICE.
-    device: String,
+    #[arg(required_unless_present = "level")]
+    device: Option<String>,
     /// The host that shall have it.
     #[arg(long = "for", value_name = "HOST")]
     host: String,
+    /// An accelerator with this service level: an engine and what it does each second at least. Without
+    /// DEVICE, whichever has a function free and can keep it.
+    #[arg(long = "accel", value_name = "LEVEL")]
+    level: Option<String>,
     #[command(flatten)]
     trust: Trust,
+    /// The program that it is for: functions that one host borrows for the same group reach each other's
+    /// memory by DMA. Those of a VM do so without.
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
     /// Wait so long while others have it; without a time, a day. Who waits gets it in turn.
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "1day",
         value_parser = humantime::parse_duration)]
@@ -45,8 +59,9 @@ pub struct Trust {
     placement: Option<PlacementName>,
 }
 
+/// [`Isolation`], as an argument.
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
-enum IsolationName {
+pub enum IsolationName {
     #[default]
     Shared,
     Strict,
@@ -58,14 +73,20 @@ enum PlacementName {
     Borrower,
 }
 
+impl From<IsolationName> for Isolation {
+    fn from(name: IsolationName) -> Isolation {
+        match name {
+            IsolationName::Shared => Isolation::Shared,
+            IsolationName::Strict => Isolation::Strict,
+        }
+    }
+}
+
 impl Trust {
     /// Asks for `device` on `host`, with that much trust.
     pub fn request(self, device: &str, host: &str) -> BorrowRequest {
         BorrowRequest {
-            isolation: match self.isolation {
-                IsolationName::Shared => Isolation::Shared,
-                IsolationName::Strict => Isolation::Strict,
-            },
+            isolation: self.isolation.into(),
             placement: self.placement.map(|placement| match placement {
                 PlacementName::Lender => Placement::Lender,
                 PlacementName::Borrower => Placement::Borrower,
@@ -78,12 +99,18 @@ impl Trust {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let wait_ms = self.wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
-        let request = BorrowRequest {
+        let client = client(common)?;
+        let request = |device: &str| BorrowRequest {
+            group: self.group.clone(),
             wait_ms,
             priority: self.priority,
-            ..self.trust.request(&self.device, &self.host)
+            level: self.level.clone(),
+            ..self.trust.request(device, &self.host)
         };
-        let lease = client(common)?.borrow_as(&request).await?;
+        let lease = match &self.device {
+            Some(device) => client.borrow_as(&request(device)).await?,
+            None => anywhere(&client, request).await?,
+        };
         output.result(&lease, |o| {
             let socket = lease.socket.as_deref().unwrap_or_default();
             o.line(&format!(
@@ -94,4 +121,41 @@ impl Args {
         });
         Ok(())
     }
+}
+
+/// Whether a function was refused because others have it, or come before.
+fn is_taken(error: &ClientError) -> bool {
+    let ClientError::Refused(error) = error else { return false };
+    ["held", "returning", "queued"].contains(&error.code.as_str())
+}
+
+/// Borrows the first accelerator that keeps what is asked for. One function of each device is asked: its
+/// others would answer the same.
+async fn anywhere(
+    client: &Client,
+    request: impl Fn(&str) -> BorrowRequest,
+) -> Result<Lease, Failure> {
+    let mut asked: Vec<String> = Vec::new();
+    let mut refused = None;
+    for device in client.devices().await? {
+        let name = device.function.split(".vf").next().unwrap_or_default().to_owned();
+        let free = device.kind == CLASS && device.state == DeviceState::Offered;
+        if !free || asked.contains(&name) {
+            continue;
+        }
+        match client.borrow_as(&request(&device.function)).await {
+            Ok(lease) => return Ok(lease),
+            // Somebody else came first; the device's other functions may be free.
+            Err(error) if is_taken(&error) => refused = Some(Failure::from(error)),
+            Err(error) => {
+                refused = Some(Failure::from(error));
+                asked.push(name);
+            }
+        }
+    }
+    let none = || {
+        let remedy = "see `rackbus accel list`, and return one";
+        Failure::new("no accelerator has a function free", remedy)
+    };
+    Err(refused.unwrap_or_else(none))
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
-use rackbus_lease::Config;
+use rackbus_fabric::rack::Composition;
+use rackbus_lease::{Config, Placement};
 use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
@@ -42,8 +43,9 @@ impl Args {
         let offered = devices.iter().filter_map(|device| {
             let function = device.function.parse().ok()?;
             // Devices that only the timing model knows are not there to borrow.
-            let detail = device.config.as_ref()?.detail();
-            Some(InventoryDevice { function, kind: device.kind.to_owned(), detail })
+            let config = device.config.as_ref()?;
+            let (kind, detail) = (device.kind.to_owned(), config.detail());
+            Some(InventoryDevice { function, kind, detail, separable: config.is_separable() })
         });
         let topology = rackbus_fabric::derive::topology(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
@@ -53,6 +55,7 @@ impl Args {
                 rack: rack.name.clone(),
                 hosts: rack.hosts.iter().map(|h| h.name.clone()).collect(),
                 devices: offered.collect(),
+                compositions: rack.compositions.iter().filter_map(saved).collect(),
                 topology,
             },
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
@@ -70,6 +73,17 @@ impl Args {
             () = process::asked_to_end() => Ok(()),
         }
     }
+}
+
+/// A composition of the rack file as the control plane knows it.
+fn saved(composition: &Composition) -> Option<rackbus_lease::Composition> {
+    let functions = composition.functions.iter().map(|function| function.parse().ok());
+    Some(rackbus_lease::Composition {
+        name: composition.name.clone(),
+        borrower: composition.host.clone(),
+        functions: functions.collect::<Option<_>>()?,
+        placement: if composition.strict { Placement::Borrower } else { Placement::Lender },
+    })
 }
 
 /// Serves the metrics at a network address, if one is named.

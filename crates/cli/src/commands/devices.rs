@@ -1,6 +1,9 @@
 //! `rackbus devices`: what there is to borrow, and how it is.
 
-use rackbus_control::api::{Device, DeviceReport, DeviceState, OperationReport};
+use rackbus_control::api::{
+    Device, DeviceReport, DeviceState, OperationReport, PeerReport, PeerWindowReport,
+};
+use rackbus_fabric::rack::format_size;
 
 use crate::Common;
 use crate::commands::client;
@@ -98,6 +101,7 @@ fn detail(device: &Device, output: &Output) {
         rows.push(vec!["front".into(), format!("at its borrower, {host}:").into()]);
         rows.extend(counters(front));
     }
+    rows.extend(device.peers.iter().flat_map(peers));
     output.table(&["name", "value"], rows);
     let reports = device.report.iter().chain(&device.front);
     let kinds = reports.flat_map(|report| &report.operations);
@@ -116,8 +120,21 @@ fn counters(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<> {
         ("wake-ups", report.wakeups),
         ("requests", report.jobs),
         ("moves", report.moves),
+        ("peer bytes read", report.peer_bytes_read),
+        ("peer bytes written", report.peer_bytes_written),
     ];
     counters.into_iter().map(|(name, count)| vec![name.into(), count.to_string().into()])
+}
+
+/// What it reaches of other functions of its user.
+fn peers(report: &PeerReport) -> impl Iterator<Item = Vec<Cell>> + use<'_> {
+    let reaches = report.reaches.iter().map(|window| {
+        let PeerWindowReport { address, length, function, bar, .. } = window;
+        let text = format!("{function} BAR {bar}, {} at {address:#x}", format_size(*length));
+        vec!["peer".into(), text.into()]
+    });
+    let refused = |text: &String| vec!["peer refused".into(), Cell(text.clone(), Tone::Bad)];
+    reaches.chain(report.refused.iter().map(refused))
 }
 
 fn operation(kind: &str, counts: &OperationReport) -> Vec<Cell> {

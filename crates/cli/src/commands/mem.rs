@@ -44,7 +44,7 @@ struct MapArgs {
   rackbus mem segments
   rackbus mem segments alpha --json")]
 struct SegmentsArgs {
-    /// The host.
+    /// Name of the host; all hosts without it.
     host: Option<String>,
 }
 

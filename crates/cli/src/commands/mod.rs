@@ -1,8 +1,10 @@
 //! One file per command: its arguments, and what it does.
 
+pub mod accel;
 pub mod bench;
 pub mod borrow;
 pub mod completions;
+pub mod composition;
 pub mod control;
 pub mod devices;
 pub mod down;
@@ -17,6 +19,7 @@ pub mod node_id;
 pub mod on;
 pub mod path;
 pub mod reach;
+pub mod restart;
 pub mod status;
 pub mod top;
 pub mod up;
@@ -47,13 +50,17 @@ pub fn read_rack(file: &Path) -> Result<Rack, Failure> {
 /// Reads a rack file, and what its devices are.
 pub fn read_devices(file: &Path) -> Result<(Rack, Vec<RackDevice>), Failure> {
     let name = file.display().to_string();
-    let text = std::fs::read_to_string(file).map_err(|cause| {
+    parse_rack(&name, &read_text(file)?).map_err(misread)
+}
+
+/// Reads a rack file's text.
+pub fn read_text(file: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(file).map_err(|cause| {
         Failure::usage(
-            format!("{name}: {cause}"),
+            format!("{}: {cause}", file.display()),
             "name a rack file, for example examples/demo/rack.toml",
         )
-    })?;
-    parse_rack(&name, &text).map_err(misread)
+    })
 }
 
 /// A file's error: its place and cause, and what is allowed.

@@ -1,5 +1,9 @@
-//! `rackbus node`: one host's node, in the foreground. `up` starts it.
+//! `rackbus node`: one host's node, in the foreground. `up` starts it, `restart` has it go on as another
+//! program ([`succession`]).
 
+mod succession;
+
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,9 +16,10 @@ use rackbus_node::NodeOptions;
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
-use crate::commands::{named_host, read_devices};
+use crate::commands::named_host;
 use crate::output::Failure;
 use crate::{log, paths, process};
+use succession::{NodeProgram, RackSource};
 
 /// Run the node of one host, in the foreground.
 #[derive(Debug, clap::Args)]
@@ -28,30 +33,55 @@ pub struct Args {
     /// The file that stderr goes to, which is exchanged when it has grown.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Say whether this program can go on as the node that asks.
+    #[arg(long, conflicts_with = "resume")]
+    can_resume: bool,
+    /// Go on as the node whose process this is.
+    #[arg(long)]
+    resume: bool,
 }
 
 impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
+        if self.can_resume {
+            return succession::answer(&self.host);
+        }
         process::detach();
         log::start(self.log.as_deref());
         process::make_room();
         let run_dir = paths::find_run_dir(common)?;
-        let running = paths::running(&run_dir)?;
-        let (rack, devices) = read_devices(&running.file)?;
+        let inherited = self.resume.then(succession::inherited).transpose()?;
+        let from = match &inherited {
+            Some(inherited) => RackSource::carried(inherited.carried())?,
+            None => RackSource::running(&run_dir)?,
+        };
+        let (rack, devices) = from.parse()?;
         named_host(&rack, &self.host)?;
-        paths::make_private(&run_dir.join(&self.host))?;
-        let _held = process::hold(
-            &process::pid_file(&run_dir, Some(&self.host)),
-            process::runs_already(&format!("the node of {}", self.host)),
-        )?;
-        let _awake = self.low_latency.then(stay_awake).transpose()?;
-        let state_dir = running.state_dir.join(&self.host);
-        let rack_dir = running.file.parent().unwrap_or(Path::new("/")).to_owned();
-        let folders = Folders { state: state_dir.clone(), rack: rack_dir };
+        let state_dir = from.state_dir.join(&self.host);
+        let mut held = Vec::new();
+        // What the process before held, it holds: it is the same.
+        if inherited.is_none() {
+            paths::make_private(&run_dir.join(&self.host))?;
+            held.push(process::hold(
+                &process::pid_file(&run_dir, Some(&self.host)),
+                process::runs_already(&format!("the node of {}", self.host)),
+            )?);
+            held.extend(self.low_latency.then(stay_awake).transpose()?);
+            paths::make_private(&state_dir)?;
+            held.push(process::own_state(&state_dir)?);
+        }
+        let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
+        let folders = Folders { state: state_dir, rack: rack_dir };
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let names = rack.hosts.iter().map(|host| host.name.as_str());
         let link = ShmLink::new(&rack.name, &run_dir, names);
+        let program = NodeProgram {
+            host: self.host.clone(),
+            args: self.again(&run_dir),
+            from: from.clone(),
+            held,
+        };
         let options = NodeOptions {
             rack: rack.name.clone(),
             host: self.host.clone(),
@@ -61,15 +91,31 @@ impl Args {
             topology,
             segments: segments(&rack, &self.host),
             log_lines_left_out: log::lines_left_out,
+            program: Some(Arc::new(program)),
         };
-        paths::make_private(&state_dir)?;
-        let _state = process::own_state(&state_dir)?;
+        let node = async {
+            match inherited {
+                Some(inherited) => rackbus_node::resume(options, inherited).await,
+                None => rackbus_node::run(options).await,
+            }
+        };
         tokio::select! {
-            outcome = rackbus_node::run(options) => outcome.map_err(|error| {
+            outcome = node => outcome.map_err(|error| {
                 Failure::new(error.to_string(), "correct the rack file or the device, and start again")
             }),
             () = process::asked_to_end() => Ok(()),
         }
+    }
+
+    /// The arguments of the program that goes on.
+    fn again(&self, run_dir: &Path) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["node".into(), "--host".into(), (&self.host).into()];
+        args.extend(["--run-dir".into(), run_dir.into()]);
+        if self.low_latency {
+            args.push("--low-latency".into());
+        }
+        args.extend(self.log.iter().flat_map(|log| ["--log".into(), log.into()]));
+        args
     }
 }
 

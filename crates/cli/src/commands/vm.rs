@@ -4,11 +4,12 @@ mod leases;
 
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
 use rackbus_control::Client;
 use rackbus_control::api::Lease;
+use rackbus_fabric::rack::format_size;
 use rackbus_vm::spec::{DEFAULT_MEMORY_MIB, DEFAULT_SPARE_PORTS, own_vm_args};
 use rackbus_vm::{
     Assets, Boot, Console, FunctionSpec, Guest, Interrupts, Record, Vm, VmError, VmSpec, registry,
@@ -23,7 +24,9 @@ use crate::commands::{named_host, read_rack};
 use crate::output::{Cell, Failure, Output};
 use crate::paths::{find_run_dir, running};
 use crate::process::{self, EndRequests};
-use leases::{borrow_all, function, give_back, give_back_all, leases_at, leases_of, show};
+use leases::{
+    borrow_all, borrow_composition, function, give_back, give_back_all, leases_at, leases_of, show,
+};
 
 /// Run virtual machines with borrowed devices.
 #[derive(Debug, clap::Args)]
@@ -65,6 +68,12 @@ struct RunArgs {
     /// A function to borrow for it, as HOST/DEVICE; may be repeated
     #[arg(long, value_name = "FUNCTION")]
     borrow: Vec<String>,
+    /// A drive to borrow for it and to boot from, as HOST/DEVICE: by UEFI, from its EFI system partition
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["guest", "kernel", "disk"])]
+    boot: Option<String>,
+    /// A composition to borrow for it, whole or not at all
+    #[arg(long, value_name = "NAME")]
+    composition: Option<String>,
     #[command(flatten)]
     trust: Trust,
     /// The VM's name [default: vm1, vm2, ...]
@@ -117,6 +126,10 @@ struct OwnArgs {
     borrow: Vec<String>,
     #[command(flatten)]
     trust: Trust,
+    /// The group that they are borrowed for, whose functions reach each other's memory by DMA [default: one
+    /// of their own]
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
     /// Guest memory, which must be shared with the lender: 512M, 2G
     #[arg(long, value_name = "SIZE", value_parser = memory, default_value_t = DEFAULT_MEMORY_MIB)]
     memory: u32,
@@ -218,10 +231,26 @@ impl From<VmError> for Failure {
 }
 
 async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), Failure> {
-    check_host(context, &args.host)?;
+    check_host(context, &args.host, args.memory)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
-    let leases = borrow_all(context, &args.host, &args.borrow, args.trust).await?;
+    let mut leases = match &args.composition {
+        Some(name) => borrow_composition(context, &args.host, name).await?,
+        None => Vec::new(),
+    };
+    let group = args.composition.as_deref();
+    // What it boots from is its first function.
+    let functions = [args.boot.as_slice(), &args.borrow].concat();
+    match borrow_all(context, &args.host, &functions, args.trust, group).await {
+        Ok(mut others) => {
+            std::mem::swap(&mut leases, &mut others);
+            leases.extend(others);
+        }
+        Err(failure) => {
+            give_back_all(context, &leases).await;
+            return Err(failure);
+        }
+    }
     let launched = match show(&leases, args.msix).await {
         Ok(()) => launch(args, &leases, context).await,
         Err(failure) => Err(failure),
@@ -289,13 +318,27 @@ fn joined<T>(outcome: Result<T, tokio::task::JoinError>) -> Result<T, Failure> {
 }
 
 /// Whether the rack has such a host: its name becomes a folder's.
-fn check_host(context: &Context<'_>, host: &str) -> Result<(), Failure> {
+///
+/// A VM's memory is lent to the functions that it borrows, and a host lends no more than it has: one that is
+/// too large would be refused by the first function that it maps, when it runs already.
+fn check_host(context: &Context<'_>, host: &str, memory_mib: u32) -> Result<(), Failure> {
     let rack = read_rack(&running(&context.run_dir)?.file)?;
-    named_host(&rack, host).map(drop)
+    let host = named_host(&rack, host)?;
+    let memory = u64::from(memory_mib) << 20;
+    if host.memory_stated && memory > host.memory {
+        let (asked, there) = (format_size(memory), format_size(host.memory));
+        let error = format!(
+            "the VM would have {asked} of memory, and {} has {there} by the rack file",
+            host.name
+        );
+        return Err(Failure::usage(error, "run it with less --memory, or correct the rack file"));
+    }
+    Ok(())
 }
 
 fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> VmSpec {
     let boot = match (&args.kernel, &args.disk) {
+        _ if args.boot.is_some() => Boot::Firmware,
         (Some(kernel), _) => Boot::Kernel {
             kernel: kernel.clone(),
             initrd: args.initrd.clone(),
@@ -315,9 +358,16 @@ fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> 
     spec
 }
 
+/// The name of a group that nobody else has.
+fn new_group() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("vm-args-{}-{}", std::process::id(), now.as_micros())
+}
+
 async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> {
-    check_host(context, &args.host)?;
-    let leases = borrow_all(context, &args.host, &args.borrow, args.trust).await?;
+    check_host(context, &args.host, args.memory)?;
+    let group = args.group.clone().unwrap_or_else(new_group);
+    let leases = borrow_all(context, &args.host, &args.borrow, args.trust, Some(&group)).await?;
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
     if args.msix {
         // Nothing is known of that QEMU.
@@ -411,8 +461,8 @@ fn exec(args: &ExecArgs, context: &Context<'_>) -> Result<(), Failure> {
 
 async fn add(args: &PlugArgs, trust: Trust, context: &Context<'_>) -> Result<(), Failure> {
     let record = find(context, &args.name)?;
-    let leases =
-        borrow_all(context, &record.host, std::slice::from_ref(&args.function), trust).await?;
+    let functions = std::slice::from_ref(&args.function);
+    let leases = borrow_all(context, &record.host, functions, trust, None).await?;
     let mut vm = Vm::attach(record);
     if let Err(failure) = show(&leases, false).await {
         give_back_all(context, &leases).await;

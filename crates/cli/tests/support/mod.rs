@@ -9,12 +9,14 @@ use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_control::Client;
 use rackbus_control::api::{Device, DeviceState, HostState, Lease, LeaseStage};
 use rackbus_driver::{Drive, DriveError, Options};
+use rackbus_pci::vfio_user::ClientError;
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 
@@ -350,8 +352,19 @@ pub fn socket(lease: &Lease) -> &Path {
 }
 
 /// Opens the drive of a lease.
+///
+/// A connection that this process has closed stays open for a moment longer where another test of it starts a
+/// program just then: between fork and exec that has a copy.
 pub fn open(lease: &Lease) -> Drive {
-    try_open(lease).unwrap()
+    let begun = Instant::now();
+    loop {
+        match try_open(lease) {
+            Err(DriveError::Client(ClientError::Refused(Errno::BUSY)))
+                if begun.elapsed() < Duration::from_secs(2) => {}
+            opened => return opened.unwrap(),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Opens the drive of a lease, or says why not.

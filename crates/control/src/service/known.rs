@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, FunctionId, FunctionRecord, FunctionState, HostRecord, LeaseId, LeaseRecord,
-    Message, Outcome, Record,
+    Authority, Composition, FunctionId, FunctionRecord, FunctionState, HostRecord, LeaseId,
+    LeaseRecord, Message, Outcome, Record,
 };
 use tokio::sync::mpsc;
 
-use crate::api::{DeviceReport, EventKind, NodeReport};
+use crate::api::{DeviceReport, EventKind, NodeReport, PeerReport};
 use crate::events::{Draft, Log};
 
 /// Messages that a node may be behind. One that takes nothing for longer is cut off, and told what
@@ -26,6 +26,8 @@ pub(super) struct Known {
     pub heard: BTreeMap<String, u64>,
     pub functions: BTreeMap<FunctionId, FunctionRecord>,
     pub leases: BTreeMap<LeaseId, LeaseRecord>,
+    /// Those that were saved, by name.
+    pub compositions: BTreeMap<String, Composition>,
     /// The nodes that listen now.
     nodes: BTreeMap<String, mpsc::Sender<Message>>,
     /// How often each node was cut off because it took nothing.
@@ -50,6 +52,8 @@ impl Known {
         }
         let functions = authority.functions().map(|f| (f.function.clone(), f.clone()));
         known.functions = functions.collect();
+        known.compositions =
+            authority.compositions().map(|it| (it.name.clone(), it.clone())).collect();
         known.leases = authority.leases().map(|l| (l.lease, l.clone())).collect();
         known
     }
@@ -79,6 +83,14 @@ impl Known {
                 };
                 Some(Draft::of_host(EventKind::Restart, Some(&life.host), text))
             }
+            Record::Composition(composition) => {
+                let text = format!("the composition {} was saved", composition.name);
+                Some(Draft::of_host(EventKind::Lease, Some(&composition.borrower), text))
+            }
+            Record::Dissolved { name } => {
+                let text = format!("the composition {name} was removed");
+                Some(Draft::of_host(EventKind::Lease, None, text))
+            }
             Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         records.iter().filter_map(event).collect()
@@ -92,6 +104,8 @@ impl Known {
                 Record::Function(f) => drop(self.functions.insert(f.function.clone(), f)),
                 Record::Lease(lease) => drop(self.leases.insert(lease.lease, lease)),
                 Record::Forgotten { lease } => drop(self.leases.remove(&lease)),
+                Record::Composition(it) => drop(self.compositions.insert(it.name.clone(), it)),
+                Record::Dissolved { name } => drop(self.compositions.remove(&name)),
                 Record::NextLease { .. } => {}
             }
         }
@@ -131,6 +145,12 @@ impl Known {
     pub fn front(&self, borrower: &str, function: &FunctionId) -> Option<&DeviceReport> {
         let report = self.reports.get(borrower).filter(|_| self.listens(borrower));
         report?.fronts.get(&function.to_string())
+    }
+
+    /// What a borrower's node says of what `function` reaches of others, while it is there.
+    pub fn peers(&self, borrower: &str, function: &FunctionId) -> Option<&PeerReport> {
+        let report = self.reports.get(borrower).filter(|_| self.listens(borrower));
+        report?.peers.get(&function.to_string())
     }
 
     /// Whether `host` has borrowed `function`.

@@ -3,6 +3,7 @@
 //!
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
+mod compositions;
 mod known;
 mod metrics;
 pub(crate) mod paths;
@@ -17,8 +18,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use prometheus_client::metrics::histogram::Histogram;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
-    Authority, BorrowRefused, Config, FunctionId, LeaseState, Message, Outcome, Queue, Record,
-    ReturnRefused,
+    Authority, BorrowRefused, Composition, Config, FunctionId, LeaseRecord, LeaseState, Message,
+    Outcome, Priority, Queue, Record, ReturnRefused, Terms,
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
@@ -32,7 +33,7 @@ use crate::store::{Sqlite, Store, StoreError};
 use known::Known;
 use turns::{Turn, is_busy};
 pub(crate) use views::{not_lent, present, problem};
-use writer::{Asker, Granted, Request, Returned, Writing};
+use writer::{Asker, Granted, Request, Returned, Wanted, Writing};
 
 /// How long a request waits for nodes to do what it asks for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,6 +56,8 @@ pub struct Inventory {
     pub hosts: Vec<String>,
     /// All functions of the rack file, in its order.
     pub devices: Vec<InventoryDevice>,
+    /// Compositions of the rack file.
+    pub compositions: Vec<Composition>,
     /// The components and links that `rackbus path` goes along.
     pub topology: Topology,
 }
@@ -68,6 +71,8 @@ pub struct InventoryDevice {
     pub kind: String,
     /// Size and backing, for people.
     pub detail: String,
+    /// Its front can run at the borrower, apart from what is lent.
+    pub separable: bool,
 }
 
 /// Tells whether a process is the node of a host.
@@ -121,6 +126,21 @@ struct Shared {
     changes: broadcast::Sender<Change>,
     /// How long commits took, in seconds.
     commits: Histogram,
+}
+
+/// Functions that are asked for together.
+struct Asked<'a> {
+    functions: Vec<FunctionId>,
+    borrower: &'a str,
+    terms: Terms,
+    /// Goes with one function only.
+    key: Option<String>,
+}
+
+fn function_id(name: &str) -> Result<FunctionId, ApiError> {
+    name.parse().map_err(|cause: rackbus_lease::BadFunctionId| {
+        problem("bad_name", cause.to_string(), "`rackbus devices` lists the functions")
+    })
 }
 
 /// Milliseconds since 1970 that never go back while the process runs.
@@ -209,23 +229,42 @@ impl Service {
         request: &BorrowRequest,
         key: Option<String>,
     ) -> Result<Lease, ApiError> {
-        let (function, borrower) = (request.function.as_str(), request.borrower.as_str());
-        let placement = request.placed()?;
-        let id: FunctionId = function.parse().map_err(|cause: rackbus_lease::BadFunctionId| {
-            problem("bad_name", cause.to_string(), "`rackbus devices` lists the functions")
-        })?;
-        let wait = request.wait()?;
+        let id = function_id(&request.function)?;
+        let (wait, priority) = (request.wait()?, request.priority);
+        let asked = Asked {
+            functions: vec![id],
+            borrower: &request.borrower,
+            terms: request.terms()?,
+            key,
+        };
+        match self.grant(asked, wait, priority).await? {
+            Granted::Answered(answer) => *answer,
+            Granted::Leases(wanted) => {
+                let mut leases = self.settle(wanted, &request.function, &request.borrower).await?;
+                Ok(leases.remove(0))
+            }
+        }
+    }
+
+    /// Has leases granted on functions, on all or on none, as soon as they are to be had.
+    async fn grant(
+        &self,
+        asked: Asked<'_>,
+        wait: Option<Duration>,
+        priority: Priority,
+    ) -> Result<Granted, ApiError> {
+        let Asked { functions, borrower, terms, key } = asked;
+        self.shared.check_placement(&functions, terms.placement)?;
         let (begun, now) = (Instant::now(), tokio::time::Instant::now());
         let wait_until = wait.map(|wait| now + wait);
         let patience = now + PATIENCE;
-        let turn = wait.map(|_| Turn::enter(&self.shared, &id, request.priority));
-        let asker = turn.as_ref().map_or(Asker::Now(request.priority), Turn::asker);
+        let turn = wait.map(|_| Turn::enter(&self.shared, &functions, priority));
+        let asker = turn.as_ref().map_or(Asker::Now(priority), Turn::asker);
         let mut steps = self.shared.steps.subscribe();
         let granted = loop {
-            let (function, borrower) = (id.clone(), borrower.to_owned());
-            let key = key.clone();
-            let ask =
-                |answer| Request::Borrow { function, borrower, placement, key, asker, answer };
+            let (functions, borrower) = (functions.clone(), borrower.to_owned());
+            let (terms, key) = (terms.clone(), key.clone());
+            let ask = |answer| Request::Borrow { functions, borrower, terms, key, asker, answer };
             let refused = match self.writing.ask(ask).await? {
                 Err(refused) => refused,
                 granted => break granted,
@@ -256,32 +295,39 @@ impl Service {
             let refusal = Draft::of_host(EventKind::Refusal, Some(borrower), text);
             self.writing.note(vec![refusal]).await;
         }
-        let granted = granted.map_err(|refused| self.shared.explain(refused))?;
+        granted.map_err(|refused| self.shared.explain(refused))
+    }
+
+    /// Waits until all that was granted can be used. If one cannot, all are given back.
+    async fn settle(
+        &self,
+        wanted: Vec<Wanted>,
+        what: &str,
+        borrower: &str,
+    ) -> Result<Vec<Lease>, ApiError> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
-        let wanted = match granted {
-            Granted::Lease(wanted) => wanted,
-            Granted::Answered(answer) => return *answer,
-        };
-        let lease = wanted.lease;
         let settled = |known: &Known| {
-            let record = known.leases.get(&lease)?;
-            matches!(record.state, LeaseState::Active { .. } | LeaseState::Ended { .. })
-                .then(|| record.clone())
+            let record = |wanted: &Wanted| known.leases.get(&wanted.lease).cloned();
+            let records: Vec<LeaseRecord> = wanted.iter().filter_map(record).collect();
+            let ended = |record: &LeaseRecord| matches!(record.state, LeaseState::Ended { .. });
+            let open = |record: &LeaseRecord| matches!(record.state, LeaseState::Active { .. });
+            let all_open = records.len() == wanted.len() && records.iter().all(open);
+            (records.iter().any(ended) || all_open).then_some(records)
         };
-        match self.shared.wait(deadline, settled).await {
-            Some(record) => match &record.state {
-                LeaseState::Ended { reason } => Err(not_lent(&record, reason)),
-                _ => {
-                    wanted.keep();
-                    Ok(present(&record))
-                }
-            },
-            None => Err(problem(
+        let Some(records) = self.shared.wait(deadline, settled).await else {
+            return Err(problem(
                 "timeout",
-                format!("{function} could not be lent to {borrower} in {PATIENCE:?}"),
+                format!("{what} could not be lent to {borrower} in {PATIENCE:?}"),
                 "the lease is taken back; `rackbus status` tells how the nodes are",
-            )),
+            ));
+        };
+        for record in &records {
+            if let LeaseState::Ended { reason } = &record.state {
+                return Err(not_lent(record, reason));
+            }
         }
+        wanted.into_iter().for_each(Wanted::keep);
+        Ok(records.iter().map(present).collect())
     }
 
     /// Returns a lease and waits until the function is offered again. Asked again with the same
@@ -406,8 +452,15 @@ impl Shared {
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
         let mut known = self.known();
         report.fronts.retain(|name, _| known.borrows(host, name));
-        let before = known.reports.insert(host.to_owned(), report).unwrap_or_default();
+        report.peers.retain(|name, _| known.borrows(host, name));
+        let restarts = report.restarts_in_place;
+        let pause_us = report.restart_pause_us;
+        let before = known.reports.insert(host.to_owned(), report);
         let mut drafts = Vec::new();
+        if before.as_ref().is_some_and(|before| before.restarts_in_place < restarts) {
+            drafts.push(Draft::of_restart_in_place(host, pause_us));
+        }
+        let before = before.unwrap_or_default();
         for device in own {
             let name = &device.function.device;
             let of = |report: &NodeReport| report.devices.get(name).cloned().unwrap_or_default();
@@ -421,6 +474,10 @@ impl Shared {
         for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.fronts) {
             let before = before.fronts.get(function).cloned().unwrap_or_default();
             drafts.extend(Draft::of_report(host, function, &before, now));
+        }
+        for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.peers) {
+            let before = before.peers.get(function).cloned().unwrap_or_default();
+            drafts.extend(Draft::of_peers(host, function, &before, now));
         }
         drafts
     }
@@ -446,7 +503,8 @@ impl Shared {
                 .iter()
                 .find(|d| d.function == function.function)
                 .map(|device| Change::Device(Box::new(self.device(known, device)))),
-            Record::Host(_) | Record::NextLease { .. } | Record::Forgotten { .. } => None,
+            // The others are seen by what becomes of functions and leases.
+            _ => None,
         };
         if let Some(change) = change {
             // Nobody listening is no failure.

@@ -1,4 +1,4 @@
-//! Requests that wait for a function which others have, until it is their turn.
+//! Requests that wait for functions which others have, until it is their turn.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -17,18 +17,18 @@ pub(super) fn is_busy(refused: &BorrowRefused) -> bool {
     )
 }
 
-/// A place in the queue for a function, which is left when this is dropped.
+/// A place in the queue for some functions, which is left when this is dropped.
 pub(super) struct Turn {
     shared: Arc<Shared>,
-    function: FunctionId,
+    functions: Vec<FunctionId>,
     place: Place,
 }
 
 impl Turn {
-    /// Waits for `function` from now on.
-    pub fn enter(shared: &Arc<Shared>, function: &FunctionId, priority: Priority) -> Turn {
-        let place = shared.queue().enter(function, priority);
-        Turn { shared: shared.clone(), function: function.clone(), place }
+    /// Waits for all of `functions` from now on.
+    pub fn enter(shared: &Arc<Shared>, functions: &[FunctionId], priority: Priority) -> Turn {
+        let place = shared.queue().enter(functions, priority);
+        Turn { shared: shared.clone(), functions: functions.to_vec(), place }
     }
 
     /// Who the writer is asked by.
@@ -36,13 +36,17 @@ impl Turn {
         Asker::Waits(self.place)
     }
 
-    /// Waits until the function is to be had and nobody comes first; false when that is not so until
+    /// Waits until all functions are to be had and nobody comes first; false when that is not so until
     /// `until`. Nobody is asked meanwhile: those who wait cost the writer nothing.
     pub async fn come(&self, until: Instant) -> bool {
         let come = self.shared.wait(until, |known| {
-            let record = known.functions.get(&self.function)?;
-            let offered = record.state == FunctionState::Offered;
-            (offered && self.shared.queue().before(&self.function, self.place) == 0).then_some(())
+            let queue = self.shared.queue();
+            let mine = |function: &FunctionId| {
+                let record = known.functions.get(function);
+                record.is_some_and(|record| record.state == FunctionState::Offered)
+                    && queue.before(function, self.place) == 0
+            };
+            self.functions.iter().all(mine).then_some(())
         });
         come.await.is_some()
     }
@@ -50,7 +54,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.shared.queue().leave(&self.function, self.place);
+        self.shared.queue().leave(&self.functions, self.place);
         // Who comes next may have waited for this.
         self.shared.steps.send_modify(|step| *step = step.wrapping_add(1));
     }

@@ -2,6 +2,7 @@
 
 use rackbus_lease::{
     BorrowRefused, EndReason, FunctionId, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
+    Placement,
 };
 
 use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
@@ -57,6 +58,29 @@ impl Shared {
                 format!("rack {} has no host {host}", self.inventory.rack),
                 &format!("its hosts are {}", self.inventory.hosts.join(", ")),
             )),
+        }
+    }
+
+    /// Whether the fronts of all of `functions` can run at `placement`. One that there is not is refused
+    /// elsewhere.
+    pub(super) fn check_placement(
+        &self,
+        functions: &[FunctionId],
+        placement: Placement,
+    ) -> Result<(), ApiError> {
+        let whole =
+            |device: &&InventoryDevice| !device.separable && functions.contains(&device.function);
+        match self.inventory.devices.iter().find(whole) {
+            Some(device) if placement == Placement::Borrower => Err(problem(
+                "inseparable",
+                format!(
+                    "{} cannot be borrowed with strict isolation: a function of kind {} runs whole at \
+                     its lender",
+                    device.function, device.kind
+                ),
+                "borrow it without, if the lender may have memory of the borrower's",
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -116,6 +140,9 @@ impl Shared {
             front: holder
                 .as_deref()
                 .and_then(|holder| known.front(holder, &device.function).cloned()),
+            peers: holder
+                .as_deref()
+                .and_then(|holder| known.peers(holder, &device.function).cloned()),
             holder,
         }
     }
@@ -197,6 +224,8 @@ pub(crate) fn present(record: &LeaseRecord) -> Lease {
         borrower: record.borrower.clone(),
         epoch: record.epoch,
         placement: record.placement,
+        group: record.group.clone(),
+        level: record.level.clone(),
         stage,
         socket,
         reason: reason.map(EndReason::to_string),

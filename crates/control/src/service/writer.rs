@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, BorrowRefused, FunctionId, FunctionState, LeaseId, Message, Outcome, Place,
-    Placement, Priority, ReturnRefused,
+    Authority, BorrowRefused, Composition, CompositionRefused, FunctionId, FunctionState, LeaseId,
+    Message, Outcome, Place, Priority, ReturnRefused, Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,15 +27,15 @@ const BACKLOG: usize = 256;
 
 /// An answer, when what it says is stored.
 type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
-
 /// What the writer is asked to do.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Grants a lease on a function, or says why not.
+    /// Grants leases on functions, on all or on none, or says why not. An idempotency key goes with one
+    /// function only.
     Borrow {
-        function: FunctionId,
+        functions: Vec<FunctionId>,
         borrower: String,
-        placement: Placement,
+        terms: Terms,
         key: Option<String>,
         asker: Asker,
         answer: Answer<Result<Granted, BorrowRefused>>,
@@ -46,10 +46,21 @@ pub(super) enum Request {
         key: Option<String>,
         answer: Answer<Result<Returned, ReturnRefused>>,
     },
+    /// Saves or forgets a composition.
+    Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
+}
+
+/// What becomes of a composition.
+#[derive(Debug)]
+pub(super) enum CompositionChange {
+    /// It is saved.
+    Save(Composition),
+    /// The one of this name is forgotten.
+    Remove(String),
 }
 
 /// How a request for a function stands to those who wait for the same.
@@ -64,8 +75,8 @@ pub(super) enum Asker {
 /// What became of a request for a function.
 #[derive(Debug)]
 pub(super) enum Granted {
-    /// A lease, on its way to its borrower.
-    Lease(Wanted),
+    /// A lease for each function, on its way to its borrower.
+    Leases(Vec<Wanted>),
     /// The request was answered before.
     Answered(Box<Kept>),
 }
@@ -267,8 +278,20 @@ impl Writer {
     fn serve(&mut self, request: Request) {
         match request {
             // Nobody there any more: then the lease is dropped, and so given back.
-            Request::Borrow { function, borrower, placement, key, asker, answer } => {
-                let _ = answer.send(self.borrow(&function, &borrower, placement, key, asker));
+            Request::Borrow { functions, borrower, terms, key, asker, answer } => {
+                let _ = answer.send(self.borrow(&functions, &borrower, terms, key, asker));
+            }
+            Request::Compose { change, answer } => {
+                let _ = answer.send(self.step(|authority, now| {
+                    let changed = match change {
+                        CompositionChange::Save(composition) => authority.compose(now, composition),
+                        CompositionChange::Remove(name) => authority.dissolve(now, &name),
+                    };
+                    match changed {
+                        Ok(outcome) => (Ok(()), outcome.into()),
+                        Err(refused) => (Err(refused), Step::default()),
+                    }
+                }));
             }
             Request::GiveBack { lease, key, answer } => {
                 let _ = answer.send(self.give_back(lease, key));
@@ -288,35 +311,40 @@ impl Writer {
 
     fn borrow(
         &mut self,
-        function: &FunctionId,
+        functions: &[FunctionId],
         borrower: &str,
-        placement: Placement,
+        terms: Terms,
         key: Option<String>,
         asker: Asker,
     ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
-        let (name, host) = (function.to_string(), borrower.to_owned());
-        let request = KeyedRequest::Borrow { function: name, borrower: host, placement };
+        let Terms { placement, group, level } = terms.clone();
+        let (function, host) = (functions[0].to_string(), borrower.to_owned());
+        let request = KeyedRequest::Borrow { function, borrower: host, placement, group, level };
         match self.find(key.as_deref(), &request)? {
             Found::New => {}
-            Found::Pending(lease) => return Ok(Ok(Granted::Lease(self.want(lease)))),
+            Found::Pending(lease) => return Ok(Ok(Granted::Leases(vec![self.want(lease)]))),
             Found::Answered(answer) => return Ok(Ok(Granted::Answered(answer))),
         }
-        if let Err(queued) = self.check_turn(function, asker) {
+        let turn = functions.iter().try_for_each(|function| self.check_turn(function, asker));
+        if let Err(queued) = turn {
             self.refused_borrow(borrower, &queued, asker);
             return Ok(Err(queued));
         }
         let granted = self.step(|authority, at_ms| {
-            match authority.borrow(at_ms, function, borrower, placement) {
-                Ok((lease, outcome)) => {
+            match authority.borrow_all(at_ms, functions, borrower, &terms) {
+                Ok((leases, outcome)) => {
+                    let lease = leases[0];
                     let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
                     let answers = key.map(keep).into_iter().collect();
-                    (Ok(lease), Step { answers, ..outcome.into() })
+                    (Ok(leases), Step { answers, ..outcome.into() })
                 }
                 Err(refused) => (Err(refused), Step::default()),
             }
         })?;
         Ok(match granted {
-            Ok(lease) => Ok(Granted::Lease(self.want(lease))),
+            Ok(leases) => {
+                Ok(Granted::Leases(leases.into_iter().map(|lease| self.want(lease)).collect()))
+            }
             Err(refused) => {
                 self.refused_borrow(borrower, &refused, asker);
                 Err(refused)

@@ -56,9 +56,9 @@ impl Store for Memory {
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         for record in &commit.records {
-            match record {
-                Record::Forgotten { .. } => drop(kept.records.remove(&record.key())),
-                _ => drop(kept.records.insert(record.key(), record.clone())),
+            match record.removes() {
+                true => drop(kept.records.remove(&record.key())),
+                false => drop(kept.records.insert(record.key(), record.clone())),
             }
         }
         for answer in &commit.answers {

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use rackbus_lease::Record;
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,13 +15,15 @@ use super::{Commit, State, Store, StoreError};
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
-const UPGRADES: [&str; 3] = [
+const UPGRADES: [&str; 4] = [
     "CREATE TABLE rack (name TEXT NOT NULL);
      CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Records of a kind that the version before does not know: the number of the next lease.
     "",
     "CREATE TABLE answer (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
      CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
+    // Records of a kind that the version before does not know: compositions.
+    "",
 ];
 
 /// A store in one SQLite file, open for as long as this lives.
@@ -132,9 +133,9 @@ impl Store for Sqlite {
         };
         for record in &commit.records {
             let key = record.key();
-            match record {
-                Record::Forgotten { .. } => delete("record", &key).map_err(sqlite)?,
-                _ => put("record", &key, text(&path, &key, record)?).map_err(sqlite)?,
+            match record.removes() {
+                true => delete("record", &key).map_err(sqlite)?,
+                false => put("record", &key, text(&path, &key, record)?).map_err(sqlite)?,
             }
         }
         for answer in &commit.answers {

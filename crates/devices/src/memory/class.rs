@@ -28,6 +28,10 @@ impl Class for MemoryClass {
         Ok(Some(Arc::new(MemorySection::read(section.function(), &keys)?)))
     }
 
+    fn state_version(&self) -> Option<u32> {
+        Some(super::function::VERSION)
+    }
+
     fn front(
         &self,
         description: &str,
@@ -81,6 +85,10 @@ impl MemorySection {
 }
 
 impl DeviceConfig for MemorySection {
+    fn is_separable(&self) -> bool {
+        true
+    }
+
     fn detail(&self) -> String {
         let kept = match self.at_return {
             AtReturn::Zero => "zeroed",

@@ -15,14 +15,14 @@ use crate::class::FrontError;
 /// The BAR that is the memory. Its number is that of the shared memory of QEMU's `ivshmem-plain`, so
 /// that programs which map `resource2` find it.
 pub const BAR: u8 = 2;
-/// The version of [`Described`] in a saved state.
-const VERSION: u32 = 1;
+/// The version of [`MemoryState`]. Since version 2 it says whether a front elsewhere has the medium.
+pub const VERSION: u32 = 2;
 const VENDOR_ID: u16 = crate::nvme::VENDOR_ID;
 const DEVICE_ID: u16 = 0x726d;
 /// Memory controller, RAM (PCI Code and ID Assignment Specification 1.15, section 1.6).
 const CLASS_CODE: [u8; 3] = [0x05, 0x00, 0x00];
 
-/// What a front needs to know of the memory, and what a saved state says of it.
+/// What a front needs to know of the memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Described {
@@ -30,6 +30,16 @@ struct Described {
     size: u64,
     /// Device serial number that the function's PCI capability shows.
     serial: u64,
+}
+
+/// A saved state.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemoryState {
+    size: u64,
+    serial: u64,
+    #[serde(default)]
+    served: bool,
 }
 
 /// Memory as a function.
@@ -171,19 +181,21 @@ impl Function for Memory {
     fn quiesce(&mut self, _bus: &Bus<'_>) {}
 
     fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
-        if self.served {
-            return Err(SaveError::MediumServed);
-        }
         // What could not be taken away from a former user is not passed on to who goes on either.
         drop(self.memory.descriptor()?);
-        let state = ModelState::new(CLASS, VERSION, &self.described())?;
+        let Described { size, serial } = self.described();
+        let state = MemoryState { size, serial, served: self.served };
+        let state = ModelState::new(CLASS, VERSION, &state)?;
         Ok((state, self.span.files()?))
     }
 
     /// The content goes on with its file, which the function was made with.
     fn restore(&mut self, _bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
-        let (saved, here) = (state.read::<Described>(CLASS, VERSION)?, self.described());
+        let MemoryState { size, serial, served } = state.read(CLASS, VERSION)?;
+        let saved = Described { size, serial };
+        let here = self.described();
         if saved == here {
+            self.served = served;
             return Ok(());
         }
         Err(RestoreError::Different(format!(

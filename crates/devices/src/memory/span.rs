@@ -39,7 +39,7 @@ pub enum SpanError {
     File {
         /// The step that failed.
         what: &'static str,
-        /// The file.
+        /// Path of the file that could not be used.
         path: PathBuf,
         /// The system's reason.
         cause: io::Error,
@@ -47,7 +47,7 @@ pub enum SpanError {
     /// Another process has the file.
     #[error("memory function: {} is used by another process; stop it or choose another file", path.display())]
     InUse {
-        /// The file.
+        /// Path of the file that somebody else uses.
         path: PathBuf,
     },
     /// A descriptor that was passed on is no file of this size.
@@ -185,7 +185,7 @@ impl Span {
         files.map(|file| file.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Its bytes.
+    /// Length of the memory in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }

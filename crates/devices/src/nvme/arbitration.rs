@@ -54,11 +54,11 @@ pub trait Arbiter: Send {
     /// Whether the queue whose turn it is may take another command.
     fn may_continue(&self) -> bool;
 
-    /// The turn ends.
+    /// Called after the last command of a turn.
     fn end(&mut self, how: TurnEnd);
 }
 
-/// Deficit round robin.
+/// Deficit round robin over queues (Shreedhar and Varghese, 1995), in units of what a command costs.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
     shares: Shares,

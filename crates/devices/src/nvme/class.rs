@@ -18,7 +18,7 @@ use crate::place::{Folders, Place, digest};
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-/// NVMe drives.
+/// The class `nvme`: drives with one namespace over a file, memory or nothing.
 #[derive(Debug)]
 pub struct DriveClass;
 
@@ -32,16 +32,32 @@ impl Class for DriveClass {
         Ok(Some(Arc::new(DriveSection::read(section.function(), &keys)?)))
     }
 
+    fn state_version(&self) -> Option<u32> {
+        Some(super::saved::VERSION)
+    }
+
     fn front(
         &self,
         description: &str,
         files: Vec<OwnedFd>,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        let count = files.len();
-        let files = ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))?;
-        Ok(Box::new(medium::front(description, files, lost)?))
+        Ok(Box::new(medium::front(description, exchange(files)?, lost)?))
     }
+
+    fn front_again(
+        &self,
+        description: &str,
+        files: Vec<OwnedFd>,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        Ok(Box::new(medium::front_again(description, exchange(files)?, lost)?))
+    }
+}
+
+fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
+    let count = files.len();
+    ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))
 }
 
 /// A drive as the rack file describes it.
@@ -99,6 +115,10 @@ impl DriveSection {
 }
 
 impl DeviceConfig for DriveSection {
+    fn is_separable(&self) -> bool {
+        true
+    }
+
     fn detail(&self) -> String {
         let (size, block) = (format_size(self.size), self.block_size);
         format!("{size}, {block} B blocks, {}", self.place)
@@ -156,7 +176,7 @@ mod tests {
         let rack = Rack::parse_with("rack.toml", &text, |section| {
             let keys = section.keys(&["kind", "size", "block_size", "backing", "serial"])?;
             drive = Some(DriveSection::read(section.function(), &keys)?);
-            Ok(())
+            Ok(0)
         });
         assert_eq!(rack.map(drop).map_err(|error| error.to_string()), parsed);
         parsed.map(|()| drive.expect("there is one"))

@@ -16,7 +16,7 @@ pub enum BackingConfig {
     Null,
 }
 
-/// Describes one drive.
+/// Describes one drive, as a rack file's section does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeConfig {
     /// Capacity in bytes, a multiple of the block size. 0 takes the size that the file or block
@@ -97,7 +97,7 @@ pub enum NvmeError {
     File {
         /// The step that failed.
         what: &'static str,
-        /// The file.
+        /// Path of the file that could not be used.
         path: PathBuf,
         /// The system's reason.
         cause: std::io::Error,
@@ -105,7 +105,7 @@ pub enum NvmeError {
     /// Another process has the file.
     #[error("NVMe drive: {} is used by another process; stop it or choose another file", path.display())]
     InUse {
-        /// The file.
+        /// Path of the file that somebody else uses.
         path: PathBuf,
     },
     /// Memory for the drive could not be had.

@@ -8,6 +8,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
+use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, Mode, ModelState,
     Operations, ResetKind, RestoreError, SaveError, Work,
@@ -58,7 +59,7 @@ impl Outcome {
     }
 }
 
-/// An NVMe drive.
+/// An NVMe controller with one namespace, over a backing.
 pub struct Nvme {
     info: FunctionInfo,
     pub(super) identity: Identity,
@@ -74,7 +75,9 @@ pub struct Nvme {
     /// The commands that it has answered.
     pub(super) counts: Counts,
     /// A front elsewhere has the medium.
-    port: Option<Port>,
+    pub(super) port: Option<Port>,
+    /// The exchange with a front elsewhere, that an earlier life of the drive had.
+    pub(super) exchange: Option<ExchangeFiles>,
     config: NvmeConfig,
 }
 
@@ -127,8 +130,14 @@ impl Nvme {
             cost: 0,
             counts: Counts::new(config.block_size),
             port: None,
+            exchange: None,
             config: config.clone(),
         })
+    }
+
+    /// Bytes that offsets and lengths on the medium are multiples of.
+    pub(super) fn block(&self) -> u64 {
+        self.config.block_size.into()
     }
 
     /// As it is, with another order of the queues.
@@ -155,7 +164,7 @@ impl Nvme {
         csts.rdy() && !csts.cfs() && csts.shst() == SHST_NORMAL
     }
 
-    /// CC was written.
+    /// Acts on a write to CC (controller configuration, section 3.1.5): enables, resets or shuts down.
     fn configure(&mut self, bus: &Bus<'_>, was_enabled: bool, was_shn: u8) {
         let cc = self.state.registers.cc;
         match (was_enabled, cc.en()) {
@@ -543,16 +552,13 @@ impl Function for Nvme {
             return Err(MediumRefused::InUse);
         }
         let description = serde_json::to_string(&self.description()).unwrap_or_default();
-        let (port, files) = Port::new(&*self.backing, self.config.block_size.into())?;
+        let (port, files) = Port::new(&*self.backing, self.block())?;
         self.port = Some(port);
         Ok(MediumOffer { class: CLASS, description, files: files.into() })
     }
 
     fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
-        match self.port {
-            Some(_) => Err(SaveError::MediumServed),
-            None => self.take_state(bus),
-        }
+        self.take_state(bus)
     }
 
     fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {

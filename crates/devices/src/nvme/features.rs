@@ -23,7 +23,7 @@ pub const CRITICAL_TEMPERATURE: u16 = 353;
 /// Error Recovery: Deallocated or Unwritten Logical Block Error Enable (section 5.21.1.5).
 const DULBE: u32 = 1 << 16;
 
-/// The current values.
+/// The current values of the features that can be set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Features {

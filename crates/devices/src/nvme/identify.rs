@@ -14,7 +14,7 @@ use super::logs::ERROR_ENTRIES;
 pub const VENDOR_ID: u16 = 0x1234;
 /// PCI device and subsystem id, within that vendor id.
 pub const DEVICE_ID: u16 = 0x7262;
-/// The only namespace.
+/// Identifier of the controller's only namespace.
 pub const NSID: u32 = 1;
 /// Largest transfer, as a power of two of 4096 bytes: 1 MiB.
 const MDTS: u8 = 8;
@@ -30,7 +30,7 @@ const PREFERRED_BYTES: u64 = 4096;
 pub struct Geometry {
     /// Logical block size as a power of two.
     pub block_shift: u8,
-    /// Logical blocks.
+    /// Number of logical blocks.
     pub blocks: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Identity {
     serial: [u8; 20],
     model: [u8; 40],
     uuid: [u8; 16],
-    /// The namespace's size.
+    /// Size of the namespace and of its blocks.
     pub geometry: Geometry,
     /// Whether writes can rest in a volatile cache.
     pub volatile_cache: bool,
@@ -105,7 +105,7 @@ impl Identity {
         u64::from_be_bytes(*self.uuid.first_chunk().expect("16 bytes"))
     }
 
-    /// CNS 01h.
+    /// The Identify Controller data structure (CNS 01h).
     pub fn controller(&self) -> IdentifyController {
         let mut data = IdentifyController::new_zeroed();
         data.vid = VENDOR_ID;
@@ -157,7 +157,7 @@ impl Identity {
         )
     }
 
-    /// CNS 00h.
+    /// The Identify Namespace data structure (CNS 00h).
     pub fn namespace(&self) -> IdentifyNamespace {
         let mut data = IdentifyNamespace::new_zeroed();
         let Geometry { block_shift, blocks } = self.geometry;

@@ -15,7 +15,7 @@ pub type Steps = VecDeque<Request<Vec<PinnedSlice>>>;
 /// A command that goes on in the background.
 #[derive(Debug)]
 pub struct Job {
-    /// Who asked.
+    /// The command, or the controller itself, that the job is for.
     pub owner: Owner,
     /// The processor's counter when its command was taken.
     pub begun: u64,
@@ -35,9 +35,9 @@ pub enum Step {
     Flush,
     /// [`Request::Zero`].
     Zero {
-        /// First byte.
+        /// Offset of the first byte on the drive.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// The space may be given back.
         deallocate: bool,
@@ -90,7 +90,7 @@ pub enum Again {
 pub struct JobState {
     /// The submission queue of its command; none for a shutdown.
     pub queue: Option<u16>,
-    /// The command.
+    /// The command as its 16 double words.
     command: Words,
     /// What is to be done.
     pub again: Again,
@@ -118,7 +118,7 @@ pub enum Owner {
 /// The last thing a job does.
 #[derive(Debug)]
 pub enum Finish {
-    /// Nothing.
+    /// Nothing more than the completion entry.
     Plain,
     /// Turn the volatile write cache off: what was in it is durable now.
     CacheOff,
@@ -129,9 +129,9 @@ pub enum Finish {
 /// The two sides of a Compare command.
 #[derive(Debug)]
 pub struct Comparison {
-    /// The host's data.
+    /// The part of the host's memory that is compared.
     pub host: Vec<PinnedSlice>,
-    /// The drive's data.
+    /// What was read from the drive to compare with.
     pub drive: SharedMemory,
 }
 
@@ -171,7 +171,7 @@ fn equal(a: DmaSlice<'_>, b: DmaSlice<'_>) -> bool {
     })
 }
 
-/// Jobs by tag.
+/// The jobs in progress, by the tag that the backing answers with.
 #[derive(Debug, Default)]
 pub struct Jobs {
     slots: Vec<Option<Job>>,

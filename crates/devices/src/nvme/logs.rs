@@ -43,7 +43,7 @@ pub struct Logs {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogState {
-    /// The newest first.
+    /// Entries of the error log, the newest first.
     errors: Vec<Words>,
     error_count: u64,
     bytes_read: u64,
@@ -85,7 +85,7 @@ impl Logs {
         Logs { since_ns: now_ns, ..Logs::default() }
     }
 
-    /// As a value.
+    /// The logs as a value, to be restored by [`Logs::restored`].
     pub fn save(&self, now_ns: u64) -> LogState {
         LogState {
             errors: self.errors.iter().map(|entry| transmute!(*entry)).collect(),

@@ -65,8 +65,24 @@ impl Description {
 /// [`FrontError`].
 pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    let config = description.config();
-    let remote = Remote::new(description, files, lost)?;
+    over(Remote::new(description, files, lost)?)
+}
+
+/// The same where an earlier life of the controller is gone on with.
+///
+/// # Errors
+/// [`FrontError`].
+pub fn front_again(
+    description: &str,
+    files: ExchangeFiles,
+    lost: Lost,
+) -> Result<Nvme, FrontError> {
+    let description: Description = serde_json::from_str(description)?;
+    over(Remote::again(description, files, lost)?)
+}
+
+fn over(remote: Remote) -> Result<Nvme, FrontError> {
+    let config = remote.description().config();
     let front = Nvme::with_backing(&config, Box::new(remote));
     front.map_err(|error| FrontError::Device(std::io::Error::other(error)))
 }
@@ -92,6 +108,42 @@ struct Ask {
     reserved: [u8; 2],
     offset: U64,
     length: U64,
+}
+
+/// An [`Ask`] that is to be done again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskState {
+    tag: u32,
+    kind: u8,
+    flags: u8,
+    offset: u64,
+    length: u64,
+}
+
+impl From<&Ask> for AskState {
+    fn from(ask: &Ask) -> AskState {
+        let Ask { tag, kind, flags, reserved: _, offset, length } = *ask;
+        AskState { tag: tag.get(), kind, flags, offset: offset.get(), length: length.get() }
+    }
+}
+
+impl From<&AskState> for Ask {
+    fn from(state: &AskState) -> Ask {
+        let AskState { tag, kind, flags, offset, length } = *state;
+        let (tag, offset, length) = (tag.into(), offset.into(), length.into());
+        Ask { tag, kind, flags, reserved: [0; 2], offset, length }
+    }
+}
+
+/// A port that another process goes on with. Data of what is done again is where the front put it,
+/// and changes only when that is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortState {
+    asks: Vec<AskState>,
+    /// The front is not listened to any more.
+    over: bool,
 }
 
 /// An answer: it is done, with this result.

@@ -49,7 +49,7 @@ impl Counts {
         }
     }
 
-    /// What was counted.
+    /// What was counted since the model was made.
     pub fn operations(&self) -> Operations {
         self.operations.clone()
     }
@@ -73,7 +73,7 @@ impl Counts {
         self.turn[kind(qid, sqe)].count(bytes, succeeded);
     }
 
-    /// The turn ends.
+    /// Ends a turn of the queues at `ticks`.
     #[inline]
     pub fn end(&mut self, ticks: u64) {
         let took = ticks.saturating_sub(self.begun);

@@ -21,7 +21,7 @@ use super::registers::MAX_QUEUE_ENTRIES;
 use super::saved::{Words, require, require_page, sqe, words};
 use super::shadow::{Doorbell, DoorbellState};
 
-/// A ring's memory.
+/// The memory of a queue's entries, as its driver gave it.
 #[derive(Debug)]
 struct Ring {
     base: u64,
@@ -67,7 +67,7 @@ fn distance(from: u16, to: u16, size: u16) -> u16 {
     if to >= from { to - from } else { size - from + to }
 }
 
-/// A submission queue.
+/// A submission queue: where it lies and how far it was read.
 #[derive(Debug)]
 pub struct SubmissionQueue {
     /// Its identifier; 0 is the admin queue.
@@ -104,7 +104,7 @@ impl SubmissionQueue {
         self.ring.memory.is_some()
     }
 
-    /// As a value.
+    /// The queue as a value, commands that were read and not completed included.
     pub fn save(&self) -> SubmissionState {
         let SubmissionQueue { id, cqid, size, head, .. } = *self;
         let (base, doorbell) = (self.ring.base, self.doorbell.save());
@@ -163,9 +163,9 @@ impl SubmissionQueue {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SubmissionState {
-    /// Its identifier.
+    /// The identifier that its driver gave it.
     pub id: u16,
-    /// Its completion queue.
+    /// Identifier of the completion queue that its commands are completed to.
     pub cqid: u16,
     base: u64,
     size: u16,
@@ -198,7 +198,7 @@ impl SubmissionState {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompletionState {
-    /// Its identifier.
+    /// The identifier that its driver gave it.
     pub id: u16,
     vector: Option<u16>,
     base: u64,
@@ -224,12 +224,12 @@ impl CompletionState {
     }
 }
 
-/// A completion queue.
+/// A completion queue: where it lies, how far it was written, and what has no room yet.
 #[derive(Debug)]
 pub struct CompletionQueue {
     /// Its identifier; 0 is the admin queue.
     pub id: u16,
-    /// Interrupt vector.
+    /// The interrupt vector that it signals.
     pub vector: u16,
     /// Whether it interrupts at all.
     pub interrupts: bool,
@@ -273,7 +273,7 @@ impl CompletionQueue {
         self.ring.memory.is_some()
     }
 
-    /// As a value.
+    /// The queue as a value, completions that have no room yet included.
     pub fn save(&self) -> CompletionState {
         let CompletionQueue { id, size, tail, phase, .. } = *self;
         let vector = self.interrupts.then_some(self.vector);

@@ -30,6 +30,15 @@
 //! given back when the last operation on the file has ended, and a file is opened under its lock);
 //! and a value is restored once.
 //!
+//! # A front and its medium
+//!
+//! A drive whose front is elsewhere has no commands; what the front asked for and did not get an answer to
+//! is done again from the exchange (`PortState`): its data is in the front's place, which the front leaves
+//! alone until the answer. A front that is saved leaves operations at the other node. Whoever goes on waits
+//! for their answers before it asks for anything: an old write that was still under way would change what a
+//! new one wrote. How far the rings of the exchange were read is in its memory; a peer that changes that
+//! harms itself alone, since every message is checked as ever.
+//!
 //! # What was acknowledged
 //!
 //! An acknowledged write is in the page cache, which outlives the process. A flush of the next life
@@ -42,7 +51,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rackbus_memory::DmaSpace;
+use rackbus_memory::{DmaSpace, ExchangeFiles};
 use rackbus_pci::{Bus, Mode, ModelState, RestoreError, SaveError};
 use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use serde::{Deserialize, Serialize};
@@ -55,7 +64,7 @@ use super::events::Events;
 use super::features::Features;
 use super::jobs::{Again, COMPARISON_WEIGHT, Finish, JobState, Owner, Step, WEIGHT_LIMIT};
 use super::logs::LogState;
-use super::medium::{CLASS, Description};
+use super::medium::{CLASS, Description, Port, PortState};
 use super::queue::{CompletionQueue, CompletionState, SubmissionState};
 use super::registers::Registers;
 use super::state::{Held, State};
@@ -63,8 +72,8 @@ use super::state::{Held, State};
 #[cfg(doc)]
 use rackbus_pci::Function;
 
-/// The version of [`DriveState`].
-pub const VERSION: u32 = 1;
+/// The version of [`DriveState`]. Since version 2 it has what goes on between a front and its medium.
+pub const VERSION: u32 = 2;
 
 /// A submission queue entry, or an entry of the error log, as numbers.
 pub type Words = [u32; 16];
@@ -73,7 +82,7 @@ pub type Words = [u32; 16];
 pub mod bits {
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Writes the number.
+    /// Serializes a register as its number.
     pub fn serialize<T: Copy + Into<u32>, S: Serializer>(
         value: &T,
         to: S,
@@ -81,7 +90,7 @@ pub mod bits {
         to.serialize_u32((*value).into())
     }
 
-    /// Reads it.
+    /// Makes a register from its number.
     pub fn deserialize<'de, T: From<u32>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
         u32::deserialize(from).map(T::from)
     }
@@ -97,7 +106,7 @@ struct HeldState {
     dw0: u32,
 }
 
-/// All of it.
+/// Everything that a drive's front is made of when it goes on in another process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DriveState {
@@ -120,6 +129,12 @@ pub struct DriveState {
     pin: bool,
     mode: Mode,
     jobs: Vec<JobState>,
+    /// Of a front: operations that the node with the medium still does.
+    #[serde(default)]
+    under_way_elsewhere: Vec<u32>,
+    /// Of a drive whose front is elsewhere.
+    #[serde(default)]
+    port: Option<PortState>,
 }
 
 fn invalid(what: impl Into<String>) -> RestoreError {
@@ -228,23 +243,40 @@ impl Nvme {
     /// As [`new`](Nvme::new).
     pub fn resume(config: &NvmeConfig, medium: Vec<OwnedFd>) -> Result<Nvme, NvmeError> {
         config.check()?;
-        let backing = backing::open_again(config, medium)?;
-        Nvme::with_backing(config, backing)
+        let mut own = medium;
+        let exchange = own.split_off(backing::descriptor_count(config).min(own.len()));
+        let backing = backing::open_again(config, own)?;
+        let mut drive = Nvme::with_backing(config, backing)?;
+        drive.exchange = ExchangeFiles::try_from(exchange).ok();
+        Ok(drive)
     }
 
-    /// See [`Function::save`].
+    /// Makes a value of the controller's state: [`Function::save`] for a drive.
     pub(super) fn take_state(
         &mut self,
         bus: &Bus<'_>,
     ) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
         // What has ended is answered here, so that less is done again.
-        self.reap(bus, false);
-        let medium = self.backing.descriptors()?;
+        if self.port.is_none() {
+            self.reap(bus, false);
+        }
+        let mut medium = self.backing.descriptors()?;
+        let port = match &mut self.port {
+            Some(port) => Some(port.save(&mut *self.backing)?),
+            None => None,
+        };
+        let (port, lost) = match port {
+            Some((port, exchange, lost)) => {
+                medium.extend(Vec::from(exchange));
+                (Some(port), lost)
+            }
+            None => (None, false),
+        };
         let background = self.backing.background();
         let outcome = |tag| background.as_ref().and_then(|background| background.outcome(tag));
         let jobs = self.state.jobs.save(outcome);
         let unheard = |job: &JobState| job.again == Again::Ended(NOT_DURABLE);
-        let failed = self.backing.has_failed() || jobs.iter().any(unheard);
+        let failed = self.backing.has_failed() || lost || jobs.iter().any(unheard);
         let state = &self.state;
         let held = state.held.iter().map(|held| {
             let Held { qid, cid, status, dw0 } = *held;
@@ -266,11 +298,13 @@ impl Nvme {
             pin: state.pin,
             mode: state.mode,
             jobs,
+            under_way_elsewhere: self.backing.under_way_elsewhere(),
+            port,
         };
         Ok((ModelState::new(CLASS, VERSION, &value)?, medium))
     }
 
-    /// See [`Function::restore`].
+    /// Goes on with a saved controller's state: [`Function::restore`] for a drive.
     pub(super) fn put_state(
         &mut self,
         bus: &Bus<'_>,
@@ -288,6 +322,8 @@ impl Nvme {
         // How long commands took before is not known.
         self.counts.begin(bus.user.ticks());
         let failed = saved.failed;
+        require(self.backing.expect(&saved.under_way_elsewhere), "what is under way elsewhere")?;
+        let port = saved.port.clone();
         let (state, jobs) = saved.build(bus.dma, bus.now_ns)?;
         self.state = state;
         match (failed, self.backing.has_failed()) {
@@ -295,6 +331,13 @@ impl Nvme {
             // The host has not heard of it.
             (false, true) => self.check_health(),
             (false, false) => {}
+        }
+        if let Some(port) = port {
+            let exchange =
+                self.exchange.take().ok_or_else(|| invalid("no exchange came with it"))?;
+            let block = self.block();
+            let resumed = Port::resume(&mut *self.backing, block, exchange, &port);
+            self.port = Some(resumed.map_err(|error| invalid(error.to_string()))?);
         }
         for job in jobs {
             self.do_again(bus, job);

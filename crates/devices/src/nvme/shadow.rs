@@ -145,7 +145,7 @@ impl Doorbell {
         }
     }
 
-    /// As a value.
+    /// The doorbells' pages as a value.
     pub fn save(&self) -> DoorbellState {
         let Doorbell { value, raw, armed, away_from, .. } = *self;
         DoorbellState { value, shadowed: self.slot.is_some(), raw, armed, away_from }

@@ -22,24 +22,24 @@ const QUEUES: usize = IO_QUEUES as usize + 1;
 pub struct Held {
     /// The submission queue of the command.
     pub qid: u16,
-    /// The command.
+    /// Identifier of the command.
     pub cid: u16,
-    /// How it ended.
+    /// Status that its completion has.
     pub status: Status,
     /// Dword 0 of its completion.
     pub dw0: u32,
 }
 
-/// The controller's state.
+/// The controller's state between two commands.
 #[derive(Debug)]
 pub struct State {
-    /// Controller registers.
+    /// The registers of BAR 0 (section 3.1).
     pub registers: Registers,
-    /// Features.
+    /// Values that Set Features changes.
     pub features: Features,
-    /// Logs.
+    /// Error information and health.
     pub logs: Logs,
-    /// Asynchronous events.
+    /// Asynchronous events and the requests that wait for them.
     pub events: Events,
     /// Interrupts not raised yet.
     pub vectors: Vectors,
@@ -49,7 +49,7 @@ pub struct State {
     pub cqs: [Option<CompletionQueue>; QUEUES],
     /// Identifiers of the submission queues there are.
     active: Vec<u16>,
-    /// Shadow doorbells.
+    /// Shadow doorbells, once the driver gave their pages.
     pub shadow: Option<ShadowPages>,
     /// Commands in the background.
     pub jobs: Jobs,

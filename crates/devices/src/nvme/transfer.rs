@@ -50,7 +50,7 @@ struct Run {
 enum Place {
     /// The host's memory at this address.
     Host(u64),
-    /// A bit bucket.
+    /// A bit bucket: data of a read that the driver does not want (section 4.4.1).
     Bucket,
 }
 
@@ -59,12 +59,12 @@ enum Place {
 pub enum Slices<'a> {
     /// All of it in one piece: the common case, without an allocation.
     One(DmaSlice<'a>),
-    /// Several pieces.
+    /// Data that lies in several mappings.
     Many(Vec<DmaSlice<'a>>),
 }
 
 impl<'a> Slices<'a> {
-    /// The pieces.
+    /// The pieces in the order of the data.
     #[inline]
     pub fn as_slice(&self) -> &[DmaSlice<'a>] {
         match self {

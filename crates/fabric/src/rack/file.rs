@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::{
     Adapter, BROADCAST_NODE_ID, Cable, Control, CxlMemory, Device, Host, LAST_NODE_ID, PAGE,
-    Physical, Rack, Switch, Window, share,
+    Physical, Rack, Switch, Window, composition, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Outcome, Section, document, list, mismatch, subsection, wrong};
@@ -25,7 +25,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         0..0,
         "the rack file",
         // `timing` is the timing model's to read.
-        &["name", "hosts", "share", "control", "fabric", "timing"],
+        &["name", "hosts", "share", "composition", "control", "fabric", "timing"],
     )?;
     let allowed = "write name = \"…\" at the top";
     let (name, span) = top.require("name", top.text("name", allowed)?, allowed)?;
@@ -43,6 +43,10 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         Some(value) => share::rules(value, &hosts)?,
         None => Vec::new(),
     };
+    let compositions = match top.get("composition") {
+        Some(value) => composition::all(value, &hosts)?,
+        None => Vec::new(),
+    };
     let control = match top.get("control") {
         Some(value) => control(value)?,
         None => Control::default(),
@@ -51,7 +55,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         Some(value) => Some(fabric(value, &hosts)?),
         None => None,
     };
-    let rack = Rack { name: name.to_owned(), hosts, shares, control, fabric };
+    let rack = Rack { name: name.to_owned(), hosts, shares, compositions, control, fabric };
     let place = top.get("fabric").map_or(0..0, Spanned::span);
     let topology = match crate::derive::topology(&rack) {
         Ok(topology) => topology,
@@ -95,7 +99,8 @@ fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> 
             .tables("devices")?
             .iter()
             .map(|device_entry| device(entry.name, device_entry, read))
-            .collect::<Outcome<_>>()?,
+            .collect::<Outcome<Vec<_>>>()?
+            .concat(),
     })
 }
 
@@ -146,14 +151,18 @@ const NODE_IDS: &str =
 /// As many hosts as there are node ids.
 const MOST_HOSTS: u32 = LAST_NODE_ID / 4 - 1;
 
-/// Reads a device's section by what its class says of it.
-pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Outcome<()>;
+/// Reads a device's section by what its class says of it; how many virtual functions it has.
+pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Outcome<u16>;
 
-fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Outcome<Device> {
+fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Outcome<Vec<Device>> {
     let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
-    read(&section)?;
+    let functions = read(&section)?;
     let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
-    Ok(Device { name: entry.name.to_owned(), kind: kind.to_owned() })
+    let function = |vf| Device { name: entry.name.to_owned(), vf, kind: kind.to_owned() };
+    Ok(match functions {
+        0 => vec![function(None)],
+        most => (1..=most).map(|vf| function(Some(vf))).collect(),
+    })
 }
 
 /// The section of a device in the rack file, for its class to read.
@@ -222,7 +231,7 @@ fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {
     let mut names: BTreeSet<String> = BTreeSet::new();
     for host in hosts {
         names.insert(host.name.clone());
-        names.extend(host.devices.iter().map(|d| format!("{}/{}", host.name, d.name)));
+        names.extend(host.devices.iter().map(|d| format!("{}/{}", host.name, d.function())));
     }
     let mut adapters = Vec::new();
     for entry in section.tables("adapters")? {

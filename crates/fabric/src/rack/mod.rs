@@ -15,6 +15,7 @@
 //! column, what is wrong and what is allowed; nothing is guessed and no key is passed over. What the
 //! file says of a device is its class's to read, from a [`DeviceSection`].
 
+mod composition;
 mod file;
 mod share;
 
@@ -29,13 +30,15 @@ pub use file::DeviceSection;
 /// A rack, as its file describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rack {
-    /// Its name.
+    /// Name of the rack, which its run directory has, too.
     pub name: String,
     /// Its hosts, in the file's order; at least one.
     pub hosts: Vec<Host>,
     /// Who may use whose segments; [`crate::sharing`] reads them. The first that fits counts.
     pub shares: Vec<ShareRule>,
-    /// The control plane.
+    /// Functions that are borrowed together.
+    pub compositions: Vec<Composition>,
+    /// Time limits of the control plane.
     pub control: Control,
     /// The physical fabric, where the file tells one.
     pub fabric: Option<Physical>,
@@ -51,10 +54,10 @@ pub const BROADCAST_NODE_ID: u32 = 252;
 /// Bytes of a page: what memory is exported and given in.
 pub const PAGE: u64 = 4096;
 
-/// One host.
+/// A host and what it brings into the rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its name.
+    /// Name of the host, the key of its section.
     pub name: String,
     /// Its SISCI node id: a multiple of 4 from 4 to [`LAST_NODE_ID`], but not
     /// [`BROADCAST_NODE_ID`]; no two hosts have the same.
@@ -67,17 +70,29 @@ pub struct Host {
     pub export: u64,
     /// Whether its IOMMU checks what its devices reach (then their traffic crosses the root).
     pub iommu: bool,
-    /// Its devices, in the file's order.
+    /// Its devices, in the file's order, each with all of its functions.
     pub devices: Vec<Device>,
 }
 
-/// One device of a host.
+/// One function of a host's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// Its name on the host.
     pub name: String,
+    /// Which of its virtual functions this is, from 1; `None` where the device is one function.
+    pub vf: Option<u16>,
     /// Its class, as the file names it: `nvme`. What else the file says of it, its class reads.
     pub kind: String,
+}
+
+impl Device {
+    /// Its function's name on the host: `nvme0`, `accel0.vf3`.
+    pub fn function(&self) -> String {
+        match self.vf {
+            Some(vf) => format!("{}.vf{vf}", self.name),
+            None => self.name.clone(),
+        }
+    }
 }
 
 /// Who may use some of a host's segments, and how.
@@ -105,9 +120,9 @@ pub enum With {
 /// How another host may use a segment. What comes later includes what comes before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShareAccess {
-    /// Not at all.
+    /// The host may not connect.
     None,
-    /// Read it.
+    /// The host may read.
     Read,
     /// Read and write it.
     Write,
@@ -122,6 +137,19 @@ impl ShareAccess {
             ShareAccess::Write => "write",
         }
     }
+}
+
+/// Functions that a host borrows whole or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Composition {
+    /// Name of the composition, which no other has.
+    pub name: String,
+    /// Name of the host that borrows it.
+    pub host: String,
+    /// The functions, `HOST/DEVICE`; at least one, each once.
+    pub functions: Vec<String>,
+    /// Whether the lenders get no memory of the borrower's.
+    pub strict: bool,
 }
 
 /// How the control plane runs.
@@ -143,13 +171,13 @@ impl Default for Control {
 /// host and linked to nothing there sits at its root complex.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Physical {
-    /// NTB adapters.
+    /// NTB adapters, each in a slot of a host.
     pub adapters: Vec<Adapter>,
     /// Switches, in hosts and between them.
     pub switches: Vec<Switch>,
     /// CXL memory devices between hosts.
     pub memories: Vec<CxlMemory>,
-    /// Cables.
+    /// Cables between adapters and switches.
     pub links: Vec<Cable>,
     /// Windows of one host's address space to another's.
     pub windows: Vec<Window>,
@@ -170,7 +198,7 @@ impl Physical {
 pub struct CxlMemory {
     /// Its name, unique among the rack's parts.
     pub name: String,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
@@ -181,7 +209,7 @@ pub struct Window {
     pub host: String,
     /// Where it is in that host's address space.
     pub at: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
     /// The host that it leads to.
     pub to: String,
@@ -192,16 +220,16 @@ pub struct Window {
 /// An NTB adapter in a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
-    /// Its name.
+    /// Name of the adapter, the key of its section.
     pub name: String,
     /// The host it is in.
     pub host: String,
 }
 
-/// A transparent switch.
+/// A transparent PCIe switch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Switch {
-    /// Its name.
+    /// Name of the switch, the key of its section.
     pub name: String,
     /// The host it belongs to; `None` between hosts.
     pub host: Option<String>,
@@ -229,18 +257,19 @@ impl Rack {
     /// # Errors
     /// [`RackError`] for the first thing that is wrong.
     pub fn parse(file: &str, text: &str) -> Result<Rack, RackError> {
-        Rack::parse_with(file, text, |_| Ok(()))
+        Rack::parse_with(file, text, |_| Ok(0))
     }
 
     /// The same, with `read` for the sections of the devices, in the order of the hosts and of the
-    /// devices of each.
+    /// devices of each. It says how many virtual functions a device has: with any, those are lent, and
+    /// not the device itself.
     ///
     /// # Errors
     /// As [`parse`](Rack::parse), and what `read` finds wrong, with its place.
     pub fn parse_with(
         file: &str,
         text: &str,
-        mut read: impl FnMut(&DeviceSection<'_>) -> Outcome<()>,
+        mut read: impl FnMut(&DeviceSection<'_>) -> Outcome<u16>,
     ) -> Result<Rack, RackError> {
         file::parse(text, &mut read).map_err(|problem| problem.locate(file, text))
     }
@@ -255,7 +284,11 @@ impl Rack {
         self.hosts.iter().flat_map(|host| {
             host.devices.iter().map(|device| {
                 (
-                    FunctionName { host: host.name.clone(), device: device.name.clone(), vf: None },
+                    FunctionName {
+                        host: host.name.clone(),
+                        device: device.name.clone(),
+                        vf: device.vf,
+                    },
                     device,
                 )
             })

@@ -138,7 +138,7 @@ fn what_a_class_finds_wrong_with_its_keys_has_a_place() {
     let mut seen = Vec::new();
     let error = Rack::parse_with("rack.toml", text, |section| {
         seen.push(section.function().to_owned());
-        section.keys(&["kind", "reels"])?.count("reels", 1, 4).map(drop)
+        section.keys(&["kind", "reels"])?.count("reels", 1, 4).map(|_| 0)
     });
     let said = error.unwrap_err().to_string();
     let expected = "rack.toml:7:1: unknown key `reals` in device a/y; did you mean `reels`?";
@@ -273,4 +273,39 @@ fn wrong_node_ids_exports_and_shares_are_named_with_their_place() {
         let error = refused(&text);
         assert!(error.contains(expected), "{text:?}\n gives {error}\n not {expected}");
     }
+}
+
+#[test]
+fn wrong_compositions_are_named_with_their_place() {
+    let composition = |keys: &str| {
+        let hosts = "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"gpu\"\n[hosts.b]\n";
+        format!("{hosts}[[composition]]\n{keys}")
+    };
+    for (keys, said) in [
+        ("host = \"b\"", "5:1: composition has no `name`"),
+        ("name = \"x y\"", "6:8: `x y` is no name"),
+        ("name = \"x\"\nhost = \"c\"", "7:8: there is no host `c`; `host` is one of `a`, `b`"),
+        ("name = \"x\"\nhost = \"b\"\nfunctions = []", "8:13: `functions` names none"),
+        ("name = \"x\"\nhost = \"b\"\nfunctions = [1]", "8:14: `functions` is the number 1"),
+        ("name = \"x\"\nhost = \"b\"\nfunctions = [\"a/e\"]", "8:13: there is no function `a/e`"),
+        (
+            "name = \"x\"\nhost = \"b\"\nfunctions = [\"a/d\", \"a/d\"]",
+            "8:13: `a/d` is named twice",
+        ),
+        (
+            "name = \"x\"\nhost = \"b\"\nfunctions = [\"a/d\"]\nisolation = \"none\"",
+            "9:13: `isolation` is none",
+        ),
+        (
+            "name = \"x\"\nhost = \"b\"\nfunctions = [\"a/d\"]\n[[composition]]\n\
+             name = \"x\"\nhost = \"a\"\nfunctions = [\"a/d\"]",
+            "10:8: there is a composition `x` already",
+        ),
+    ] {
+        let error = Rack::parse("rack.toml", &composition(keys)).unwrap_err().to_string();
+        assert!(error.contains(said), "{keys}: {error}");
+    }
+    let text = composition("name = \"x\"\nhost = \"b\"\nfunctions = [\"a/d\"]");
+    let rack = Rack::parse("rack.toml", &text).unwrap();
+    assert_eq!(rack.compositions[0].functions, ["a/d"]);
 }

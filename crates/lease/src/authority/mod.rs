@@ -17,7 +17,8 @@ pub use records::{
     Record, ReturnRefused,
 };
 
-use crate::message::{FunctionId, LeaseId, Message, Millis, Placement};
+use crate::composition::{Composition, CompositionRefused};
+use crate::message::{FunctionId, LeaseId, Message, Millis, Terms};
 
 /// Time limits, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +79,7 @@ enum Undo {
     Deadline(LeaseId, Option<Millis>),
     NextLease(LeaseId),
     Registered(String),
+    Composition(String, Option<Composition>),
 }
 
 /// Puts a key's value, or none.
@@ -98,6 +100,7 @@ pub struct Authority {
     leases: BTreeMap<LeaseId, LeaseRecord>,
     /// When each live lease expires; each closing one stops being waited for.
     deadlines: BTreeMap<LeaseId, Millis>,
+    compositions: BTreeMap<String, Composition>,
     next_lease: LeaseId,
     resend_at: Millis,
     /// Leases that were active when the authority started, and of which their lender has not said
@@ -126,6 +129,7 @@ impl Authority {
             functions: BTreeMap::new(),
             leases: BTreeMap::new(),
             deadlines: BTreeMap::new(),
+            compositions: BTreeMap::new(),
             next_lease: 1,
             resend_at: now,
             unconfirmed: BTreeSet::new(),
@@ -169,12 +173,18 @@ impl Authority {
                 Record::Forgotten { lease } => {
                     authority.leases.remove(&lease);
                 }
+                Record::Composition(composition) => {
+                    authority.compositions.insert(composition.name.clone(), composition);
+                }
+                Record::Dissolved { name } => {
+                    authority.compositions.remove(&name);
+                }
             }
         }
         authority
     }
 
-    /// Lends `function` to `borrower`, if it can be had; its front runs where `placement` says.
+    /// Lends `function` to `borrower` on these terms, if it can be had.
     ///
     /// # Errors
     /// [`BorrowRefused`], which names the holder; nothing changes then.
@@ -183,10 +193,34 @@ impl Authority {
         now: Millis,
         function: &FunctionId,
         borrower: &str,
-        placement: Placement,
+        terms: impl Into<Terms>,
     ) -> Result<(LeaseId, Outcome), BorrowRefused> {
+        let (leases, outcome) =
+            self.borrow_all(now, std::slice::from_ref(function), borrower, &terms.into())?;
+        Ok((leases[0], outcome))
+    }
+
+    /// Lends all of `functions`, each named once, to `borrower` on these terms, if every one of them can be had.
+    ///
+    /// # Errors
+    /// [`BorrowRefused`] for the first that cannot be had; nothing changes then.
+    pub fn borrow_all(
+        &mut self,
+        now: Millis,
+        functions: &[FunctionId],
+        borrower: &str,
+        terms: &Terms,
+    ) -> Result<(Vec<LeaseId>, Outcome), BorrowRefused> {
         let now = self.enter(now);
         self.check_contact(now, borrower)?;
+        functions.iter().try_for_each(|function| self.check_free(now, function))?;
+        let grant = |function| self.grant(now, function, borrower, terms);
+        let leases = functions.iter().map(grant).collect();
+        Ok((leases, self.take()))
+    }
+
+    /// Whether a function can be had now.
+    fn check_free(&self, now: Millis, function: &FunctionId) -> Result<(), BorrowRefused> {
         let record = self.functions.get(function);
         let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
         match record.state {
@@ -196,9 +230,20 @@ impl Authority {
             }
             FunctionState::Offered => {}
         }
-        self.check_contact(now, &function.host)?;
+        self.check_contact(now, &function.host)
+    }
+
+    /// Begins the lease of a function that [can be had](Authority::check_free).
+    fn grant(
+        &mut self,
+        now: Millis,
+        function: &FunctionId,
+        borrower: &str,
+        terms: &Terms,
+    ) -> LeaseId {
+        let Terms { placement, group, level } = terms.clone();
         let lease = self.next_lease;
-        let epoch = record.epoch + 1;
+        let epoch = self.functions.get(function).map_or(0, |record| record.epoch) + 1;
         self.set_next_lease(lease + 1);
         let (function, borrower) = (function.clone(), borrower.to_owned());
         let state = LeaseState::Arming;
@@ -208,6 +253,8 @@ impl Authority {
             epoch,
             borrower,
             placement,
+            group,
+            level,
             since: now,
             until: None,
             state,
@@ -216,7 +263,50 @@ impl Authority {
         self.put_lease(record);
         self.put_function(FunctionRecord { function, epoch, state: FunctionState::Lent { lease } });
         self.say(lease);
-        Ok((lease, self.take()))
+        lease
+    }
+
+    /// Saves a composition, to be borrowed by its name. To save the same again changes nothing.
+    ///
+    /// # Errors
+    /// [`CompositionRefused`]; nothing changes then.
+    pub fn compose(
+        &mut self,
+        now: Millis,
+        composition: Composition,
+    ) -> Result<Outcome, CompositionRefused> {
+        self.enter(now);
+        composition.check()?;
+        match self.compositions.get(&composition.name) {
+            Some(known) if *known == composition => {}
+            Some(_) => return Err(CompositionRefused::Exists(composition.name)),
+            None => {
+                let name = composition.name.clone();
+                self.undo.push(Undo::Composition(name.clone(), None));
+                self.outcome.records.push(Record::Composition(composition.clone()));
+                self.compositions.insert(name, composition);
+            }
+        }
+        Ok(self.take())
+    }
+
+    /// Forgets a composition. What is borrowed of it stays so.
+    ///
+    /// # Errors
+    /// [`CompositionRefused::Unknown`].
+    pub fn dissolve(&mut self, now: Millis, name: &str) -> Result<Outcome, CompositionRefused> {
+        self.enter(now);
+        let Some(composition) = self.compositions.remove(name) else {
+            return Err(CompositionRefused::Unknown(name.to_owned()));
+        };
+        self.undo.push(Undo::Composition(name.to_owned(), Some(composition)));
+        self.outcome.records.push(Record::Dissolved { name: name.to_owned() });
+        Ok(self.take())
+    }
+
+    /// The compositions that were saved, by name.
+    pub fn compositions(&self) -> impl Iterator<Item = &Composition> {
+        self.compositions.values()
     }
 
     /// Ends a lease in order: its borrower lets go first.
@@ -323,6 +413,7 @@ impl Authority {
                 Undo::Lease(key, before) => drop(put(&mut self.leases, key, before)),
                 Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
                 Undo::NextLease(before) => self.next_lease = before,
+                Undo::Composition(key, before) => drop(put(&mut self.compositions, key, before)),
                 Undo::Registered(host) => {
                     if let Some(contact) = self.contacts.get_mut(&host) {
                         contact.registered = false;

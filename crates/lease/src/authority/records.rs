@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::composition::Composition;
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement};
 
 /// Why a lease ended.
@@ -80,6 +81,12 @@ pub struct LeaseRecord {
     /// Where the function's front runs.
     #[serde(default)]
     pub placement: Placement,
+    /// The user that it is for, among those of its borrower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The service level that the lender promised, as its class of devices writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
     /// When it was asked for.
     pub since: Millis,
     /// When it ended, on the authority's clock; none while it has not.
@@ -152,6 +159,13 @@ pub enum Record {
         /// The number, above those of all leases there were.
         lease: LeaseId,
     },
+    /// Functions that are borrowed together; key `composition/NAME`.
+    Composition(Composition),
+    /// A composition that is to be removed.
+    Dissolved {
+        /// The composition's name.
+        name: String,
+    },
     /// A lease that is over for long: to be removed.
     Forgotten {
         /// The lease to remove from the store.
@@ -168,7 +182,14 @@ impl Record {
             Record::Lease(lease) => format!("lease/{}", lease.lease),
             Record::NextLease { .. } => "next-lease".to_owned(),
             Record::Forgotten { lease } => format!("lease/{lease}"),
+            Record::Composition(composition) => format!("composition/{}", composition.name),
+            Record::Dissolved { name } => format!("composition/{name}"),
         }
+    }
+
+    /// Whether what is stored under its key is removed, instead of replaced.
+    pub fn removes(&self) -> bool {
+        matches!(self, Record::Forgotten { .. } | Record::Dissolved { .. })
     }
 }
 

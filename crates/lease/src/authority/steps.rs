@@ -100,8 +100,8 @@ impl Authority {
             LeaseState::Opening => {
                 let (function, epoch) = (record.function, record.epoch);
                 let (address, ttl) = (lender.address, self.config.ttl);
-                let placement = record.placement;
-                let grant = Grant { lease, function, epoch, address, ttl, placement };
+                let (placement, group) = (record.placement, record.group);
+                let grant = Grant { lease, function, epoch, address, ttl, placement, group };
                 self.send(&record.borrower, Message::Granted(grant));
             }
             LeaseState::Closing { reason } => {
@@ -113,9 +113,10 @@ impl Authority {
     }
 
     fn say_arm(&mut self, record: LeaseRecord, lender: &HostRecord) {
-        let LeaseRecord { lease, function, epoch, borrower, placement, .. } = record;
+        let LeaseRecord { lease, function, epoch, borrower, placement, level, .. } = record;
         let (incarnation, device) = (lender.incarnation, function.device);
-        let message = Message::Arm { incarnation, device, lease, epoch, borrower, placement };
+        let message =
+            Message::Arm { incarnation, device, lease, epoch, borrower, placement, level };
         self.send(&lender.host, message);
     }
 

@@ -1,6 +1,7 @@
 //! The authority by itself, and with a faultless rack around it.
 
 use super::*;
+use crate::message::Placement;
 
 fn registered(hosts: &[(&str, &[&str])]) -> Authority {
     let mut authority = Authority::new(Config::default());

@@ -1,5 +1,6 @@
 //! The protocol under seeded random schedules: messages lost, delayed, reordered and duplicated,
-//! nodes and control plane dying, returning and freezing, clocks read out of order, a store that
+//! nodes and control plane dying, returning and freezing, nodes' processes
+//! replaced by others that go on, clocks read out of order, a store that
 //! fails, is lost or replaced by an older copy, while invariants are checked at every step.
 //!
 //! * I2: no two epochs of a function have live accesses at once.
@@ -39,6 +40,8 @@ enum Mistake {
     Silence,
     /// An authority that was frozen takes the time for time in which nobody renewed.
     Sleepwalker,
+    /// A process that goes on for another one knows nothing of what that one was told.
+    Amnesia,
     /// An authority whose store fails starts again from what is stored.
     FreshStart,
 }
@@ -67,6 +70,7 @@ fn planted_mistakes_are_found() {
         Mistake::Silence,
         Mistake::Sleepwalker,
         Mistake::FreshStart,
+        Mistake::Amnesia,
     ] {
         let found = (0..5000).find(|seed| run(*seed, mistake, false).is_err());
         assert!(found.is_some(), "{mistake:?} went unnoticed");

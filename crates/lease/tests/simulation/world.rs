@@ -8,6 +8,8 @@ use rackbus_lease::{
     LenderAction, Message, Millis, Placement, Record,
 };
 use rackbus_seeds::Random;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::patience::Patience;
 use crate::{AUTHORITY, CONFIG, DEVICES, HOSTS, Mistake};
@@ -65,6 +67,12 @@ pub struct World {
     pub faults: bool,
     pub mistake: Mistake,
     pub trace: Option<String>,
+}
+
+/// What another process reads of what one wrote.
+fn rewritten<T: Serialize + DeserializeOwned>(value: &T) -> T {
+    let text = serde_json::to_vec(value).expect("it can be written");
+    serde_json::from_slice(&text).expect("it was written just now")
 }
 
 pub fn host_index(host: &str) -> usize {
@@ -416,6 +424,28 @@ impl World {
         Ok(())
     }
 
+    /// The process of a node is replaced by another one, which goes on with what was written down. The
+    /// function's users do not notice; what was said to the old process and not heard is lost.
+    pub fn replace_process(&mut self) {
+        let host = self.random.below(HOSTS.len());
+        let Some(node) = &mut self.nodes[host] else { return };
+        let under_way = node.lender.under_way().or(node.borrower.under_way());
+        if under_way.is_some() || !node.pending.is_empty() {
+            return;
+        }
+        if self.mistake == Mistake::Amnesia {
+            node.lender = Lender::new(node.incarnation, node.devices.keys().cloned());
+            node.borrower = Borrower::new(node.incarnation);
+        } else {
+            node.lender = rewritten(&node.lender);
+            node.borrower = rewritten(&node.borrower);
+        }
+        node.borrower.reconnected();
+        (node.registered, node.register_at) = (false, self.now);
+        self.network.retain(|(_, to, _)| *to != host);
+        self.note(|| format!("the process of {} is replaced", HOSTS[host]));
+    }
+
     pub fn freeze(&mut self) {
         let until = self.now + self.random.next() % (4 * CONFIG.ttl);
         match self.random.below(HOSTS.len() + 1) {
@@ -452,6 +482,7 @@ impl World {
             972..976 => self.store_fails_until = self.now + self.random.next() % (3 * CONFIG.ttl),
             976..979 => self.backup = self.stored.clone(),
             979..981 => self.lose_database(),
+            981..986 => self.replace_process(),
             _ => self.crash_or_return()?,
         }
         Ok(())

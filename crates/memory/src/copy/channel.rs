@@ -28,7 +28,7 @@ pub struct Statistics {
     pub bytes: u64,
     /// Nanoseconds in which the channel had something to do.
     pub busy_ns: u64,
-    /// Transactions that failed.
+    /// Number of transactions that failed.
     pub failures: u64,
     /// Transactions that were aborted.
     pub aborts: u64,
@@ -76,9 +76,9 @@ struct Entry {
     destination: *mut u8,
     bytes: u64,
     replaced_before: u32,
-    /// Pieces added.
+    /// Number of pieces that were added.
     added: u32,
-    /// Pieces after merging.
+    /// Number of pieces after adjacent ones were merged.
     pieces: u32,
     /// Whether somebody has a say in the end, or is to be told of it.
     tells: bool,

@@ -23,7 +23,7 @@ struct Slot<T> {
     item: UnsafeCell<MaybeUninit<T>>,
 }
 
-/// The submitters' side.
+/// What submitters change, under one lock.
 #[derive(Debug)]
 struct Front<T> {
     /// Items put into the ring.

@@ -85,7 +85,7 @@ const LEFT: u32 = 1 << 10;
 /// How long to look at the state before sleeping: about what a wake-up costs.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// A submitted transaction.
+/// A transaction on its way through a channel.
 #[derive(Debug)]
 pub(super) struct Posting {
     word: AtomicU32,
@@ -127,7 +127,7 @@ impl Held {
         unsafe { &(*self.0.as_ptr()).word }
     }
 
-    /// The transaction.
+    /// The submitted transaction.
     pub fn transaction(&self) -> &Transaction {
         // SAFETY: until it ends, the transaction is the channel's alone.
         unsafe { &(*self.0.as_ptr()).transaction }
@@ -172,7 +172,7 @@ impl Ticket {
         unsafe { &(*self.posting.as_ptr()).word }
     }
 
-    /// Its state now.
+    /// The transaction's state at this moment; never waits.
     #[inline]
     pub fn poll(&self) -> State {
         State::of_word(self.word().load(Ordering::Acquire))

@@ -52,7 +52,7 @@ pub enum PieceError {
     OutOfRange {
         /// Its first byte there.
         offset: usize,
-        /// Its bytes.
+        /// Length of the piece in bytes.
         length: usize,
         /// Bytes that are there.
         size: usize,
@@ -60,7 +60,7 @@ pub enum PieceError {
     /// The memory is not mapped for this: the source must be readable, the destination writable.
     #[error("the memory is not mapped to be copied {direction}")]
     Denied {
-        /// "from" or "to".
+        /// The word "from" or "to", for the message.
         direction: &'static str,
     },
     /// The memory is gone.

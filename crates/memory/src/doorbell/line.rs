@@ -147,7 +147,7 @@ impl Line {
         (&raw const self.state).cast::<u32>().wrapping_add(1)
     }
 
-    /// The turn now.
+    /// Number of the turn that has begun last.
     #[allow(dead_code, reason = "only the model of sleeping in the loom tests asks")]
     pub fn turn(&self) -> u32 {
         turn_of(self.state.load(Ordering::Acquire))

@@ -7,9 +7,9 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Nothing is registered.
+/// State of a slot in which no range is registered.
 pub(super) const FREE: u32 = 0;
-/// A range, whole.
+/// State of a slot whose range has all its memory.
 const WHOLE: u32 = 1;
 /// A range that lost at least one page.
 const TRUNCATED: u32 = 2;
@@ -60,7 +60,7 @@ impl Slot {
         let _ = self.state.compare_exchange(WHOLE, TRUNCATED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether one was.
+    /// Whether the range's file became shorter than the range.
     pub(crate) fn truncated(&self) -> bool {
         self.state.load(Ordering::Relaxed) == TRUNCATED
     }
@@ -75,7 +75,7 @@ impl Slot {
         self.frozen.store(0, Ordering::Release);
     }
 
-    /// Whether writers wait.
+    /// Whether writes to the range wait, because its memory is being moved.
     pub(crate) fn frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire) == 1
     }

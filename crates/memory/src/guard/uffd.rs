@@ -68,7 +68,7 @@ fn open() -> Option<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
     // SAFETY: the descriptor is used for ranges of this process' own mappings only.
     let make = |flags| unsafe { rustix::mm::userfaultfd(flags) }.ok();
-    /// `UFFD_USER_MODE_ONLY`.
+    /// `UFFD_USER_MODE_ONLY` of `userfaultfd(2)`: faults of this process only, which needs no privilege.
     const USER_MODE_ONLY: u32 = 1;
     let fd = make(flags)
         .or_else(|| by_device(flags.bits()))

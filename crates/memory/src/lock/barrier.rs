@@ -13,14 +13,14 @@ use crate::doorbell::{DOORBELL_BYTES, Doorbell, shared};
 use crate::event::Event;
 use crate::region::Region;
 
-/// The most parties.
+/// Largest number of parties, which bounds the memory a barrier takes.
 const MAX_PARTIES: usize = 4096;
 
 /// Phases that were completed, modulo 2^32.
 #[repr(C, align(64))]
 struct Phase(AtomicU32);
 
-/// A party's slot.
+/// What one party writes, in a cache line of its own.
 #[repr(C, align(64))]
 struct Slot {
     /// Phases it has arrived at the end of, modulo 2^32.

@@ -13,7 +13,7 @@ use crate::region::Region;
 /// Bytes of a mutex in a region: who holds it, and a doorbell.
 pub const MUTEX_BYTES: usize = 64 + DOORBELL_BYTES;
 
-/// Nobody holds it.
+/// Value of a lock that nobody holds.
 const FREE: u64 = 0;
 /// Nobody holds it, and the last holder died: no owner has the number zero.
 const LEFT_BY_DEAD: u64 = 1 << 32;
@@ -55,7 +55,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Unlocks when dropped.
+/// Holds the lock, and unlocks when dropped.
 #[derive(Debug)]
 #[must_use = "dropping it unlocks at once"]
 pub struct SharedMutexGuard<'a>(&'a SharedMutex);

@@ -25,7 +25,7 @@ pub(crate) struct Indices {
     head: Index,
 }
 
-/// The producer's side.
+/// The indices as their producer knows them.
 #[derive(Debug)]
 pub(crate) struct Putting {
     slots: u32,
@@ -60,7 +60,7 @@ impl Putting {
     }
 }
 
-/// The consumer's side.
+/// The indices as their consumer knows them.
 #[derive(Debug)]
 pub(crate) struct Taking {
     slots: u32,

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rackbus_fabric::FabricHandle;
 use rackbus_link::Connect;
-use rackbus_memory::sparse;
+use rackbus_memory::{Gate, PacketListener, sparse};
 use rackbus_segment::directory::{Attached, Settings};
 use rackbus_segment::message::{Refusal, Reply, Tell, encode};
 use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
@@ -137,8 +137,22 @@ impl Segments {
     /// # Errors
     /// When the socket or a thread cannot be made, or the folder cannot be written to.
     pub fn start(self: &Arc<Self>, folder: &Path) -> std::io::Result<()> {
+        let listener = PacketListener::bind(&folder.join(SOCKET))?;
+        self.start_on(folder, listener, Gate::new()?)
+    }
+
+    /// The same on a socket that is there, in a process with this `gate`.
+    ///
+    /// # Errors
+    /// As [`start`](Segments::start).
+    pub fn start_on(
+        self: &Arc<Self>,
+        folder: &Path,
+        listener: PacketListener,
+        gate: Gate,
+    ) -> std::io::Result<()> {
         self.lock().numbers = Numbers::of_new_life(folder, SystemTime::now())?;
-        self.listen(&folder.join(SOCKET))?;
+        self.listen(listener, gate)?;
         let service = self.clone();
         let keep_time = move || service.keep_time();
         std::thread::Builder::new().name("segments' time".into()).spawn(keep_time).map(drop)
@@ -147,6 +161,21 @@ impl Segments {
     /// How many there are now of what the host's processes share, each by its name.
     pub fn statistics(&self) -> [(&'static str, usize); 8] {
         self.lock().directory.statistics()
+    }
+
+    /// What would be lost with this process, for people.
+    pub(crate) fn in_use(&self) -> Option<String> {
+        let state = self.lock();
+        let counts = state.directory.statistics();
+        let mut used: Vec<String> = counts
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(what, count)| format!("{what}: {count}"))
+            .collect();
+        if used.is_empty() && !state.sessions.is_empty() {
+            used.push(format!("sessions: {}", state.sessions.len()));
+        }
+        (!used.is_empty()).then(|| used.join(", "))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

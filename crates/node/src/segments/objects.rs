@@ -12,7 +12,7 @@ use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 use rackbus_segment::{ObjectId, Objects};
 use rustix::fs::{Mode, OFlags};
 
-/// One of them.
+/// A piece of memory or an event.
 #[derive(Debug)]
 pub struct Object {
     fd: Arc<OwnedFd>,
@@ -60,7 +60,7 @@ impl Store {
         id
     }
 
-    /// One of them.
+    /// The object with this number, as long as it is not forgotten.
     pub fn get(&self, id: ObjectId) -> Option<&Arc<Object>> {
         self.objects.get(&id)
     }

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rackbus_memory::{Packets, StreamError};
-use rustix::event::{PollFd, PollFlags};
+use rackbus_memory::{PacketStream, StreamError};
 
 /// Messages that wait for a peer before it counts as gone.
 const MOST: usize = 65_536;
@@ -19,7 +18,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// A message with its descriptors.
 #[derive(Debug)]
 pub struct Letter {
-    /// Its bytes.
+    /// The encoded message.
     pub bytes: Vec<u8>,
     /// What goes along.
     pub fds: Vec<Arc<OwnedFd>>,
@@ -28,21 +27,21 @@ pub struct Letter {
 /// One direction of a conversation.
 #[derive(Debug)]
 pub struct Outbox {
-    packets: Packets,
+    packets: Arc<dyn PacketStream>,
     waiting: Mutex<VecDeque<Letter>>,
     /// This side ended the conversation, because nothing could be sent any more.
     given_up: AtomicBool,
 }
 
 impl Outbox {
-    /// Of a connection.
-    pub fn new(packets: Packets) -> Arc<Outbox> {
+    /// An outbox that sends over this connection.
+    pub fn new(packets: Arc<dyn PacketStream>) -> Arc<Outbox> {
         Arc::new(Outbox { packets, waiting: Mutex::default(), given_up: AtomicBool::new(false) })
     }
 
     /// The connection, to receive from.
-    pub fn packets(&self) -> &Packets {
-        &self.packets
+    pub fn packets(&self) -> &dyn PacketStream {
+        &*self.packets
     }
 
     /// Sends a message, or keeps it until there is room. A peer that is gone loses it: whoever
@@ -99,9 +98,7 @@ impl Outbox {
     /// Sends what waits, until nothing does.
     fn deliver(&self) {
         loop {
-            let mut polled = [PollFd::from_borrowed_fd(self.packets.as_fd(), PollFlags::OUT)];
-            // An interrupted wait is a try too many.
-            let _ = rustix::event::poll(&mut polled, None);
+            self.packets.wait_sendable();
             let mut waiting = self.lock();
             while let Some(letter) = waiting.front() {
                 match self.now(letter) {
@@ -129,13 +126,13 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rackbus_memory::AdaptiveSpin;
     use rackbus_memory::packets::MAX_PACKET;
+    use rackbus_memory::{AdaptiveSpin, Packets};
 
     #[test]
     fn a_slow_peer_gets_everything_in_order() {
         let (ours, theirs) = Packets::pair().unwrap();
-        let outbox = Outbox::new(ours);
+        let outbox = Outbox::new(Arc::new(ours));
         for number in 0..20_000_u32 {
             outbox.send(Letter { bytes: number.to_le_bytes().to_vec(), fds: Vec::new() });
         }

@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION, offer_packets, take_packets};
+use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, StreamError};
 use rackbus_segment::NodeId;
@@ -66,7 +66,7 @@ impl Segments {
         };
         let stream = self.link.connect(&self.link.address(name), &hello)?;
         let broken = |cause| LinkError::Broken { peer: name.to_owned(), cause };
-        Ok(Outbox::new(offer_packets(&*stream).map_err(broken)?))
+        Ok(Outbox::new(stream.offer_packets().map_err(broken)?))
     }
 
     /// Says what waits to be said, and hears until the node is gone; how.
@@ -122,7 +122,7 @@ impl Segments {
             return incoming.refuse(&format!("the rack has no host {from}"));
         };
         let Ok(stream) = incoming.accept() else { return };
-        let Some(packets) = take_packets(&*stream) else { return };
+        let Ok(packets) = stream.take_packets() else { return };
         drop(stream);
         let outbox = Outbox::new(packets);
         {

@@ -1,10 +1,10 @@
 //! Processes of this host: how they attach, and what becomes of them.
 
-use std::path::Path;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, PacketListener, Packets};
+use rackbus_memory::{AdaptiveSpin, Gate, PacketListener, Packets, Passage};
 use rackbus_segment::SessionId;
 use rackbus_segment::message::{Request, decode};
 use rustix::process::getuid;
@@ -13,13 +13,17 @@ use super::outbox::Outbox;
 use super::{Segments, Session};
 
 impl Segments {
-    pub(super) fn listen(self: &Arc<Self>, path: &Path) -> std::io::Result<()> {
-        let listener = PacketListener::bind(path)?;
+    pub(super) fn listen(
+        self: &Arc<Self>,
+        listener: PacketListener,
+        gate: Gate,
+    ) -> std::io::Result<()> {
         let service = self.clone();
         let accept = move || {
             loop {
+                let passage = gate.enter_when_readable(listener.as_fd());
                 match listener.accept() {
-                    Ok(packets) => service.welcome(packets),
+                    Ok(packets) => service.welcome(packets, passage),
                     Err(error) => {
                         tracing::error!(%error, "no process can attach");
                         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -32,7 +36,7 @@ impl Segments {
 
     /// Only processes of the node's own user, or root's, are listened to: the kernel says whose
     /// they are.
-    fn welcome(self: &Arc<Self>, packets: Packets) {
+    fn welcome(self: &Arc<Self>, packets: Packets, passage: Passage) {
         match packets.peer_user() {
             Ok(user) if user == getuid() || user.is_root() => {}
             Ok(user) => {
@@ -45,14 +49,15 @@ impl Segments {
             }
         }
         let service = self.clone();
-        let serve = move || service.serve(packets);
+        let serve = move || service.serve(packets, passage);
         if let Err(error) = std::thread::Builder::new().name("session".into()).spawn(serve) {
             tracing::error!(%error, "a process was refused: no thread for it");
         }
     }
 
-    fn serve(self: &Arc<Self>, packets: Packets) {
-        let calls = Outbox::new(packets);
+    /// Who is let in is counted when `passage` ends: nothing of it could be passed on.
+    fn serve(self: &Arc<Self>, packets: Packets, passage: Passage) {
+        let calls = Outbox::new(Arc::new(packets));
         let id = {
             let mut state = self.lock();
             let Some(id) = state.numbers.next() else {
@@ -64,6 +69,7 @@ impl Segments {
             state.sessions.insert(id, Session { calls: calls.clone(), events: None });
             id
         };
+        drop(passage);
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
         while let Ok(packet) =
             calls.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
@@ -90,7 +96,7 @@ impl Segments {
         let Some(Ok(packets)) = fds.into_iter().next().map(Packets::from_peer) else {
             return false;
         };
-        let events = Outbox::new(packets);
+        let events = Outbox::new(Arc::new(packets));
         match self.lock().sessions.get_mut(&id) {
             Some(session) if session.events.is_none() => session.events = Some(events.clone()),
             _ => return false,

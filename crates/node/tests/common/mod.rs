@@ -1,6 +1,9 @@
 //! A rack in one process: the control plane and a node for each host, over their real sockets.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod lossy;
+pub mod segments;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,6 +43,7 @@ impl Rack {
             function: device.function.parse().unwrap(),
             kind: device.kind.to_owned(),
             detail: device.config.as_ref().unwrap().detail(),
+            separable: device.config.as_ref().unwrap().is_separable(),
         });
         let inventory = Inventory {
             rack: "test".into(),
@@ -95,6 +99,7 @@ fn node(
         topology: topology.clone(),
         segments: no_segments(),
         log_lines_left_out: || 0,
+        program: None,
     }
 }
 

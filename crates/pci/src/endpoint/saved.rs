@@ -2,18 +2,19 @@
 
 use std::os::fd::OwnedFd;
 
-use rackbus_memory::Access;
+use rackbus_fabric::BarPlace;
 
 use super::Endpoint;
 use crate::function::Bus;
 use crate::state::{
-    Claim, Descriptors, FunctionState, RestoreError, SaveError, Saved, VERSION, save_mappings,
-    sparse,
+    Claim, Descriptors, FunctionState, MappingSaver, RestoreError, SaveError, Saved, VERSION,
+    WindowState, sparse,
 };
 
 impl Endpoint {
     /// The whole function as a value, to go on with elsewhere: what is under way is part of it. From
-    /// now on nothing happens here any more, until this is dropped: the model takes no commands and
+    /// now on nothing happens here any more, until this is dropped or the value
+    /// [taken back](Endpoint::take_back): the model takes no commands and
     /// answers none, registers read as ones. What is under way with the medium may still end; it
     /// has when the endpoint is dropped or scrubbed.
     ///
@@ -24,12 +25,13 @@ impl Endpoint {
             return Err(SaveError::Ended);
         }
         self.user.check();
-        if self.dma.revoker().is_revoked() {
+        if self.dma.revoker().is_revoked() && !self.dma.is_empty() {
             return Err(SaveError::Revoked);
         }
         self.tick();
         let mut descriptors = vec![Claim::create()?];
-        let mappings = save_mappings(&self.dma, &mut descriptors)?;
+        let mut saver = MappingSaver::new(&mut descriptors);
+        let (mappings, windows) = (saver.mappings(&self.dma)?, saver.windows(&self.dma)?);
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         let (model, medium) = self.function.save(&bus)?;
         // Last: the model may have raised some just now.
@@ -41,11 +43,23 @@ impl Endpoint {
             msix_table: sparse(&self.msix_table),
             interrupts,
             mappings,
+            windows,
             claim: 0,
             descriptors: u32::try_from(descriptors.len()).unwrap_or(u32::MAX),
             model,
         };
         Ok(Saved { state, descriptors, medium })
+    }
+
+    /// Goes on here after all with what was [saved](Endpoint::save), which is of no use any more then.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when somebody has gone on from it; then nothing happens here any more.
+    pub fn take_back(&mut self, saved: Saved) -> Result<(), RestoreError> {
+        let mut descriptors = Descriptors::new(saved.descriptors, saved.state.descriptors)?;
+        Claim::take(descriptors.take(saved.state.claim)?)?;
+        self.ended = false;
+        Ok(())
     }
 
     /// Goes on from `state` with the descriptors that belong to it, on an endpoint that is as new.
@@ -84,15 +98,21 @@ impl Endpoint {
     ) -> Result<(), RestoreError> {
         self.tick();
         for mapping in &state.mappings {
-            let mut access = Access::empty();
-            access.set(Access::READ, mapping.read);
-            access.set(Access::WRITE, mapping.write);
             let memory = match mapping.memory {
                 Some((number, offset)) => Some(descriptors.memory(number, offset)?),
                 None => None,
             };
-            let mapped = self.map(mapping.iova, mapping.length, access, memory);
+            let mapped = self.map(mapping.iova, mapping.length, mapping.access(), memory);
             mapped.map_err(|cause| RestoreError::Map { iova: mapping.iova, cause })?;
+        }
+        for WindowState { mapping, function, bar, offset } in &state.windows {
+            let no_memory = || RestoreError::Invalid("a window without memory".to_owned());
+            let (number, at) = mapping.memory.ok_or_else(no_memory)?;
+            let memory = descriptors.memory(number, at)?;
+            let place = BarPlace { function: function.clone(), bar: *bar, offset: *offset };
+            let (iova, length) = (mapping.iova, mapping.length);
+            let opened = self.open_window(iova, length, mapping.access(), place, memory);
+            opened.map_err(|cause| RestoreError::Map { iova, cause })?;
         }
         self.config.restore(&state.config);
         for (at, byte) in &state.msix_table {

@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, Region as Mapping, RegionError, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Flags,
-    Header, IrqInfo, IrqSet, IrqSetFlags, RegionAccess, RegionInfo, RegionInfoFlags, SparseArea,
-    SparseMmap, VERSION, Version, command,
+    Header, IrqInfo, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo, RegionInfoFlags,
+    SparseArea, SparseMmap, VERSION, Version, command,
 };
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -47,7 +48,7 @@ pub enum ClientError {
 /// A region, as the device describes it.
 #[derive(Debug)]
 pub struct RegionDescription {
-    /// Bytes.
+    /// Size of the region in bytes.
     pub size: u64,
     /// What can be done with it.
     pub flags: RegionInfoFlags,
@@ -88,17 +89,18 @@ impl Client {
         Client::with_stream(Arc::new(stream))
     }
 
+    /// Goes on over a connection whose version another process negotiated, between two requests.
+    pub fn resume(stream: Arc<dyn Stream>) -> Client {
+        let (turn, next_id, broken) = Default::default();
+        Client { stream, turn, next_id, broken }
+    }
+
     /// Negotiates over a connection that is there already.
     ///
     /// # Errors
     /// [`ClientError`] when the device turns the client away.
     pub fn with_stream(stream: Arc<dyn Stream>) -> Result<Client, ClientError> {
-        let client = Client {
-            stream,
-            turn: Mutex::default(),
-            next_id: AtomicU16::new(0),
-            broken: AtomicBool::new(false),
-        };
+        let client = Client::resume(stream);
         let version = Version { major: VERSION.0, minor: VERSION.1 };
         let mut capabilities =
             serde_json::json!({ "capabilities": { "max_msg_fds": MAX_FDS } }).to_string();
@@ -110,6 +112,11 @@ impl Client {
             return Err(bad(command::VERSION, "another major version"));
         }
         Ok(client)
+    }
+
+    /// The connection's socket, for another process to [go on](Client::resume) with between two requests.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.socket()
     }
 
     /// Waits until the device's end of the connection is gone.
@@ -214,16 +221,7 @@ impl Client {
         access: Access,
         memory: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), ClientError> {
-        let mut flags = DmaMapFlags::empty();
-        flags.set(DmaMapFlags::READ, access.contains(Access::READ));
-        flags.set(DmaMapFlags::WRITE, access.contains(Access::WRITE));
-        let map = DmaMap {
-            argsz: size_u32::<DmaMap>(),
-            flags: flags.bits(),
-            offset: memory.map_or(0, |(_, offset)| offset),
-            address: iova,
-            size: length,
-        };
+        let map = dma_map(iova, length, access, memory.map_or(0, |(_, offset)| offset));
         let fds: Vec<_> = memory.map(|(fd, _)| fd).into_iter().collect();
         self.request(command::DMA_MAP, map.as_bytes(), &[], &fds).map(drop)
     }
@@ -246,6 +244,39 @@ impl Client {
         let (argsz, flags) = (size_u32::<DmaUnmap>(), DmaUnmapFlags::ALL.bits());
         let unmap = DmaUnmap { argsz, flags, address: 0, size: 0 };
         self.request(command::DMA_UNMAP, unmap.as_bytes(), &[], &[]).map(drop)
+    }
+
+    /// Lets the device reach a part of the BAR at `place`, of another function: `memory` from `offset` on is
+    /// what it calls `[iova, iova + length)`. Only a lender's node takes this.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open_window(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        place: &BarPlace,
+        (memory, offset): (BorrowedFd<'_>, u64),
+    ) -> Result<(), ClientError> {
+        let peer = PeerMap {
+            map: dma_map(iova, length, access, offset),
+            bar_offset: place.offset,
+            bar: place.bar.into(),
+            name_length: count(place.function.len()),
+        };
+        let name = place.function.as_bytes();
+        self.request(command::PEER_MAP, peer.as_bytes(), name, &[memory]).map(drop)
+    }
+
+    /// Takes what [`open_window`](Client::open_window) let it reach away; on return the device does not.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn close_window(&self, iova: u64, length: u64) -> Result<(), ClientError> {
+        let argsz = size_u32::<DmaUnmap>();
+        let unmap = DmaUnmap { argsz, flags: 0, address: iova, size: length };
+        self.request(command::PEER_UNMAP, unmap.as_bytes(), &[], &[]).map(drop)
     }
 
     /// Wires vectors of interrupt index `index` from `start` on, in messages as large as the
@@ -347,8 +378,9 @@ impl Client {
             return Err(bad(command, "it answers another request"));
         }
         if reply.flags().contains(Flags::ERROR) {
-            let errno = i32::try_from(error).unwrap_or(0);
-            return Err(ClientError::Refused(Errno::from_raw_os_error(errno)));
+            // Some servers give no number.
+            let errno = i32::try_from(error).ok().filter(|errno| (1..4096).contains(errno));
+            return Err(ClientError::Refused(errno.map_or(Errno::IO, Errno::from_raw_os_error)));
         }
         Ok(reply)
     }
@@ -367,6 +399,13 @@ impl Client {
             error.into()
         })
     }
+}
+
+fn dma_map(address: u64, size: u64, access: Access, offset: u64) -> DmaMap {
+    let mut flags = DmaMapFlags::empty();
+    flags.set(DmaMapFlags::READ, access.contains(Access::READ));
+    flags.set(DmaMapFlags::WRITE, access.contains(Access::WRITE));
+    DmaMap { argsz: size_u32::<DmaMap>(), flags: flags.bits(), offset, address, size }
 }
 
 fn bad(command: u16, what: &'static str) -> ClientError {

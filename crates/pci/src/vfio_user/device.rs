@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use rackbus_fabric::{Lending, LoanError};
+use rackbus_fabric::{BarPlace, Lending, LoanError};
 use rackbus_memory::{Access, MapError, MemoryHandle, Stream, UnmapError};
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::io::Errno;
 
-use crate::endpoint::{IrqChange, OutOfRegion, Region};
+use crate::endpoint::{Endpoint, IrqChange, OutOfRegion, Region};
 use crate::engine::{EngineHandle, EngineStopped};
 use crate::function::{Bar, BarMemory, Mappable};
 use crate::interrupts::InterruptError;
@@ -18,7 +18,7 @@ use crate::interrupts::InterruptError;
 pub struct DeviceError {
     /// The error number for the reply.
     pub errno: Errno,
-    /// What was wrong.
+    /// What was wrong, for the log.
     pub message: String,
 }
 
@@ -72,14 +72,14 @@ impl From<MapError> for DeviceError {
 pub struct RegionShape {
     /// Bytes; 0 for a region that is not there.
     pub size: u64,
-    /// Its mappable part.
+    /// The part of the region that a client may map.
     pub mappable: Option<SharedPart>,
 }
 
 /// The part of a region that its user may map.
 #[derive(Debug, Clone)]
 pub struct SharedPart {
-    /// The memory.
+    /// Memory that the part is, as long as its function does not move it.
     pub memory: BarMemory,
     /// Where the region begins in it.
     pub offset: u64,
@@ -165,6 +165,30 @@ pub trait Device: Send + Sync {
     /// When the device is gone.
     fn unmap_all(&self) -> Result<(), DeviceError>;
 
+    /// Opens a window to the BAR of another function of the user's: the device reaches `memory`, which is
+    /// at `place`, at `[iova, iova + length)`. Only the node that borrowed both may ask for it.
+    ///
+    /// # Errors
+    /// When the window is refused, or not to be had from here.
+    fn open_window(
+        &self,
+        _iova: u64,
+        _length: u64,
+        _access: Access,
+        _place: BarPlace,
+        _memory: MemoryHandle,
+    ) -> Result<(), DeviceError> {
+        Err(DeviceError::new(Errno::NOTSUP, "the borrower's node opens windows, and nobody else"))
+    }
+
+    /// Closes a window; on return the device does not reach it.
+    ///
+    /// # Errors
+    /// When there is no such window.
+    fn close_window(&self, _iova: u64, _length: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::new(Errno::NOTSUP, "the borrower's node closes windows, and nobody else"))
+    }
+
     /// Changes the interrupt wiring.
     ///
     /// # Errors
@@ -213,6 +237,21 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn unmap_all(&self) -> Result<(), DeviceError> {
         (**self).unmap_all()
+    }
+
+    fn open_window(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        place: BarPlace,
+        memory: MemoryHandle,
+    ) -> Result<(), DeviceError> {
+        (**self).open_window(iova, length, access, place, memory)
+    }
+
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        (**self).close_window(iova, length)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
@@ -332,6 +371,24 @@ impl Device for EngineDevice {
     fn unmap_all(&self) -> Result<(), DeviceError> {
         self.engine.call(|endpoint| endpoint.unmap_all())?;
         Ok(())
+    }
+
+    fn open_window(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        place: BarPlace,
+        memory: MemoryHandle,
+    ) -> Result<(), DeviceError> {
+        let open = move |endpoint: &mut Endpoint| {
+            endpoint.open_window(iova, length, access, place, memory)
+        };
+        Ok(self.engine.call(open)??)
+    }
+
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        Ok(self.engine.call(move |endpoint| endpoint.close_window(iova, length))??)
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::device::{Device, EngineDevice};
-use super::server::Server;
+use super::socket::Server;
 use crate::engine::{Engine, EngineOptions};
 use crate::function::Function;
 
@@ -32,12 +32,12 @@ pub fn serve_function(
 }
 
 impl LocalFunction {
-    /// Its engine.
+    /// The engine that runs the function.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Its socket.
+    /// The server that clients connect to.
     pub fn server(&self) -> &Server {
         &self.server
     }

@@ -2,16 +2,11 @@
 //!
 //! The framing is kept whatever the client sends: a request that is wrong is answered with an
 //! error reply (header only, the errno in it), and only a length that cannot be ends the
-//! conversation. A posted write is never answered, not even with an error. Each client has its
-//! own thread and its own device, so one that is slow or hostile harms nobody else.
+//! conversation. A posted write is never answered, not even with an error.
+
+mod peers;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rackbus_memory::{Access, MemoryHandle, Stream, StreamError};
 use rackbus_spec::vfio_user::{
@@ -124,6 +119,8 @@ impl<'a> Session<'a> {
             command::REGION_READ => self.region_read(&message),
             command::REGION_WRITE => self.region_write(message),
             command::DEVICE_RESET => self.device.reset().map(|()| Reply::default()),
+            command::PEER_MAP => peers::map(self.device, message),
+            command::PEER_UNMAP => peers::unmap(self.device, &message),
             other => Err(DeviceError::new(Errno::NOTSUP, format!("command {other} is not known"))),
         }
     }
@@ -159,13 +156,10 @@ impl<'a> Session<'a> {
         if message.fds.len() > 1 {
             return Err(invalid("DMA_MAP takes one descriptor at most"));
         }
-        let flags = DmaMapFlags::from_bits(map.flags)
-            .ok_or_else(|| invalid(format!("DMA_MAP flags {:#x}", map.flags)))?;
-        let mut access = Access::empty();
-        access.set(Access::READ, flags.contains(DmaMapFlags::READ));
-        access.set(Access::WRITE, flags.contains(DmaMapFlags::WRITE));
-        if access.is_empty() {
-            return Err(invalid("DMA_MAP allows neither reading nor writing"));
+        let access = access(&map)?;
+        if message.fds.is_empty() {
+            let DmaMap { address, size, .. } = map;
+            tracing::debug!(address, size, "a mapping without memory");
         }
         let memory = message.fds.pop().map(|fd| MemoryHandle::new(fd, map.offset)).transpose();
         let memory = memory.map_err(|cause| invalid(cause.to_string()))?;
@@ -293,8 +287,21 @@ impl<'a> Session<'a> {
     }
 }
 
+/// What a mapping allows.
+fn access(map: &DmaMap) -> Result<Access, DeviceError> {
+    let flags = DmaMapFlags::from_bits(map.flags)
+        .ok_or_else(|| invalid(format!("DMA_MAP flags {:#x}", map.flags)))?;
+    let mut access = Access::empty();
+    access.set(Access::READ, flags.contains(DmaMapFlags::READ));
+    access.set(Access::WRITE, flags.contains(DmaMapFlags::WRITE));
+    if access.is_empty() {
+        return Err(invalid("DMA_MAP allows neither reading nor writing"));
+    }
+    Ok(access)
+}
+
 /// Answers a message with an error: a header alone.
-fn send_error(
+pub(super) fn send_error(
     stream: &dyn Stream,
     message_id: u16,
     command: u16,
@@ -451,208 +458,5 @@ fn target(number: u32) -> Result<Option<Region>, DeviceError> {
         region::CONFIG => Ok(Some(Region::Config)),
         region::ROM | 8 => Ok(None),
         _ => Err(invalid(format!("there is no region {number}"))),
-    }
-}
-
-/// A vfio-user socket: accepts clients for one device, one at a time.
-#[derive(Debug)]
-pub struct Server {
-    path: PathBuf,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    closing: AtomicBool,
-    /// The client that has the device.
-    current: Mutex<Option<Arc<UnixStream>>>,
-    /// Signalled when a client has left and the device is released.
-    left: Condvar,
-}
-
-/// How long a client waits for the one before it, which has closed the connection, to be cleaned
-/// up after. Below QEMU's patience of five seconds.
-const SUCCESSION: Duration = Duration::from_secs(3);
-
-impl Shared {
-    fn current(&self) -> std::sync::MutexGuard<'_, Option<Arc<UnixStream>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Hands out the device to a client that connects; what it returns is released when dropped.
-pub trait Opener: Send + Sync + 'static {
-    /// Takes the device for a new client.
-    ///
-    /// # Errors
-    /// Why the client cannot have it; its `VERSION` is answered with this error.
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError>;
-}
-
-impl<F> Opener for F
-where
-    F: Fn() -> Result<Box<dyn Device>, DeviceError> + Send + Sync + 'static,
-{
-    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
-        self()
-    }
-}
-
-impl Server {
-    /// Listens at `path`. A socket left by a process that is gone is replaced.
-    ///
-    /// # Errors
-    /// When the path is taken or cannot be made.
-    pub fn bind(path: &Path, opener: impl Opener) -> std::io::Result<Server> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(std::io::Error::new(
-                std::io::ErrorKind::AddrInUse,
-                format!("another process serves {}", path.display()),
-            ));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        let shared = Arc::new(Shared::default());
-        let opener: Arc<dyn Opener> = Arc::new(opener);
-        let thread = std::thread::Builder::new().name("vfio-user".into()).spawn({
-            let shared = shared.clone();
-            move || accept(&listener, &opener, &shared)
-        })?;
-        Ok(Server { path: path.to_owned(), shared, thread: Some(thread) })
-    }
-
-    /// Where it listens.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The process at the other end, as the kernel knows it.
-    pub fn client_pid(&self) -> Option<u32> {
-        let stream = self.shared.current().clone()?;
-        let peer = rustix::net::sockopt::socket_peercred(&*stream).ok()?;
-        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
-    }
-}
-
-impl Server {
-    /// Accepts nobody any more and removes the socket, but goes on with the client that is there:
-    /// its conversation ends when the client ends it.
-    pub fn retire(mut self) {
-        self.close();
-        // Dropping what is left does nothing more.
-        self.thread = None;
-    }
-
-    /// Stops accepting; true when the accepting thread was told so.
-    fn close(&self) -> bool {
-        self.shared.closing.store(true, Ordering::Release);
-        // Wakes the thread that accepts. If the path was removed, nobody can connect, and the
-        // thread ends with the process.
-        let woken = UnixStream::connect(&self.path).is_ok();
-        let _ = std::fs::remove_file(&self.path);
-        woken
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        let woken = self.close();
-        if let Some(stream) = &*self.shared.current() {
-            stream.shut_down();
-        }
-        if woken {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn accept(listener: &UnixListener, opener: &Arc<dyn Opener>, shared: &Arc<Shared>) {
-    let mut clients: Vec<JoinHandle<()>> = Vec::new();
-    while !shared.closing.load(Ordering::Acquire) {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(cause) => {
-                tracing::error!(%cause, "a client could not be accepted");
-                // Out of descriptors, most likely: others need a moment to give some back.
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
-            }
-        };
-        clients.retain(|client| !client.is_finished());
-        if shared.closing.load(Ordering::Acquire) {
-            break;
-        }
-        let (opener, shared) = (opener.clone(), shared.clone());
-        let client = std::thread::Builder::new()
-            .name("vfio-user client".into())
-            .spawn(move || converse(stream, &*opener, &shared));
-        match client {
-            Ok(client) => clients.push(client),
-            Err(cause) => tracing::error!(%cause, "a client was turned away: no thread for it"),
-        }
-    }
-    for client in clients {
-        let _ = client.join();
-    }
-}
-
-fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared) {
-    let stream = Arc::new(stream);
-    if !take_over(&stream, shared) {
-        let busy = DeviceError::new(Errno::BUSY, "another client has the device");
-        refuse(&stream, &busy);
-        return;
-    }
-    // Also when the device panics: the next client may have it once it is released.
-    let leaving = Leaving(shared);
-    match opener.open() {
-        Ok(device) => {
-            if let Err(error) = serve(&*stream, &*device) {
-                tracing::warn!(%error, "the client's conversation ended");
-            }
-        }
-        Err(error) => refuse(&stream, &error),
-    }
-    // The device is released (dropped) by here.
-    drop(leaving);
-}
-
-/// Says, when dropped, that the client has left.
-struct Leaving<'a>(&'a Shared);
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        *self.0.current() = None;
-        self.0.left.notify_all();
-    }
-}
-
-/// Makes `stream` the one that has the device. One that is there and has not closed its connection
-/// keeps it.
-fn take_over(stream: &Arc<UnixStream>, shared: &Shared) -> bool {
-    let leaving =
-        |current: &mut Option<Arc<UnixStream>>| current.as_ref().is_some_and(|c| c.is_closed());
-    let waited = shared.left.wait_timeout_while(shared.current(), SUCCESSION, leaving);
-    let (mut current, _) = waited.unwrap_or_else(PoisonError::into_inner);
-    let free = current.is_none();
-    if free {
-        *current = Some(stream.clone());
-    }
-    free
-}
-
-/// Answers a client's first message with an error.
-fn refuse(stream: &UnixStream, error: &DeviceError) {
-    tracing::warn!(%error, "a client was turned away");
-    // A client that never speaks must not keep the thread.
-    let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
-    if let Ok(message) = Message::receive(stream) {
-        let Header { message_id, command, .. } = message.header;
-        let _ = send_error(stream, message_id, command, error.errno);
     }
 }

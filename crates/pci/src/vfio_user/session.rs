@@ -6,11 +6,10 @@
 //! the socket for the next process.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rackbus_fabric::Lending;
-use rackbus_memory::{Event, Stream};
+use rackbus_memory::{Event, Passage, Stream};
 use rackbus_spec::vfio_user::VERSION as PROTOCOL;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +17,7 @@ use super::device::{Device, EngineDevice};
 use super::server::Session;
 use super::wire::{MAX_FDS, MAX_TRANSFER, WireError};
 use crate::engine::EngineHandle;
-use crate::state::{self, FunctionState, RestoreError, SaveError, VERSION};
+use crate::state::{self, FunctionState, RestoreError, SaveError, Saved, VERSION};
 
 /// What a client was told that it may rely on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +64,16 @@ impl Promised {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversation(pub(super) Option<Promised>);
 
+impl Conversation {
+    /// Whether this program keeps to what the client was promised.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when it does not.
+    pub fn check(&self) -> Result<(), RestoreError> {
+        self.0.as_ref().map_or(Ok(()), Promised::check)
+    }
+}
+
 /// How [`serve_until`] ended.
 #[derive(Debug)]
 pub enum Ended {
@@ -75,24 +84,52 @@ pub enum Ended {
 }
 
 /// Holds a conversation, from its beginning or from where it was paused, until the client closes
-/// the connection or `pause` rings. A message that has begun to arrive is answered first.
+/// the connection or `pause` is readable. A message that has begun to arrive is answered first. One whose
+/// stream has no [socket](Stream::socket) cannot be taken up by another process, and does not pause.
 ///
 /// # Errors
 /// As [`serve`](super::serve).
 pub fn serve_until(
-    stream: &UnixStream,
+    stream: &dyn Stream,
     device: &dyn Device,
     conversation: Conversation,
-    pause: &Event,
+    pause: &impl AsFd,
 ) -> Result<Ended, WireError> {
     let mut session = Session::new(device, conversation);
     loop {
-        Event::wait_any(&[pause.as_fd(), stream.as_fd()], None);
-        if pause.drain() {
-            return Ok(Ended::Paused(session.into_conversation()));
+        if let Some(socket) = stream.socket() {
+            Event::wait_any(&[pause.as_fd(), socket], None);
+            if Event::wait_any(&[pause.as_fd()], Some(0)) {
+                return Ok(Ended::Paused(session.into_conversation()));
+            }
         }
         if !session.answer_next(stream)? {
             return Ok(Ended::Closed);
+        }
+    }
+}
+
+/// Holds a conversation as [`serve_until`] does, until the client closes the connection, and rests whenever
+/// the gate of `passage` is closed. Where it rests is told to `at`, and that it goes on.
+///
+/// # Errors
+/// As [`serve`](super::serve).
+pub fn serve_within(
+    stream: &dyn Stream,
+    device: &dyn Device,
+    mut conversation: Conversation,
+    passage: &Passage,
+    at: impl Fn(Option<Conversation>),
+) -> Result<(), WireError> {
+    loop {
+        match serve_until(stream, device, conversation, passage.gate())? {
+            Ended::Closed => return Ok(()),
+            Ended::Paused(paused) => {
+                at(Some(paused.clone()));
+                passage.rest();
+                at(None);
+                conversation = paused;
+            }
         }
     }
 }
@@ -107,7 +144,7 @@ pub struct SessionState {
     pub function: FunctionState,
 }
 
-/// A session's state with the descriptors that go with it; as [`Saved`](crate::Saved).
+/// A session's state with the descriptors that go with it; as [`Saved`].
 #[derive(Debug)]
 pub struct SavedSession {
     /// What can be written down.
@@ -150,9 +187,31 @@ impl EngineDevice {
         Ok(SavedSession { state, descriptors: saved.descriptors, medium: saved.medium })
     }
 
-    /// Goes on with a session on its `stream`: `engine` runs a new model, which takes the state of
-    /// the old one, and the user lends by `lending` what it had
-    /// lent. [`serve_until`] takes the conversation up again with what this returns. As of a
+    /// Goes on here with a session that was [saved](EngineDevice::save), as if it had not been.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when somebody else has gone on with it.
+    pub fn take_back(&self, saved: SavedSession) -> Result<(), RestoreError> {
+        let SavedSession { state, descriptors, medium } = saved;
+        let saved = Saved { state: state.function, descriptors, medium };
+        self.engine().call(move |endpoint| endpoint.take_back(saved))?
+    }
+
+    /// Goes on with a function that nobody used when it was saved.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the function is scrubbed then.
+    pub fn resume_unused(
+        engine: &EngineHandle,
+        state: SessionState,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), RestoreError> {
+        engine.call(move |endpoint| endpoint.restore(&state.function, descriptors))?
+    }
+
+    /// Goes on with a session: `engine` runs a new model, which takes the state of the old one, and the
+    /// user lends by `lending` what it had lent, over its `stream` as in
+    /// [`session_of`](EngineDevice::session_of). [`serve_until`] takes the conversation up again with what this returns. As of a
     /// [session](EngineDevice::session), the function is scrubbed when the device is dropped.
     ///
     /// # Errors
@@ -162,14 +221,12 @@ impl EngineDevice {
         state: SessionState,
         descriptors: Vec<OwnedFd>,
         lending: Lending,
-        stream: Arc<dyn Stream>,
+        stream: Option<Arc<dyn Stream>>,
     ) -> Result<(EngineDevice, Conversation), RestoreError> {
         let SessionState { conversation, function, .. } = state;
-        if let Some(promised) = &conversation.0 {
-            promised.check()?;
-        }
+        conversation.check()?;
         let device = EngineDevice::new(engine.clone());
-        let session = device.and_then(|device| device.session_of(lending, Some(stream)));
+        let session = device.and_then(|device| device.session_of(lending, stream));
         let session = session.map_err(|error| RestoreError::Device(error.to_string()))?;
         engine.call(move |endpoint| endpoint.restore(&function, descriptors))??;
         Ok((session, conversation))

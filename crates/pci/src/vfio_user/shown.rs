@@ -22,11 +22,11 @@ use crate::endpoint::{IrqChange, Region};
 /// The kind of interrupts that a function is shown with, besides its pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// MSI-X.
+    /// Vectors by MSI-X.
     Msix,
-    /// MSI.
+    /// Vectors by MSI.
     Msi,
-    /// Neither.
+    /// Neither: the function has its INTx pin alone.
     Pin,
 }
 
@@ -87,6 +87,17 @@ impl<D: Device> ShownWith<D> {
             }
         }
         Ok(ShownWith { device, shape, fixed })
+    }
+
+    /// The same where another process chose: what it showed, and the bytes that it [fixed](Self::fixed_bytes).
+    /// Nothing is asked of the device.
+    pub fn resume(device: D, shape: DeviceShape, fixed: Vec<(u64, u8)>) -> Self {
+        ShownWith { device, shape, fixed }
+    }
+
+    /// The bytes of configuration space that are not the device's, and what they read as.
+    pub fn fixed_bytes(&self) -> &[(u64, u8)] {
+        &self.fixed
     }
 
     /// What of the bytes from `offset` on is fixed: where it is among them, and its value.

@@ -23,21 +23,21 @@ pub enum WireError {
     /// The peer sent a header whose length cannot be.
     #[error("message {command} claims {size} bytes; 16 to {MAX_MESSAGE} are possible")]
     BadLength {
-        /// The header's command.
+        /// Command of the header that was received.
         command: u16,
-        /// The header's length.
+        /// Message size in bytes that the header states.
         size: u32,
         /// Its message id, to answer with.
         message_id: u16,
         /// Whether it is a request that wants an answer.
         wants_reply: bool,
     },
-    /// The connection failed.
+    /// The connection failed while a message was sent or received.
     #[error(transparent)]
     Stream(#[from] StreamError),
 }
 
-/// One message.
+/// A message: its header, its payload, and the descriptors that came with it.
 #[derive(Debug)]
 pub struct Message {
     /// Its header, as received.

@@ -72,14 +72,14 @@ pub trait Objects {
 pub enum LinePart {
     /// The doorbell that its senders ring.
     Doorbell,
-    /// One sender's messages.
+    /// The ring of messages that one sender writes to.
     Ring,
 }
 
 /// An object that goes with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attached {
-    /// Which.
+    /// The memory or event that goes along.
     pub object: ObjectId,
     /// Whether the receiver may store to it.
     pub write: bool,
@@ -97,7 +97,7 @@ impl Attached {
 pub enum To {
     /// The session that asked.
     Reply(SessionId, Reply),
-    /// A session, unasked.
+    /// An event for a session, which did not ask for it.
     Event(SessionId, Event),
     /// The node of an owner.
     Ask(NodeId, Ask),
@@ -108,17 +108,17 @@ pub enum To {
 /// What the shell has to do, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send a message.
+    /// Send a message, with these objects beside it.
     Send(To, Vec<Attached>),
     /// Copy memory, then call [`Directory::copied`].
     Copy {
-        /// For which move.
+        /// Number of the move that the copy belongs to.
         ticket: Handle,
-        /// From where.
+        /// Object and offset in bytes that are copied from.
         from: (ObjectId, u64),
-        /// To where.
+        /// Object and offset in bytes that are copied to.
         to: (ObjectId, u64),
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Empty a range of memory: who still maps it reads zeroes from now on.
@@ -126,11 +126,11 @@ pub enum Output {
         /// What to call [`Directory::emptied`] with when it is done: so much takes its time, and
         /// is not waited for. `None` for little, which is done at once.
         job: Option<Handle>,
-        /// Which memory.
+        /// The memory to be emptied.
         object: ObjectId,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Let go of an object.
@@ -152,14 +152,14 @@ pub enum Loss {
 /// A host's exported memory in the rack's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostRange {
-    /// Its first byte.
+    /// First address of the host's part of the pool.
     pub base: u64,
-    /// Bytes.
+    /// Size of the part in bytes.
     pub size: u64,
 }
 
 impl HostRange {
-    /// Its addresses.
+    /// The addresses that the part has in the pool.
     pub fn addresses(&self) -> std::ops::Range<u64> {
         self.base..self.base.saturating_add(self.size)
     }
@@ -168,9 +168,9 @@ impl HostRange {
 /// What the directory knows from the rack file.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// This host.
+    /// Number of the host whose directory this is.
     pub node: NodeId,
-    /// All hosts.
+    /// All hosts of the rack, with their names.
     pub hosts: BTreeMap<NodeId, String>,
     /// Where this host's exported memory is in the rack's address space.
     pub range: HostRange,
@@ -375,7 +375,7 @@ impl Directory {
         self.finish(objects)
     }
 
-    /// Time has passed.
+    /// Does what is due at `now`, in milliseconds: time limits of moves and of answers.
     pub fn tick(&mut self, now: u64, objects: &mut dyn Objects) -> Vec<Output> {
         self.at(now);
         self.expire_questions();

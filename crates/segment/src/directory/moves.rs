@@ -37,7 +37,7 @@ const AT_ONCE: u64 = 4 << 20;
 pub(super) enum Keeper {
     /// A session of this host, and what it calls the memory.
     Session(SessionId, Handle),
-    /// A connector.
+    /// A connection of somebody else's to the memory.
     Guest(Guest),
 }
 

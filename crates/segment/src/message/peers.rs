@@ -10,30 +10,30 @@ use super::{Change, Handle, InterruptKind, Refusal, SegmentId, SessionId, Target
 pub enum Ask {
     /// A question that wants an answer.
     Question {
-        /// Its number.
+        /// Number of the question, which its answer repeats.
         request: u64,
         /// The connection that a positive answer makes, by the connector's node.
         connection: Handle,
-        /// It.
+        /// The question itself.
         what: Question,
     },
     /// A connection is over.
     Disconnect {
-        /// Which.
+        /// The connection that ends.
         connection: Handle,
     },
     /// A connector has stopped to write.
     Frozen {
-        /// In which move.
+        /// Number of the move.
         ticket: Handle,
-        /// Which connection.
+        /// The connection that stopped writing.
         connection: Handle,
     },
     /// A connector uses the new memory.
     Adopted {
-        /// In which move.
+        /// Number of the move.
         ticket: Handle,
-        /// Which connection.
+        /// The connection that uses the new memory.
         connection: Handle,
     },
 }
@@ -43,30 +43,30 @@ pub enum Ask {
 pub enum Question {
     /// To connect to a segment.
     Segment {
-        /// Which.
+        /// Number of the segment on the owner's host.
         id: SegmentId,
         /// A segment, or one that its process shares.
         what: Target,
     },
     /// To become a member of a group, or a sender to it.
     Group {
-        /// Which.
+        /// Number of the segment on the owner's host.
         id: SegmentId,
         /// A member's size; `None` for a sender.
         size: Option<u64>,
     },
     /// To connect to an interrupt.
     Interrupt {
-        /// Which sort.
+        /// With data or without, shared or not.
         kind: InterruptKind,
-        /// Its number.
+        /// Number of the interrupt on the owner's host.
         number: u32,
     },
-    /// To reach pages.
+    /// To reach pages of the host's part of the pool.
     Pages {
         /// Where in the rack's address space.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Whether anybody is there.
@@ -80,49 +80,49 @@ pub enum Question {
 pub enum Tell {
     /// The answer to a question; what it gives is beside it.
     Answer {
-        /// Of which number.
+        /// Number of the question that is answered.
         request: u64,
-        /// It.
+        /// The answer, or why there is none.
         answer: Result<PeerReply, Refusal>,
     },
     /// The far end changed.
     Remote {
-        /// Which connection.
+        /// The connection that is told.
         connection: Handle,
-        /// How.
+        /// What became of its segment.
         change: Change,
     },
-    /// Stop writing.
+    /// Asks a connection to stop writing to a range, because it is moved.
     Freeze {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
-        /// Which connection.
+        /// The connection that is to stop writing.
         connection: Handle,
-        /// First byte.
+        /// Offset of the range in the segment, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// Use the memory beside this, without writing to it yet.
     Adopt {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
-        /// Which connection.
+        /// The connection that gets the new memory.
         connection: Handle,
-        /// First byte.
+        /// Offset of the range in the segment, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// Write again: the move is over, and everybody who keeps the memory has it where it is now.
     Unfreeze {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
-        /// Which connection.
+        /// The connection that may write again.
         connection: Handle,
-        /// First byte.
+        /// Offset of the range in the segment, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
     },
 }
@@ -132,7 +132,7 @@ pub enum Tell {
 pub enum PeerReply {
     /// Memory of a segment, or an interrupt's line.
     Memory {
-        /// Bytes.
+        /// Size of the segment in bytes.
         size: u64,
         /// Whether stores are allowed.
         write: bool,
@@ -146,7 +146,7 @@ pub enum PeerReply {
         /// Whether stores are allowed to all.
         write: bool,
     },
-    /// Somebody is there.
+    /// The host runs and has an owner for what was asked about.
     Here,
     /// Whether a session lives.
     Alive(bool),

@@ -13,7 +13,7 @@ use super::{
 pub enum Request {
     /// Opens the session; beside it a packet socket on which events are to come.
     Hello {
-        /// [`VERSION`](super::VERSION).
+        /// The sender's [`VERSION`](super::VERSION).
         version: u32,
     },
     /// Makes a segment: [`Reply::Created`], its memory beside it.
@@ -22,43 +22,43 @@ pub enum Request {
         id: SegmentId,
         /// Whether the node may choose another number.
         choose: bool,
-        /// Bytes.
+        /// Size of the segment in bytes.
         size: u64,
-        /// What it is.
+        /// Shared, private, without memory yet, or a member of a multicast group.
         kind: SegmentKind,
     },
     /// Asks for the memory of an empty segment: [`Reply::Memory`].
     GiveMemory {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
     },
-    /// Lets others connect.
+    /// Lets processes of other hosts connect to a segment.
     SetAvailable {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
     },
     /// Lets others no longer connect.
     SetUnavailable {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
         /// What happens to those that are connected.
         how: Withdrawal,
     },
     /// Lets other processes of this host attach.
     Share {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
     },
     /// Ends a segment. Connectors lose it.
     Remove {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
     },
     /// Connects to a segment: [`Reply::Connected`], its memory beside it.
     Connect {
         /// On which host; [`BROADCAST_NODE`](super::BROADCAST_NODE) for a group.
         node: NodeId,
-        /// Which segment.
+        /// Number of the segment and of its host.
         id: SegmentId,
         /// Milliseconds to wait for the other host's node.
         timeout_ms: u32,
@@ -67,49 +67,49 @@ pub enum Request {
     },
     /// Ends a connection to a segment or an interrupt.
     Disconnect {
-        /// Which.
+        /// Handle of the connection.
         connection: Handle,
     },
     /// Makes an interrupt: [`Reply::Interrupt`], its line and its event beside it.
     CreateInterrupt {
-        /// Which sort.
+        /// With data or without, shared or not.
         kind: InterruptKind,
         /// Its number; `None` lets the node choose.
         number: Option<u32>,
         /// Whether others of this host may make the same one, and all of them hear it.
         shared: bool,
     },
-    /// Ends an interrupt.
+    /// Ends an interrupt; those who trigger it learn that it is gone.
     RemoveInterrupt {
-        /// Which.
+        /// Handle of the interrupt.
         interrupt: Handle,
     },
     /// Connects to an interrupt: [`Reply::Connected`]; line, event and, for data, ring beside it.
     ConnectInterrupt {
-        /// On which host.
+        /// Number of the owner's host.
         node: NodeId,
-        /// Which sort.
+        /// With data or without, shared or not.
         kind: InterruptKind,
-        /// Its number.
+        /// Number of the interrupt on the owner's host.
         number: u32,
         /// Milliseconds to wait for the other host's node.
         timeout_ms: u32,
     },
     /// Whether a host's node answers: [`Reply::Done`] or a refusal.
     Probe {
-        /// Which host.
+        /// Number of the host that is asked about.
         node: NodeId,
     },
     /// Whether a session still lives: [`Reply::Alive`].
     Alive {
-        /// Which.
+        /// The session that is looked for.
         holder: Holder,
     },
     /// Changes who may use this host's segments: [`Reply::Done`] when it is in force.
     SetShare {
         /// The first segment that it is for.
         first: SegmentId,
-        /// The last.
+        /// The last segment that it is for.
         last: SegmentId,
         /// The host that it is for; `None` for every one.
         node: Option<NodeId>,
@@ -128,25 +128,25 @@ pub enum Request {
     },
     /// Gives memory of the rack's address space back.
     Free {
-        /// Which extent.
+        /// Handle of the extent of pages.
         extent: Handle,
     },
     /// Opens pages to one host: [`Reply::Done`] when it can reach them.
     OpenPages {
-        /// Which extent.
+        /// Handle of the extent of pages.
         extent: Handle,
         /// First byte, on a page's border.
         offset: u64,
         /// Bytes, in whole pages.
         length: u64,
-        /// Whom for.
+        /// Number of the host that may reach the pages.
         node: NodeId,
         /// Whether it may store, too.
         write: bool,
     },
     /// Closes pages again: [`Reply::Done`] when nobody reaches them any more.
     ClosePages {
-        /// Which extent.
+        /// Handle of the extent of pages.
         extent: Handle,
         /// First byte, on a page's border.
         offset: u64,
@@ -167,14 +167,14 @@ pub enum Request {
 pub enum Notice {
     /// A keeper of memory that is being moved has stopped to write to it.
     Frozen {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
         /// Under which handle it keeps the memory.
         keeper: Handle,
     },
     /// A keeper of moved memory uses the new one.
     Adopted {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
         /// Under which handle it keeps the memory.
         keeper: Handle,
@@ -184,15 +184,15 @@ pub enum Notice {
 /// The node's answer to a [`Request`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// Done, with nothing to tell.
     Done,
     /// The session is open.
     Welcome(Welcome),
     /// A segment is made; its memory is beside it unless it is empty.
     Created {
-        /// Its handle.
+        /// Handle of the new segment.
         segment: Handle,
-        /// Its number.
+        /// Number of the new segment, which others connect to.
         id: SegmentId,
         /// Its place in the rack's address space, where it has one.
         address: Option<u64>,
@@ -203,9 +203,9 @@ pub enum Reply {
     Connected(Connected),
     /// An interrupt is made; line and event are beside it.
     Interrupt {
-        /// Its handle.
+        /// Handle of the new interrupt.
         interrupt: Handle,
-        /// Its number.
+        /// Number of the new interrupt, which others connect to.
         number: u32,
         /// How often it rang before anybody could know that this session hears it.
         rung: u32,
@@ -214,16 +214,16 @@ pub enum Reply {
     Alive(bool),
     /// Some of the host's segments.
     Segments {
-        /// Them.
+        /// The host's segments, at most as many as a message holds.
         list: Vec<SegmentEntry>,
         /// Whether there are more.
         more: bool,
     },
     /// Memory in the rack's address space is beside it.
     Extent {
-        /// Its handle.
+        /// Handle of the new extent.
         extent: Handle,
-        /// Where.
+        /// Address of its first page in the pool.
         address: u64,
     },
     /// Pages of the rack's address space: their memory is beside it, in this order.
@@ -237,28 +237,28 @@ pub enum Reply {
     },
     /// It takes longer: [`Event::Finished`] tells the end.
     Started {
-        /// Of what.
+        /// Number of the move that the answer belongs to.
         ticket: Handle,
     },
-    /// It cannot be.
+    /// The request was refused for this reason.
     Refused(Refusal),
 }
 
 /// What a new session is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The session.
+    /// Number of the new session.
     pub session: SessionId,
-    /// This host.
+    /// Number of the host that the session is on.
     pub node: NodeId,
-    /// The rack's hosts.
+    /// All hosts of the rack, with their names.
     pub hosts: Vec<(NodeId, String)>,
 }
 
-/// A new connection.
+/// What a process needs to use a new connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connected {
-    /// Its handle.
+    /// Handle of the connection.
     pub connection: Handle,
     /// Bytes of the segment; for interrupts 0.
     pub size: u64,
@@ -271,9 +271,9 @@ pub struct Connected {
 /// A segment in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentEntry {
-    /// Its number.
+    /// Number of the segment and of its host.
     pub id: SegmentId,
-    /// Bytes.
+    /// Size of the segment in bytes.
     pub size: u64,
     /// Whether others may connect.
     pub available: bool,
@@ -281,7 +281,7 @@ pub struct SegmentEntry {
     pub group: bool,
     /// The process that made it; a group has none of its own.
     pub session: Option<SessionId>,
-    /// Connections by host.
+    /// The hosts of its connections, one entry for each connection.
     pub connections: Vec<NodeId>,
     /// Its place in the rack's address space, where it has one.
     pub address: Option<u64>,
@@ -292,60 +292,60 @@ pub struct SegmentEntry {
 pub enum Event {
     /// Somebody connected to the session's segment.
     Connected {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
-        /// From which host.
+        /// Number of the host that connected.
         node: NodeId,
     },
     /// Somebody disconnected, or is gone.
     Disconnected {
-        /// Which segment.
+        /// Handle of the segment.
         segment: Handle,
-        /// From which host.
+        /// Number of the host that disconnected.
         node: NodeId,
     },
     /// What the session is connected to changed.
     Remote {
-        /// Which connection.
+        /// Handle of the connection.
         connection: Handle,
-        /// How.
+        /// What became of its segment.
         change: Change,
     },
     /// Somebody connected to the session's data interrupt; its ring is beside it.
     Sender {
-        /// Which interrupt.
+        /// Handle of the interrupt.
         interrupt: Handle,
         /// A name for the ring.
         ring: Handle,
     },
     /// A sender is gone: what its ring holds is the last of it.
     SenderGone {
-        /// Which interrupt.
+        /// Handle of the interrupt.
         interrupt: Handle,
-        /// Which ring.
+        /// Handle of the new sender's ring.
         ring: Handle,
     },
     /// Stop writing to a range of memory: it is being moved. Answer [`Notice::Frozen`].
     Freeze {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
         /// The segment, extent or connection.
         keeper: Handle,
-        /// First byte.
+        /// Offset of the range in the memory, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// The range is in the memory beside this from now on, which may not be written to before
     /// [`Event::Unfreeze`]. Answer [`Notice::Adopted`].
     Adopt {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
         /// The segment, extent or connection.
         keeper: Handle,
-        /// First byte.
+        /// Offset of the range in the memory, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
         /// First byte in that memory.
         from: u64,
@@ -353,20 +353,20 @@ pub enum Event {
     /// The range may be written to again: the move is over. After a move that failed it comes
     /// without an adoption before it, and the range is where it was.
     Unfreeze {
-        /// Which move.
+        /// Number of the move.
         ticket: Handle,
         /// The segment, extent or connection.
         keeper: Handle,
-        /// First byte.
+        /// Offset of the range in the memory, in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// What was [`Reply::Started`] is done.
     Finished {
-        /// Of what.
+        /// Number of the move that has ended.
         ticket: Handle,
-        /// How it ended.
+        /// Whether the memory was moved, or why not.
         outcome: Result<(), Refusal>,
     },
 }

@@ -219,6 +219,7 @@ pub mod tests {
                 ..DeviceReport::default()
             }),
             front: None,
+            peers: None,
         }
     }
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use rackbus_control::ClientError;
-use rackbus_control::api::Lease;
+use rackbus_control::api::{BorrowRequest, Lease};
+use rackbus_control::compositions::CompositionRequest;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::vfio_user::serve_function;
 use rackbus_vm::{Assets, FunctionSpec, Interrupts, Plugged, Record, Vm, interrupts};
@@ -12,16 +13,19 @@ use super::{Context, joined};
 use crate::commands::borrow::Trust;
 use crate::output::Failure;
 
-/// Borrows all of them, or none.
+/// Borrows all of them, or none; for a VM that this host does not know, as one group.
 pub async fn borrow_all(
     context: &Context<'_>,
     host: &str,
     functions: &[String],
     trust: Trust,
+    group: Option<&str>,
 ) -> Result<Vec<Lease>, Failure> {
     let mut leases = Vec::new();
     for name in functions {
-        match context.client.borrow_as(&trust.request(name, host)).await {
+        let group = group.map(str::to_owned);
+        let request = BorrowRequest { group, ..trust.request(name, host) };
+        match context.client.borrow_as(&request).await {
             Ok(lease) => leases.push(lease),
             Err(error) => {
                 give_back_all(context, &leases).await;
@@ -30,6 +34,29 @@ pub async fn borrow_all(
         }
     }
     Ok(leases)
+}
+
+/// Borrows a composition that nothing is borrowed of, for a VM on `host`.
+pub async fn borrow_composition(
+    context: &Context<'_>,
+    host: &str,
+    name: &str,
+) -> Result<Vec<Lease>, Failure> {
+    let compositions = context.client.compositions().await?;
+    if let Some(known) = compositions.iter().find(|known| known.name == name) {
+        if known.borrower != host {
+            let remedy = format!("run the VM with --host {}, or save another one", known.borrower);
+            let error = format!("the composition {name} is for {}", known.borrower);
+            return Err(Failure::new(error, remedy));
+        }
+        if let Some(lease) = known.leases.first() {
+            let error = format!("{} of the composition {name} is borrowed already", lease.function);
+            let remedy = format!("return it first: `rackbus composition return {name}`");
+            return Err(Failure::new(error, remedy));
+        }
+    }
+    let request = CompositionRequest::default();
+    Ok(context.client.borrow_composition(name, &request).await?.leases)
 }
 
 /// Returns a lease. One that has ended with its VM is returned already.

@@ -39,7 +39,7 @@ pub enum Request<B> {
     Read {
         /// First byte of the data.
         offset: u64,
-        /// Where it goes.
+        /// The memory that the data goes to.
         into: B,
     },
     /// Store the buffers from `offset` on.
@@ -55,9 +55,9 @@ pub enum Request<B> {
     Flush,
     /// Make `length` bytes from `offset` read as zeroes.
     Zero {
-        /// First byte.
+        /// Offset of the first byte on the drive.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// The space may be given back.
         deallocate: bool,
@@ -154,6 +154,18 @@ pub trait Backing: Send {
         Ok(Vec::new())
     }
 
+    /// Operations that another node still does for this drive, by their numbers there: whoever goes on with
+    /// the medium waits for them before it begins any of its own.
+    fn under_way_elsewhere(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// An earlier life of the drive left these [under way](Backing::under_way_elsewhere). False when they
+    /// cannot be.
+    fn expect(&mut self, numbers: &[u32]) -> bool {
+        numbers.is_empty()
+    }
+
     /// The medium has failed in an earlier life of the drive: as [`has_failed`](Backing::has_failed).
     fn inherit_failure(&mut self) {}
 
@@ -212,6 +224,14 @@ pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
             Box::new(file::FileBacking::open(path, config.size, config.block_size)?)
         }
     })
+}
+
+/// How many descriptors a backing that `config` names gives to whoever opens it next.
+pub fn descriptor_count(config: &NvmeConfig) -> usize {
+    match config.backing {
+        BackingConfig::Memory | BackingConfig::File(_) => 1,
+        BackingConfig::Null => 0,
+    }
 }
 
 /// Opens the backing that `config` names after another process had it, which gave `descriptors` for

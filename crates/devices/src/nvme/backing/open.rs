@@ -22,11 +22,11 @@ const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 /// An open file, and what is known of it.
 #[derive(Debug)]
 pub struct Opened {
-    /// The file, locked.
+    /// The opened file, which no other process can use as a drive meanwhile.
     pub file: File,
     /// The same file, opened once more: the system reports to it on its own.
     pub witness: File,
-    /// Bytes to use.
+    /// Bytes of the file that the drive uses.
     pub capacity: u64,
     /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
     pub read_now: Option<i32>,
@@ -90,7 +90,7 @@ fn lock(file: &File) -> Result<(), Errno> {
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(LOCK_PATIENCE / 100);
+                std::thread::sleep(LOCK_PATIENCE / 1000);
             }
             result => return result,
         }

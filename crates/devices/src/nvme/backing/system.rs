@@ -25,7 +25,7 @@ const ENTRIES: u32 = 256;
 pub enum Call<'a> {
     /// Moves bytes between the buffers and the file from `offset` on, as many as it likes.
     Transfer {
-        /// The direction.
+        /// Whether the file is read or written.
         access: FileAccess,
         /// First byte in the file.
         offset: u64,
@@ -34,15 +34,15 @@ pub enum Call<'a> {
         /// A write ends only when its bytes survive a loss of power (`RWF_DSYNC`).
         durable: bool,
     },
-    /// `fdatasync`.
+    /// What was written becomes durable, as by `fdatasync(2)`.
     DataSync,
     /// `fallocate` with `mode` (`FALLOC_FL_*`).
     Allocate {
-        /// `FALLOC_FL_*`.
+        /// Flags `FALLOC_FL_*` of `fallocate(2)`.
         mode: i32,
-        /// First byte.
+        /// Offset of the first byte in the file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
 }

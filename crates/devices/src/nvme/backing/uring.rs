@@ -12,24 +12,24 @@ use super::vectored::{FileAccess, MAX_BUFFERS, iovec};
 pub enum Operation {
     /// Move bytes between the buffers and the file from `offset` on, all of them.
     Transfer {
-        /// The direction.
+        /// Whether the file is read or written.
         access: FileAccess,
         /// First byte in the file.
         offset: u64,
-        /// The buffers.
+        /// Memory that data comes from or goes to, pinned while the operation runs.
         buffers: Vec<PinnedSlice>,
         /// A write ends only when its bytes survive a loss of power.
         durable: bool,
     },
-    /// `fdatasync`.
+    /// What was written becomes durable, as by `fdatasync(2)`.
     DataSync,
     /// `fallocate` with `mode`.
     Allocate {
-        /// `FALLOC_FL_*`.
+        /// Flags `FALLOC_FL_*` of `fallocate(2)`.
         mode: i32,
-        /// First byte.
+        /// Offset of the first byte in the file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
 }
@@ -37,7 +37,7 @@ pub enum Operation {
 /// How an operation ended without doing what it was to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The system's reason.
+    /// The operating system failed the operation with this error.
     System(Errno),
     /// The file ended before the data did.
     Short,

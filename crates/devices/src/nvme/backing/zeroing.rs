@@ -16,11 +16,11 @@ pub const WRITTEN_PIECE: u64 = 1 << 20;
 /// A way to zero; what is not supported is followed by the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ZeroBy {
-    /// `FALLOC_FL_ZERO_RANGE`.
+    /// By `fallocate` with `FALLOC_FL_ZERO_RANGE`.
     Range,
-    /// `FALLOC_FL_PUNCH_HOLE`.
+    /// By `fallocate` with `FALLOC_FL_PUNCH_HOLE`.
     Hole,
-    /// Writing zeroes.
+    /// By writing zeroes, on file systems that have neither.
     Writing,
 }
 
@@ -45,11 +45,11 @@ pub struct Zeroing {
 /// The next piece of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// First byte.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// How.
+    /// Which way of zeroing is tried.
     pub by: ZeroBy,
 }
 

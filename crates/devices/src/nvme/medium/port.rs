@@ -12,7 +12,7 @@ use rustix::event::epoll;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Attempt, Backing, Finished, MediaError, Request};
-use super::{Answer, Ask, FLAG, LAYOUT, TAGS, kind, number};
+use super::{Answer, Ask, AskState, FLAG, LAYOUT, PortState, TAGS, kind, number};
 
 /// Operations taken in one poll: a revocation waits no longer than these take to begin.
 const TURN: usize = 32;
@@ -21,8 +21,8 @@ const TURN: usize = 32;
 #[derive(Debug)]
 pub struct Port {
     exchange: Exchange,
-    /// Tags of operations under way.
-    busy: [bool; TAGS as usize],
+    /// Operations under way, by tag.
+    asks: [Option<Ask>; TAGS as usize],
     under_way: usize,
     /// The front is not listened to any more.
     over: bool,
@@ -40,10 +40,68 @@ impl Port {
     /// When memory or descriptors cannot be had.
     pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
+        Ok((Port::over(exchange, backing, block)?, files))
+    }
+
+    fn over(exchange: Exchange, backing: &dyn Backing, block: u64) -> Result<Port, ExchangeError> {
         let either = wait_for([Some(exchange.as_fd()), backing.wake_fd()])
             .map_err(|cause| ExchangeError::Events(cause.into()))?;
-        let (busy, finished) = ([false; TAGS as usize], Vec::new());
-        Ok((Port { exchange, busy, under_way: 0, over: false, finished, either, block }, files))
+        let (asks, finished) = ([None; TAGS as usize], Vec::new());
+        Ok(Port { exchange, asks, under_way: 0, over: false, finished, either, block })
+    }
+
+    /// What was asked for and is not answered, to be done again by whoever [resumes](Port::resume) it, and
+    /// what that needs of the exchange. What has ended is answered first. True beside it when data was lost
+    /// that nobody has heard of.
+    ///
+    /// # Errors
+    /// When there are no descriptors left; it goes on as it was.
+    pub fn save(
+        &mut self,
+        backing: &mut dyn Backing,
+    ) -> std::io::Result<(PortState, ExchangeFiles, bool)> {
+        let files = self.exchange.pass_on()?;
+        if self.under_way > 0
+            && let Some(background) = backing.background()
+        {
+            background.reap(&mut self.finished);
+        }
+        for (tag, result) in std::mem::take(&mut self.finished) {
+            self.answer(tag, result);
+        }
+        self.exchange.ring();
+        let background = backing.background();
+        let lost = |ask: &Ask| {
+            let outcome = background.as_ref().and_then(|it| it.outcome(ask.tag.get()));
+            outcome == Some(Err(MediaError::NotDurable))
+        };
+        let unheard = self.asks.iter().flatten().any(lost);
+        let asks = self.asks.iter().flatten().map(AskState::from).collect();
+        Ok((PortState { asks, over: self.over }, files, unheard))
+    }
+
+    /// Goes on over `backing` where an earlier port was saved.
+    ///
+    /// # Errors
+    /// As [`new`](Port::new).
+    pub fn resume(
+        backing: &mut dyn Backing,
+        block: u64,
+        files: ExchangeFiles,
+        state: &PortState,
+    ) -> Result<Port, ExchangeError> {
+        let mut port = Port::over(Exchange::resume(files, LAYOUT)?, backing, block)?;
+        port.over = state.over;
+        for ask in &state.asks {
+            if !port.take(backing, &Ask::from(ask)) {
+                port.close();
+            }
+        }
+        if let Some(background) = backing.background() {
+            background.submit();
+        }
+        port.exchange.ring();
+        Ok(port)
     }
 
     /// Answers what has finished and takes operations.
@@ -95,12 +153,12 @@ impl Port {
     /// Begins an operation; false when it is none that there can be.
     fn take(&mut self, backing: &mut dyn Backing, ask: &Ask) -> bool {
         let (tag, offset, length) = (ask.tag.get(), ask.offset.get(), ask.length.get());
-        let Some(busy) = self.busy.get_mut(tag as usize) else { return false };
+        let Some(slot) = self.asks.get_mut(tag as usize) else { return false };
         let end = offset.checked_add(length);
         let inside = end.is_some_and(|end| end <= backing.capacity())
             && offset.is_multiple_of(self.block)
             && length.is_multiple_of(self.block);
-        if *busy || !inside || (length == 0 && ask.kind != kind::FLUSH) {
+        if slot.is_some() || !inside || (length == 0 && ask.kind != kind::FLUSH) {
             return false;
         }
         let flag = ask.flags & FLAG != 0;
@@ -116,7 +174,7 @@ impl Port {
             _ => None,
         };
         let Some(request) = request else { return false };
-        *busy = true;
+        *slot = Some(*ask);
         self.under_way += 1;
         match attempt(backing, &request) {
             Attempt::Done(result) => self.answer(tag, result),
@@ -129,9 +187,7 @@ impl Port {
     }
 
     fn answer(&mut self, tag: u32, result: Result<(), MediaError>) {
-        if let Some(busy) = self.busy.get_mut(tag as usize)
-            && std::mem::take(busy)
-        {
+        if self.asks.get_mut(tag as usize).and_then(Option::take).is_some() {
             self.under_way -= 1;
         }
         let answer = Answer { tag: tag.into(), result: number(result).into() };

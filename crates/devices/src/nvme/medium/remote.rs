@@ -4,7 +4,7 @@
 //! write's data is copied when the operation is sent, a read's when its answer comes.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
@@ -42,10 +42,15 @@ pub struct Remote {
     description: Description,
     exchange: Exchange,
     lost: Lost,
-    /// By tag.
+    /// Operations in progress, by their tags in the exchange.
     operations: [Option<Operation>; TAGS as usize],
     /// Tags that are free; the one freed last is used first, its data may still be near.
     free: Vec<u32>,
+    /// Tags of operations of an earlier life of the front, which end before any of this one begins: they
+    /// would change what came after them.
+    earlier: usize,
+    /// What an earlier life left is still to be told. Until then its answers are left where they are.
+    untold: bool,
     /// What waits for a tag.
     waiting: VecDeque<(u32, Request<Vec<PinnedSlice>>)>,
     /// Sent, and not rung for.
@@ -73,6 +78,8 @@ impl Remote {
             lost,
             operations: [const { None }; TAGS as usize],
             free: (0..TAGS).rev().collect(),
+            earlier: 0,
+            untold: false,
             waiting: VecDeque::new(),
             unrung: false,
             patience: PATIENCE,
@@ -80,6 +87,23 @@ impl Remote {
             failed: false,
             health: Health::default(),
         })
+    }
+
+    /// The same where an earlier life of the front is gone on with; [`expect`](Backing::expect) follows.
+    ///
+    /// # Errors
+    /// As [`new`](Remote::new).
+    pub fn again(
+        description: Description,
+        files: ExchangeFiles,
+        lost: Lost,
+    ) -> Result<Remote, ExchangeError> {
+        Ok(Remote { untold: true, ..Remote::new(description, files, lost)? })
+    }
+
+    /// The drive, as its lender described it.
+    pub fn description(&self) -> &Description {
+        &self.description
     }
 
     /// With another patience than usual.
@@ -102,7 +126,7 @@ impl Remote {
 
     /// Sends what waits, as far as there are tags.
     fn advance(&mut self) {
-        while !self.waiting.is_empty() {
+        while self.earlier == 0 && !self.waiting.is_empty() {
             let Some(tag) = self.free.pop() else { return };
             let Some((owner, request)) = self.waiting.pop_front() else { return };
             self.send(tag, owner, request);
@@ -177,14 +201,19 @@ impl Remote {
             });
         }
         if outcome == Err(MediaError::NotDurable) && !self.failed {
-            self.failed = true;
-            self.health.fail(
-                "the medium did not take data that it was to make durable: flushes fail until it \
-                 is returned",
-            );
+            self.fail();
         }
         self.free.push(tag);
+        self.earlier = self.earlier.saturating_sub(1);
         out.extend(owner.map(|owner| (owner, outcome)));
+    }
+
+    fn fail(&mut self) {
+        self.failed = true;
+        self.health.fail(
+            "the medium did not take data that it was to make durable: flushes fail until it \
+             is returned",
+        );
     }
 
     /// The node has kept a reset or an unmap waiting for too long.
@@ -203,7 +232,7 @@ impl Remote {
     fn take_answers(&mut self, finished: &mut Vec<Finished>) {
         let mut message = [0; MESSAGE_BYTES];
         // As many as there can be: a peer that answers without pause keeps nobody.
-        for _ in 0..TAGS {
+        for _ in 0..if self.untold { 0 } else { TAGS } {
             let Some(length) = self.exchange.receive(&mut message) else { break };
             let answer =
                 message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
@@ -261,6 +290,34 @@ impl Backing for Remote {
 
     fn health(&self) -> Health {
         self.health.clone()
+    }
+
+    /// The exchange, as [`ExchangeFiles`] numbers its descriptors.
+    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(self.exchange.pass_on()?.into())
+    }
+
+    fn under_way_elsewhere(&self) -> Vec<u32> {
+        let tags = 0..TAGS;
+        tags.filter(|tag| self.operations[*tag as usize].is_some()).collect()
+    }
+
+    fn expect(&mut self, numbers: &[u32]) -> bool {
+        let unfit = |tag: &u32| self.operations.get(*tag as usize).is_none_or(Option::is_some);
+        if self.under_way() > 0 || numbers.iter().any(unfit) {
+            return false;
+        }
+        for tag in numbers {
+            self.operations[*tag as usize] = Some(Operation { owner: None, into: Vec::new() });
+        }
+        self.free.retain(|tag| self.operations[*tag as usize].is_none());
+        self.earlier = self.under_way();
+        self.untold = false;
+        true
+    }
+
+    fn inherit_failure(&mut self) {
+        self.fail();
     }
 
     /// The node that has the blocks opens them anew when this conversation ends.
@@ -331,7 +388,7 @@ impl Background for Remote {
         match self.is_lost() {
             // Nothing comes any more; what is under way is still to fail.
             true => self.under_way() > 0 || !self.waiting.is_empty(),
-            false => !quiet,
+            false => !quiet && !self.untold,
         }
     }
 }

@@ -316,3 +316,123 @@ proptest! {
         }
     }
 }
+
+impl Both {
+    /// The lender's process is replaced: another one goes on with its drive, of `config`.
+    fn replace_lender(&mut self, config: &NvmeConfig) {
+        let saved = self.lender.save().unwrap();
+        // The old one goes first, and with it what it has under way with the medium.
+        let nothing = NvmeConfig { backing: BackingConfig::Null, ..config.clone() };
+        self.lender = Endpoint::new(Box::new(Nvme::new(&nothing).unwrap()));
+        self.lender = Endpoint::new(Box::new(Nvme::resume(config, saved.medium).unwrap()));
+        self.lender.restore(&saved.state, saved.descriptors).unwrap();
+    }
+
+    /// The front's process is replaced; what was started there is to be started again.
+    fn replace_front(&mut self) {
+        let (files, under_way) = (self.front.descriptors(), self.front.under_way_elsewhere());
+        let mut next = Remote::again(
+            self.front.description().clone(),
+            files.unwrap().try_into().unwrap(),
+            self.lost.clone(),
+        )
+        .unwrap();
+        // Its engine may poll it before it is told of what the old one left.
+        self.lender.poll(0);
+        next.background().unwrap().reap(&mut Vec::new());
+        assert!(next.expect(&under_way));
+        assert!(!next.expect(&under_way) || under_way.is_empty(), "they are taken twice");
+        self.front = next;
+    }
+}
+
+/// Writes and reads of a front while its process and that of the medium are replaced by others: each
+/// operation ends once, and what was acknowledged is read.
+fn replaced_again_and_again(config: &NvmeConfig, steps: &[(u8, u8)]) {
+    let mut both = both(config);
+    // By block: what was written last, acknowledged or not; an operation at a time for each block.
+    let mut content = [0u8; 8];
+    let mut open: Vec<(u32, u64, u8)> = Vec::new();
+    for (number, (kind, block)) in (1u32..).zip(steps) {
+        let (block, byte) = (u64::from(block % 8), number as u8);
+        let mut finished = Vec::new();
+        match kind % 4 {
+            0 => both.replace_lender(config),
+            1 => {
+                both.replace_front();
+                // As a front that is saved does with its commands.
+                for (tag, block, byte) in &open {
+                    let (memory, from) = buffer(4096);
+                    memory.whole().fill(*byte);
+                    both.start(*tag, Request::Write { offset: block * 4096, from, durable: true });
+                }
+            }
+            _ if open.iter().all(|(_, other, _)| *other != block) => {
+                let (memory, from) = buffer(4096);
+                memory.whole().fill(byte);
+                both.start(number, Request::Write { offset: block * 4096, from, durable: true });
+                open.push((number, block, byte));
+            }
+            _ => {}
+        }
+        both.front.background().unwrap().submit();
+        if kind & 0x80 != 0 {
+            both.lender.poll(0);
+            both.front.background().unwrap().reap(&mut finished);
+        }
+        for (tag, result) in finished {
+            let at = open.iter().position(|(open, ..)| *open == tag).expect("it ended before");
+            let (_, block, byte) = open.remove(at);
+            assert_eq!(result, Ok(()));
+            content[block as usize] = byte;
+        }
+    }
+    for (tag, result) in both.settle(open.len()) {
+        let (_, block, byte) = *open.iter().find(|(open, ..)| *open == tag).unwrap();
+        assert_eq!(result, Ok(()));
+        content[block as usize] = byte;
+    }
+    for (block, expected) in (0..).zip(content) {
+        let (memory, into) = buffer(4096);
+        both.start(0, Request::Read { offset: block * 4096, into });
+        assert_eq!(both.settle(1), [(0, Ok(()))]);
+        let mut data = [0; 4096];
+        memory.whole().copy_to(&mut data);
+        assert!(data == [expected; 4096], "block {block} has not {expected}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn other_processes_go_on_with_front_and_medium(
+        steps in proptest::collection::vec(any::<(u8, u8)>(), 0..40),
+    ) {
+        replaced_again_and_again(&NvmeConfig::memory(SIZE, "M1"), &steps);
+        let dir = tempfile::tempdir().unwrap();
+        let file = NvmeConfig::file(dir.path().join("disk"), SIZE, "M1");
+        replaced_again_and_again(&file, &steps);
+    }
+}
+
+#[test]
+fn what_an_earlier_front_asked_for_ends_before_anything_new_begins() {
+    let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
+    let (old, from) = buffer(512);
+    old.whole().fill(1);
+    both.start(1, Request::Write { offset: 0, from, durable: false });
+    both.front.background().unwrap().submit();
+    let under_way = both.front.under_way_elsewhere();
+    let files = both.front.descriptors().unwrap().try_into().unwrap();
+    let description = both.front.description().clone();
+    let mut next = Remote::again(description, files, both.lost.clone()).unwrap();
+    assert!(next.expect(&under_way));
+    let (new, from) = buffer(512);
+    new.whole().fill(2);
+    next.background().unwrap().start(9, Request::Write { offset: 0, from, durable: false });
+    assert_eq!(next.under_way_elsewhere(), under_way, "it was asked for too early");
+    both.front = next;
+    assert_eq!(both.settle(1), [(9, Ok(()))]);
+    assert!(!both.front.expect(&[TAGS]), "no such operation");
+}

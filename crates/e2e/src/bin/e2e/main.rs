@@ -7,7 +7,10 @@
 
 mod crashes;
 mod cycles;
+mod firmware;
 mod guests;
+mod peers;
+mod restarts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,17 +35,20 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 18] = [
+const SCENARIOS: [Scenario; 21] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("a strict borrower's guest uses the same drive", guests::strict_isolation),
     ("a program in a guest maps borrowed memory", guests::memory),
+    ("a guest's drive reaches the BARs of its other functions", peers::to_each_other),
+    ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
     ("a second borrower is refused and told who has it", guests::second_borrower),
     ("a QEMU started by hand finds its drive", guests::own_qemu),
     ("an idle drive uses no processor time", guests::idle),
+    ("nodes are restarted in place and a guest notices nothing", restarts::in_place),
     ("100 times borrowed and returned, data checked", cycles::hundred),
     ("the control plane is killed under load", crashes::control_plane),
     ("a borrower's VM is killed under load", crashes::borrowing_vm),

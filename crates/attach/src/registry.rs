@@ -1,0 +1,390 @@
+//! What a process has of its host's node, by handles, and the events about it.
+//!
+//! Events come on a socket of their own, in an order that holds; those about things whose making has not been
+//! heard of yet are kept until it is. The thread that listens answers what concerns moved memory by itself.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use rackbus_memory::descriptors::keep_room;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
+use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
+use rackbus_segment::Handle;
+use rackbus_segment::message::{Change, Event, Notice, Refusal, decode, encode};
+
+use crate::events::{Calls, SegmentEvent, Watch};
+use crate::interrupts::Rings;
+use crate::memory::Memory;
+use crate::session::{AttachError, Session, lock};
+
+/// Events kept for what is not known yet.
+const MOST_EARLY: usize = 1024;
+
+/// What events are about.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    watched: Mutex<HashMap<Handle, Watched>>,
+    /// Events about things whose making has not been heard of yet: they come on another socket.
+    early: Mutex<VecDeque<(Handle, Event, Vec<OwnedFd>)>>,
+    /// Held while an event is dealt with: they are in the order in which they came, those that
+    /// came early too.
+    order: Mutex<()>,
+    pub(crate) finished: Finished,
+    pub(crate) gone: AtomicBool,
+    pub(crate) calls: Calls,
+}
+
+/// What has taken longer, and is done.
+#[derive(Debug, Default)]
+pub(crate) struct Finished {
+    state: Mutex<Outcomes>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Outcomes {
+    by_ticket: HashMap<Handle, Result<(), Refusal>>,
+    /// Nothing will be told any more.
+    ended: bool,
+}
+
+impl Finished {
+    fn tell(&self, ticket: Handle, outcome: Result<(), Refusal>) {
+        lock(&self.state).by_ticket.insert(ticket, outcome);
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        // Under the lock: whoever looked before sleeps by now, and is woken.
+        lock(&self.state).ended = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait(&self, ticket: Handle, limit: Duration) -> Result<(), AttachError> {
+        let going_on =
+            |state: &mut Outcomes| !state.by_ticket.contains_key(&ticket) && !state.ended;
+        let waited = self.changed.wait_timeout_while(lock(&self.state), limit, going_on);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match state.by_ticket.remove(&ticket) {
+            Some(outcome) => Ok(outcome?),
+            None if state.ended => Err(AttachError::Gone(StreamError::Closed)),
+            None => Err(AttachError::Gone(StreamError::TimedOut)),
+        }
+    }
+}
+
+/// Where what is known of a handle goes; what is gone is told nothing.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Watched {
+    pub watch: Weak<Watch>,
+    pub memory: Weak<Memory>,
+    pub size: u64,
+    pub rings: Weak<Rings>,
+}
+
+impl Registry {
+    pub(crate) fn new(calls: Calls) -> Registry {
+        Registry {
+            watched: Mutex::default(),
+            early: Mutex::default(),
+            order: Mutex::default(),
+            finished: Finished::default(),
+            gone: AtomicBool::new(false),
+            calls,
+        }
+    }
+
+    /// Tells what events about `handle` are for, and what has happened to it already.
+    pub(crate) fn watch(&self, handle: Handle, watched: Watched, session: &Session) {
+        self.watch_from(handle, watched, session.events());
+    }
+
+    fn watch_from(&self, handle: Handle, watched: Watched, events: &Packets) {
+        // What comes from now on waits until this is done with what came before.
+        let _order = lock(&self.order);
+        let early: Vec<_> = {
+            let mut early = lock(&self.early);
+            lock(&self.watched).insert(handle, watched);
+            let (mine, others): (Vec<_>, Vec<_>) =
+                early.drain(..).partition(|(about, ..)| *about == handle);
+            *early = others.into();
+            mine
+        };
+        for (_, event, fds) in early.into_iter().rev() {
+            self.heard(event, fds, events);
+        }
+        if self.gone.load(Ordering::Acquire) {
+            self.all_gone();
+        }
+    }
+
+    pub(crate) fn forget(&self, handle: Handle) {
+        lock(&self.watched).remove(&handle);
+    }
+
+    fn get(&self, handle: Handle) -> Option<Watched> {
+        lock(&self.watched).get(&handle).cloned()
+    }
+
+    pub(crate) fn listen(&self, events: &Packets) {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
+        while let Ok(packet) = events.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
+            packet.fds.iter().for_each(keep_room);
+            match buffer.get(..packet.length).and_then(decode::<Event>) {
+                Some(event) => self.came(event, packet.fds, events),
+                None => break,
+            }
+        }
+        {
+            let _order = lock(&self.order);
+            self.gone.store(true, Ordering::Release);
+            self.all_gone();
+        }
+        self.finished.end();
+    }
+
+    fn came(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
+        let _order = lock(&self.order);
+        self.heard(event, fds, events);
+    }
+
+    /// The node is gone, and with it everything that was had through it.
+    fn all_gone(&self) {
+        let all: Vec<Watched> = lock(&self.watched).values().cloned().collect();
+        all.iter().filter_map(|watched| watched.memory.upgrade()).for_each(|it| it.end());
+        for watch in all.iter().filter_map(|watched| watched.watch.upgrade()) {
+            if !watch.lost() {
+                watch.deliver(SegmentEvent::Remote(Change::NotOperational), &self.calls);
+                watch.deliver(SegmentEvent::Remote(Change::Lost), &self.calls);
+            }
+        }
+    }
+
+    fn deliver(&self, handle: Handle, event: SegmentEvent) {
+        if let Some(watch) = self.get(handle).and_then(|watched| watched.watch.upgrade()) {
+            watch.deliver(event, &self.calls);
+        }
+    }
+
+    /// Deals with an event; the caller holds `order`.
+    fn heard(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
+        if let Some(handle) = about(&event) {
+            let mut early = lock(&self.early);
+            if !lock(&self.watched).contains_key(&handle) {
+                // What is forgotten already is soon the oldest.
+                early.truncate(MOST_EARLY);
+                early.push_front((handle, event, fds));
+                return;
+            }
+        }
+        match event {
+            Event::Connected { segment, node } => {
+                self.deliver(segment, SegmentEvent::Connected(node));
+            }
+            Event::Disconnected { segment, node } => {
+                self.deliver(segment, SegmentEvent::Disconnected(node));
+            }
+            Event::Remote { connection, change } => {
+                let memory = self.get(connection).and_then(|watched| watched.memory.upgrade());
+                if let Some(memory) = memory.filter(|_| change.is_final()) {
+                    memory.end();
+                }
+                self.deliver(connection, SegmentEvent::Remote(change));
+            }
+            Event::Sender { interrupt, ring } => {
+                let rings = self.get(interrupt).and_then(|watched| watched.rings.upgrade());
+                if let (Some(rings), Some(file)) = (rings, fds.into_iter().next())
+                    && let Err(error) = rings.add(ring, file)
+                {
+                    tracing::error!(%error, "a sender of data interrupts cannot be heard");
+                }
+            }
+            Event::SenderGone { interrupt, ring } => {
+                if let Some(rings) = self.get(interrupt).and_then(|watched| watched.rings.upgrade())
+                {
+                    rings.sender_gone(ring);
+                }
+            }
+            Event::Freeze { ticket, keeper, offset, length } => {
+                let memory = self.get(keeper).and_then(|watched| watched.memory.upgrade());
+                if let Some(memory) = memory
+                    && let Err(error) = memory.freeze(offset, length)
+                {
+                    tracing::error!(%error, "memory cannot be kept from its writers");
+                    memory.end();
+                    return;
+                }
+                answer(events, Notice::Frozen { ticket, keeper });
+            }
+            Event::Adopt { ticket, keeper, offset, length, from } => {
+                let watched = self.get(keeper);
+                let whole = watched.as_ref().is_some_and(|it| (offset, length) == (0, it.size));
+                let memory = watched.and_then(|watched| watched.memory.upgrade());
+                if let (Some(memory), Some(file)) = (memory, fds.into_iter().next())
+                    && let Err(error) = memory.adopt((offset, length), file, from, whole)
+                {
+                    tracing::error!(%error, "moved memory cannot be mapped");
+                }
+                answer(events, Notice::Adopted { ticket, keeper });
+            }
+            Event::Unfreeze { keeper, .. } => {
+                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                    memory.unfreeze();
+                }
+            }
+            Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
+        }
+    }
+}
+
+/// What an event is about.
+fn about(event: &Event) -> Option<Handle> {
+    match event {
+        Event::Connected { segment, .. } | Event::Disconnected { segment, .. } => Some(*segment),
+        Event::Remote { connection, .. } => Some(*connection),
+        Event::Sender { interrupt, .. } | Event::SenderGone { interrupt, .. } => Some(*interrupt),
+        Event::Freeze { keeper, .. }
+        | Event::Adopt { keeper, .. }
+        | Event::Unfreeze { keeper, .. } => Some(*keeper),
+        Event::Finished { .. } => None,
+    }
+}
+
+fn answer(events: &Packets, notice: Notice) {
+    if let Err(error) = events.send(&encode(&notice), &[]) {
+        tracing::warn!(%error, "the node could not be answered");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rackbus_memory::SharedMemory;
+
+    use super::*;
+
+    /// Far above what anything here takes.
+    const MOVED: Duration = Duration::from_secs(120);
+
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    #[test]
+    fn what_came_early_stays_before_what_comes_next() {
+        let (events, _node) = Packets::pair().unwrap();
+        let registry = Registry::new(Calls::start().unwrap());
+        for number in 0..50 {
+            let segment = Handle(number);
+            let event = |node| match node {
+                0 => Event::Connected { segment, node: 4 },
+                _ => Event::Disconnected { segment, node: 4 },
+            };
+            let watch = Watch::new(None);
+            let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
+            registry.came(event(0), Vec::new(), &events);
+            // Many that came early take long enough for the next one to come meanwhile.
+            (0..64).for_each(|_| registry.came(event(0), Vec::new(), &events));
+            std::thread::scope(|scope| {
+                scope.spawn(|| registry.watch_from(segment, watched, &events));
+                while lock(&registry.early).iter().any(|(about, ..)| *about == segment) {
+                    std::hint::spin_loop();
+                }
+                registry.came(event(1), Vec::new(), &events);
+            });
+            (0..64).for_each(|_| assert_eq!(watch.wait(NOW), Some(SegmentEvent::Connected(4))));
+            let heard = [watch.wait(NOW), watch.wait(NOW)].map(Option::unwrap);
+            assert_eq!(heard, [SegmentEvent::Connected(4), SegmentEvent::Disconnected(4)]);
+        }
+    }
+
+    /// Brings `first` before `watched` is known, and `second` while what came early is dealt with.
+    fn one_early_one_late(watched: Watched, first: (Event, Option<OwnedFd>), second: Event) {
+        let (events, _node) = Packets::pair().unwrap();
+        let registry = Registry::new(Calls::start().unwrap());
+        let (early, fds) = first;
+        let handle = about(&early).unwrap();
+        // Many that came early take long enough for the next one to come meanwhile.
+        let other = Event::Connected { segment: handle, node: 4 };
+        (0..64).for_each(|_| registry.came(other.clone(), Vec::new(), &events));
+        registry.came(early, fds.into_iter().collect(), &events);
+        std::thread::scope(|scope| {
+            scope.spawn(|| registry.watch_from(handle, watched, &events));
+            while lock(&registry.early).iter().any(|(about, ..)| *about == handle) {
+                std::hint::spin_loop();
+            }
+            registry.came(second, Vec::new(), &events);
+        });
+    }
+
+    #[test]
+    fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
+        for number in 0..50 {
+            let file = SharedMemory::reserve("test", 4096).unwrap();
+            let (memory, keeper) = (Memory::new(Some(file), true), Handle(number));
+            let watch = Watch::new(None);
+            let watched = Watched {
+                watch: Arc::downgrade(&watch),
+                memory: Arc::downgrade(&memory),
+                size: 4096,
+                ..Watched::default()
+            };
+            let freeze = Event::Freeze { ticket: Handle(1), keeper, offset: 0, length: 4096 };
+            let lost = Event::Remote { connection: keeper, change: Change::Lost };
+            one_early_one_late(watched, (freeze, None), lost);
+            assert!(!memory.is_frozen(), "its writers wait for ever");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_came_early_goes_when_it_is_gone() {
+        for number in 0..50 {
+            let (rings, interrupt) = (Rings::silent(), Handle(number));
+            let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
+            let ring = Handle(7);
+            let file = SharedMemory::reserve("ring", 1 << 20).unwrap();
+            let sender = (Event::Sender { interrupt, ring }, Some(file));
+            one_early_one_late(watched, sender, Event::SenderGone { interrupt, ring });
+            assert_eq!(rings.count(), 0, "its ring stays for ever");
+        }
+    }
+
+    #[test]
+    fn who_waits_for_the_end_of_a_move_learns_that_the_node_is_gone() {
+        for number in 0..2_000 {
+            let finished = Finished::default();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| finished.wait(Handle(number), MOVED));
+                finished.end();
+                let gone = waiting.join().unwrap();
+                assert!(matches!(gone, Err(AttachError::Gone(StreamError::Closed))));
+            });
+        }
+        let finished = Finished::default();
+        finished.tell(Handle(1), Ok(()));
+        finished.end();
+        finished.wait(Handle(1), MOVED).unwrap();
+    }
+
+    /// Whoever has looked and does not sleep yet would miss it, and sleep for as long as moves may
+    /// take.
+    #[test]
+    fn that_the_node_is_gone_is_not_told_between_a_look_and_the_sleep_that_follows() {
+        let finished = Finished::default();
+        std::thread::scope(|scope| {
+            let looking = lock(&finished.state);
+            let (told, telling) = std::sync::mpsc::channel();
+            let finished = &finished;
+            scope.spawn(move || {
+                finished.end();
+                told.send(()).unwrap();
+            });
+            assert!(telling.recv_timeout(Duration::from_millis(20)).is_err(), "nobody is woken");
+            drop(looking);
+            telling.recv().unwrap();
+        });
+    }
+}

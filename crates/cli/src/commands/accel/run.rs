@@ -1,0 +1,222 @@
+//! `rackbus accel run`: one message through an accelerator.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rackbus_control::api::Lease;
+use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_spec::accel::Operation;
+use serde_json::json;
+
+use super::failed;
+use crate::Common;
+use crate::commands::client;
+use crate::output::{Failure, Output};
+
+/// Send a message from standard input through an accelerator that was borrowed, and write what comes
+/// out to standard output.
+///
+/// OPERATION is one, or several with `+` between them, which are done one after the other in the
+/// accelerator: `zstd+aes256gcm`. aes256gcm puts the nonce that it draws before its output, and
+/// aes256gcm-open takes it from there.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus borrow alpha/accel0.vf1 --for beta
+  head -c 32 /dev/urandom >key
+  rackbus accel run aes256gcm --key key <in >out
+  rackbus accel run aes256gcm-open --key key <out
+  rackbus accel run zstd+aes256gcm --key key <in >small
+  rackbus accel run sha256 <in
+  rackbus accel run regex --patterns words.txt <in      pattern and place of each match")]
+pub struct Args {
+    /// The operation, `aes256gcm`, or several joined by `+`; one that there is not is answered with those there are.
+    #[arg(value_name = "OPERATION")]
+    operations: String,
+    /// The lease of the accelerator; without it, the only one there is.
+    #[arg(long, value_name = "LEASE")]
+    lease: Option<u64>,
+    /// The vfio-user socket of the accelerator, instead of a lease.
+    #[arg(long, value_name = "PATH", conflicts_with = "lease")]
+    socket: Option<PathBuf>,
+    /// A file with the key: 32 bytes.
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// A file with regular expressions, one a line.
+    #[arg(long, value_name = "FILE")]
+    patterns: Option<PathBuf>,
+    /// The first counter block of aes256ctr: 32 hexadecimal digits.
+    #[arg(long, value_name = "HEX")]
+    counter: Option<String>,
+    /// Write digests and matches as they come out of the engine, instead of as text.
+    #[arg(long)]
+    raw: bool,
+}
+
+/// Bytes of a nonce before a sealed message.
+const NONCE: usize = 12;
+
+impl Args {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        let operations = self.operations()?;
+        let socket = match &self.socket {
+            Some(socket) => socket.clone(),
+            None => PathBuf::from(self.lease(common).await?.socket.unwrap_or_default()),
+        };
+        let mut input = Vec::new();
+        let read = std::io::stdin().lock().read_to_end(&mut input);
+        read.map_err(|cause| Failure::new(format!("standard input: {cause}"), "try again"))?;
+        let mut nonce = [0; 16];
+        let mut prefix = Vec::new();
+        if operations.contains(&Operation::Aes256GcmSeal) {
+            prefix = random(NONCE)?;
+            nonce[..NONCE].copy_from_slice(&prefix);
+        } else if operations.contains(&Operation::Aes256GcmOpen) {
+            if input.len() < NONCE {
+                return Err(Failure::usage(
+                    "the input is too short",
+                    "give what aes256gcm put out",
+                ));
+            }
+            nonce[..NONCE].copy_from_slice(&input[..NONCE]);
+            input.drain(..NONCE);
+        } else if operations.contains(&Operation::Aes256Ctr) {
+            nonce = counter(self.counter.as_deref())?;
+        }
+        let mut accel = Accel::open(&socket, Duration::from_secs(10), Options::default());
+        let accel =
+            accel.as_mut().map_err(|error| Failure::new(error.to_string(), "borrow it anew"))?;
+        let stages = operations.iter().map(|operation| self.stage(accel, *operation));
+        let stages = stages.collect::<Result<Vec<_>, Failure>>()?;
+        let work = Work { stages: &stages, nonce, associated: 0 };
+        let result = accel.run(&work, &input, accel.info().largest as usize).map_err(failed)?;
+        self.show(output, *operations.last().unwrap_or(&Operation::Copy), prefix, result)
+    }
+
+    fn operations(&self) -> Result<Vec<Operation>, Failure> {
+        let named = self.operations.split('+').map(|name| {
+            Operation::named(name).filter(|of| known().any(|known| known == *of)).ok_or(name)
+        });
+        named.collect::<Result<_, _>>().map_err(|name| {
+            let names: Vec<_> = known().map(Operation::name).collect();
+            Failure::usage(
+                format!("there is no operation `{name}`"),
+                format!("use one of {}", names.join(", ")),
+            )
+        })
+    }
+
+    /// The lease that is meant.
+    async fn lease(&self, common: &Common) -> Result<Lease, Failure> {
+        let client = client(common)?;
+        let accelerators = client.devices().await?;
+        let accelerators = accelerators.iter().filter(|d| d.kind == rackbus_devices::accel::CLASS);
+        let functions: Vec<&str> = accelerators.map(|device| device.function.as_str()).collect();
+        let mut leases = client.leases(false).await?;
+        leases.retain(|lease| {
+            lease.socket.is_some()
+                && functions.contains(&lease.function.as_str())
+                && self.lease.is_none_or(|number| number == lease.lease)
+        });
+        match (leases.len(), leases.pop()) {
+            (1, Some(lease)) => Ok(lease),
+            (0, _) => {
+                let remedy = "borrow one: rackbus borrow HOST/DEVICE.vf1 --for HOST";
+                Err(Failure::new("no such accelerator is borrowed", remedy))
+            }
+            _ => Err(Failure::usage("several accelerators are borrowed", "say which with --lease")),
+        }
+    }
+
+    /// An operation with the context that it needs.
+    fn stage(&self, accel: &mut Accel, operation: Operation) -> Result<(Operation, u16), Failure> {
+        let (file, what) = match operation {
+            Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
+                (&self.key, "--key FILE, 32 bytes")
+            }
+            Operation::RegexScan => (&self.patterns, "--patterns FILE"),
+            _ => return Ok((operation, 0)),
+        };
+        let Some(file) = file else {
+            let error = format!("{} needs {what}", operation.name());
+            return Err(Failure::usage(error, "name the file"));
+        };
+        let data = read(file)?;
+        let context = accel.create_context(operation, &data).map_err(|error| {
+            Failure::usage(format!("{}: {error}", file.display()), format!("give {what}"))
+        })?;
+        Ok((operation, context))
+    }
+
+    fn show(
+        &self,
+        output: &Output,
+        last: Operation,
+        mut prefix: Vec<u8>,
+        result: Vec<u8>,
+    ) -> Result<(), Failure> {
+        let hex = |data: &[u8]| data.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let text = match last {
+            _ if self.raw => None,
+            Operation::Sha256 | Operation::Sha3_512 | Operation::Blake3 => Some(hex(&result)),
+            Operation::Crc32c => {
+                // As a number, as other programs write it.
+                let number: Vec<u8> = result.iter().rev().copied().collect();
+                Some(hex(&number))
+            }
+            Operation::RegexScan => Some(matches(&result)),
+            _ => None,
+        };
+        prefix.extend_from_slice(&result);
+        if output.is_json() {
+            let value = json!({ "bytes": prefix.len(), "text": text, "hex": hex(&prefix) });
+            output.result(&value, |_| {});
+            return Ok(());
+        }
+        match text {
+            Some(text) => output.line(text.trim_end()),
+            None => {
+                let written = std::io::stdout().lock().write_all(&prefix);
+                written.map_err(|cause| {
+                    Failure::new(format!("standard output: {cause}"), "try again")
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The operations that messages go through: those that a service level can name.
+fn known() -> impl Iterator<Item = Operation> {
+    rackbus_devices::accel::profile::rentable()
+}
+
+/// A line for each match: the pattern's number, and the place behind its end.
+fn matches(result: &[u8]) -> String {
+    let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or_default();
+    let line = |entry: &[u8]| format!("{} {}\n", number(&entry[..8]), number(&entry[8..]));
+    result.chunks_exact(16).map(line).collect()
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(file).map_err(|cause| {
+        Failure::usage(format!("{}: {cause}", file.display()), "name another file")
+    })
+}
+
+fn random(count: usize) -> Result<Vec<u8>, Failure> {
+    let mut data = vec![0; count];
+    let source = std::fs::File::open("/dev/urandom");
+    let filled = source.and_then(|mut source| source.read_exact(&mut data));
+    filled.map_err(|cause| Failure::new(format!("/dev/urandom: {cause}"), "mount /dev"))?;
+    Ok(data)
+}
+
+fn counter(text: Option<&str>) -> Result<[u8; 16], Failure> {
+    let wrong = || {
+        let remedy = "give --counter with 32 hexadecimal digits, others for each message of a key";
+        Failure::usage("aes256ctr needs its first counter block", remedy)
+    };
+    let text = text.filter(|text| text.len() == 32 && text.is_ascii()).ok_or_else(wrong)?;
+    u128::from_str_radix(text, 16).map(u128::to_be_bytes).map_err(|_| wrong())
+}

@@ -1,0 +1,181 @@
+//! One program goes on as the node that another one was, in the same process.
+//!
+//! The rack is not read again: the node goes on with what it was begun with, whatever became of the file.
+
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rackbus_devices::RackDevice;
+use rackbus_devices::class::parse_rack;
+use rackbus_fabric::rack::Rack;
+use rackbus_node::handover::Versions;
+use rackbus_node::{Inherited, Program};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::FdFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::commands::{misread, named_host, read_text};
+use crate::output::Failure;
+use crate::paths;
+
+/// How long a program may take to say whether it can go on.
+const ANSWER: Duration = Duration::from_secs(10);
+/// What it says then, so that no program is taken for one that can.
+const READY: &str = "ready to go on";
+
+/// What the rack is, and where.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RackSource {
+    /// Path of the rack file that the node was started with.
+    pub file: PathBuf,
+    /// What was in it.
+    text: String,
+    /// Where the drives in files are.
+    pub state_dir: PathBuf,
+}
+
+impl RackSource {
+    /// Of the rack that runs in a run directory.
+    pub fn running(run_dir: &Path) -> Result<RackSource, Failure> {
+        let running = paths::running(run_dir)?;
+        let text = read_text(&running.file)?;
+        Ok(RackSource { file: running.file, text, state_dir: running.state_dir })
+    }
+
+    /// What the program before passed on.
+    pub fn carried(text: &str) -> Result<RackSource, Failure> {
+        serde_json::from_str(text).map_err(|error| senseless(&error))
+    }
+
+    /// The rack and its devices.
+    pub fn parse(&self) -> Result<(Rack, Vec<RackDevice>), Failure> {
+        parse_rack(&self.file.display().to_string(), &self.text).map_err(misread)
+    }
+}
+
+/// What is asked of a program before it goes on.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Question {
+    versions: Versions,
+    rack: RackSource,
+}
+
+/// Answers the question at the standard input: whether this program can go on as the node of `host`.
+pub fn answer(host: &str) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    std::io::stdin().read_to_end(&mut text).map_err(|error| senseless(&error))?;
+    let question: Question = serde_json::from_slice(&text).map_err(|error| senseless(&error))?;
+    let versions = question.versions.check();
+    versions.map_err(|error| Failure::new(error, "use a newer program"))?;
+    let (rack, _) = question.rack.parse()?;
+    named_host(&rack, host)?;
+    println!("{READY}");
+    Ok(())
+}
+
+/// What the process had before it became this program.
+pub fn inherited() -> Result<Inherited, Failure> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let inherited = socket.and_then(Inherited::receive).map_err(|error| senseless(&error))?;
+    // From here on as every other node.
+    let nothing = File::open("/dev/null").map_err(|error| senseless(&error))?;
+    rustix::stdio::dup2_stdin(&nothing).map_err(|error| senseless(&error))?;
+    Ok(inherited)
+}
+
+fn senseless(error: &dyn std::fmt::Display) -> Failure {
+    let text = format!("what the program before passed on makes no sense: {error}");
+    Failure::new(text, "start the node again; `rackbus restart` has another program go on")
+}
+
+/// The program that runs a node.
+#[derive(Debug)]
+pub struct NodeProgram {
+    pub host: String,
+    /// As it was started.
+    pub args: Vec<OsString>,
+    pub from: RackSource,
+    /// The locks by which others know the process. They end when a file is closed once.
+    pub held: Vec<File>,
+}
+
+impl NodeProgram {
+    fn try_replace(&self, program: &Path, parcel: &OwnedFd) -> std::io::Result<()> {
+        let text = |text: &std::ffi::OsStr| CString::new(text.as_bytes());
+        let mut args = vec![text(program.as_os_str())?];
+        for arg in self.args.iter().chain(&["--resume".into()]) {
+            args.push(text(arg)?);
+        }
+        for file in &self.held {
+            rustix::io::fcntl_setfd(file, FdFlags::empty())?;
+        }
+        rustix::stdio::dup2_stdin(parcel)?;
+        let Err(error) = nix::unistd::execv(&args[0], &args);
+        Err(error.into())
+    }
+}
+
+impl Program for NodeProgram {
+    fn carried(&self) -> String {
+        serde_json::to_string(&self.from).unwrap_or_default()
+    }
+
+    fn check(&self, program: &Path, versions: &Versions) -> Result<(), String> {
+        let question = Question { versions: versions.clone(), rack: self.from.clone() };
+        let question = serde_json::to_vec(&question).map_err(|error| error.to_string())?;
+        let failed = |cause: std::io::Error| format!("{}: {cause}", program.display());
+        let mut child = Command::new(program)
+            .args(["node", "--can-resume", "--host", &self.host])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let ended = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
+        if let Some(mut input) = child.stdin.take() {
+            // One that reads nothing says why.
+            let _ = input.write_all(&question);
+        }
+        if !ended.is_some_and(|ended| wait(&ended, ANSWER)) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("{} does not say whether it can", program.display()));
+        }
+        let output = child.wait_with_output().map_err(failed)?;
+        if output.status.success() && output.stdout.trim_ascii() == READY.as_bytes() {
+            return Ok(());
+        }
+        let errors = String::from_utf8_lossy(&output.stderr);
+        // An older rackbus says first that it does not know the question.
+        let why = errors.lines().find(|line| !line.trim().is_empty());
+        let why = why.unwrap_or("it is no rackbus that can").trim_start_matches("rackbus: ");
+        Err(format!("{}: {why}", program.display()))
+    }
+
+    fn replace(&self, program: &Path, parcel: OwnedFd) -> std::io::Error {
+        let error = self.try_replace(program, &parcel).err();
+        if let Ok(nothing) = File::open("/dev/null") {
+            // The parcel is of no use to anybody any more.
+            let _ = rustix::stdio::dup2_stdin(&nothing);
+        }
+        error.unwrap_or_else(|| std::io::Error::other("it did not go on"))
+    }
+}
+
+/// Waits until a process has ended; false after `limit`.
+fn wait(process: &OwnedFd, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+    let limit = rustix::time::Timespec { tv_sec: seconds, tv_nsec: 0 };
+    matches!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1..))
+}

@@ -1,0 +1,105 @@
+//! Accelerators of a rack of real processes: rented at a service level, used from the command line, and
+//! given back.
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use rackbus_control::api::DeviceState;
+use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_spec::accel::Operation;
+use support::{PATIENCE, Rack};
+
+const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"2 s\"\n\
+                    [hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 3\n[hosts.beta]\n";
+
+/// What the command puts out for `input`.
+fn through(rack: &Rack, args: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut command = rack.command(args);
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(input).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {said}");
+    output.stdout
+}
+
+#[test]
+fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_line() {
+    let rack = Rack::up(RACK);
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key");
+    std::fs::write(&key, [7; 32]).unwrap();
+    let key = key.to_str().unwrap();
+
+    // The first asks for something that can be kept; it gets a function of whichever device.
+    let borrow = |level: &str| rack.run(&["borrow", "--accel", level, "--for", "beta"]);
+    let said = borrow("crc32c 80 Mbit/s message 64 KiB");
+    assert!(said.status.success(), "{said:?}");
+    rack.wait_device("alpha/accel0.vf1", DeviceState::Lent);
+    // The second asks for more than there is, and is told what there is.
+    let said = borrow("crc32c 90000 Gbit/s message 64 KiB");
+    let error = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && error.contains("would fit"), "{error}");
+    let said = borrow("lzma 1 Gbit/s");
+    let error = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(error.contains("there is no engine `lzma`"), "{error}");
+    // Refused functions are there for others.
+    rack.wait_device("alpha/accel0.vf2", DeviceState::Offered);
+
+    let sealed = through(&rack, &["accel", "run", "aes256gcm", "--key", key], b"a message");
+    assert_eq!(sealed.len(), 12 + 9 + 16);
+    let opened = through(&rack, &["accel", "run", "aes256gcm-open", "--key", key], &sealed);
+    assert_eq!(opened, b"a message");
+    // RFC 3720, section B.4: 32 bytes of zeroes; FIPS 180-2, section B.1.
+    assert_eq!(through(&rack, &["accel", "run", "crc32c"], &[0; 32]), b"8a9136aa\n");
+    let digest = through(&rack, &["accel", "run", "sha256"], b"abc");
+    assert_eq!(&digest[..8], b"ba7816bf");
+    let listed = rack.good(&["accel", "list"]);
+    assert!(listed.contains("alpha/accel0.vf1") && listed.contains("beta"), "{listed}");
+
+    // Who dies in the middle of its operations harms nobody, and what it had is there for the next one.
+    let lease = rack.borrow("alpha/accel0.vf3", "beta");
+    let options = Options { depth: 30, ..Options::default() };
+    let mut dies =
+        Accel::open(Path::new(lease.socket.as_deref().unwrap()), PATIENCE, options).unwrap();
+    let deflate = Work { stages: &[(Operation::Deflate, 0)], ..Work::default() };
+    let descriptor = dies.describe(&deflate, (0, 1 << 20), (1 << 20, 1 << 20)).unwrap();
+    for _ in 0..30 {
+        dies.push(0, &descriptor).unwrap();
+    }
+    dies.ring(0).unwrap();
+    drop(dies);
+    let one = ["accel", "run", "sha256", "--lease", "1"];
+    assert_eq!(&through(&rack, &one, b"abc")[..8], b"ba7816bf");
+    rack.give_back(&lease);
+    let lease = rack.borrow("alpha/accel0.vf3", "beta");
+    let number = lease.lease.to_string();
+    let other = ["accel", "run", "sha256", "--lease", &number];
+    assert_eq!(&through(&rack, &other, b"abc")[..8], b"ba7816bf");
+
+    rack.good(&["return", "1"]);
+    rack.wait_device("alpha/accel0.vf1", DeviceState::Offered);
+}
+
+/// What a lender promises is not handed over, nor what a user of an accelerator has under way; idle ones are
+/// made anew.
+#[test]
+fn a_node_is_restarted_in_place_unless_somebody_has_its_accelerator() {
+    let rack = Rack::up(RACK);
+    rack.good(&["restart", "alpha"]);
+    let level = ["borrow", "--accel", "crc32c 80 Mbit/s message 64 KiB", "--for", "beta"];
+    let lease = rack.json(&level);
+    let refused = rack.bad(1, &["restart", "alpha"]);
+    assert!(refused.contains("accel0.vf1: the state of functions of this class"), "{refused}");
+    assert_eq!(rack.json(&["leases"])[0]["stage"], "active");
+    rack.good(&["return", &lease["lease"].to_string()]);
+    rack.good(&["restart", "alpha"]);
+    let again = rack.json(&level);
+    assert_eq!(again["function"], lease["function"]);
+}

@@ -1,0 +1,325 @@
+//! Nodes restarted in place while drives are in use: nobody gets an error, nothing that was acknowledged is
+//! lost, and leases, sockets and mappings stay what they are.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rackbus_attach::{Location, Session};
+use rackbus_control::api::{DeviceState, Lease, LeaseStage};
+use rackbus_driver::{Drive, Options};
+use rackbus_pci::vfio_user::Client;
+use rackbus_spec::vfio_user::region;
+use serde_json::Value;
+use support::{PATIENCE, Rack, THREE_HOSTS, open, pattern, socket};
+
+/// Drives in memory and in a file, and memory itself. Leases live as long as they do by default: a busy
+/// machine may keep a node from its processor for longer than the time of a hasty one.
+const RACK: &str = r#"
+name = "lab"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+
+[hosts.alpha.devices.nvme1]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.alpha.devices.ram0]
+kind = "memory"
+size = "1 MiB"
+
+[hosts.beta]
+[hosts.gamma]
+"#;
+
+/// Blocks of 4 KiB that a load uses.
+const BLOCKS: u64 = 512;
+
+/// A driver that writes, flushes and verifies without a break: each block it reads holds what was last
+/// acknowledged there.
+struct Load {
+    rounds: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(Drive, Vec<u64>)>,
+}
+
+impl Load {
+    fn start(lease: &Lease) -> Load {
+        let mut drive = Drive::open(socket(lease), Options::default()).unwrap();
+        let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, end) = (rounds.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            // The seed of what each block holds; 0: not written.
+            let mut written = vec![0; BLOCKS as usize];
+            for round in 1u64.. {
+                if end.load(Ordering::Relaxed) {
+                    break;
+                }
+                let block = round * 7 % BLOCKS;
+                drive.write(block * 8, &pattern(round, 4096), round % 11 == 0).unwrap();
+                written[block as usize] = round;
+                let other = round * 13 % BLOCKS;
+                verify(&mut drive, &written, other);
+                if round % 17 == 0 {
+                    drive.flush().unwrap();
+                }
+                count.store(round, Ordering::Relaxed);
+            }
+            (drive, written)
+        });
+        Load { rounds, stop, thread }
+    }
+
+    /// Waits until `more` further rounds are done.
+    fn progress(&self, more: u64, rack: &Rack) {
+        let wanted = self.rounds.load(Ordering::Relaxed) + more;
+        let deadline = Instant::now() + PATIENCE;
+        while self.rounds.load(Ordering::Relaxed) < wanted {
+            assert!(!self.thread.is_finished(), "the driver noticed{}", rack.logs());
+            assert!(Instant::now() < deadline, "the driver waits for ever{}", rack.logs());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends it; all blocks hold what was written last.
+    fn finish(self) -> Drive {
+        self.stop.store(true, Ordering::Relaxed);
+        let (mut drive, written) = self.thread.join().unwrap();
+        (0..BLOCKS).for_each(|block| verify(&mut drive, &written, block));
+        drive
+    }
+}
+
+fn verify(drive: &mut Drive, written: &[u64], block: u64) {
+    let mut data = vec![0; 4096];
+    drive.read(block * 8, &mut data).unwrap();
+    let expected = match written[block as usize] {
+        0 => return,
+        seed => pattern(seed, 4096),
+    };
+    assert!(data == expected, "block {block} does not hold what was acknowledged");
+}
+
+/// Restarts a node; its row.
+fn restart(rack: &Rack, host: &str) -> Value {
+    let pid = rack.process(Some(host)).pid;
+    let rows = rack.json(&["restart", host]);
+    assert_eq!(rack.process(Some(host)).pid, pid, "it is another process");
+    rows[0].clone()
+}
+
+/// Restarts lender, borrower and somebody else again and again under a load on `lease`.
+fn restarts_under_load(rack: &Rack, lease: &Lease, rounds: u64) {
+    let load = Load::start(lease);
+    load.progress(50, rack);
+    let reached = rack.json(&["reach", &lease.function]);
+    assert!(reached.as_array().is_some_and(|ranges| !ranges.is_empty()), "{reached}");
+    for round in 1..=rounds {
+        for host in ["alpha", "beta", "gamma"] {
+            let row = restart(rack, host);
+            assert_eq!(row["in_use"], u64::from(host != "gamma"), "{row}");
+            assert!(row["pause_us"].as_u64().is_some_and(|us| us > 0), "{row}");
+            load.progress(20, rack);
+        }
+        assert_eq!(
+            rack.json(&["reach", &lease.function]),
+            reached,
+            "round {round}: other mappings"
+        );
+    }
+    rack.wait_up(&["alpha", "beta", "gamma"]);
+    let same = rack.block(rack.client().lease(lease.lease)).unwrap();
+    assert_eq!((same.stage, same.epoch), (LeaseStage::Active, lease.epoch), "{same:?}");
+    assert_eq!(same.socket, lease.socket);
+    drop(load.finish());
+    // What follows is as ever: the next user finds a drive, and the lease can be returned.
+    open(lease).read(0, &mut [0; 512]).unwrap();
+    assert!(rack.give_back(lease).returned);
+    rack.wait_device(&lease.function, DeviceState::Offered);
+}
+
+#[test]
+fn a_driver_notices_nothing_when_lender_and_borrower_are_restarted() {
+    let rack = Rack::up(RACK);
+    for drive in ["alpha/nvme0", "alpha/nvme1"] {
+        let lease = rack.borrow(drive, "beta");
+        restarts_under_load(&rack, &lease, 5);
+    }
+    let events = rack.good(&["events", "--kind", "restart"]);
+    assert!(events.contains("the node of alpha was restarted in place"), "{events}");
+}
+
+#[test]
+fn a_front_at_the_borrower_and_its_medium_go_on_as_well() {
+    let rack = Rack::up(RACK);
+    for drive in ["alpha/nvme0", "alpha/nvme1"] {
+        let strict = ["borrow", drive, "--for", "beta", "--isolation", "strict"];
+        let lease: Lease = serde_json::from_value(rack.json(&strict)).unwrap();
+        restarts_under_load(&rack, &lease, 5);
+    }
+}
+
+/// A program at `path` that is asked and answers as this script says.
+fn program(path: &Path, script: &str) -> String {
+    std::fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_node_that_cannot_be_restarted_says_why_and_goes_on() {
+    let rack = Rack::up(RACK);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    let load = Load::start(&lease);
+    load.progress(50, &rack);
+    let folder = tempfile::tempdir().unwrap();
+    let silent = program(&folder.path().join("silent"), "true");
+    let older =
+        "echo 'rackbus: the state of a node has version 9, this program knows 8; x' >&2; exit 1";
+    let older = program(&folder.path().join("older"), older);
+    // It says that it can, and is gone when it is to.
+    let gone = "cat >/dev/null; rm \"$0\"; echo 'ready to go on'";
+    let gone = program(&folder.path().join("gone"), gone);
+    for (program, why) in [
+        (silent, "it is no rackbus that can"),
+        (older, "has version 9, this program knows 8"),
+        (gone, "No such file"),
+    ] {
+        for host in ["alpha", "beta"] {
+            if !Path::new(&program).exists() {
+                continue;
+            }
+            let said = rack.bad(1, &["restart", host, "--program", &program]);
+            assert!(said.contains(why) && said.contains("goes on"), "{said}");
+            load.progress(20, &rack);
+        }
+    }
+    assert!(rack.bad(1, &["restart", "delta"]).contains("no node of delta runs"));
+    assert!(rack.bad(2, &["restart", "alpha", "--program", "/nowhere"]).contains("/nowhere"));
+    assert_eq!(restart(&rack, "alpha")["restarts"], 1);
+    load.progress(20, &rack);
+    drop(load.finish());
+    assert!(rack.give_back(&lease).returned);
+}
+
+#[test]
+fn a_function_that_is_gone_stays_gone_for_whoever_still_has_it() {
+    let rack = Rack::up(RACK);
+    let connect = |lease: &Lease| Client::connect(socket(lease), PATIENCE).unwrap();
+    let vendor = |client: &Client| {
+        let mut vendor = [0; 2];
+        client.read(region::CONFIG, 0, &mut vendor).map(|()| vendor).expect("nobody answers")
+    };
+    let lease = rack.borrow("alpha/nvme1", "beta");
+    let ended = connect(&lease);
+    let lost = rack.borrow("alpha/nvme0", "beta");
+    let orphan = connect(&lost);
+    assert!([&ended, &orphan].iter().all(|client| vendor(client) != [0xff; 2]));
+    // The lease of the one has ended, the lender of the other has died.
+    assert!(rack.give_back(&lease).returned);
+    rack.process(Some("alpha")).crash();
+    rack.wait_lease(lost.lease, LeaseStage::Ended);
+    for _ in 0..2 {
+        restart(&rack, "beta");
+        for client in [&ended, &orphan] {
+            assert_eq!(vendor(client), [0xff; 2]);
+            client.reset().expect("it is taken, and has no effect");
+        }
+    }
+}
+
+#[test]
+fn memory_that_a_user_mapped_stays_the_functions() {
+    let rack = Rack::up(RACK);
+    for isolation in ["shared", "strict"] {
+        let ask = ["borrow", "alpha/ram0", "--for", "beta", "--isolation", isolation];
+        let lease: Lease = serde_json::from_value(rack.json(&ask)).unwrap();
+        let client = Client::connect(socket(&lease), PATIENCE).unwrap();
+        // Memory space on.
+        client.write(region::CONFIG, 4, &2u16.to_le_bytes()).unwrap();
+        let mapped = client.map_region(2, 0, 4096).unwrap();
+        for round in 1..=3u8 {
+            mapped.slice(0, 4).unwrap().copy_from(&[round; 4]);
+            restart(&rack, "alpha");
+            restart(&rack, "beta");
+            let mut read = [0; 4];
+            client.read(2, 0, &mut read).unwrap();
+            assert_eq!(read, [round; 4], "{isolation}");
+        }
+        drop(client);
+        assert!(rack.give_back(&lease).returned);
+        let mut kept = [9; 4];
+        mapped.slice(0, 4).unwrap().copy_to(&mut kept);
+        assert_ne!(kept, [3; 4], "{isolation}: whoever keeps the mapping keeps the memory");
+    }
+}
+
+/// Peer-to-peer goes on with the nodes of the drive, of the memory and of their borrower in other processes,
+/// which go on following the BAR.
+#[test]
+fn functions_go_on_reaching_each_other() {
+    const AT: u64 = 0x38_0000_0000;
+    const SIZE: u64 = 1 << 20;
+    let memory = "[hosts.gamma.devices.ram0]\nkind = \"memory\"\nsize = \"1 MiB\"\n";
+    let rack = Rack::up(&THREE_HOSTS.replace("[hosts.gamma]", memory));
+    let borrow = |function: &str| -> Lease {
+        let lease = rack.json(&["borrow", function, "--for", "beta", "--group", "db"]);
+        serde_json::from_value(lease).unwrap()
+    };
+    let (drive, target) = (borrow("alpha/nvme0"), borrow("gamma/ram0"));
+    let mut drive = Drive::open(socket(&drive), Options::default()).unwrap();
+    drive.write(0, &[0x5a; 4096], false).unwrap();
+    let client = Client::connect(socket(&target), PATIENCE).unwrap();
+    let mapped = client.map_region(2, 0, SIZE).unwrap();
+    // BAR 2, and memory space on.
+    let place = |at: u64| client.write(region::CONFIG, 0x18, &at.to_le_bytes()).unwrap();
+    place(AT);
+    client.write(region::CONFIG, 4, &2u16.to_le_bytes()).unwrap();
+    let reads = |drive: &mut Drive, at: u64| {
+        mapped.slice(0, 8).unwrap().copy_from(&[0; 8]);
+        drive.read_to(0, 4096, at).unwrap();
+        let mut found = [0; 8];
+        mapped.slice(0, 8).unwrap().copy_to(&mut found);
+        assert_eq!(found, [0x5a; 8]);
+    };
+    reads(&mut drive, AT);
+    let reached = rack.json(&["reach", "alpha/nvme0"]);
+    for at in [AT + SIZE, AT] {
+        for host in ["beta", "alpha", "gamma", "beta"] {
+            restart(&rack, host);
+            reads(&mut drive, AT);
+            assert_eq!(rack.json(&["reach", "alpha/nvme0"]), reached, "after a restart of {host}");
+        }
+        place(at);
+        reads(&mut drive, at);
+        place(AT);
+        assert!(at == AT || drive.read_to(0, 4096, at).is_err(), "a window that is closed");
+    }
+    assert!(rack.give_back(&target).returned);
+    assert!(drive.read_to(0, 4096, AT).is_err(), "a function that is returned is reached");
+}
+
+#[test]
+fn a_node_is_not_restarted_while_processes_share_memory() {
+    let rack = Rack::up(RACK);
+    let place = Location { run_dir: rack.run_dir(), host: "alpha".to_owned() };
+    let session = Session::open(&place).unwrap();
+    let said = rack.bad(1, &["restart", "alpha"]);
+    assert!(said.contains("share memory") && said.contains("sessions: 1"), "{said}");
+    drop(session);
+    // Its node hears of that.
+    let deadline = Instant::now() + PATIENCE;
+    while !rack.run(&["restart", "alpha"]).status.success() {
+        assert!(Instant::now() < deadline, "the session stays{}", rack.logs());
+    }
+    drop(Session::open(&place).expect("its socket is served"));
+}

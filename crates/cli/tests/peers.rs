@@ -1,0 +1,154 @@
+//! Peer-to-peer over a rack of real processes: by which way, who touches the bytes, and what is left when a
+//! node dies or stands still.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rackbus_control::Client;
+use rackbus_control::api::{DeviceState, Lease, LeaseStage};
+use rackbus_devices::memory::BAR;
+use rackbus_driver::{Drive, DriveError};
+use rackbus_memory::Region as Mapping;
+use rackbus_pci::vfio_user::Client as User;
+use rackbus_spec::nvme::Status;
+use rackbus_spec::vfio_user::region;
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{PATIENCE, Rack, open, socket};
+
+const RACK: &str = r#"
+name = "lab"
+
+[control]
+lease_ttl = "500 ms"
+return_grace = "500 ms"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "memory"
+
+[hosts.gamma.devices.ram0]
+kind = "memory"
+size = "4 MiB"
+
+[hosts.beta]
+"#;
+const SIZE: u64 = 4 << 20;
+const AT: u64 = 1 << 40;
+
+/// A drive of alpha and memory of gamma in the hands of one program of beta.
+struct Program {
+    leases: [Lease; 2],
+    drive: Drive,
+    memory: Mapping,
+    _function: User,
+}
+
+impl Program {
+    fn start(rack: &Rack) -> Program {
+        let leases = ["alpha/nvme0", "gamma/ram0"].map(|function| {
+            let said = rack.json(&["borrow", function, "--for", "beta", "--group", "db"]);
+            serde_json::from_value::<Lease>(said).unwrap()
+        });
+        let function = User::connect(socket(&leases[1]), Duration::from_secs(5)).unwrap();
+        let memory = function.map_region(BAR.into(), 0, SIZE).unwrap();
+        let register = 0x10 + 4 * u64::from(BAR);
+        function.write(region::CONFIG, register, &AT.to_le_bytes()).unwrap();
+        function.write(region::CONFIG, 4, &[2, 0]).unwrap();
+        let mut drive = open(&leases[0]);
+        drive.write(0, &[0x5a; 1 << 20], false).unwrap();
+        Program { leases, drive, memory, _function: function }
+    }
+
+    /// The drive reads a MiB into the BAR.
+    fn read(&mut self) -> Result<(), DriveError> {
+        self.drive.read_to(0, 1 << 20, AT)
+    }
+
+    fn is_refused(&mut self) -> bool {
+        let refused = Status::DATA_TRANSFER_ERROR;
+        matches!(self.read(), Err(DriveError::Command { status, .. }) if status.code() == refused)
+    }
+}
+
+/// What the drive reaches of BARs.
+fn windows(rack: &Rack) -> Vec<Value> {
+    let ranges = rack.json(&["reach", "alpha/nvme0"]).as_array().unwrap().clone();
+    ranges.into_iter().filter(|range| range["to"] == "bar").collect()
+}
+
+#[test]
+fn bytes_go_by_the_way_that_path_shows_and_the_borrower_touches_none() {
+    let rack = Rack::up(RACK);
+    let mut program = Program::start(&rack);
+    program.read().unwrap();
+    assert_eq!(program.memory.whole().read_obj::<u64>(4096), Some(0x5a5a_5a5a_5a5a_5a5a));
+    let windows = windows(&rack);
+    let way = &rack.json(&["path", "alpha/nvme0", "gamma/ram0"])["components"];
+    assert_eq!((windows.len(), &windows[0]["components"]), (1, way));
+    assert_eq!(
+        (&windows[0]["device"], &windows[0]["node"]),
+        (&"gamma/ram0".into(), &"alpha".into())
+    );
+    // Its node has the descriptor, which it passed on, and never mapped it.
+    let maps = |host: &str| {
+        let process = rack.process(Some(host)).pid.as_raw_nonzero();
+        std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap()
+    };
+    assert!(maps("alpha").contains("memfd:memory "), "the drive's lender moves the bytes");
+    assert!(!maps("beta").contains("memfd:memory "));
+    // Nodes report while something changes, and not at once.
+    let (begun, window) = (Instant::now(), "gamma/ram0 BAR 2, 4 MiB at 0x10000000000");
+    while !rack.good(&["devices", "alpha/nvme0"]).contains(window) {
+        assert!(begun.elapsed() < PATIENCE, "no window is told of");
+    }
+    let metrics = rack.good(&["metrics", "alpha"]);
+    let written = "rackbus_function_peer_written_bytes_total{function=\"alpha/nvme0\",host=\"alpha\"} 1048576";
+    assert!(metrics.contains(written), "{metrics}");
+    for lease in &program.leases {
+        rack.give_back(lease);
+    }
+}
+
+#[test]
+fn what_a_dead_lender_had_is_reached_no_more_and_the_drive_goes_on() {
+    let rack = Rack::up(RACK);
+    let mut program = Program::start(&rack);
+    program.read().unwrap();
+    rack.process(Some("gamma")).crash();
+    let begun = Instant::now();
+    while !windows(&rack).is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "memory of a lender that is gone is reached");
+    }
+    assert!(program.is_refused());
+    program.drive.read(0, &mut [0; 4096]).unwrap();
+}
+
+/// It cannot close its windows: the lenders take back what they lent.
+#[test]
+fn a_borrower_that_stands_still_leaves_no_window() {
+    let rack = Rack::up(RACK);
+    let mut program = Program::start(&rack);
+    program.read().unwrap();
+    let beta = rack.process(Some("beta"));
+    beta.signal(Signal::STOP);
+    for lease in &program.leases {
+        rack.wait_lease(lease.lease, LeaseStage::Ended);
+    }
+    let begun = Instant::now();
+    let offered = || {
+        let devices = rack.block(rack.client().devices()).unwrap();
+        devices.iter().all(|device| device.state == DeviceState::Offered)
+    };
+    while !offered() {
+        assert!(begun.elapsed() < PATIENCE, "what was lent is not offered again");
+    }
+    // All nodes would be asked by `rackbus reach`, the one that stands still too.
+    let alpha = Client::new(&rack.run_dir().join("alpha").join(rackbus_node::metrics::SOCKET));
+    let reached = rack.block(alpha.reach("alpha/nvme0")).unwrap();
+    assert_eq!(reached, [], "a function that was taken back reaches memory");
+    beta.signal(Signal::CONT);
+    drop(program);
+}

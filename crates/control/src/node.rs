@@ -1,0 +1,111 @@
+//! What a node answers at its own socket, besides its metrics: who reaches what (`GET /v1/reach?of=…`), how
+//! often it was restarted in place (`GET /v1/process`), and that it is to be (`POST /v1/restart`).
+
+use std::os::unix::net::UnixListener;
+use std::path::{Path as FilePath, PathBuf};
+
+use axum::extract::{Query, State};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use rackbus_fabric::FabricHandle;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::ApiError;
+use crate::http::{listen_at, serve_on};
+use crate::metrics::{self, Source};
+use crate::reach::reached;
+use crate::service::views::problem;
+
+/// The process of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeProcess {
+    /// How often the node was restarted in place since it was started.
+    pub restarts: u64,
+    /// How long nobody was answered at the last of these restarts, in microseconds.
+    pub pause_us: u64,
+    /// Functions that were in use then, lent and borrowed ones.
+    pub in_use: u64,
+    /// Version of the program that it runs.
+    pub version: String,
+}
+
+/// That a node is to be restarted in place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestartRequest {
+    /// The program that goes on as the node: an absolute path.
+    pub program: PathBuf,
+}
+
+/// A request to restart the node. It is answered where it is refused; otherwise the process that was asked
+/// is replaced, and the connection ends.
+#[derive(Debug)]
+pub struct AskedRestart {
+    /// What is asked for.
+    pub request: RestartRequest,
+    /// Told why it is not done.
+    pub refused: oneshot::Sender<ApiError>,
+}
+
+/// What a node answers from.
+pub struct Answers {
+    /// What is counted on the node, as Prometheus reads it.
+    pub metrics: Source,
+    /// What it lets others reach.
+    pub fabric: FabricHandle,
+    /// Which program the node is now, and how often it was restarted in place.
+    pub process: NodeProcess,
+    /// Who is to restart it.
+    pub restarts: mpsc::UnboundedSender<AskedRestart>,
+}
+
+impl std::fmt::Debug for Answers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answers").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
+/// Listens at a node's socket, which a process that is gone may have left.
+///
+/// # Errors
+/// When another process listens there, or the socket cannot be made.
+pub fn listen(socket: &FilePath) -> std::io::Result<UnixListener> {
+    listen_at(socket)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReachQuery {
+    of: String,
+}
+
+/// Answers at `listener` until the process ends, to processes of the same user and root's.
+///
+/// # Errors
+/// When the socket fails.
+pub async fn serve_node(answers: Answers, listener: UnixListener) -> std::io::Result<()> {
+    let Answers { metrics, fabric, process, restarts } = answers;
+    let reach = async move |Query(query): Query<ReachQuery>| {
+        fabric.with(|fabric| reached(fabric, &query.of)).map(Json)
+    };
+    let routes: Router = metrics::routes(metrics)
+        .route("/v1/reach", get(reach))
+        .route("/v1/process", get(async move || Json(process.clone())))
+        .merge(Router::new().route("/v1/restart", post(restart)).with_state(restarts));
+    serve_on(routes, tokio::net::UnixListener::from_std(listener)?).await
+}
+
+async fn restart(
+    State(restarts): State<mpsc::UnboundedSender<AskedRestart>>,
+    Json(request): Json<RestartRequest>,
+) -> Result<Json<()>, ApiError> {
+    let (refused, refusal) = oneshot::channel();
+    let unable = || {
+        let text = "this node cannot be restarted in place".to_owned();
+        problem("cannot_restart", text, "stop the rack with `rackbus down` and start it again")
+    };
+    restarts.send(AskedRestart { request, refused }).map_err(|_| unable())?;
+    // Who was asked does not return where it is done.
+    Err(refusal.await.unwrap_or_else(|_| unable()))
+}

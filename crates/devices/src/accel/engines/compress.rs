@@ -1,0 +1,52 @@
+//! Raw deflate and its reverse (RFC 1951).
+
+use flate2::{Compression, FlushCompress, FlushDecompress, Status as State};
+use rackbus_spec::accel::Status;
+
+use super::{Engine, Step};
+
+pub struct Deflate(flate2::Compress);
+
+impl Default for Deflate {
+    fn default() -> Deflate {
+        Deflate(flate2::Compress::new(Compression::fast(), false))
+    }
+}
+
+impl Engine for Deflate {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+        let before = (self.0.total_in(), self.0.total_out());
+        let flush = if last { FlushCompress::Finish } else { FlushCompress::None };
+        let state = self.0.compress(input, out, flush).map_err(|_| Status::EngineFailed)?;
+        let after = (self.0.total_in(), self.0.total_out());
+        Ok(step(before, after, state == State::StreamEnd))
+    }
+}
+
+pub struct Inflate(flate2::Decompress);
+
+impl Default for Inflate {
+    fn default() -> Inflate {
+        Inflate(flate2::Decompress::new(false))
+    }
+}
+
+impl Engine for Inflate {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+        let before = (self.0.total_in(), self.0.total_out());
+        let state = self.0.decompress(input, out, FlushDecompress::None);
+        let state = state.map_err(|_| Status::CorruptInput)?;
+        let done = step(before, (self.0.total_in(), self.0.total_out()), state == State::StreamEnd);
+        // It ends too early, or something follows behind its end.
+        let stuck = last && done.read == input.len() && done.written < out.len();
+        if !done.finished && stuck || done.finished && done.read < input.len() {
+            return Err(Status::CorruptInput);
+        }
+        Ok(done)
+    }
+}
+
+fn step(before: (u64, u64), after: (u64, u64), finished: bool) -> Step {
+    let count = |before: u64, after: u64| (after - before) as usize;
+    Step { read: count(before.0, after.0), written: count(before.1, after.1), finished }
+}

@@ -1,0 +1,52 @@
+//! What a tenant keeps in the accelerator: keys and compiled patterns.
+
+use std::fmt;
+
+use aes::Aes256;
+use aes::cipher::KeyInit;
+use rackbus_spec::accel::{Operation, Status};
+use regex_automata::hybrid::dfa::DFA;
+use zeroize::{Zeroize, Zeroizing};
+
+use super::regex;
+
+/// A context. What is secret in it is wiped when it is dropped.
+pub enum Context {
+    /// A key, as AES uses it.
+    Key(Box<Aes256>),
+    /// Patterns, compiled.
+    Patterns(Box<DFA>),
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Context::Key(_) => "Key",
+            Context::Patterns(_) => "Patterns",
+        })
+    }
+}
+
+/// Overwrites what expanding and moving keys left on this thread's stack, below its caller.
+#[inline(never)]
+pub fn wipe_stack() {
+    let mut below = [0u8; 16 << 10];
+    below.zeroize();
+}
+
+impl Context {
+    /// A context for `operation`, of what a tenant sent: 32 bytes of a key, or patterns, one a line.
+    ///
+    /// # Errors
+    /// The status that creating it ends with.
+    pub fn new(operation: Operation, data: &Zeroizing<Vec<u8>>) -> Result<Context, Status> {
+        match operation {
+            Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
+                let key = Aes256::new_from_slice(data).map_err(|_| Status::InvalidField)?;
+                Ok(Context::Key(Box::new(key)))
+            }
+            Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),
+            _ => Err(Status::InvalidOperation),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What an accelerator computes: an engine is one file here, and a line in [`begin`].
+//!
+//! An engine is fed its input in pieces and puts out what it has, so that it can be interrupted
+//! between any two, its results are bounded by the room that they are given, and engines can be
+//! chained. What it is fed comes from a tenant: nothing of it makes an engine fail, or take more time
+//! than the input and the output justify.
+
+mod aes;
+mod checksum;
+mod compress;
+mod context;
+mod copy;
+mod hash;
+mod lz4;
+mod regex;
+mod zstd;
+
+#[cfg(test)]
+mod tests;
+
+use rackbus_spec::accel::{Operation, Status};
+
+pub use context::{Context, wipe_stack};
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Input bytes that are done.
+    pub read: usize,
+    /// Output bytes.
+    pub written: usize,
+    /// Nothing more comes out.
+    pub finished: bool,
+}
+
+/// Bytes of output that each step has room for at least.
+pub const LEAST_ROOM: usize = 256;
+
+/// An operation under way.
+pub trait Engine: Send {
+    /// Does some of `input`, which begins where the last step stopped reading, and puts what comes out at
+    /// the beginning of `out`; `last` says that nothing follows behind `input`. A step that did nothing
+    /// and was not finished needs more input. Where a byte may take long, a step does few of them.
+    ///
+    /// # Errors
+    /// The status that the operation ends with.
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status>;
+}
+
+/// What an operation is asked for, beside its input.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Request<'a> {
+    /// Nonce or first counter block.
+    pub nonce: [u8; 16],
+    /// Bytes of the input that are authenticated only.
+    pub associated: u32,
+    /// The context that the descriptor names.
+    pub context: Option<&'a Context>,
+}
+
+/// Begins `operation`.
+///
+/// # Errors
+/// The status that it ends with at once.
+pub fn begin(operation: Operation, request: &Request<'_>) -> Result<Box<dyn Engine>, Status> {
+    if request.associated > 0 && !takes_associated(operation) {
+        return Err(Status::InvalidField);
+    }
+    Ok(match operation {
+        Operation::CreateContext | Operation::DestroyContext => {
+            return Err(Status::InvalidOperation);
+        }
+        Operation::Copy => Box::new(copy::Copy),
+        Operation::Aes256Ctr => Box::new(aes::Counter::new(request)?),
+        Operation::Aes256GcmSeal => Box::new(aes::Gcm::seal(request)?),
+        Operation::Aes256GcmOpen => Box::new(aes::Gcm::open(request)?),
+        Operation::Sha256 => Box::new(hash::Hash::<sha2::Sha256>::default()),
+        Operation::Sha3_512 => Box::new(hash::Hash::<sha3::Sha3_512>::default()),
+        Operation::Blake3 => Box::new(hash::Blake3::default()),
+        Operation::Deflate => Box::new(compress::Deflate::default()),
+        Operation::Inflate => Box::new(compress::Inflate::default()),
+        Operation::ZstdCompress => Box::new(zstd::Compress::new()?),
+        Operation::ZstdDecompress => Box::new(zstd::Decompress::new()?),
+        Operation::Lz4Compress => Box::new(lz4::Compress::default()),
+        Operation::Lz4Decompress => Box::new(lz4::Decompress::default()),
+        Operation::RegexScan => Box::new(regex::Scan::new(request)?),
+        Operation::Crc32c => Box::new(checksum::Crc32c::default()),
+    })
+}
+
+/// Whether part of the operation's input may be authenticated only.
+pub fn takes_associated(operation: Operation) -> bool {
+    matches!(operation, Operation::Aes256GcmSeal | Operation::Aes256GcmOpen)
+}
+
+/// Whether the operation uses the descriptor's nonce.
+pub fn takes_nonce(operation: Operation) -> bool {
+    operation == Operation::Aes256Ctr || takes_associated(operation)
+}

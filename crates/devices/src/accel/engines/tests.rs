@@ -1,0 +1,196 @@
+//! Engines against published vectors, against other programs, and against input that is cut anyhow.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use proptest::prelude::*;
+use zeroize::Zeroizing;
+
+use super::*;
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    (0..hex.len()).step_by(2).map(digit).collect()
+}
+
+fn context(operation: Operation, data: &[u8]) -> Context {
+    Context::new(operation, &Zeroizing::new(data.to_vec())).unwrap()
+}
+
+/// Feeds `input` in pieces of `piece` bytes, with room for `room` bytes in each step.
+fn run(
+    operation: Operation,
+    request: &Request<'_>,
+    input: &[u8],
+    (piece, room): (usize, usize),
+) -> Result<Vec<u8>, Status> {
+    let mut engine = begin(operation, request)?;
+    let (mut start, mut end) = (0, piece.min(input.len()));
+    let (mut out, mut space) = (Vec::new(), vec![0; room]);
+    for _ in 0..10_000_000 {
+        let last = end == input.len();
+        let step = engine.step(&input[start..end], last, &mut space)?;
+        assert!(step.read <= end - start && step.written <= room, "{operation:?}: {step:?}");
+        start += step.read;
+        out.extend_from_slice(&space[..step.written]);
+        if step.finished {
+            return Ok(out);
+        }
+        if step.read == 0 && step.written == 0 || start == end {
+            if last && step.read == 0 && step.written == 0 {
+                return Err(Status::CorruptInput);
+            }
+            end = (end + piece).min(input.len());
+        }
+    }
+    panic!("{operation:?} does not end");
+}
+
+fn whole(operation: Operation, request: &Request<'_>, input: &[u8]) -> Result<Vec<u8>, Status> {
+    run(operation, request, input, (1 << 20, 4096))
+}
+
+#[test]
+fn results_are_those_that_were_published() {
+    // NIST SP 800-38A, section F.5.5.
+    let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
+    let key = context(Operation::Aes256Ctr, &key);
+    let nonce = bytes("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff").try_into().unwrap();
+    let request = Request { nonce, context: Some(&key), associated: 0 };
+    let plain = bytes("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
+    let expected = bytes("601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5");
+    assert_eq!(whole(Operation::Aes256Ctr, &request, &plain).unwrap(), expected);
+
+    // The GCM specification of McGrew and Viega, test case 16.
+    let key = bytes("feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308");
+    let key = context(Operation::Aes256GcmSeal, &key);
+    let mut nonce = [0; 16];
+    nonce[..12].copy_from_slice(&bytes("cafebabefacedbaddecaf888"));
+    let request = Request { nonce, context: Some(&key), associated: 20 };
+    let associated = bytes("feedfacedeadbeeffeedfacedeadbeefabaddad2");
+    let plain = bytes(
+        "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72\
+         1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39",
+    );
+    let sealed = bytes(
+        "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa\
+         8cb08e48590dbb3da7b08b1056828838c5f61e6393ba7a0abcc9f66276fc6ece0f4e1768cddf8853bb2d551b",
+    );
+    let message = [&associated[..], &plain].concat();
+    assert_eq!(whole(Operation::Aes256GcmSeal, &request, &message).unwrap(), sealed);
+    let message = [&associated[..], &sealed].concat();
+    assert_eq!(whole(Operation::Aes256GcmOpen, &request, &message).unwrap(), plain);
+
+    let none = Request::default();
+    for (operation, input, expected) in [
+        // FIPS 180-2, section B.1.
+        (
+            Operation::Sha256,
+            "abc",
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+        ),
+        // FIPS 202, NIST's example of SHA3-512.
+        (
+            Operation::Sha3_512,
+            "abc",
+            "b751850b1a57168a5693cd924b6b096e08f621827444f70d884f5d0240d2712e\
+          10e116e9192af3c91a7ec57647e3934057340b4cf408d5a56592f8274eec53f0",
+        ),
+        // BLAKE3's test vectors.
+        (Operation::Blake3, "", "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
+        // The check value of the CRC catalogue, little-endian.
+        (Operation::Crc32c, "123456789", "839206e3"),
+        // RFC 1951, section 3.2.4: a stored block.
+        (Operation::Inflate, "\u{1}\u{3}\u{0}", ""),
+    ] {
+        let result = whole(operation, &none, input.as_bytes());
+        if expected.is_empty() {
+            assert_eq!(result, Err(Status::CorruptInput));
+        } else {
+            assert_eq!(result.unwrap(), bytes(expected), "{operation:?}");
+        }
+    }
+    assert_eq!(whole(Operation::Inflate, &none, &bytes("010300fcff616263")).unwrap(), b"abc");
+}
+
+/// Where this machine has the libraries' programs.
+#[test]
+fn other_programs_read_what_is_put_out() {
+    let message: Vec<u8> = (0..300_000u32).flat_map(|n| (n / 7).to_le_bytes()).collect();
+    let none = Request::default();
+    for (operation, back, program, args) in [
+        (Operation::ZstdCompress, Operation::ZstdDecompress, "zstd", ["-q", "-c"]),
+        (Operation::Lz4Compress, Operation::Lz4Decompress, "lz4", ["-q", "-c"]),
+    ] {
+        let through = |more: &str, input: &[u8]| {
+            let mut command = Command::new(program);
+            command.args(args).arg(more).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().ok()?;
+            let mut stdin = child.stdin.take().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || stdin.write_all(input).unwrap());
+                Some(child.wait_with_output().unwrap().stdout)
+            })
+        };
+        let out = whole(operation, &none, &message).unwrap();
+        let Some(again) = through("-d", &out) else {
+            println!("{program} is not there");
+            continue;
+        };
+        assert!(again == message, "{program}: {} bytes", again.len());
+        let theirs = through("-1", &message).unwrap();
+        assert!(whole(back, &none, &theirs).unwrap() == message, "{program}");
+    }
+}
+
+proptest! {
+    /// However input is cut and however little room there is, the result is the same, and what
+    /// reverses an operation does.
+    #[test]
+    fn results_do_not_depend_on_how_input_is_cut(
+        seed: u64, length in 0usize..20_000, piece in 1usize..9000, room in LEAST_ROOM..9000,
+    ) {
+        let mut state = seed;
+        let message: Vec<u8> = (0..length).map(|n| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            if n % 3 == 0 { (state >> 60) as u8 } else { b'a' }
+        }).collect();
+        let key = context(Operation::Aes256Ctr, &[3; 32]);
+        let patterns = context(Operation::RegexScan, b"a+\n\\x00.\n[^a]a$");
+        let of = |operation: Operation| match operation {
+            Operation::RegexScan => &patterns,
+            _ => &key,
+        };
+        for operation in super::super::profile::rentable() {
+            let request = Request { context: Some(of(operation)), ..Request::default() };
+            let reverses = matches!(
+                operation,
+                Operation::Aes256GcmOpen | Operation::Inflate | Operation::ZstdDecompress
+                    | Operation::Lz4Decompress
+            );
+            if reverses {
+                // What was not put out by the other direction ends somehow, and soon.
+                let _ = run(operation, &request, &message, (piece, room));
+                continue;
+            }
+            let out = run(operation, &request, &message, (piece, room)).unwrap();
+            let back = match operation {
+                Operation::Deflate => Operation::Inflate,
+                Operation::ZstdCompress => Operation::ZstdDecompress,
+                Operation::Lz4Compress => Operation::Lz4Decompress,
+                Operation::Aes256GcmSeal => Operation::Aes256GcmOpen,
+                _ => {
+                    prop_assert_eq!(&out, &whole(operation, &request, &message).unwrap());
+                    continue;
+                }
+            };
+            let again = run(back, &request, &out, (piece, room));
+            prop_assert_eq!(again.as_ref(), Ok(&message), "{:?}", back);
+            let mut changed = out.clone();
+            let at = seed as usize % changed.len();
+            changed[at] ^= 1 << (seed % 8);
+            let damaged = run(back, &request, &changed, (piece, room));
+            prop_assert!(back != Operation::Aes256GcmOpen || damaged == Err(Status::NotAuthentic));
+        }
+    }
+}

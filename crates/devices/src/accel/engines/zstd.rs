@@ -1,0 +1,71 @@
+//! Zstandard (RFC 8878): one frame.
+
+use rackbus_spec::accel::Status;
+use zstd_safe::zstd_sys::ZSTD_EndDirective;
+use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer};
+
+use super::{Engine, Step};
+
+/// Compression level.
+const LEVEL: i32 = 1;
+/// Power of two of the bytes that a frame may look back: what a tenant's frame can make the engine keep.
+const WINDOW: u32 = 21;
+
+pub struct Compress(CCtx<'static>);
+
+impl Compress {
+    pub fn new() -> Result<Compress, Status> {
+        let mut context = CCtx::try_create().ok_or(Status::NoRoom)?;
+        for parameter in [CParameter::CompressionLevel(LEVEL), CParameter::WindowLog(WINDOW - 2)] {
+            context.set_parameter(parameter).map_err(|_| Status::EngineFailed)?;
+        }
+        Ok(Compress(context))
+    }
+}
+
+impl Engine for Compress {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+        let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
+        let end = match last {
+            true => ZSTD_EndDirective::ZSTD_e_end,
+            false => ZSTD_EndDirective::ZSTD_e_continue,
+        };
+        let left = self.0.compress_stream2(&mut target, &mut source, end);
+        let left = left.map_err(|_| Status::EngineFailed)?;
+        let finished = last && left == 0;
+        Ok(Step { read: source.pos(), written: target.pos(), finished })
+    }
+}
+
+pub struct Decompress {
+    context: DCtx<'static>,
+    /// The frame has ended.
+    over: bool,
+}
+
+impl Decompress {
+    pub fn new() -> Result<Decompress, Status> {
+        let mut context = DCtx::try_create().ok_or(Status::NoRoom)?;
+        let window = DParameter::WindowLogMax(WINDOW);
+        context.set_parameter(window).map_err(|_| Status::EngineFailed)?;
+        Ok(Decompress { context, over: false })
+    }
+}
+
+impl Engine for Decompress {
+    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<Step, Status> {
+        let room = out.len();
+        let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
+        if !self.over {
+            let more = self.context.decompress_stream(&mut target, &mut source);
+            self.over = more.map_err(|_| Status::CorruptInput)? == 0;
+        }
+        let (read, written) = (source.pos(), target.pos());
+        if self.over && read < input.len()
+            || !self.over && last && read == input.len() && written < room
+        {
+            return Err(Status::CorruptInput);
+        }
+        Ok(Step { read, written, finished: self.over && last })
+    }
+}

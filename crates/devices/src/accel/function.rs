@@ -1,0 +1,484 @@
+//! A virtual function: one tenant's way to the engines.
+//!
+//! It takes descriptors from the tenant's rings, checks them, and puts them before the pool; what comes
+//! back it completes. So a tenant's mistakes, and its floods, are dealt with on the thread of its own
+//! function. Memory is reached by the engines themselves, as long as the function has it: before
+//! mappings change, operations let go of theirs, and those that are not over look it up again.
+
+mod registers;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use rackbus_memory::{Access, DmaSlice};
+use rackbus_pci::operations::Tally;
+use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Operations, ResetKind, Work};
+use rackbus_qos::{Refused, ServiceLevel, TenantId, Usage};
+use rackbus_spec::accel::{
+    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Operation, Status, shadow,
+};
+use zeroize::Zeroizing;
+
+use super::engines::{Context, wipe_stack};
+use super::job::{Finished, Job, Order};
+use super::pool::{Outbox, Pool};
+use super::queue::Queue;
+use super::request::{self, Plan, check};
+use super::{CONTEXTS, QUEUES};
+
+/// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
+const BATCH: usize = 64;
+/// Operations of a function before the engines at most: each has the memory that it is about mapped.
+const MOST: usize = 4096;
+/// Contexts with patterns at most: each keeps an automaton.
+const PATTERNS: usize = 16;
+/// Bytes that a context is made of at most: of patterns without case, 64 KiB would take many seconds.
+const CONTEXT: u32 = 16 << 10;
+const VENDOR_ID: u16 = crate::nvme::VENDOR_ID;
+
+/// Names of the operations, for what is counted.
+const NAMES: [&str; OPERATIONS.len()] = {
+    let mut names = [""; OPERATIONS.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = OPERATIONS[at].name();
+        at += 1;
+    }
+    names
+};
+
+/// A tenant's function of an accelerator.
+#[derive(Debug)]
+pub struct Accelerator {
+    info: FunctionInfo,
+    pool: Arc<Pool>,
+    tenant: TenantId,
+    outbox: Arc<Outbox>,
+    operations: Operations,
+    running: bool,
+    shadow: u64,
+    queues: Vec<Queue>,
+    contexts: BTreeMap<u16, Arc<Context>>,
+    /// What is before the engines, by number.
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+    /// Some of those have no memory, because mappings changed.
+    let_go: bool,
+    /// The shadow doorbells say that it sleeps.
+    told_asleep: bool,
+    /// What users before this one have used.
+    recorded: Usage,
+}
+
+struct Pending {
+    queue: u16,
+    descriptor: Descriptor,
+    job: Arc<Job>,
+    begun: u64,
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("descriptor", &self.descriptor).finish_non_exhaustive()
+    }
+}
+
+/// Why a function cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceleratorError {
+    /// The engines cannot be started, or there are no descriptors left.
+    #[error("the engines cannot be started: {0}")]
+    Start(#[from] std::io::Error),
+    /// Its service level cannot be kept.
+    #[error(transparent)]
+    Level(#[from] Refused),
+}
+
+impl Accelerator {
+    /// The function of `tenant`, with its service level if it has one.
+    ///
+    /// # Errors
+    /// [`AcceleratorError`].
+    pub fn new(
+        pool: &Arc<Pool>,
+        tenant: TenantId,
+        level: Option<&ServiceLevel>,
+        serial: u64,
+    ) -> Result<Accelerator, AcceleratorError> {
+        pool.start()?;
+        pool.set_level(tenant, level)?;
+        let bar =
+            Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
+        let info = FunctionInfo {
+            vendor_id: VENDOR_ID,
+            device_id: DEVICE_ID,
+            subsystem_vendor_id: VENDOR_ID,
+            subsystem_id: DEVICE_ID,
+            revision: 1,
+            class: CLASS_CODE,
+            bars: vec![bar],
+            msix_vectors: QUEUES,
+            msi_vectors: 0,
+            serial,
+        };
+        Ok(Accelerator {
+            info,
+            pool: pool.clone(),
+            tenant,
+            outbox: Arc::new(Outbox::new()?),
+            operations: Operations::new(&NAMES),
+            running: false,
+            shadow: 0,
+            queues: vec![Queue::default(); usize::from(QUEUES)],
+            contexts: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            next: 0,
+            let_go: false,
+            told_asleep: false,
+            recorded: Usage::default(),
+        })
+    }
+
+    /// Gives up what is before the engines. On return nothing of it touches memory.
+    fn cancel(&mut self, which: impl Fn(&Pending) -> bool) {
+        self.pending.retain(|_, pending| {
+            let over = which(pending);
+            if over {
+                pending.job.cancel();
+            }
+            !over
+        });
+    }
+
+    /// As after power-on. Keys are wiped: operations that used them are over.
+    fn stop(&mut self) {
+        self.running = false;
+        self.cancel(|_| true);
+        self.pool.clear(self.tenant);
+        drop(self.outbox.take());
+        self.contexts.clear();
+        wipe_stack();
+        self.queues.fill(Queue::default());
+        self.shadow = 0;
+        (self.let_go, self.told_asleep) = (false, false);
+    }
+
+    /// Writes down what the user that goes has used.
+    fn record(&mut self) {
+        let usage = self.pool.usage(self.tenant).unwrap_or_default();
+        let before = std::mem::replace(&mut self.recorded, usage);
+        if usage.operations == before.operations {
+            return;
+        }
+        let level = self.pool.level(self.tenant).map(|level| level.to_string());
+        tracing::info!(
+            level = level.as_deref().unwrap_or("none"),
+            operations = usage.operations - before.operations,
+            ingress = usage.ingress - before.ingress,
+            egress = usage.egress - before.egress,
+            engine_ns = usage.engine_ns - before.engine_ns,
+            throttled_ns = usage.throttled_ns - before.throttled_ns,
+            "a user of the accelerator goes"
+        );
+    }
+
+    /// The shadow doorbells, where the tenant has them.
+    fn shadow<'a>(&self, bus: &Bus<'a>) -> Option<DmaSlice<'a>> {
+        if self.shadow == 0 || !self.running {
+            return None;
+        }
+        let page = bus.dma.slice(self.shadow, shadow::SIZE, Access::READ | Access::WRITE).ok()?;
+        self.shadow.is_multiple_of(shadow::SIZE as u64).then_some(page)
+    }
+
+    /// Takes the doorbells from the shadow page. True when that has anything new.
+    fn look(&mut self, page: DmaSlice<'_>) {
+        for (number, queue) in self.queues.iter_mut().enumerate().filter(|(_, q)| q.is_on()) {
+            let at = shadow::DOORBELL + number * shadow::STRIDE;
+            let tail = page.load_u32(at, Ordering::Acquire);
+            let head = page.load_u32(at + 4, Ordering::Acquire);
+            if let (Some(tail), Some(head)) = (tail, head) {
+                queue.ring(tail, head);
+            }
+        }
+    }
+
+    fn tell_asleep(&mut self, page: DmaSlice<'_>, asleep: bool) {
+        if self.told_asleep != asleep {
+            self.told_asleep = asleep;
+            page.store_u32(shadow::ASLEEP, asleep.into(), Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Takes descriptors from a queue.
+    fn take(&mut self, bus: &Bus<'_>, number: u16) -> bool {
+        let mut jobs = Vec::new();
+        let mut some = false;
+        for _ in 0..BATCH.min(MOST.saturating_sub(self.pending.len())) {
+            let Some(descriptor) = self.queues[usize::from(number)].fetch(bus) else { break };
+            some = true;
+            match self.begin(bus, number, &descriptor) {
+                Ok(Begun::Job(job)) => jobs.push((job, 0)),
+                Ok(Begun::Over(value)) => {
+                    let operation = descriptor.stages[0];
+                    self.count(operation, 0, true, bus.user.ticks(), bus.user.ticks());
+                    self.complete(bus, number, descriptor.id, Status::Success, 0, value);
+                }
+                Err(status) => {
+                    self.count(descriptor.stages[0], 0, false, 0, 0);
+                    self.complete(bus, number, descriptor.id, status, 0, 0);
+                }
+            }
+            // Patterns may take long to compile, and who takes the function back waits for that.
+            if descriptor.stages[0] == Operation::CreateContext as u8 {
+                break;
+            }
+        }
+        self.pool.submit(self.tenant, number, jobs);
+        some
+    }
+
+    fn begin(&mut self, bus: &Bus<'_>, queue: u16, from: &Descriptor) -> Result<Begun, Status> {
+        let plan = check(from)?;
+        match plan.operations() {
+            [Operation::CreateContext, of] => {
+                return self.create_context(bus, *of, from).map(|n| Begun::Over(n.into()));
+            }
+            [Operation::DestroyContext] => {
+                let gone = self.contexts.remove(&from.contexts[0]);
+                return gone.map(|_| Begun::Over(0)).ok_or(Status::InvalidContext);
+            }
+            _ => {}
+        }
+        let start = request::start(&plan, from, &self.contexts)?;
+        let memory = request::memory(bus.dma, from)?;
+        let number = self.next;
+        self.next += 1;
+        let order = Order {
+            number,
+            kind: from.stages[0],
+            profile_ns: self.profile_ns(&plan, from),
+            start,
+            memory,
+        };
+        let job = Arc::new(Job::new(order, self.outbox.clone()));
+        let begun = bus.user.ticks();
+        let pending = Pending { queue, descriptor: *from, job: job.clone(), begun };
+        self.pending.insert(number, pending);
+        Ok(Begun::Job(job))
+    }
+
+    /// What the profiles say that a descriptor costs, before anything is known of its content.
+    fn profile_ns(&self, plan: &Plan, from: &Descriptor) -> f64 {
+        let cost = |operation: &Operation| {
+            let profile = self.pool.profiles()?.get(operation.name())?;
+            Some(profile.cost_ns(from.input_length.into(), 1000))
+        };
+        plan.operations().iter().filter_map(cost).sum()
+    }
+
+    fn create_context(
+        &mut self,
+        bus: &Bus<'_>,
+        of: Operation,
+        from: &Descriptor,
+    ) -> Result<u16, Status> {
+        if from.input_length > CONTEXT {
+            return Err(Status::InvalidField);
+        }
+        let handle = (1..=CONTEXTS).find(|handle| !self.contexts.contains_key(handle));
+        let handle = handle.ok_or(Status::NoRoom)?;
+        let patterns = |context: &&Arc<Context>| matches!(&***context, Context::Patterns(_));
+        let full = self.contexts.values().filter(patterns).count() >= PATTERNS;
+        if of == Operation::RegexScan && full {
+            return Err(Status::NoRoom);
+        }
+        let (input, _) = request::memory(bus.dma, from)?;
+        let mut data = Zeroizing::new(vec![0; input.len()]);
+        input.read(0, &mut data);
+        self.contexts.insert(handle, Arc::new(Context::new(of, &data)?));
+        Ok(handle)
+    }
+
+    /// An operation has come back from the engines.
+    fn finish(&mut self, bus: &Bus<'_>, finished: Finished) {
+        let Some(pending) = self.pending.remove(&finished.number) else { return };
+        let Finished { status, written, engine_ns, .. } = finished;
+        let good = status == Status::Success;
+        let Pending { queue, descriptor, begun, .. } = pending;
+        let bytes = u64::from(descriptor.input_length);
+        self.count(descriptor.stages[0], bytes, good, begun, bus.user.ticks());
+        let value = u32::try_from(engine_ns).unwrap_or(u32::MAX);
+        self.complete(bus, queue, descriptor.id, status, written as u32, value);
+    }
+
+    fn complete(
+        &mut self,
+        bus: &Bus<'_>,
+        queue: u16,
+        id: u16,
+        status: Status,
+        output: u32,
+        value: u32,
+    ) {
+        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+            queue.complete(bus, id, status, output, value);
+        }
+    }
+
+    fn count(&self, operation: u8, bytes: u64, good: bool, begun: u64, ended: u64) {
+        let mut tally = Tally::default();
+        tally.count(bytes, good);
+        let kind = usize::from(operation).wrapping_sub(1);
+        self.operations.add(kind, tally, ended.saturating_sub(begun));
+    }
+
+    /// Mappings have changed: what is before the engines looks up its memory again.
+    fn take_up(&mut self, bus: &Bus<'_>) {
+        self.let_go = false;
+        let mut gone = Vec::new();
+        let mut again = Vec::new();
+        for (number, pending) in self.pending.iter().filter(|(_, p)| p.job.is_let_go()) {
+            match request::memory(bus.dma, &pending.descriptor) {
+                // A list that has changed meanwhile is not what was begun.
+                Ok((input, output))
+                    if input.len() == pending.job.input_length
+                        && output.len() == pending.job.output_length =>
+                {
+                    if let Some(done) = pending.job.take_up((input, output)) {
+                        again.push((pending.queue, pending.job.clone(), done));
+                    }
+                }
+                Ok(_) => gone.push((*number, Status::InvalidField)),
+                Err(status) => gone.push((*number, status)),
+            }
+        }
+        for (queue, job, done) in again {
+            self.pool.submit(self.tenant, queue, vec![(job, done)]);
+        }
+        for (number, status) in gone {
+            if let Some(pending) = self.pending.get(&number) {
+                pending.job.cancel();
+            }
+            self.finish(bus, Finished { number, status, written: 0, engine_ns: 0 });
+        }
+    }
+
+    fn interrupt(&mut self, bus: &Bus<'_>) {
+        for queue in &mut self.queues {
+            if std::mem::take(&mut queue.news)
+                && let Ok(vector) = u16::try_from(queue.vector)
+            {
+                bus.irq.trigger(vector);
+            }
+        }
+    }
+}
+
+/// What became of a descriptor at once.
+enum Begun {
+    /// Engines are to do it.
+    Job(Arc<Job>),
+    /// It is done, with this as the completion's value.
+    Over(u32),
+}
+
+impl Function for Accelerator {
+    fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+
+    fn operations(&self) -> Operations {
+        self.operations.clone()
+    }
+
+    fn bar_read(&mut self, _bus: &Bus<'_>, _bar: u8, offset: u64, data: &mut [u8]) {
+        if !offset.is_multiple_of(4) {
+            return;
+        }
+        for (at, word) in (offset..).step_by(4).zip(data.chunks_exact_mut(4)) {
+            word.copy_from_slice(&self.read4(at).to_le_bytes());
+        }
+    }
+
+    fn bar_write(&mut self, _bus: &Bus<'_>, _bar: u8, offset: u64, data: &[u8]) {
+        if !offset.is_multiple_of(4) {
+            return;
+        }
+        for (at, word) in (offset..).step_by(4).zip(data.chunks_exact(4)) {
+            let mut value = [0; 4];
+            value.copy_from_slice(word);
+            self.write4(at, u32::from_le_bytes(value));
+        }
+    }
+
+    fn reset(&mut self, _bus: &Bus<'_>, kind: ResetKind) {
+        self.stop();
+        if kind == ResetKind::Scrub {
+            self.record();
+        }
+    }
+
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        let finished = self.outbox.take();
+        if !self.running {
+            return Work::Asleep(None);
+        }
+        bus.user.before_access();
+        if self.let_go {
+            self.take_up(bus);
+        }
+        let page = self.shadow(bus);
+        if let Some(page) = page {
+            self.tell_asleep(page, false);
+            self.look(page);
+        }
+        let mut some = !finished.is_empty();
+        for finished in finished {
+            self.finish(bus, finished);
+        }
+        for number in 0..QUEUES {
+            if self.queues[usize::from(number)].has_work() {
+                some |= self.take(bus, number);
+            }
+        }
+        self.interrupt(bus);
+        match some {
+            true => Work::Done,
+            false if page.is_some() || !self.pending.is_empty() => Work::Idle,
+            false => Work::Asleep(None),
+        }
+    }
+
+    fn park(&mut self, bus: &Bus<'_>) -> bool {
+        if let Some(page) = self.shadow(bus) {
+            self.tell_asleep(page, true);
+            self.look(page);
+        }
+        // With as many before the engines as may be, the next one that ends rings.
+        let full = self.pending.len() >= MOST;
+        let idle = full || !self.queues.iter().any(Queue::has_work);
+        self.outbox.sleep() && idle
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.outbox.event().as_fd())
+    }
+
+    fn quiesce(&mut self, _bus: &Bus<'_>) {
+        for pending in self.pending.values() {
+            pending.job.let_go();
+        }
+        self.let_go = !self.pending.is_empty();
+    }
+}
+
+impl Drop for Accelerator {
+    fn drop(&mut self) {
+        self.stop();
+        self.pool.leave(self.tenant);
+    }
+}

@@ -1,0 +1,224 @@
+//! An operation between a function, which took it from a ring, and the engines that do it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_qos::Piece;
+use rackbus_spec::accel::Status;
+
+use super::gather::Gather;
+use super::pipeline::Pipeline;
+use super::pool::Outbox;
+
+/// Input bytes that an engine takes at once: what stays in a processor's first caches.
+pub const CHUNK: usize = 16 << 10;
+
+/// An operation.
+pub struct Job {
+    /// Its function's name for it.
+    pub number: u64,
+    /// Bytes of its input.
+    pub input_length: usize,
+    /// Bytes that its output has room for.
+    pub output_length: usize,
+    /// The estimate that it counts for: its first operation.
+    pub kind: u8,
+    /// What it costs by the profiles, in nanoseconds.
+    pub profile_ns: f64,
+    pub outbox: Arc<Outbox>,
+    state: Mutex<State>,
+}
+
+/// Begins an operation's engines.
+pub type Start = Box<dyn FnOnce() -> Result<Pipeline, Status> + Send>;
+
+/// The engines of an operation.
+enum Engines {
+    /// They have not begun.
+    Waiting(Start),
+    Running(Pipeline),
+    /// The operation has ended, or was given up.
+    Over,
+}
+
+struct State {
+    engines: Engines,
+    /// Its memory; none while mappings change.
+    memory: Option<(Gather, Gather)>,
+    read: usize,
+    written: usize,
+    engine_ns: u64,
+    /// An engine found no memory and gave it up.
+    waits: bool,
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// The function's name for it.
+    pub number: u64,
+    /// How.
+    pub status: Status,
+    /// Bytes of output.
+    pub written: usize,
+    /// Engine time that it took, in nanoseconds.
+    pub engine_ns: u64,
+}
+
+/// What an engine's turn with an operation did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ran {
+    /// Input bytes.
+    pub read: usize,
+    /// Output bytes.
+    pub written: usize,
+    /// There is nothing more to do, for now at least.
+    pub over: bool,
+    /// It has ended, so.
+    pub status: Option<Status>,
+}
+
+/// What an operation is about, for [`Job::new`].
+pub struct Order {
+    pub number: u64,
+    pub kind: u8,
+    pub profile_ns: f64,
+    pub start: Start,
+    pub memory: (Gather, Gather),
+}
+
+impl Job {
+    pub fn new(order: Order, outbox: Arc<Outbox>) -> Job {
+        let Order { number, kind, profile_ns, start, memory } = order;
+        Job {
+            number,
+            input_length: memory.0.len(),
+            output_length: memory.1.len(),
+            kind,
+            profile_ns,
+            outbox,
+            state: Mutex::new(State {
+                engines: Engines::Waiting(start),
+                memory: Some(memory),
+                read: 0,
+                written: 0,
+                engine_ns: 0,
+                waits: false,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `piece` of it, as long as `goes_on` says so. `scratch` is the engine's own memory.
+    pub fn run(&self, piece: &Piece, scratch: &mut [u8], mut goes_on: impl FnMut() -> bool) -> Ran {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let none = Ran { read: 0, written: 0, over: true, status: None };
+        let Some((input, output)) = &state.memory else {
+            state.waits = !matches!(state.engines, Engines::Over);
+            return none;
+        };
+        let begun = match std::mem::replace(&mut state.engines, Engines::Over) {
+            Engines::Over => return none,
+            Engines::Running(pipeline) => Ok(pipeline),
+            Engines::Waiting(start) => start(),
+        };
+        let mut pipeline = match begun {
+            Ok(pipeline) => pipeline,
+            Err(status) => return Ran { status: Some(status), ..none },
+        };
+        let (first, before) = (state.read, state.written);
+        let (mut read, mut written) = (state.read, state.written);
+        let end = first.saturating_add(usize::try_from(piece.length).unwrap_or(usize::MAX));
+        let end = end.min(self.input_length);
+        // Whatever an engine does with what a tenant sent, it harms that operation alone.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut fed_last = self.input_length == 0 || read == self.input_length;
+            if self.input_length == 0 {
+                pipeline.feed(0, true, |_| {});
+            }
+            loop {
+                let progress = pipeline.pump(scratch, &mut goes_on)?;
+                if progress.written > self.output_length - written {
+                    return Err(Status::OutputTooSmall);
+                }
+                output.write(written, &scratch[..progress.written]);
+                written += progress.written;
+                if progress.finished {
+                    return Ok(true);
+                }
+                if progress.hungry {
+                    if fed_last {
+                        return Err(Status::CorruptInput);
+                    }
+                    if read == end {
+                        return Ok(false);
+                    }
+                }
+                if !goes_on() {
+                    return Ok(false);
+                }
+                if progress.hungry {
+                    let count = (end - read).min(CHUNK);
+                    fed_last = read + count == self.input_length;
+                    pipeline.feed(count, fed_last, |to| input.read(read, to));
+                    read += count;
+                }
+            }
+        }));
+        let outcome = outcome.unwrap_or(Err(Status::EngineFailed));
+        let status = match outcome {
+            Ok(false) => None,
+            Ok(true) => Some(Status::Success),
+            Err(status) => {
+                // Nothing is put out that was not found to be authentic.
+                if status == Status::NotAuthentic {
+                    output.clear(written);
+                }
+                written = before;
+                Some(status)
+            }
+        };
+        (state.read, state.written) = (read, written);
+        // Of an operation that has ended, what is in its engines, keys too, goes now.
+        if status.is_none() {
+            state.engines = Engines::Running(pipeline);
+        }
+        Ran { read: read - first, written: written - before, over: status.is_some(), status }
+    }
+
+    /// Adds engine time; how it ended, with that.
+    pub fn account(&self, engine_ns: u64, status: Option<Status>) -> Option<Finished> {
+        let mut state = self.lock();
+        state.engine_ns += engine_ns;
+        let written = if status == Some(Status::Success) { state.written } else { 0 };
+        let (number, engine_ns) = (self.number, state.engine_ns);
+        status.map(|status| Finished { number, status, written, engine_ns })
+    }
+
+    /// Its memory is about to change. On return nothing touches it.
+    pub fn let_go(&self) {
+        self.lock().memory = None;
+    }
+
+    /// It has memory again. Where an engine gave it up meanwhile: how much input is done, to go on there.
+    pub fn take_up(&self, memory: (Gather, Gather)) -> Option<usize> {
+        let mut state = self.lock();
+        state.memory = Some(memory);
+        std::mem::take(&mut state.waits).then_some(state.read)
+    }
+
+    /// Whether it has no memory now.
+    pub fn is_let_go(&self) -> bool {
+        self.lock().memory.is_none()
+    }
+
+    /// Gives it up. On return nothing touches its memory, and its keys are wiped.
+    pub fn cancel(&self) {
+        let mut state = self.lock();
+        (state.engines, state.memory, state.waits) = (Engines::Over, None, false);
+    }
+}

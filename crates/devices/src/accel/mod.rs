@@ -1,0 +1,39 @@
+//! Accelerators that tenants share: each has a virtual function of its own, with rings in its memory,
+//! and all of a device's functions lead to one pool of engines behind one shaper.
+//!
+//! * [`class`]: what the rack file says of one.
+//! * [`function`]: a virtual function: registers, doorbells, interrupts. `queue`: a queue pair of it.
+//!   `request`: what a descriptor asks for, checked.
+//! * [`pool`]: the engines' threads, and the shaper ([`rackbus_qos`]) that they ask what to do.
+//!   `job`: an operation between the two. `pipeline`: its engines, one behind the other.
+//! * [`engines`]: what is computed. [`profile`]: what that costs here, measured.
+
+pub mod class;
+pub mod engines;
+pub mod function;
+mod gather;
+mod job;
+mod pipeline;
+pub mod pool;
+pub mod profile;
+mod queue;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+pub use class::AcceleratorClass;
+pub use function::Accelerator;
+pub use pool::{Pool, PoolOptions};
+pub use request::{Plan, check};
+
+/// The name of the class.
+pub const CLASS: &str = "accelerator";
+/// Queue pairs of a function.
+pub const QUEUES: u16 = 8;
+/// Entries of a ring at most.
+pub const ENTRIES: u16 = 4096;
+/// Contexts of a function at most.
+pub const CONTEXTS: u16 = 256;
+/// Bytes of a message at most.
+pub const LARGEST: u32 = rackbus_qos::level::LARGEST as u32;

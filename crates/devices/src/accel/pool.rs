@@ -1,0 +1,392 @@
+//! The engines of a device: threads that ask the shaper what to do next.
+//!
+//! All functions of the device put their operations here. [`rackbus_qos`] decides; what is measured is
+//! the processor time of the engine's thread, so that what else runs on the machine is not charged to
+//! a tenant.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::Event;
+use rackbus_qos::{
+    Admission, Arbiter, Capacity, Done, Estimate, Message, Next, Profile, Refused, ServiceLevel,
+    Settings, Share, TenantId, Turn, Usage,
+};
+
+use super::job::{CHUNK, Finished, Job, Ran};
+use super::profile::{engine_clock, measure_all};
+
+/// Input bytes between two places where an operation can be interrupted.
+const GRANULE: u64 = 4096;
+/// An idle engine looks for work so long before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// How a device's engines are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Engines that work at the same time.
+    pub workers: u32,
+    /// Engine time of a turn, in nanoseconds.
+    pub slice_ns: u64,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions { workers: 1, slice_ns: 50_000 }
+    }
+}
+
+/// Where an operation's end is told.
+#[derive(Debug)]
+pub struct Outbox {
+    finished: Mutex<Vec<Finished>>,
+    some: AtomicBool,
+    asleep: AtomicBool,
+    event: Event,
+}
+
+impl Outbox {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn new() -> std::io::Result<Outbox> {
+        let (finished, some, asleep) = Default::default();
+        Ok(Outbox { finished, some, asleep, event: Event::new()? })
+    }
+
+    /// Rings from now on when something is put in; false when something is in there.
+    pub fn sleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        !self.some.load(Ordering::SeqCst)
+    }
+
+    /// What rings.
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+
+    /// What has come.
+    pub fn take(&self) -> Vec<Finished> {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.event.drain();
+        }
+        if !self.some.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put(&self, finished: Finished) {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(finished);
+        self.some.store(true, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) {
+            self.event.ring();
+        }
+    }
+}
+
+/// The engines of one device, and its shaper.
+#[derive(Debug)]
+pub struct Pool {
+    options: PoolOptions,
+    shared: Mutex<Shared>,
+    work: Condvar,
+    /// Counts what is submitted, for those who look for work.
+    submitted: AtomicU64,
+    begun: Instant,
+    started: OnceLock<Started>,
+    this: Weak<Pool>,
+}
+
+/// What came of starting the engines.
+#[derive(Debug)]
+struct Started {
+    /// What operations cost.
+    profiles: BTreeMap<String, Profile>,
+    /// Why there are fewer engines than there should be.
+    failed: Option<String>,
+}
+
+struct Shared {
+    arbiter: Arbiter,
+    admission: Admission,
+    jobs: BTreeMap<u64, Arc<Job>>,
+    estimates: BTreeMap<(TenantId, u8), Estimate>,
+    next_tag: u64,
+    sleeping: u32,
+    /// Operations whose engine failed.
+    failed: u64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("jobs", &self.jobs.len()).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool whose engines start when they are first needed.
+    pub fn new(options: PoolOptions) -> Arc<Pool> {
+        let PoolOptions { workers, slice_ns } = options;
+        let settings = Settings { slice_ns, workers, ..Settings::default() };
+        let capacity = Capacity { workers, ingress: None, egress: None };
+        Arc::new_cyclic(|this| Pool {
+            options,
+            shared: Mutex::new(Shared {
+                arbiter: Arbiter::new(settings),
+                admission: Admission::new(capacity, BTreeMap::new()),
+                jobs: BTreeMap::new(),
+                estimates: BTreeMap::new(),
+                next_tag: 0,
+                sleeping: 0,
+                failed: 0,
+            }),
+            work: Condvar::new(),
+            submitted: AtomicU64::new(0),
+            begun: Instant::now(),
+            started: OnceLock::new(),
+            this: this.clone(),
+        })
+    }
+
+    /// Measures what operations cost, and starts the engines, once.
+    ///
+    /// # Errors
+    /// When threads cannot be had: for every function of the device, which would wait for engines that there
+    /// are not.
+    pub fn start(&self) -> std::io::Result<()> {
+        let started = self.started.get_or_init(|| {
+            let mut failed = None;
+            let profiles = measure_all();
+            let capacity = Capacity { workers: self.options.workers, ingress: None, egress: None };
+            self.lock().admission = Admission::new(capacity, profiles.clone());
+            for number in 0..self.options.workers {
+                let pool = self.this.clone();
+                let thread = std::thread::Builder::new().name(format!("accel {number}"));
+                let cause = thread.spawn(move || work(&pool)).err();
+                failed = cause.map(|cause| cause.to_string()).or(failed);
+            }
+            Started { profiles, failed }
+        });
+        match &started.failed {
+            Some(cause) => Err(std::io::Error::other(cause.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// What operations cost here, by name; nothing before it is started.
+    pub fn profiles(&self) -> Option<&BTreeMap<String, Profile>> {
+        self.started.get().map(|started| &started.profiles)
+    }
+
+    /// How the engines are run.
+    pub fn options(&self) -> &PoolOptions {
+        &self.options
+    }
+
+    /// A tenant comes, or has another level: the one it asks for, or a part of what is left.
+    ///
+    /// # Errors
+    /// [`Refused`], with what would fit; the tenant has what it had.
+    pub fn set_level(&self, tenant: TenantId, level: Option<&ServiceLevel>) -> Result<(), Refused> {
+        let mut shared = self.lock();
+        let share = match level {
+            Some(level) => shared.admission.admit(tenant.0.into(), level)?,
+            None => {
+                shared.admission.release(tenant.0.into());
+                Share::default()
+            }
+        };
+        let now = self.now_ns();
+        shared.arbiter.set(tenant, share, now);
+        self.work.notify_all();
+        Ok(())
+    }
+
+    /// A tenant goes: what it waits for is not done any more. Its level is free.
+    pub fn leave(&self, tenant: TenantId) {
+        let mut shared = self.lock();
+        for message in shared.arbiter.remove(tenant) {
+            shared.jobs.remove(&message.tag);
+        }
+        shared.admission.release(tenant.0.into());
+        shared.estimates.retain(|(of, _), _| *of != tenant);
+    }
+
+    /// Nothing that a tenant waits for is done any more.
+    pub fn clear(&self, tenant: TenantId) {
+        let mut shared = self.lock();
+        for message in shared.arbiter.clear(tenant) {
+            shared.jobs.remove(&message.tag);
+        }
+        shared.estimates.retain(|(of, _), _| *of != tenant);
+    }
+
+    /// Nothing that a tenant waits for in one of its queues is done any more.
+    pub fn clear_queue(&self, tenant: TenantId, queue: u16) {
+        let mut shared = self.lock();
+        for message in shared.arbiter.clear_queue(tenant, queue) {
+            shared.jobs.remove(&message.tag);
+        }
+    }
+
+    /// Operations before the engines.
+    pub fn waiting(&self) -> usize {
+        self.lock().jobs.len()
+    }
+
+    /// What a tenant has used since it came.
+    pub fn usage(&self, tenant: TenantId) -> Option<Usage> {
+        self.lock().arbiter.usage(tenant)
+    }
+
+    /// The level that a tenant has.
+    pub fn level(&self, tenant: TenantId) -> Option<ServiceLevel> {
+        self.lock().admission.level(tenant.0.into()).cloned()
+    }
+
+    /// Operations whose engine failed.
+    pub fn failed(&self) -> u64 {
+        self.lock().failed
+    }
+
+    /// Puts an operation before the engines, of which so many input bytes are done.
+    pub fn submit(&self, tenant: TenantId, queue: u16, jobs: Vec<(Arc<Job>, usize)>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let count = jobs.len();
+        let mut shared = self.lock();
+        let now = self.now_ns();
+        for (job, done) in jobs {
+            let tag = shared.next_tag;
+            shared.next_tag += 1;
+            let factor = shared.estimates.get(&(tenant, job.kind)).map_or(1.0, Estimate::factor);
+            let message = Message {
+                tag,
+                ingress: job.input_length as u64,
+                egress: job.output_length as u64,
+                cost_ns: (job.profile_ns * factor) as u64,
+                granule: GRANULE,
+                done: done as u64,
+            };
+            shared.jobs.insert(tag, job);
+            if !shared.arbiter.submit(tenant, queue, message, now) {
+                shared.jobs.remove(&tag);
+            }
+        }
+        self.submitted.fetch_add(1, Ordering::Release);
+        match (shared.sleeping, count) {
+            (0, _) => {}
+            (_, 1) => self.work.notify_one(),
+            // There is something for more than one.
+            _ => self.work.notify_all(),
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next turn and its operations, if there is one before long.
+    fn next(&self) -> Option<(Turn, Vec<Option<Arc<Job>>>)> {
+        let seen = self.submitted.load(Ordering::Acquire);
+        let mut shared = self.lock();
+        let wait = match shared.arbiter.next(self.now_ns()) {
+            Next::Run(turn) => {
+                let jobs = &shared.jobs;
+                let of = |piece: &rackbus_qos::Piece| jobs.get(&piece.message.tag).cloned();
+                let jobs = turn.pieces.iter().map(of).collect();
+                return Some((turn, jobs));
+            }
+            Next::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
+            Next::Idle => Duration::MAX,
+        };
+        drop(shared);
+        let spun = Instant::now();
+        while spun.elapsed() < SPIN.min(wait) {
+            if self.submitted.load(Ordering::Acquire) != seen {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+        let mut shared = self.lock();
+        if self.submitted.load(Ordering::Acquire) != seen {
+            return None;
+        }
+        shared.sleeping += 1;
+        // Now and then it looks whether the device is still there.
+        let limit = wait.saturating_sub(SPIN).min(Duration::from_millis(200));
+        let woken = self.work.wait_timeout(shared, limit);
+        woken.unwrap_or_else(PoisonError::into_inner).0.sleeping -= 1;
+        None
+    }
+
+    /// Does a turn.
+    fn run(&self, mut turn: Turn, jobs: &[Option<Arc<Job>>], scratch: &mut [u8]) {
+        let (begun, before) = (Instant::now(), engine_clock());
+        let budget = Duration::from_nanos(turn.budget_ns);
+        let mut ran = Vec::with_capacity(jobs.len());
+        for (piece, job) in turn.pieces.iter_mut().zip(jobs) {
+            let none = Ran { read: 0, written: 0, over: true, status: None };
+            let done = job
+                .as_ref()
+                .map_or(none, |job| job.run(piece, scratch, || begun.elapsed() < budget));
+            (piece.length, piece.over) = (done.read as u64, done.over);
+            ran.push(done);
+        }
+        let engine_ns = engine_clock().saturating_sub(before);
+        let each = engine_ns / (jobs.len() as u64).max(1);
+        let mut profile_ns = 0.0;
+        let mut finished = Vec::new();
+        for (done, job) in ran.iter().zip(jobs) {
+            let Some(job) = job else { continue };
+            let part = done.read as f64 / (job.input_length as f64).max(1.0);
+            profile_ns += job.profile_ns * if job.input_length == 0 { 1.0 } else { part };
+            if let Some(end) = job.account(each, done.status) {
+                finished.push((job, end));
+            }
+        }
+        let egress = ran.iter().map(|done| done.written as u64).sum();
+        {
+            let mut shared = self.lock();
+            let now = self.now_ns();
+            shared.arbiter.complete(&turn, Done { engine_ns, egress }, now);
+            if let Some(Some(job)) = jobs.first()
+                && shared.arbiter.share(turn.tenant).is_some()
+            {
+                let key = (turn.tenant, job.kind);
+                shared.estimates.entry(key).or_default().observe(profile_ns, engine_ns);
+            }
+            // Of a tenant that has gone meanwhile, nothing goes on.
+            let gone = shared.arbiter.share(turn.tenant).is_none();
+            for piece in turn.pieces.iter().filter(|piece| piece.over || gone) {
+                shared.jobs.remove(&piece.message.tag);
+            }
+            let failures = finished.iter().filter(|(_, end)| end.status as u8 == FAILED).count();
+            shared.failed += failures as u64;
+        }
+        for (job, end) in finished {
+            job.outbox.put(end);
+        }
+    }
+}
+
+const FAILED: u8 = rackbus_spec::accel::Status::EngineFailed as u8;
+
+/// An engine: works as long as its device is there.
+fn work(pool: &Weak<Pool>) {
+    let mut scratch = vec![0; 2 * CHUNK];
+    while let Some(pool) = pool.upgrade() {
+        if let Some((turn, jobs)) = pool.next() {
+            pool.run(turn, &jobs, &mut scratch);
+        }
+    }
+}

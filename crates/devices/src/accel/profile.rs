@@ -1,0 +1,182 @@
+//! What operations cost on this machine's processors, measured.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_qos::{Point, Profile};
+use rackbus_spec::accel::{OPERATIONS, Operation, Status};
+use rustix::time::{ClockId, clock_gettime};
+use zeroize::Zeroizing;
+
+use super::engines::{self, Context, Request};
+use super::job::CHUNK;
+use super::pipeline::Pipeline;
+
+/// What is in the messages that are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Zero bytes.
+    Zeroes,
+    /// Words, as a log or a page has them.
+    Text,
+    /// Nothing that repeats.
+    Noise,
+}
+
+/// All contents.
+pub const CONTENTS: [Content; 3] = [Content::Zeroes, Content::Text, Content::Noise];
+
+/// Sizes that a device measures when it starts, in bytes.
+const SIZES: [usize; 3] = [64, 4096, 65_536];
+/// Rounds of a measurement at least: the first ones find nothing in the caches.
+const ROUNDS: u32 = 5;
+/// For how long it measures each, at least.
+const SHORT: Duration = Duration::from_micros(300);
+
+/// The operations that tenants can rent: those on contexts are the function's own.
+pub fn rentable() -> impl Iterator<Item = Operation> {
+    let managed = [Operation::CreateContext, Operation::DestroyContext];
+    OPERATIONS.into_iter().filter(move |operation| !managed.contains(operation))
+}
+
+/// Profiles of all operations, by name. Takes some tenths of a second.
+pub fn measure_all() -> BTreeMap<String, Profile> {
+    let measured = rentable().filter_map(|operation| {
+        let points = CONTENTS.into_iter().flat_map(|content| of_content(operation, content));
+        let profile = Profile::new(points.collect()).ok()?;
+        Some((operation.name().to_owned(), profile))
+    });
+    measured.collect()
+}
+
+/// Costs of one content by size. Small messages of it have other ratios than large ones (a header, a
+/// digest), and are still of one kind: that of the largest.
+fn of_content(operation: Operation, content: Content) -> Vec<Point> {
+    let sizes = SIZES.into_iter();
+    let points = sizes.filter_map(|size| measure(operation, size, content, SHORT).ok());
+    let points: Vec<Point> = points.collect();
+    let ratio = points.last().map_or(0, |point| point.ratio);
+    points.into_iter().map(|point| Point { ratio, ..point }).collect()
+}
+
+/// Engine time that the calling thread used so far, in nanoseconds.
+pub(crate) fn engine_clock() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Measures one operation on messages that were `size` bytes, or become so where it reverses another,
+/// for `length` of processor time at least.
+///
+/// # Errors
+/// The status with which the operation ended.
+pub fn measure(
+    operation: Operation,
+    size: usize,
+    content: Content,
+    length: Duration,
+) -> Result<Point, Status> {
+    let context = context(operation).map(Arc::new);
+    let message = message(operation, size, content, context.as_deref())?;
+    let mut out = vec![0; 4 * CHUNK];
+    let mut written = run(operation, &message, context.as_deref(), &mut out)?;
+    let (mut best, mut count, mut rounds) = (f64::MAX, 1u32, 0);
+    let begun = engine_clock();
+    let length = length.as_nanos() as u64;
+    // The least of some rounds: what others on the processor do only adds.
+    loop {
+        let before = engine_clock();
+        for _ in 0..count {
+            written = run(operation, &message, context.as_deref(), &mut out)?;
+        }
+        let passed = engine_clock().saturating_sub(before);
+        if passed < 20_000 && count < 1 << 20 {
+            // Shorter than what the clock itself takes.
+            count *= 2;
+            continue;
+        }
+        best = best.min(passed as f64 / f64::from(count));
+        rounds += 1;
+        if rounds >= ROUNDS && engine_clock().saturating_sub(begun) >= length {
+            break;
+        }
+    }
+    let ratio = (written as f64 * 1000.0 / message.len().max(1) as f64).min(f64::from(u32::MAX));
+    Ok(Point { message: message.len() as u64, ratio: ratio as u32, cost_ns: best.max(1.0) })
+}
+
+fn run(
+    operation: Operation,
+    message: &[u8],
+    context: Option<&Context>,
+    out: &mut [u8],
+) -> Result<usize, Status> {
+    let request = Request { context, ..Request::default() };
+    let mut pipeline = Pipeline::new(vec![engines::begin(operation, &request)?]);
+    let (mut read, mut written) = (0, 0);
+    loop {
+        let progress = pipeline.pump(out, &mut || true)?;
+        written += progress.written;
+        if progress.finished {
+            return Ok(written);
+        }
+        if progress.hungry {
+            let count = (message.len() - read).min(CHUNK);
+            let last = read + count == message.len();
+            pipeline.feed(count, last, |to| to.copy_from_slice(&message[read..read + count]));
+            read += count;
+        }
+    }
+}
+
+fn context(operation: Operation) -> Option<Context> {
+    let data: &[u8] = match operation {
+        Operation::RegexScan => b"error [0-9]+\nGET /[a-z]+\n(foo|bar)baz",
+        _ => &[7; 32],
+    };
+    Context::new(operation, &Zeroizing::new(data.to_vec())).ok()
+}
+
+/// A message for `operation`: what it reverses is done first.
+fn message(
+    operation: Operation,
+    size: usize,
+    content: Content,
+    context: Option<&Context>,
+) -> Result<Vec<u8>, Status> {
+    let plain = plain(size, content);
+    let forward = match operation {
+        Operation::Inflate => Operation::Deflate,
+        Operation::ZstdDecompress => Operation::ZstdCompress,
+        Operation::Lz4Decompress => Operation::Lz4Compress,
+        Operation::Aes256GcmOpen => Operation::Aes256GcmSeal,
+        _ => return Ok(plain),
+    };
+    let mut out = vec![0; size + size / 8 + 1024];
+    let written = run(forward, &plain, context, &mut out)?;
+    out.truncate(written);
+    Ok(out)
+}
+
+fn plain(size: usize, content: Content) -> Vec<u8> {
+    const WORDS: [&str; 8] =
+        ["error 17 ", "GET /index ", "the ", "quick ", "host=alpha ", "200 ", "queue ", "\n"];
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut data = Vec::with_capacity(size + 16);
+    while data.len() < size {
+        match content {
+            Content::Zeroes => data.push(0),
+            Content::Noise => data.extend_from_slice(&next().to_le_bytes()),
+            Content::Text => data.extend_from_slice(WORDS[(next() % 8) as usize].as_bytes()),
+        }
+    }
+    data.truncate(size);
+    data
+}

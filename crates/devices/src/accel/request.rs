@@ -1,0 +1,147 @@
+//! What a descriptor asks for: read once, checked, and then only this is used.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rackbus_memory::{Access, DmaSpace};
+use rackbus_spec::accel::{Descriptor, Operation, SEGMENTS, STAGES, Segment, Status};
+
+use super::LARGEST;
+use super::engines::{self, Context, Request, takes_associated, takes_nonce};
+use super::gather::Gather;
+use super::job::Start;
+use super::pipeline::Pipeline;
+
+/// A descriptor whose fields are within their bounds. What it names may still not be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// The operations of the pipeline, in order; `stages` of them count.
+    operations: [Operation; STAGES],
+    stages: usize,
+}
+
+impl Plan {
+    /// The operations, one at least.
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations[..self.stages]
+    }
+}
+
+/// Checks the fields of a descriptor.
+///
+/// # Errors
+/// The status that it ends with.
+pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
+    let stages = descriptor.stages.iter().take_while(|number| **number != 0).count();
+    if stages == 0 || descriptor.stages[stages..].iter().any(|number| *number != 0) {
+        return Err(Status::InvalidOperation);
+    }
+    let mut operations = [Operation::Copy; STAGES];
+    for (operation, number) in operations.iter_mut().zip(&descriptor.stages[..stages]) {
+        *operation = Operation::from_number(*number).ok_or(Status::InvalidOperation)?;
+    }
+    let plan = Plan { operations, stages };
+    let is_management = |operation: &Operation| {
+        matches!(operation, Operation::CreateContext | Operation::DestroyContext)
+    };
+    match plan.operations() {
+        // A context is made for an operation, which the next stage names.
+        [Operation::CreateContext, of] if !is_management(of) => {}
+        [Operation::DestroyContext] => {}
+        chain if chain.iter().any(is_management) => return Err(Status::InvalidOperation),
+        _ => {}
+    }
+    // There is one nonce, and what is authenticated only is at the beginning of the input.
+    let nonces = plan.operations().iter().filter(|operation| takes_nonce(**operation)).count();
+    let associated = descriptor.associated > 0;
+    let Descriptor { input_segments, output_segments, reserved, .. } = *descriptor;
+    let many = usize::from(input_segments.max(output_segments)) > SEGMENTS;
+    if nonces > 1 && !is_management(&operations[0])
+        || associated && !takes_associated(operations[0])
+        || descriptor.associated > descriptor.input_length
+        || descriptor.input_length > LARGEST
+        || descriptor.output_length > LARGEST
+        || many
+        || reserved != 0
+    {
+        return Err(Status::InvalidField);
+    }
+    Ok(plan)
+}
+
+/// What begins the engines of a checked descriptor. They take memory, so they are begun when one is to
+/// work, and not while operations wait.
+///
+/// # Errors
+/// The status that the descriptor ends with: a context that it names is not there.
+pub fn start(
+    plan: &Plan,
+    descriptor: &Descriptor,
+    contexts: &BTreeMap<u16, Arc<Context>>,
+) -> Result<Start, Status> {
+    let context = |handle: &u16| match handle {
+        0 => Ok(None),
+        handle => contexts.get(handle).cloned().map(Some).ok_or(Status::InvalidContext),
+    };
+    let contexts = descriptor.contexts[..plan.stages].iter().map(context);
+    let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
+    let (plan, nonce, associated) = (*plan, descriptor.nonce, descriptor.associated);
+    Ok(Box::new(move || {
+        let stages = plan.operations().iter().zip(&contexts).enumerate();
+        let engines = stages.map(|(nth, (operation, context))| {
+            let associated = if nth == 0 { associated } else { 0 };
+            let context = context.as_deref();
+            engines::begin(*operation, &Request { nonce, associated, context })
+        });
+        Ok(Pipeline::new(engines.collect::<Result<_, _>>()?))
+    }))
+}
+
+/// The memory of a descriptor's input and output, all of it.
+///
+/// # Errors
+/// The status that the descriptor ends with.
+pub fn memory(dma: &DmaSpace, descriptor: &Descriptor) -> Result<(Gather, Gather), Status> {
+    let Descriptor { input, output, input_length, output_length, .. } = *descriptor;
+    let input = range(dma, input, input_length, descriptor.input_segments, Access::READ)?;
+    let output = range(dma, output, output_length, descriptor.output_segments, Access::WRITE)?;
+    Ok((input, output))
+}
+
+fn range(
+    dma: &DmaSpace,
+    address: u64,
+    length: u32,
+    segments: u16,
+    access: Access,
+) -> Result<Gather, Status> {
+    let mut gather = Gather::default();
+    let mut add = |address: u64, length: u32| {
+        if length > 0 {
+            let pieces = dma.pin_pieces(address, length as usize, access);
+            pieces
+                .map_err(|_| Status::Transfer)?
+                .into_pieces()
+                .for_each(|piece| gather.push(piece));
+        }
+        Ok(())
+    };
+    if segments == 0 {
+        add(address, length)?;
+        return Ok(gather);
+    }
+    let mut list = vec![0; usize::from(segments) * size_of::<Segment>()];
+    dma.read(address, &mut list).map_err(|_| Status::Transfer)?;
+    let mut left = length;
+    for entry in list.chunks_exact(size_of::<Segment>()) {
+        let segment: Segment =
+            zerocopy::FromBytes::read_from_bytes(entry).map_err(|_| Status::InvalidField)?;
+        if segment.reserved != 0 || segment.length > left {
+            return Err(Status::InvalidField);
+        }
+        add(segment.address, segment.length)?;
+        left -= segment.length;
+    }
+    // A list is of as many bytes as the descriptor says.
+    if left == 0 { Ok(gather) } else { Err(Status::InvalidField) }
+}

@@ -1,0 +1,347 @@
+//! The pool under tenants that share it, fail, and go.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rackbus_memory::{Access, SharedMemory};
+use rackbus_pci::Endpoint;
+use rackbus_pci::endpoint::Region;
+use rackbus_qos::TenantId;
+use rackbus_spec::accel::{
+    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, Status, registers as reg,
+};
+use rackbus_spec::pcie::Command;
+
+use super::engines::{Engine, Step};
+use super::gather::Gather;
+use super::job::{Job, Order};
+use super::pipeline::Pipeline;
+use super::pool::Outbox;
+use super::*;
+use crate::class::parse_rack;
+
+/// An engine that fails as no engine should.
+struct Panics;
+
+impl Engine for Panics {
+    fn step(&mut self, _: &[u8], _: bool, _: &mut [u8]) -> Result<Step, Status> {
+        std::panic::resume_unwind(Box::new("planted"))
+    }
+}
+
+fn job(engine: Box<dyn Engine>, number: u64, outbox: &Arc<Outbox>) -> (Arc<Job>, usize) {
+    let start = Box::new(|| Ok(Pipeline::new(vec![engine])));
+    let memory = (Gather::default(), Gather::default());
+    let order = Order { number, kind: 3, profile_ns: 1000.0, start, memory };
+    (Arc::new(Job::new(order, outbox.clone())), 0)
+}
+
+fn wait(outbox: &Outbox) -> Vec<super::job::Finished> {
+    let begun = Instant::now();
+    loop {
+        let finished = outbox.take();
+        if !finished.is_empty() {
+            return finished;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "nothing comes back");
+        if outbox.sleep() {
+            outbox.event().wait(Some(1_000_000_000));
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
+    let pool = Pool::new(PoolOptions::default());
+    pool.start().unwrap();
+    let outboxes = [(); 2].map(|()| Arc::new(Outbox::new().unwrap()));
+    for (tenant, outbox) in (1..).zip(&outboxes) {
+        pool.set_level(TenantId(tenant), None).unwrap();
+        let copy = engines::begin(Operation::Copy, &engines::Request::default());
+        let engine = if tenant == 1 { Box::new(Panics) } else { copy.unwrap() };
+        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)]);
+    }
+    let [first, second] = outboxes.map(|outbox| wait(&outbox)[0].status);
+    assert_eq!((first, second), (Status::EngineFailed, Status::Success));
+    assert_eq!(pool.failed(), 1);
+    assert_eq!(pool.usage(TenantId(2)).unwrap().operations, 1);
+}
+
+#[test]
+fn a_level_beyond_what_was_measured_is_refused_and_what_fits_is_kept() {
+    let pool = Pool::new(PoolOptions::default());
+    pool.start().unwrap();
+    let refused = pool.set_level(TenantId(1), Some(&"sha256 1000000 Gbit/s".parse().unwrap()));
+    let refused = refused.unwrap_err();
+    let rackbus_qos::Refused::TooMuch { fits, .. } = &refused else { panic!("{refused}") };
+    assert!(fits.per_second > 0, "{refused}");
+    let level = format!("sha256 {fits}").parse().unwrap();
+    pool.set_level(TenantId(1), Some(&level)).unwrap();
+    assert_eq!(pool.level(TenantId(1)), Some(level.clone()));
+    // Of the same device, nothing is left for the next one, until the first gives it back.
+    assert!(pool.set_level(TenantId(2), Some(&level)).is_err());
+    pool.set_level(TenantId(1), None).unwrap();
+    pool.set_level(TenantId(2), Some(&level)).unwrap();
+}
+
+/// A profile is asked for sizes and ratios that were not measured.
+#[test]
+fn an_operation_costs_about_what_the_profile_says_at_sizes_that_were_not_measured() {
+    let profiles = profile::measure_all();
+    for operation in [Operation::Sha256, Operation::Aes256GcmSeal, Operation::Deflate] {
+        let length = Duration::from_millis(2);
+        let content = profile::Content::Noise;
+        let point = profile::measure(operation, 20_000, content, length).unwrap();
+        let said = profiles[operation.name()].cost_ns(point.message, point.ratio);
+        // What else runs on the machine has a part in both; ten times is not that.
+        let ratio = said / point.cost_ns;
+        assert!((0.3..3.0).contains(&ratio), "{operation:?}: {said:.0} ns, not {point:?}");
+    }
+}
+
+#[test]
+fn what_the_rack_file_says_is_read_or_refused_with_its_place() {
+    let read = |keys: &str| {
+        let head = "name = \"lab\"\n[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\n";
+        let parsed = parse_rack("rack.toml", &format!("{head}{keys}"));
+        let shown = parsed.map(|(rack, devices)| {
+            let names = rack.functions().map(|(name, _)| name.to_string());
+            let listed = devices.iter().map(|device| device.function.clone());
+            assert!(names.eq(listed), "the functions of rack and devices differ");
+            let last = devices.last().unwrap();
+            let detail = last.config.as_ref().map_or("modelled".to_owned(), |c| c.detail());
+            format!("{}: {detail}", last.function)
+        });
+        shown.unwrap_or_else(|error| error.to_string())
+    };
+    assert_eq!(read(""), "alpha/accel0: modelled");
+    assert_eq!(read("functions = 3"), "alpha/accel0.vf3: 1 engine, shared");
+    let all = "functions = 2\nworkers = 2\nslice = \"100 us\"\nlevel = \"sha256 1 Gbit/s\"";
+    assert_eq!(read(all), "alpha/accel0.vf2: 2 engines, sha256 1 Gbit/s message 4 KiB");
+    for (keys, expected) in [
+        ("functions = 0", "rack.toml:4:13: `functions` is 0; `functions` is a whole number from 1"),
+        ("workers = 2", "rack.toml:4:11: device alpha/accel0 has no `functions`"),
+        (
+            "functions = 1\nslice = \"1 us\"",
+            "rack.toml:5:9: `slice` is too short; it is from 10 us",
+        ),
+        ("functions = 1\nslice = \"1 s\"", "rack.toml:5:9: `slice` is 1 s; it is at most 10000 us"),
+        ("functions = 1\nlevel = \"fast\"", "rack.toml:5:9: there is no rate; a service level is"),
+        ("functions = 1\nsize = 1", "rack.toml:5:1: unknown key `size`"),
+    ] {
+        let said = read(keys);
+        assert!(said.contains(expected), "{keys:?}\n gives {said}\n not {expected}");
+    }
+}
+
+/// A function whose model failed and is made anew while its borrower has it.
+#[test]
+fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
+    let rack =
+        "name = \"lab\"\n[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 2";
+    let (_, devices) = parse_rack("rack.toml", rack).unwrap();
+    let [first, second] = [0, 1].map(|number| devices[number].config.clone().unwrap());
+    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let model = first.model(&folders).unwrap();
+    let refused = first.set_level(Some("sha256 1000000 Gbit/s")).unwrap_err();
+    let fits = refused.split("; ").nth(1).unwrap().replace(" would fit", "");
+    let level = format!("sha256 {fits}");
+    first.set_level(Some(&level)).unwrap();
+    drop(model);
+    let model = first.model(&folders).unwrap();
+    let _other = second.model(&folders).unwrap();
+    second.set_level(Some(&level)).unwrap_err();
+    // The lease is over, and so is the promise.
+    first.set_level(None).unwrap();
+    second.set_level(Some(&level)).unwrap();
+    drop(model);
+    first.model(&folders).unwrap();
+}
+
+const IOVA: u64 = 1 << 20;
+const MEMORY: u64 = 8 << 20;
+/// Places in the memory: the two rings, input and output.
+const RINGS: [u64; 2] = [0, 0x1000];
+const INPUT: u64 = 1 << 20;
+const OUTPUT: u64 = 4 << 20;
+
+/// A tenant that drives its function by hand.
+struct Tenant {
+    endpoint: Endpoint,
+    memory: SharedMemory,
+    sent: u32,
+    seen: u64,
+}
+
+impl Tenant {
+    fn new(pool: &Arc<Pool>, number: u32) -> Tenant {
+        let model = Accelerator::new(pool, TenantId(number), None, 1).unwrap();
+        let memory = SharedMemory::create("accel-test", MEMORY).unwrap();
+        let mut tenant =
+            Tenant { endpoint: Endpoint::new(Box::new(model)), memory, sent: 0, seen: 0 };
+        tenant.map();
+        let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
+        tenant.endpoint.write(Region::Config, 4, &command.bits().to_le_bytes()).unwrap();
+        tenant.write(reg::CONTROL, &1u32.to_le_bytes());
+        for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
+            tenant.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
+        }
+        tenant.write(reg::QUEUE + reg::RING_ENTRIES, &16u32.to_le_bytes());
+        tenant.write(reg::QUEUE + reg::ENABLE, &1u32.to_le_bytes());
+        tenant
+    }
+
+    fn map(&mut self) {
+        let handle = Some(self.memory.handle(0));
+        self.endpoint.map(IOVA, MEMORY, Access::READ | Access::WRITE, handle).unwrap();
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.endpoint.write(Region::Bar(0), offset, data).unwrap();
+    }
+
+    fn send(&mut self, operation: Operation, length: u32) {
+        let descriptor = Descriptor {
+            stages: [operation as u8, 0, 0, 0],
+            input: IOVA + INPUT,
+            output: IOVA + OUTPUT,
+            input_length: length,
+            output_length: 1 << 20,
+            ..Descriptor::default()
+        };
+        self.memory.whole().write_obj(self.sent as usize * DESCRIPTOR_SIZE, &descriptor);
+        self.sent += 1;
+        self.write(reg::DOORBELL, &self.sent.to_le_bytes());
+        self.poll();
+    }
+
+    fn poll(&mut self) {
+        let now = self.endpoint.clock();
+        self.endpoint.poll(now);
+    }
+
+    fn wait(&mut self) -> Completion {
+        let at = RINGS[1] as usize + self.seen as usize * COMPLETION_SIZE;
+        let begun = Instant::now();
+        loop {
+            self.poll();
+            let completion: Completion = self.memory.whole().read_obj(at).unwrap();
+            if completion.status & 1 == 1 {
+                self.seen += 1;
+                return completion;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "nothing is completed");
+        }
+    }
+
+    fn output(&self, length: usize) -> Vec<u8> {
+        let mut data = vec![0; length];
+        self.memory.whole().part(OUTPUT as usize, length).unwrap().copy_to(&mut data);
+        data
+    }
+}
+
+/// Invariant I4 under way, and mappings that come and go as a guest's with a virtual IOMMU do.
+#[test]
+fn nothing_touches_memory_that_was_unmapped_and_the_operation_goes_on_when_it_is_back() {
+    let pool = Pool::new(PoolOptions::default());
+    let [mut tenant, mut other] = [1, 2].map(|number| Tenant::new(&pool, number));
+    let mut state = 1u64;
+    let noise = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    });
+    let input: Vec<u8> = noise.take(900_000).collect();
+    tenant.memory.whole().part(INPUT as usize, input.len()).unwrap().copy_from(&input);
+    tenant.send(Operation::ZstdCompress, 900_000);
+    let begun = Instant::now();
+    while pool.usage(TenantId(1)).unwrap().turns < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "no engine takes it");
+    }
+    tenant.endpoint.unmap(IOVA, MEMORY).unwrap();
+    let before = tenant.output(1 << 20);
+    // Another tenant's operation comes and goes: the engine has passed by.
+    other.send(Operation::Copy, 4096);
+    assert_eq!(other.wait().status, 1);
+    assert!(tenant.output(1 << 20) == before, "memory that was unmapped was written to");
+    tenant.map();
+    let completion = tenant.wait();
+    assert_eq!(completion.status, 1);
+    let compressed = tenant.output(completion.output as usize);
+    tenant.memory.whole().part(INPUT as usize, compressed.len()).unwrap().copy_from(&compressed);
+    tenant.send(Operation::ZstdDecompress, completion.output);
+    let completion = tenant.wait();
+    assert_eq!((completion.status, completion.output), (1, 900_000));
+    assert!(tenant.output(900_000) == input, "it went on elsewhere");
+}
+
+/// What was taken from a queue pair goes with it, also where the tenant's level lets nothing through.
+#[test]
+fn a_queue_pair_that_is_made_again_and_again_leaves_nothing_before_the_engines() {
+    let pool = Pool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    pool.set_level(TenantId(1), Some(&"copy 0 op/s max 1 op/s".parse().unwrap())).unwrap();
+    for _ in 0..100 {
+        for _ in 0..10 {
+            tenant.send(Operation::Copy, 64);
+        }
+        for on in [0u32, 1] {
+            tenant.write(reg::QUEUE + reg::ENABLE, &on.to_le_bytes());
+        }
+        tenant.sent = 0;
+    }
+    let waiting = pool.waiting();
+    assert!(waiting <= 32, "{waiting} operations wait for nobody");
+}
+
+/// A tenant that goes in the middle of its operations leaves nothing before the engines.
+#[test]
+fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew() {
+    let pool = Pool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    for _ in 0..10 {
+        tenant.send(Operation::Deflate, 1 << 20);
+    }
+    tenant.endpoint.scrub();
+    let before = tenant.output(1 << 20);
+    let mut other = Tenant::new(&pool, 2);
+    other.send(Operation::Copy, 4096);
+    assert_eq!(other.wait().status, 1);
+    assert!(tenant.output(1 << 20) == before, "memory of a former user was written to");
+    drop(tenant);
+    let mut next = Tenant::new(&pool, 1);
+    next.send(Operation::Copy, 4096);
+    assert_eq!((next.wait().status, next.seen), (1, 1));
+}
+
+/// Patterns for which each byte of noise makes a state of the automaton that was not there before.
+#[test]
+fn a_search_whose_patterns_are_dear_ends_its_turn_in_time() {
+    let patterns = zeroize::Zeroizing::new(b"[01]*1[01]{3000}".to_vec());
+    let context = engines::Context::new(Operation::RegexScan, &patterns).unwrap();
+    let request = engines::Request { context: Some(&context), ..Default::default() };
+    let mut noise = vec![0; 4096];
+    let mut state = 1u64;
+    noise.fill_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        b'0' + (state >> 63) as u8
+    });
+    let search = |goes_on: bool| {
+        let engine = engines::begin(Operation::RegexScan, &request).unwrap();
+        let mut pipeline = Pipeline::new(vec![engine]);
+        pipeline.feed(noise.len(), true, |to| to.copy_from_slice(&noise));
+        let (mut out, mut all, mut turns) = (vec![0; 32 << 10], Vec::new(), 0);
+        loop {
+            let progress = pipeline.pump(&mut out, &mut || goes_on).unwrap();
+            all.extend_from_slice(&out[..progress.written]);
+            turns += 1;
+            if progress.finished {
+                return (all, turns);
+            }
+        }
+    };
+    let (whole, once) = search(true);
+    let (pieces, turns) = search(false);
+    assert!(once == 1 && turns > 4096 / 16, "{turns} turns");
+    assert!(whole == pieces && !whole.is_empty(), "the matches differ");
+}

@@ -1,0 +1,316 @@
+//! The accelerator end to end: a driver, a function, the engines.
+
+use std::sync::Arc;
+
+use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
+use rackbus_driver::accel::{Accel, AccelError, Options, Work};
+use rackbus_driver::{Device, Local};
+use rackbus_qos::TenantId;
+use rackbus_spec::accel::{Descriptor, Operation, Status};
+
+fn function(pool: &Arc<Pool>, tenant: u32) -> Box<dyn Device> {
+    let model = Accelerator::new(pool, TenantId(tenant), None, 1).unwrap();
+    Box::new(Local::new(Box::new(model)))
+}
+
+fn accel(options: Options) -> Accel {
+    let pool = Pool::new(PoolOptions::default());
+    Accel::start(function(&pool, 1), options).unwrap()
+}
+
+fn work(stages: &[(Operation, u16)]) -> Work<'_> {
+    Work { stages, ..Work::default() }
+}
+
+fn status(outcome: Result<Vec<u8>, AccelError>) -> Status {
+    match outcome {
+        Err(AccelError::Operation { status, .. }) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn text(size: usize) -> Vec<u8> {
+    (0..size).map(|n| b"abcdefgh and so on, "[n * n % 19]).collect()
+}
+
+#[test]
+fn what_is_encrypted_and_compressed_comes_back() {
+    let mut accel = accel(Options::default());
+    let key = accel.create_context(Operation::Aes256GcmSeal, &[9; 32]).unwrap();
+    for size in [0, 1, 15, 16, 17, 4096, 65_537, 1 << 20] {
+        let message = text(size);
+        let room = size + size / 8 + 1024;
+        for (there, back) in [
+            (Operation::Deflate, Operation::Inflate),
+            (Operation::ZstdCompress, Operation::ZstdDecompress),
+            (Operation::Lz4Compress, Operation::Lz4Decompress),
+            (Operation::Aes256Ctr, Operation::Aes256Ctr),
+            (Operation::Copy, Operation::Copy),
+        ] {
+            let room = room.min(1 << 20);
+            let of = |operation: Operation| if operation == Operation::Aes256Ctr { key } else { 0 };
+            let out = accel.run(&work(&[(there, of(there))]), &message, room);
+            let out = out.unwrap_or_else(|error| panic!("{size} {there:?}: {error}"));
+            let again = accel.run(&work(&[(back, of(back))]), &out, room);
+            let again = again.unwrap_or_else(|error| panic!("{size} {back:?}: {error}"));
+            assert!(again == message, "{size} {back:?}: {} bytes", again.len());
+        }
+    }
+}
+
+#[test]
+fn a_chain_is_its_operations_one_after_the_other() {
+    let mut accel = accel(Options::default());
+    let key = accel.create_context(Operation::Aes256GcmSeal, &[9; 32]).unwrap();
+    let message = text(200_000);
+    let seal = [(Operation::ZstdCompress, 0), (Operation::Aes256GcmSeal, key)];
+    let sealed = accel.run(&work(&seal), &message, 1 << 20).unwrap();
+    assert!(sealed.len() < message.len());
+    let compressed = accel.run(&work(&seal[..1]), &message, 1 << 20).unwrap();
+    assert_eq!(accel.run(&work(&seal[1..]), &compressed, 1 << 20).unwrap(), sealed);
+    let open = [(Operation::Aes256GcmOpen, key), (Operation::ZstdDecompress, 0)];
+    assert_eq!(accel.run(&work(&open), &sealed, 1 << 20).unwrap(), message);
+    let hash = [open[0], open[1], (Operation::Sha256, 0)];
+    let hashed = accel.run(&work(&hash), &sealed, 64).unwrap();
+    assert_eq!(hashed, accel.run(&work(&[(Operation::Sha256, 0)]), &message, 32).unwrap());
+    let mut changed = sealed;
+    changed[20] ^= 1;
+    let refused = accel.run(&work(&open), &changed, 1 << 20);
+    assert!(matches!(status(refused), Status::NotAuthentic | Status::CorruptInput));
+}
+
+/// Stages, input, room for output, and how it ends.
+type Case<'a> = (Vec<(Operation, u16)>, &'a [u8], usize, Status);
+
+/// One tenant's mistakes: an error for that descriptor, and the next one is done.
+#[test]
+fn what_cannot_be_done_ends_with_a_status_and_nothing_else_happens() {
+    let mut accel = accel(Options::default());
+    let key = accel.create_context(Operation::Aes256Ctr, &[9; 32]).unwrap();
+    let patterns = accel.create_context(Operation::RegexScan, b"(x+x+)+y\nab").unwrap();
+    let bomb = accel.run(&work(&[(Operation::Deflate, 0)]), &vec![0; 1 << 20], 1 << 20).unwrap();
+    let catastrophic = vec![b'x'; 1 << 18];
+    let cases: Vec<Case<'_>> = vec![
+        (vec![], b"", 0, Status::InvalidOperation),
+        (vec![(Operation::Copy, 0)], b"abc", 2, Status::OutputTooSmall),
+        (vec![(Operation::Aes256Ctr, 0)], b"abc", 3, Status::InvalidContext),
+        (vec![(Operation::Aes256Ctr, key + 9)], b"abc", 3, Status::InvalidContext),
+        (vec![(Operation::Aes256Ctr, patterns)], b"abc", 3, Status::InvalidContext),
+        (vec![(Operation::RegexScan, key)], b"abc", 64, Status::InvalidContext),
+        (
+            vec![(Operation::Aes256Ctr, key), (Operation::Aes256Ctr, key)],
+            b"abc",
+            3,
+            Status::InvalidField,
+        ),
+        (vec![(Operation::CreateContext, 0)], b"abc", 3, Status::InvalidOperation),
+        (
+            vec![(Operation::CreateContext, 0), (Operation::Aes256Ctr, 0)],
+            b"abc",
+            0,
+            Status::InvalidField,
+        ),
+        (
+            vec![(Operation::CreateContext, 0), (Operation::RegexScan, 0)],
+            b"(",
+            0,
+            Status::InvalidField,
+        ),
+        (
+            vec![(Operation::CreateContext, 0), (Operation::RegexScan, 0)],
+            b"((a{100}){100}){100}",
+            0,
+            Status::NoRoom,
+        ),
+        (vec![(Operation::DestroyContext, 99)], b"", 0, Status::InvalidContext),
+        (vec![(Operation::Inflate, 0)], b"not compressed", 100, Status::CorruptInput),
+        (vec![(Operation::ZstdDecompress, 0)], b"not compressed", 100, Status::CorruptInput),
+        (vec![(Operation::Lz4Decompress, 0)], b"not compressed", 100, Status::CorruptInput),
+        (vec![(Operation::Inflate, 0)], &bomb, 4096, Status::OutputTooSmall),
+        (vec![(Operation::Inflate, 0), (Operation::Inflate, 0)], &bomb, 4096, Status::CorruptInput),
+        (vec![(Operation::Aes256GcmOpen, key)], b"short", 64, Status::CorruptInput),
+        (vec![(Operation::Aes256GcmOpen, key)], &[0; 64], 64, Status::NotAuthentic),
+    ];
+    for (stages, input, room, expected) in cases {
+        let found = status(accel.run(&work(&stages), input, room));
+        assert_eq!(found, expected, "{stages:?}");
+    }
+    let scanned = accel.run(&work(&[(Operation::RegexScan, patterns)]), &catastrophic, 64);
+    assert!(scanned.unwrap().is_empty());
+    let scanned = accel.run(&work(&[(Operation::RegexScan, patterns)]), b"cab xxy", 64).unwrap();
+    let found: Vec<u64> =
+        scanned.chunks(8).map(|n| u64::from_le_bytes(n.try_into().unwrap())).collect();
+    assert_eq!(found, [1, 3, 0, 7]);
+    assert_eq!(accel.run(&work(&[(Operation::Copy, 0)]), b"abc", 3).unwrap(), b"abc");
+}
+
+#[test]
+fn memory_that_is_not_the_functions_is_a_transfer_error() {
+    let mut accel = accel(Options::default());
+    let copy = [(Operation::Copy, 0)];
+    let good = accel.describe(&work(&copy), (0, 64), (64, 64)).unwrap();
+    let list = Descriptor { input_segments: 1, ..good };
+    let beyond = accel.address(accel.data_size() - 32);
+    for (descriptor, expected) in [
+        (Descriptor { input: 0, ..good }, Status::Transfer),
+        (Descriptor { output: u64::MAX - 10, ..good }, Status::Transfer),
+        (Descriptor { input: beyond, ..good }, Status::Transfer),
+        (Descriptor { output: beyond, ..good }, Status::Transfer),
+        (Descriptor { input_length: u32::MAX, ..good }, Status::InvalidField),
+        (Descriptor { output_length: u32::MAX, ..good }, Status::InvalidField),
+        (Descriptor { input_segments: u16::MAX, ..good }, Status::InvalidField),
+        (Descriptor { associated: 1, ..good }, Status::InvalidField),
+        (Descriptor { reserved: 1, ..good }, Status::InvalidField),
+        (Descriptor { stages: [3, 0, 3, 0], ..good }, Status::InvalidOperation),
+        (Descriptor { stages: [255, 0, 0, 0], ..good }, Status::InvalidOperation),
+        (list, Status::InvalidField),
+        (Descriptor { input: 16, ..list }, Status::Transfer),
+        (good, Status::Success),
+    ] {
+        accel.push(0, &descriptor).unwrap();
+        accel.ring(0).unwrap();
+        let completion = accel.wait(0).unwrap();
+        assert_eq!(Status::from_number(completion.status), Some(expected), "{descriptor:?}");
+    }
+}
+
+#[test]
+fn many_are_under_way_and_each_is_completed_once() {
+    let mut accel = accel(Options { queues: 4, depth: 100, data: 1 << 20 });
+    let hash = [(Operation::Crc32c, 0)];
+    let (mut sent, mut done) = (0u32, vec![false; 10_000]);
+    while done.contains(&false) {
+        for queue in 0..4 {
+            while accel.under_way(queue) < 100 && sent < 10_000 {
+                let length = sent as usize % 3000;
+                let at = (4096, 4 * (sent as usize % 1000));
+                let mut descriptor =
+                    accel.describe(&work(&hash), (at.0, length), (at.1, 4)).unwrap();
+                descriptor.id = sent as u16;
+                accel.push(queue, &descriptor).unwrap();
+                sent += 1;
+            }
+            accel.ring(queue).unwrap();
+            while let Some(completion) = accel.poll(queue).unwrap() {
+                assert_eq!((completion.status, completion.output), (0, 4));
+                assert!(!std::mem::replace(&mut done[usize::from(completion.id)], true));
+            }
+        }
+    }
+}
+
+/// How often this process has `masked`, each byte xored with 0xa5, in memory that it may write to.
+fn found(masked: &[u8; 32]) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let memory = std::fs::File::open("/proc/self/mem").unwrap();
+    let mut count = 0;
+    for line in maps.lines().filter(|line| line.contains(" rw")) {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |text| u64::from_str_radix(text, 16).unwrap();
+        let mut data = vec![0; (number(to) - number(from)) as usize];
+        if std::os::unix::fs::FileExt::read_exact_at(&memory, &mut data, number(from)).is_err() {
+            continue;
+        }
+        count +=
+            data.windows(32).filter(|w| w.iter().zip(masked).all(|(a, b)| a ^ 0xa5 == *b)).count();
+        data.fill(0);
+    }
+    count
+}
+
+/// Keys are gone when the function is given back: the process' memory is looked at.
+#[test]
+fn keys_are_wiped_when_the_function_is_given_back() {
+    const KEYS: u8 = 20;
+    let masked: [u8; 32] = std::array::from_fn(|n| (n as u8).wrapping_mul(37) ^ 0x6c);
+    let mut accel = accel(Options::default());
+    let mut key: Vec<u8> = masked.iter().map(|byte| byte ^ 0xa5).collect();
+    for _ in 0..KEYS {
+        accel.create_context(Operation::Aes256Ctr, &key).unwrap();
+    }
+    key.fill(0);
+    assert_eq!(std::hint::black_box(&key)[31], 0);
+    let before = found(&masked);
+    assert!(before >= usize::from(KEYS), "{before}");
+    drop(accel);
+    let after = found(&masked);
+    assert!(after == 0, "{after} of {before} are still there");
+}
+
+/// Keeps `depth` messages of `size` bytes under way until it is told to stop.
+fn flood(
+    pool: &Arc<Pool>,
+    tenant: u32,
+    queues: u16,
+    message: &[u8],
+    stop: &std::sync::atomic::AtomicBool,
+) {
+    let depth = 64;
+    let options = Options { queues, depth, data: 4 << 20 };
+    let mut accel = Accel::start(function(pool, tenant), options).unwrap();
+    accel.data(0, message.len()).unwrap().copy_from(message);
+    let deflate = [(Operation::Deflate, 0)];
+    let to = (1 << 20, message.len() + message.len() / 4);
+    let descriptor = accel.describe(&work(&deflate), (0, message.len()), to).unwrap();
+    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+        for queue in 0..usize::from(queues) {
+            while accel.under_way(queue) < u32::from(depth) {
+                accel.push(queue, &descriptor).unwrap();
+            }
+            accel.ring(queue).unwrap();
+            while let Some(completion) = accel.poll(queue).unwrap() {
+                assert_eq!(completion.status, 0);
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Whether two tenants had the same of the engines, within 5 %.
+fn is_even((first, second): &(u64, u64)) -> bool {
+    (0.95..=1.05).contains(&(*first as f64 / *second as f64))
+}
+
+/// Two tenants that pay the same, with messages of the same size, of which those of one cost many times
+/// as much and come by four queues.
+#[test]
+fn equal_tenants_get_equal_engine_time_whatever_their_messages_cost() {
+    let pool = Pool::new(PoolOptions::default());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let mut state = 1u64;
+    let noise = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    });
+    let noise: Vec<u8> = noise.take(65_536).collect();
+    let used = |tenant| pool.usage(TenantId(tenant)).map_or(0, |usage| usage.engine_ns);
+    let both = || (used(1), used(2));
+    let windows = std::thread::scope(|scope| {
+        scope.spawn(|| flood(&pool, 1, 4, &noise, &stop));
+        scope.spawn(|| flood(&pool, 2, 1, &[0; 65_536], &stop));
+        let grown = |from: (u64, u64), by: u64| {
+            let begun = std::time::Instant::now();
+            while both().0 + both().1 < from.0 + from.1 + by {
+                assert!(begun.elapsed().as_secs() < 60, "the engines stand still");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            both()
+        };
+        // From when both have work on.
+        while used(1) == 0 || used(2) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let mut from = grown(both(), 50_000_000);
+        let mut windows = Vec::new();
+        // A machine that runs others keeps a tenant from having work on, and what it leaves is the other's: one
+        // window in which both had is enough. Without fair shares there is none.
+        while windows.len() < 6 && !windows.iter().any(is_even) {
+            let to = grown(from, 500_000_000);
+            windows.push((to.0 - from.0, to.1 - from.1));
+            from = to;
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        windows
+    });
+    assert!(windows.iter().any(is_even), "nanoseconds of engines in turn: {windows:?}");
+}

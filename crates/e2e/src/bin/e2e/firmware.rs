@@ -1,0 +1,85 @@
+//! A guest that boots from a borrowed drive, by UEFI: kernel, initial RAM file system and root file system lie
+//! on it, as on the drive of any machine.
+
+use std::io::{Cursor, Write};
+use std::path::Path;
+
+use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
+use rackbus_driver::{Drive, Options};
+use rackbus_e2e::{Guest, Result, ensure};
+use rackbus_vm::{Assets, Guest as Release};
+
+use crate::World;
+
+/// Blocks of the drive, in bytes.
+const BLOCK: usize = 512;
+
+/// Where the first partition begins, in blocks: as partitioning tools align it.
+const FIRST: usize = 2048;
+
+/// Blocks of the EFI system partition: 64 MiB.
+const SYSTEM: usize = (64 << 20) / BLOCK;
+
+/// What the firmware's shell runs when it finds nothing else to boot: Linux by its EFI stub.
+const STARTUP: &str = "fs0:\\vmlinuz.efi initrd=\\initrd console=ttyS0 quiet mitigations=off \
+                       panic=-1 rackbus.tools=/dev/nvme0n1p2\r\n";
+
+/// Puts a system on a drive, and boots a guest from it on another host.
+pub fn boots(world: &mut World) -> Result<()> {
+    let rack = &world.rack;
+    let lease = rack.json(&["borrow", "alpha/nvme0", "--for", "beta"])?;
+    let socket = lease["socket"].as_str().unwrap_or_default();
+    install(Path::new(socket))?;
+    rack.json(&["return", &lease["lease"].to_string()])?;
+
+    let boot = ["--boot", "alpha/nvme0"];
+    let mut guest = Guest::start_by(rack, "uefi", "gamma", &boot, &[], &[])?;
+    guest.booted()?;
+    let root =
+        guest.run("findmnt -n -o SOURCE / && ls -d /sys/firmware/efi && lsblk -n -d -o NAME")?;
+    let words: Vec<&str> = root.split_whitespace().collect();
+    ensure!(words == ["/dev/nvme0n1p2", "/sys/firmware/efi", "nvme0n1"], "it booted from {root}");
+    // All that it runs comes from there.
+    guest.run("sha256sum /usr/bin/* >/dev/null")?;
+    guest.stop(rack)
+}
+
+/// Writes a partition table, an EFI system partition and a root file system, as an installer would.
+fn install(socket: &Path) -> Result<()> {
+    let files = Assets::of_user().guest(Release::Trixie)?;
+    let root = std::fs::read(&files.tools)?;
+    let mut system = vec![0; SYSTEM * BLOCK];
+    format_volume(Cursor::new(&mut system), FormatVolumeOptions::new())?;
+    {
+        let volume = FileSystem::new(Cursor::new(&mut system), FsOptions::new())?;
+        let folder = volume.root_dir();
+        folder.create_file("vmlinuz.efi")?.write_all(&std::fs::read(&files.kernel)?)?;
+        folder.create_file("initrd")?.write_all(&std::fs::read(&files.initrd)?)?;
+        folder.create_file("startup.nsh")?.write_all(STARTUP.as_bytes())?;
+    }
+    let mut drive = Drive::open(socket, Options { depth: 4, data: 1 << 20 })?;
+    let second = FIRST + SYSTEM;
+    let table =
+        partition_table(&[(0xef, FIRST, SYSTEM), (0x83, second, root.len().div_ceil(BLOCK))]);
+    for (mut block, data) in [(0, &table[..]), (FIRST, &system), (second, &root)] {
+        for chunk in data.chunks(1 << 20) {
+            drive.write(block as u64, chunk, false)?;
+            block += chunk.len() / BLOCK;
+        }
+    }
+    Ok(drive.flush()?)
+}
+
+/// A master boot record with partitions by type, first block and number of blocks (UEFI 2.10, section
+/// 5.2.1).
+fn partition_table(partitions: &[(u8, usize, usize)]) -> [u8; BLOCK] {
+    let mut table = [0; BLOCK];
+    for (number, (kind, first, count)) in partitions.iter().enumerate() {
+        let entry = &mut table[446 + 16 * number..][..16];
+        entry[4] = *kind;
+        entry[8..12].copy_from_slice(&(*first as u32).to_le_bytes());
+        entry[12..16].copy_from_slice(&(*count as u32).to_le_bytes());
+    }
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    table
+}

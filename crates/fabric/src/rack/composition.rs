@@ -1,0 +1,73 @@
+//! The file's `[[composition]]` tables: functions that a host borrows together.
+
+use std::collections::BTreeSet;
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::{Composition, Host};
+use crate::names::{self, is_name};
+use crate::text::{Outcome, list, mismatch, subsection, wrong};
+
+const FORM: &str = "write [[composition]] with name, host and functions";
+
+const FUNCTIONS: &str = "write an array of functions of the rack: [\"alpha/nvme0\", \"beta/ram0\"]";
+
+const ISOLATION: &str = "`isolation` is \"shared\" or \"strict\"";
+
+pub(super) fn all(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Vec<Composition>> {
+    let DeValue::Array(entries) = value.get_ref() else {
+        return wrong(value.span(), mismatch("composition", value.get_ref()), FORM);
+    };
+    let mut names = BTreeSet::new();
+    let mut read = |entry: &Spanned<DeValue<'_>>| {
+        let (composition, place) = one(entry, hosts)?;
+        if !names.insert(composition.name.clone()) {
+            let what = format!("there is a composition `{}` already", composition.name);
+            return wrong(place, what, "each composition has a name of its own");
+        }
+        Ok(composition)
+    };
+    entries.iter().map(&mut read).collect()
+}
+
+type Place = std::ops::Range<usize>;
+
+fn one(entry: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<(Composition, Place)> {
+    let keys = &["name", "host", "functions", "isolation"];
+    let section = subsection(entry, "composition", keys)?;
+    let (name, place) = section.require("name", section.text("name", FORM)?, FORM)?;
+    if !is_name(name) {
+        return wrong(place, format!("`{name}` is no name"), names::ALLOWED);
+    }
+    let known = list(&hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>());
+    let allowed = format!("`host` is one of {known}");
+    let (host, at) = section.require("host", section.text("host", &allowed)?, &allowed)?;
+    if !hosts.iter().any(|known| known.name == host) {
+        return wrong(at, format!("there is no host `{host}`"), allowed);
+    }
+    let (functions, at) =
+        section.require("functions", section.texts("functions", FUNCTIONS)?, FUNCTIONS)?;
+    if functions.is_empty() {
+        return wrong(at, "`functions` names none", FUNCTIONS);
+    }
+    for (nth, function) in functions.iter().enumerate() {
+        let there = function.split_once('/').is_some_and(|(host, device)| {
+            let mut hosts = hosts.iter().filter(|known| known.name == host);
+            hosts.any(|host| host.devices.iter().any(|known| known.name == device))
+        });
+        if !there {
+            return wrong(at, format!("there is no function `{function}`"), FUNCTIONS);
+        }
+        if functions[..nth].contains(function) {
+            return wrong(at, format!("`{function}` is named twice"), FUNCTIONS);
+        }
+    }
+    let strict = match section.text("isolation", ISOLATION)? {
+        None | Some(("shared", _)) => false,
+        Some(("strict", _)) => true,
+        Some((other, span)) => return wrong(span, format!("`isolation` is {other}"), ISOLATION),
+    };
+    let (name, host) = (name.to_owned(), host.to_owned());
+    Ok((Composition { name, host, functions, strict }, place))
+}

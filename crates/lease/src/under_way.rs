@@ -1,0 +1,29 @@
+//! What a node was told to do and has not reported as done.
+
+use std::fmt;
+
+use crate::message::LeaseId;
+
+/// A step of a lease that a node is carrying out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UnderWay {
+    /// The device is made ready for a borrower.
+    Arming(String),
+    /// The device is taken back from a borrower.
+    Revoking(String),
+    /// The socket of a lease is made.
+    Opening(LeaseId),
+    /// The socket of a lease is closed, after its user let go.
+    Closing(LeaseId),
+}
+
+impl fmt::Display for UnderWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UnderWay::Arming(device) => write!(f, "{device} is being made ready"),
+            UnderWay::Revoking(device) => write!(f, "{device} is being taken back"),
+            UnderWay::Opening(lease) => write!(f, "lease {lease} is being opened"),
+            UnderWay::Closing(lease) => write!(f, "lease {lease} is being closed"),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! What a link gives for a conversation: a stream, which can become a conversation of packets.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rackbus_memory::{PacketStream, Packets, Stream, StreamError};
+
+/// A connection between two nodes, as their link made it. What a function's conversation needs is a
+/// [`Stream`]; that about segments is one of packets.
+pub trait Conversation: Stream {
+    /// Begins a conversation of packets with the peer, which takes part by
+    /// [`take_packets`](Conversation::take_packets). The stream is of no more use then.
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError>;
+
+    /// Takes part in the conversation of packets that the peer offers.
+    ///
+    /// # Errors
+    /// [`StreamError`]; what the peer offers instead is [`StreamError::Closed`].
+    fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError>;
+}
+
+impl Conversation for UnixStream {
+    fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
+        let (ours, theirs) = Packets::pair().map_err(|_| StreamError::TooManyDescriptors)?;
+        self.send(&[&[0]], &[theirs.as_fd()])?;
+        Ok(Arc::new(ours))
+    }
+
+    fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
+        let mut fds = Vec::new();
+        self.receive(&mut [0], &mut fds)?;
+        let packets = fds.into_iter().next().and_then(|fd| Packets::from_peer(fd).ok());
+        Ok(Arc::new(packets.ok_or(StreamError::Closed)?))
+    }
+}

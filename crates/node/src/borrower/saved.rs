@@ -1,0 +1,230 @@
+//! What the borrower has goes on in another process: its sockets, and the conversations of their users
+//! with the lenders.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rackbus_link::Link;
+use rackbus_memory::Stream;
+use rackbus_pci::vfio_user::{
+    Device, DeviceShape, RestingClient, ResumedClient, SavedSession, Server, ShownWith,
+};
+
+use super::{Attachment, BorrowedFunctions, Open};
+use crate::front::{MediumConversation, PlacedDevice};
+use crate::handover::HandOverError;
+use crate::handover::parcel::{Descriptors, Parcel};
+use crate::handover::state::{BorrowedState, ClientState, FrontState, SavedState, ShapeState};
+use crate::remote::{AbsentDevice, NoSocket, RemoteDevice};
+
+/// What is borrowed, saved. The fronts that run here go on when this is dropped.
+#[derive(Default)]
+pub struct SavedLeases {
+    /// As another process goes on with them.
+    pub states: Vec<BorrowedState>,
+    fronts: Vec<(MediumConversation, SavedSession)>,
+}
+
+impl Drop for SavedLeases {
+    fn drop(&mut self) {
+        for (front, saved) in std::mem::take(&mut self.fronts) {
+            if let Err(error) = front.take_back(saved) {
+                tracing::error!(%error, "a front that was saved cannot be taken back");
+            }
+        }
+    }
+}
+
+impl BorrowedFunctions {
+    /// All sockets and conversations, and the fronts that run here, with their descriptors in `parcel`.
+    /// All conversations rest.
+    ///
+    /// # Errors
+    /// [`HandOverError`]; all go on then.
+    pub(crate) fn save(&self, parcel: &mut Parcel) -> Result<SavedLeases, HandOverError> {
+        let mut all = SavedLeases::default();
+        for open in self.every() {
+            let server = open.server();
+            let Some(server) = &*server else { continue };
+            let listener = server.listener().map(|socket| parcel.put(socket)).transpose()?;
+            let client = match server.resting_client() {
+                Some(client) => Some(all.save_client(&open, &client, parcel)?),
+                None => None,
+            };
+            if listener.is_some() || client.is_some() {
+                all.states.push(BorrowedState { grant: open.grant.clone(), listener, client });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Goes on with what another process had.
+    ///
+    /// # Errors
+    /// When a socket cannot be gone on with.
+    pub(crate) fn resume(
+        &self,
+        states: Vec<BorrowedState>,
+        descriptors: &mut Descriptors,
+        link: &dyn Link,
+    ) -> std::io::Result<()> {
+        // Until all are there, none of them knows what it is to reach.
+        let resuming = self.peers.resuming();
+        for BorrowedState { grant, listener, client } in states {
+            let open = self.opened(grant);
+            let listener = listener.map(|number| descriptors.take(number)).transpose()?;
+            let ended = listener.is_none();
+            if ended {
+                open.close();
+            }
+            let lease = open.grant.lease;
+            let client = client.and_then(|client| {
+                let resumed = self.resume_client(&open, client, descriptors, link);
+                // Its user loses it; all others go on.
+                resumed
+                    .inspect_err(|error| {
+                        tracing::error!(lease, %error, "the user of a function cannot go on");
+                    })
+                    .ok()
+            });
+            if ended && client.is_none() {
+                continue;
+            }
+            let opener = self.opener(&open);
+            let listener = listener.map(UnixListener::from);
+            let server = Server::resume(&open.path, listener, client, opener, self.gate.clone())?;
+            *open.server() = Some(server);
+            if ended {
+                self.ended().push(open);
+            } else {
+                self.opener(&open).tell_use(&open);
+                self.all().insert(open.grant.lease, open);
+            }
+        }
+        drop(resuming);
+        Ok(())
+    }
+
+    fn resume_client(
+        &self,
+        open: &Arc<Open>,
+        client: ClientState,
+        descriptors: &mut Descriptors,
+        link: &dyn Link,
+    ) -> std::io::Result<ResumedClient> {
+        let ClientState { stream, conversation, shape, fixed, lender, lent, front, windows } =
+            client;
+        if let Err(error) = open.lent_out.resume(lent) {
+            tracing::error!(%error, "what was lent before is more than may be");
+        }
+        let shape = shape.take(descriptors)?;
+        *open.fixed() = fixed;
+        conversation.check().map_err(std::io::Error::other)?;
+        let lender = match lender {
+            Some(number) => Some(link.conversation(descriptors.take(number)?)?),
+            None => None,
+        };
+        let stream = UnixStream::from(descriptors.take(stream)?);
+        let device = match (lender, front) {
+            (None, _) => Err("it was lost before this node was restarted".to_owned()),
+            (Some(lender), None) => Ok(self.resume_remote(open, lender, shape.clone(), windows)),
+            (Some(lender), Some(front)) => {
+                self.resume_front(open, lender, front, shape.clone(), descriptors)
+            }
+        };
+        let device = device.unwrap_or_else(|reason| {
+            // The lender is lost.
+            if !open.closed.load(Ordering::Relaxed) {
+                self.opener(open).on_lost()(reason);
+            }
+            Box::new(AbsentDevice(shape))
+        });
+        Ok(ResumedClient { stream, device, conversation })
+    }
+
+    /// The function at the lender.
+    fn resume_remote(
+        &self,
+        open: &Arc<Open>,
+        lender: Arc<dyn Stream>,
+        shape: DeviceShape,
+        had: Vec<(u64, u64)>,
+    ) -> Box<dyn Device> {
+        let device = RemoteDevice::resume(lender, shape.clone(), self.opener(open).on_lost());
+        let device = device.counted_by(open.lent_out.clone());
+        let conversation = device.conversation();
+        let windows = Box::new(conversation.clone());
+        open.attached(Attachment::Function(conversation));
+        let device = self.opener(open).follow_again(open, device, Some(windows), had);
+        Box::new(ShownWith::resume(device, shape, open.fixed().clone()))
+    }
+
+    /// The front here of the medium at the lender.
+    fn resume_front(
+        &self,
+        open: &Arc<Open>,
+        lender: Arc<dyn Stream>,
+        front: FrontState,
+        shape: DeviceShape,
+        descriptors: &mut Descriptors,
+    ) -> Result<Box<dyn Device>, String> {
+        let FrontState { medium, function } = front;
+        let saved = function.take(descriptors).map_err(|error| error.to_string())?;
+        let lent = &open.grant.function;
+        let lending = self.fabric.front_lending(&lent.to_string(), &self.host);
+        let lending = lending.map_err(|error| error.to_string())?;
+        let on_lost = self.opener(open).on_lost();
+        let device = PlacedDevice::resume(&lent.device, &medium, saved, lender, lending, on_lost);
+        let device = device.map_err(|error| error.to_string())?;
+        open.attached(Attachment::Medium(device.conversation()));
+        let device = self.opener(open).follow_again(open, device, None, Vec::new());
+        Ok(Box::new(ShownWith::resume(device, shape, open.fixed().clone())))
+    }
+
+    /// All that somebody may use.
+    fn every(&self) -> Vec<Arc<Open>> {
+        let ended = self.ended().clone();
+        self.all().values().cloned().chain(ended).collect()
+    }
+}
+
+impl SavedLeases {
+    fn save_client(
+        &mut self,
+        open: &Open,
+        client: &RestingClient,
+        parcel: &mut Parcel,
+    ) -> Result<ClientState, HandOverError> {
+        let attachment = open.attachment();
+        let lender = match &*attachment {
+            Some(Attachment::Function(conversation)) => conversation.socket(),
+            Some(Attachment::Medium(conversation)) => conversation.socket(),
+            None => Ok(None),
+        };
+        let lender = lender.map_err(|NoSocket| HandOverError::Link)?;
+        let lender = lender.map(|socket| parcel.put(socket)).transpose()?;
+        let front = match &*attachment {
+            Some(Attachment::Medium(front)) if lender.is_some() => {
+                let function = open.grant.function.to_string();
+                let saved = front.save();
+                let saved = saved.map_err(|cause| HandOverError::Save { function, cause })?;
+                let state = SavedState::new(&saved, parcel);
+                self.fronts.push((front.clone(), saved));
+                Some(FrontState { medium: front.medium().clone(), function: state? })
+            }
+            _ => None,
+        };
+        Ok(ClientState {
+            stream: parcel.put(client.stream.as_fd())?,
+            conversation: client.conversation.clone(),
+            shape: ShapeState::new(&client.shape, parcel)?,
+            fixed: open.fixed().clone(),
+            lender,
+            lent: open.lent_out.ranges(),
+            front,
+            windows: open.windows(),
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! A node is restarted in place: the process goes on as another program, newer or the same, and what the
+//! node lends and borrows stays in use. Nobody but the control plane, to which the node connects anew,
+//! notices more than a pause.
+//!
+//! `execve` keeps the process: its number, the locks by which others know it as the host's node, and who
+//! watches over it. What is in memory is written down (`state`) and what the kernel has for it, sockets,
+//! memory files and eventfds, goes along (`parcel`). Before that every conversation is brought to rest
+//! between two messages (`rackbus_memory::gate`) and every function is saved (`rackbus_pci::state`).
+//!
+//! What can be known beforehand to prevent it is looked at first, while everything goes on. What fails
+//! afterwards is taken back, until there is no way back: the new program has begun. A function with which it
+//! cannot go on begins anew then, as after a failure of its own.
+
+pub(crate) mod parcel;
+pub(crate) mod state;
+
+pub use state::Versions;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rackbus_control::api::ApiError;
+use rackbus_lease::UnderWay;
+use rackbus_memory::Gate;
+use rackbus_memory::gate::NotClosed;
+use rackbus_pci::SaveError;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::borrower::BorrowedFunctions;
+use crate::lender::LentFunctions;
+use crate::segments::Segments;
+use parcel::{Descriptors, Parcel};
+use state::{AgentState, Listeners, NodeState, VERSION};
+
+/// How long conversations may take to come to rest. Those that rest already wait meanwhile, and their
+/// peers with them: below the link's time limit and QEMU's.
+const REST: Duration = Duration::from_secs(1);
+
+/// Why a node was not restarted in place. It goes on as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum HandOverError {
+    /// A lease is being changed.
+    #[error("{0}")]
+    UnderWay(UnderWay),
+    /// A guest is losing a function.
+    #[error("a function is being taken out of a VM")]
+    Unplugging,
+    /// A conversation goes on.
+    #[error(transparent)]
+    Busy(#[from] NotClosed),
+    /// Somebody uses a function at this moment.
+    #[error("{function} is being attached to")]
+    InUse {
+        /// Name of the function.
+        function: String,
+    },
+    /// An engine does not answer.
+    #[error("{0} does not answer, most likely its storage hangs")]
+    Hangs(String),
+    /// The state of a function cannot be had.
+    #[error("{function}: {cause}")]
+    Save {
+        /// Name of the function.
+        function: String,
+        /// Why not.
+        cause: SaveError,
+    },
+    /// Processes share memory.
+    #[error("processes of the host share memory or have connected to that of others ({0})")]
+    Segments(String),
+    /// The link has nothing that another process could go on with.
+    #[error("the link's conversations cannot be passed on")]
+    Link,
+    /// The program cannot go on.
+    #[error("the program cannot go on as this node: {0}")]
+    Program(String),
+    /// The system refused.
+    #[error("what the node has cannot be passed on: {0}")]
+    System(#[from] std::io::Error),
+}
+
+impl HandOverError {
+    /// What the user can do.
+    fn remedy(&self) -> &'static str {
+        match self {
+            HandOverError::UnderWay(_)
+            | HandOverError::Unplugging
+            | HandOverError::Busy(_)
+            | HandOverError::InUse { .. } => "the node goes on; try again in a moment",
+            HandOverError::Segments(_) => "the node goes on; end those processes first",
+            HandOverError::Program(_) => "the node goes on; use another program",
+            _ => "the node goes on; see its log",
+        }
+    }
+
+    /// As the node answers it.
+    pub fn problem(&self) -> ApiError {
+        ApiError {
+            code: "cannot_restart".to_owned(),
+            error: self.to_string(),
+            remedy: self.remedy().to_owned(),
+            holder: None,
+            lease: None,
+        }
+    }
+}
+
+/// The program around the node.
+pub trait Program: Send + Sync {
+    /// What it passes on to the program that goes on.
+    fn carried(&self) -> String;
+
+    /// Whether `program` can go on as this node, with what was written in these versions.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self, program: &Path, versions: &Versions) -> Result<(), String>;
+
+    /// Goes on as `program`, whose standard input is `parcel`. Returns only where that failed, and then
+    /// nothing has changed.
+    fn replace(&self, program: &Path, parcel: OwnedFd) -> std::io::Error;
+}
+
+/// What another process of this node left.
+#[derive(Debug)]
+pub struct Inherited {
+    pub(crate) state: NodeState,
+    pub(crate) descriptors: Descriptors,
+    /// When it was received, in nanoseconds of the monotonic clock.
+    pub(crate) received_ns: u64,
+}
+
+impl Inherited {
+    /// Receives it from the standard input, where the process before put it.
+    ///
+    /// # Errors
+    /// When nothing is there, or nothing that this program knows.
+    pub fn receive(socket: OwnedFd) -> std::io::Result<Inherited> {
+        let (bytes, descriptors) = parcel::receive(socket)?;
+        let state = NodeState::from_bytes(&bytes)?;
+        Ok(Inherited { state, descriptors, received_ns: monotonic_ns() })
+    }
+
+    /// What the [program](Program::carried) before passed on.
+    pub fn carried(&self) -> &str {
+        &self.state.carried
+    }
+}
+
+/// Nanoseconds of the clock that all processes of a host have in common.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// The same of a moment that has passed.
+pub(crate) fn begun_ns(begun: Instant) -> u64 {
+    let elapsed = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    monotonic_ns().saturating_sub(elapsed)
+}
+
+/// The moment that the clock of all processes had `ns`.
+pub(crate) fn instant_of(ns: u64) -> Instant {
+    let ago = Duration::from_nanos(monotonic_ns().saturating_sub(ns));
+    Instant::now().checked_sub(ago).unwrap_or_else(Instant::now)
+}
+
+/// Restarts a node in place.
+pub struct HandOver {
+    pub(crate) gate: Gate,
+    pub(crate) lender: Arc<LentFunctions>,
+    pub(crate) borrower: Arc<BorrowedFunctions>,
+    pub(crate) segments: Arc<Segments>,
+    /// `None` where the link has nothing to pass on.
+    pub(crate) listeners: Option<Listeners<OwnedFd>>,
+    pub(crate) program: Arc<dyn Program>,
+    /// How often the node was restarted in place until now.
+    pub(crate) restarts: u64,
+}
+
+impl std::fmt::Debug for HandOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandOver").field("restarts", &self.restarts).finish_non_exhaustive()
+    }
+}
+
+impl HandOver {
+    /// Whether the node could be restarted now as `program`. Nothing changes, and nobody waits.
+    ///
+    /// # Errors
+    /// [`HandOverError`].
+    pub fn check(&self, program: &Path) -> Result<(), HandOverError> {
+        self.listeners.as_ref().ok_or(HandOverError::Link)?;
+        self.check_use()?;
+        self.program.check(program, &Versions::here()).map_err(HandOverError::Program)
+    }
+
+    /// Whether all that is in use can be passed on.
+    fn check_use(&self) -> Result<(), HandOverError> {
+        self.lender.can_be_saved()?;
+        self.segments.in_use().map_or(Ok(()), |use_| Err(HandOverError::Segments(use_)))
+    }
+
+    /// Restarts the node as `program`. Returns only where that was not possible; the node has gone on
+    /// then.
+    pub fn perform(&self, program: &Path, agent: AgentState) -> HandOverError {
+        match self.try_perform(program, agent) {
+            Ok(cause) => HandOverError::Program(cause.to_string()),
+            Err(error) => error,
+        }
+    }
+
+    fn try_perform(
+        &self,
+        program: &Path,
+        agent: AgentState,
+    ) -> Result<std::io::Error, HandOverError> {
+        let paused_ns = monotonic_ns();
+        let _closed = self.gate.close(REST)?;
+        // Nobody has begun anything since.
+        self.check_use()?;
+        let mut parcel = Parcel::default();
+        let listeners = self.listeners.as_ref().ok_or(HandOverError::Link)?;
+        let mut put = |fd: &OwnedFd| parcel.put(std::os::fd::AsFd::as_fd(fd));
+        let listeners = Listeners {
+            link: put(&listeners.link)?,
+            segments: put(&listeners.segments)?,
+            questions: put(&listeners.questions)?,
+        };
+        // Taken back when this returns: until then no function does anything.
+        let mut borrowed = self.borrower.save(&mut parcel)?;
+        let mut saved = self.lender.save(&mut parcel)?;
+        let state = NodeState {
+            version: VERSION,
+            carried: self.program.carried(),
+            restarts: self.restarts + 1,
+            paused_ns,
+            saved_ns: monotonic_ns(),
+            agent,
+            lender: self.lender.fence(),
+            lent: std::mem::take(&mut saved.states),
+            borrowed: std::mem::take(&mut borrowed.states),
+            listeners,
+        };
+        let parcel = parcel.send(&state.to_bytes()?)?;
+        Ok(self.program.replace(program, parcel))
+    }
+}

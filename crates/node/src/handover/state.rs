@@ -1,0 +1,309 @@
+//! What a node's process writes down for the one that goes on in its place.
+//!
+//! It comes from a process of the same user on the same host, through a socket that nobody else has: it is
+//! checked for its version and for what a fault could spoil, not for malice.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rackbus_devices::class;
+use rackbus_lease::{Borrower, Grant, Incarnation, Lender};
+use rackbus_link::Medium;
+use rackbus_memory::Stream;
+use rackbus_pci::BarMemory;
+use rackbus_pci::vfio_user::{
+    Conversation, DeviceShape, RegionShape, SavedSession, SessionState, SharedPart,
+};
+use serde::{Deserialize, Serialize};
+
+use super::HandOverError;
+use super::parcel::{Descriptors, Parcel};
+
+use crate::lent_out::LentRange;
+
+/// The version of [`NodeState`].
+pub const VERSION: u32 = 1;
+
+/// The versions of all that is written down: whoever goes on knows these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versions {
+    /// Of the node itself.
+    pub node: u32,
+    /// Of functions and sessions ([`rackbus_pci::state`]).
+    pub function: u32,
+    /// Of device models, by their classes.
+    pub classes: BTreeMap<String, u32>,
+}
+
+impl Versions {
+    /// Those that this program writes, and the newest that it reads.
+    pub fn here() -> Versions {
+        let classes = class::state_versions().map(|(class, version)| (class.to_owned(), version));
+        Versions {
+            node: VERSION,
+            function: rackbus_pci::state::VERSION,
+            classes: classes.collect(),
+        }
+    }
+
+    /// Whether this program can go on from what a program of these versions writes.
+    ///
+    /// # Errors
+    /// What it cannot read.
+    pub fn check(&self) -> Result<(), String> {
+        let here = Versions::here();
+        let known = |what: &str, theirs: u32, ours: u32| match theirs <= ours {
+            true => Ok(()),
+            false => {
+                Err(format!("the state of {what} has version {theirs}, this program knows {ours}"))
+            }
+        };
+        known("a node", self.node, here.node)?;
+        known("a function", self.function, here.function)?;
+        for (class, version) in &self.classes {
+            let ours = here.classes.get(class).copied().unwrap_or(0);
+            known(&format!("a device of kind {class}"), *version, ours)?;
+        }
+        Ok(())
+    }
+}
+
+/// All that a node's process knows, and no other record has.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeState {
+    pub version: u32,
+    /// What the program around the node passes on.
+    pub carried: String,
+    /// How often the node was restarted in place, this time included.
+    pub restarts: u64,
+    /// Since when nobody is answered, in nanoseconds of the monotonic clock.
+    pub paused_ns: u64,
+    /// When all of it was written down.
+    pub saved_ns: u64,
+    pub agent: AgentState,
+    pub lender: Lender,
+    pub lent: BTreeMap<String, LentState>,
+    pub borrowed: Vec<BorrowedState>,
+    /// The sockets that the node listens on.
+    pub listeners: Listeners<u32>,
+}
+
+/// What the agent goes on with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentState {
+    pub incarnation: Incarnation,
+    /// When its clock began, in nanoseconds of the monotonic clock.
+    pub begun_ns: u64,
+    pub borrowing: Borrower,
+}
+
+/// The sockets that a node listens on.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Listeners<T> {
+    /// For other nodes.
+    pub link: T,
+    /// For processes of this host that share memory.
+    pub segments: T,
+    /// For questions, and the request to restart.
+    pub questions: T,
+}
+
+/// A function of this host.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LentState {
+    pub function: SavedState,
+    /// The conversation with its user.
+    pub conversation: Option<u32>,
+}
+
+/// A function that was saved, with the numbers of its descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedState {
+    /// As [`SessionState`] is written; it has a version of its own.
+    session: serde_json::Value,
+    descriptors: Vec<u32>,
+    medium: Vec<u32>,
+}
+
+impl SavedState {
+    /// A function that was saved, its descriptors in `parcel`.
+    ///
+    /// # Errors
+    /// When it cannot be passed on.
+    pub fn new(saved: &SavedSession, parcel: &mut Parcel) -> std::io::Result<SavedState> {
+        Ok(SavedState {
+            session: serde_json::to_value(&saved.state)?,
+            descriptors: parcel.put_all(&saved.descriptors)?,
+            medium: parcel.put_all(&saved.medium)?,
+        })
+    }
+
+    /// The function to go on with.
+    ///
+    /// # Errors
+    /// When it is none, or did not come with all of its descriptors.
+    pub fn take(self, descriptors: &mut Descriptors) -> std::io::Result<SavedSession> {
+        let state = SessionState::from_bytes(&serde_json::to_vec(&self.session)?);
+        Ok(SavedSession {
+            state: state.map_err(std::io::Error::other)?,
+            descriptors: descriptors.take_all(&self.descriptors)?,
+            medium: descriptors.take_all(&self.medium)?,
+        })
+    }
+}
+
+impl LentState {
+    /// A function that was saved, and the conversation with its user.
+    ///
+    /// # Errors
+    /// When it cannot be passed on.
+    pub fn new(
+        saved: &SavedSession,
+        stream: Option<Arc<dyn Stream>>,
+        parcel: &mut Parcel,
+    ) -> Result<LentState, HandOverError> {
+        let conversation = match &stream {
+            Some(stream) => {
+                let socket = stream.socket().ok_or(HandOverError::Link)?;
+                Some(parcel.put(socket)?)
+            }
+            None => None,
+        };
+        Ok(LentState { function: SavedState::new(saved, parcel)?, conversation })
+    }
+}
+
+/// A lease of this host's, or one that has ended and whose user still has the socket open.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BorrowedState {
+    pub grant: Grant,
+    /// The socket on which users are accepted; none when the lease has ended.
+    pub listener: Option<u32>,
+    pub client: Option<ClientState>,
+}
+
+/// The user of a borrowed function.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientState {
+    pub stream: u32,
+    pub conversation: Conversation,
+    pub shape: ShapeState,
+    /// Bytes of configuration space that it is shown instead of the function's.
+    pub fixed: Vec<(u64, u8)>,
+    /// The conversation with the lender; none when it is over, and the function answers as an absent one.
+    pub lender: Option<u32>,
+    /// What the lender was lent.
+    pub lent: Vec<LentRange>,
+    /// The front, where it runs here.
+    pub front: Option<FrontState>,
+    /// The windows that its lender has opened for it, each an address and a length.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<(u64, u64)>,
+}
+
+/// The front of a function whose medium is elsewhere.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontState {
+    pub medium: Medium,
+    pub function: SavedState,
+}
+
+/// What a function looks like to its user.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShapeState {
+    regions: Vec<RegionState>,
+    /// Vectors by interrupt index.
+    irqs: Vec<u32>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegionState {
+    size: u64,
+    mappable: Option<MappableState>,
+}
+
+/// The part of a region that the user may map.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MappableState {
+    memory: u32,
+    /// Where the region begins in the memory.
+    offset: u64,
+    /// Offset in the region and length of each part.
+    areas: Vec<(u64, u64)>,
+}
+
+impl ShapeState {
+    /// What a function looks like, its memory in `parcel`. Memory that is not to be had is left out.
+    ///
+    /// # Errors
+    /// When it cannot be passed on.
+    pub fn new(shape: &DeviceShape, parcel: &mut Parcel) -> std::io::Result<ShapeState> {
+        let mut regions = Vec::new();
+        for RegionShape { size, mappable } in &shape.regions {
+            let part =
+                mappable.as_ref().and_then(|part| Some((part.memory.descriptor().ok()?, part)));
+            let mappable = match part {
+                Some((memory, SharedPart { offset, areas, .. })) => {
+                    let (offset, areas) = (*offset, areas.clone());
+                    Some(MappableState { memory: parcel.put(memory.as_fd())?, offset, areas })
+                }
+                None => None,
+            };
+            regions.push(RegionState { size: *size, mappable });
+        }
+        Ok(ShapeState { regions, irqs: shape.irqs.clone() })
+    }
+
+    /// The same in another process.
+    ///
+    /// # Errors
+    /// When its memory did not come with it.
+    pub fn take(self, descriptors: &mut Descriptors) -> std::io::Result<DeviceShape> {
+        let mut regions = Vec::new();
+        for RegionState { size, mappable } in self.regions {
+            let mappable = match mappable {
+                Some(MappableState { memory, offset, areas }) => {
+                    let memory = BarMemory::new(descriptors.take(memory)?);
+                    Some(SharedPart { memory, offset, areas })
+                }
+                None => None,
+            };
+            regions.push(RegionShape { size, mappable });
+        }
+        Ok(DeviceShape { regions, irqs: self.irqs })
+    }
+}
+
+impl NodeState {
+    /// As bytes.
+    ///
+    /// # Errors
+    /// When it cannot be written down.
+    pub fn to_bytes(&self) -> std::io::Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(std::io::Error::other)
+    }
+
+    /// From bytes of a program whose versions were [checked](Versions::check).
+    ///
+    /// # Errors
+    /// When they are no state.
+    pub fn from_bytes(bytes: &[u8]) -> std::io::Result<NodeState> {
+        let state: NodeState = serde_json::from_slice(bytes)?;
+        match state.version {
+            1..=VERSION => Ok(state),
+            other => Err(std::io::Error::other(format!("the state has version {other}"))),
+        }
+    }
+}

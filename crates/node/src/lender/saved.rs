@@ -1,0 +1,200 @@
+//! What the lender has goes on in another process: its functions, the conversations with their users, and
+//! the record of who may attach.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rackbus_lease::{Lender, Placement};
+use rackbus_link::Link;
+use rackbus_memory::{Gate, Stream};
+use rackbus_pci::SaveError;
+use rackbus_pci::vfio_user::{Conversation, SavedSession};
+
+use super::{Lent, LentFunctions, Session, SessionEnd};
+use crate::handover::HandOverError;
+use crate::handover::parcel::{Descriptors, Parcel};
+use crate::handover::state::LentState;
+use crate::lendable::{Attached, Lendable, NotSaved, User};
+
+/// Functions that were saved. They go on here when this is dropped.
+#[derive(Default)]
+pub struct SavedFunctions {
+    /// As another process goes on with them.
+    pub states: BTreeMap<String, LentState>,
+    saved: Vec<(Arc<Lent>, SavedSession)>,
+}
+
+impl Drop for SavedFunctions {
+    fn drop(&mut self) {
+        for (lent, saved) in std::mem::take(&mut self.saved) {
+            lent.lendable.take_back(saved);
+        }
+    }
+}
+
+/// A function that goes on with its user.
+pub struct ResumedSession {
+    lent: Arc<Lent>,
+    session: Box<dyn Attached>,
+    stream: Arc<dyn Stream>,
+    conversation: Conversation,
+    placement: Placement,
+}
+
+impl LentFunctions {
+    /// Whether all functions can go on in another process, as far as this is known before it is tried.
+    ///
+    /// # Errors
+    /// What cannot, and why.
+    pub(crate) fn can_be_saved(&self) -> Result<(), HandOverError> {
+        match self.fence.lock().under_way() {
+            Some(under_way) => Err(HandOverError::UnderWay(under_way)),
+            None => Ok(()),
+        }
+    }
+
+    /// All functions as values, with their descriptors in `parcel`. Nobody attaches or detaches now.
+    ///
+    /// # Errors
+    /// [`HandOverError`]; all go on then.
+    pub(crate) fn save(&self, parcel: &mut Parcel) -> Result<SavedFunctions, HandOverError> {
+        let mut all = SavedFunctions::default();
+        for (name, lent) in &self.lent {
+            let state = lent.lock();
+            let attached = match &state.session {
+                Some(Session { stream, at: Some(at) }) => Some((stream.clone(), at.clone())),
+                Some(Session { at: None, .. }) => {
+                    return Err(HandOverError::InUse { function: name.clone() });
+                }
+                None => None,
+            };
+            let from = attached.as_ref().map(|(_, at)| at.clone()).unwrap_or_default();
+            let saved = match lent.lendable.save(from, self.patience / 10) {
+                Ok(Some(saved)) => saved,
+                Ok(None) => continue,
+                // Without a user there is nothing that a new one would not have.
+                Err(NotSaved::Refused(SaveError::Unsupported))
+                    if attached.is_none() && lent.promised().is_none() =>
+                {
+                    continue;
+                }
+                Err(NotSaved::Hangs) => return Err(HandOverError::Hangs(name.clone())),
+                Err(NotSaved::Refused(cause)) => {
+                    return Err(HandOverError::Save { function: name.clone(), cause });
+                }
+            };
+            drop(state);
+            let stated = LentState::new(&saved, attached.map(|(stream, _)| stream), parcel);
+            all.saved.push((lent.clone(), saved));
+            all.states.insert(name.clone(), stated?);
+        }
+        Ok(all)
+    }
+
+    /// Who may attach, as it goes on in another process.
+    pub(crate) fn fence(&self) -> Lender {
+        self.fence.lock().clone()
+    }
+
+    /// Goes on with who may attach, before any device is added.
+    pub(crate) fn with_fence(self, fence: Lender) -> Self {
+        *self.fence.lock() = fence;
+        self
+    }
+
+    /// Adds a device that another process had. One that cannot go on begins anew; its user, if there is
+    /// one, loses it.
+    pub(crate) fn add_resumed(
+        &mut self,
+        device: &str,
+        lendable: Arc<dyn Lendable>,
+        state: Option<LentState>,
+        descriptors: &mut Descriptors,
+        link: &dyn Link,
+    ) -> Option<ResumedSession> {
+        let lent = self.insert(device, lendable);
+        let resumed = state.map(|state| self.resume(&lent, state, descriptors, link)).transpose();
+        let session = match resumed {
+            Ok(Some(session)) => session,
+            Ok(None) => {
+                self.begin_anew(&lent);
+                None
+            }
+            Err(error) => {
+                tracing::error!(device, %error, "the function cannot go on and begins anew");
+                self.begin_anew(&lent);
+                None
+            }
+        };
+        if session.is_none() {
+            self.fence.lock().detached(device);
+        }
+        session
+    }
+
+    fn begin_anew(&self, lent: &Lent) {
+        if let Err(error) = lent.start(&lent.lock()) {
+            tracing::error!(%error, "it is tried again when it is lent");
+        }
+    }
+
+    fn resume(
+        &self,
+        lent: &Arc<Lent>,
+        state: LentState,
+        descriptors: &mut Descriptors,
+        link: &dyn Link,
+    ) -> std::io::Result<Option<ResumedSession>> {
+        let LentState { function, conversation } = state;
+        let saved = function.take(descriptors)?;
+        let user = match conversation {
+            Some(number) => {
+                Some(self.user(&lent.name, link.conversation(descriptors.take(number)?)?)?)
+            }
+            None => None,
+        };
+        let stream = user.as_ref().map(|(_, stream)| stream.clone());
+        let resumed = lent.lendable.resume(saved, user)?;
+        let session = resumed.zip(stream).map(|((session, conversation), stream)| {
+            lent.lock().session = Some(Session { stream: stream.clone(), at: None });
+            let holder = self.fence.lock().admitted(&lent.name).cloned();
+            let placement = holder.map(|holder| holder.placement).unwrap_or_default();
+            ResumedSession { lent: lent.clone(), session, stream, conversation, placement }
+        });
+        Ok(session)
+    }
+
+    /// Who is attached to `device`, as the record of who may attach says.
+    fn user(&self, device: &str, stream: Arc<dyn Stream>) -> std::io::Result<User> {
+        let borrower = self.fence.lock().admitted(device).map(|holder| holder.borrower.clone());
+        let borrower = borrower.ok_or_else(|| std::io::Error::other("it is lent to nobody"))?;
+        let function = format!("{}/{device}", self.host);
+        let lending = self.fabric.lending(&function, &borrower).map_err(std::io::Error::other)?;
+        Ok((lending, stream))
+    }
+}
+
+impl ResumedSession {
+    /// Holds the conversation on a thread of its own, until it ends.
+    ///
+    /// # Errors
+    /// When there are no threads left.
+    pub(crate) fn go_on(self, gate: &Gate) -> std::io::Result<()> {
+        let passage = gate.enter();
+        let hold = move || {
+            let ResumedSession { lent, session, stream, conversation, placement } = self;
+            let passage = passage;
+            let end = SessionEnd(&lent);
+            // Behind `end`, so that it is scrubbed first also where this thread panics.
+            let session = session;
+            match placement {
+                Placement::Lender => lent.hold(&*stream, &session, conversation, &passage),
+                Placement::Borrower => lent.hold_medium(&*stream, &passage),
+            }
+            drop(session);
+            drop(end);
+            tracing::info!(device = lent.name, "function released");
+        };
+        std::thread::Builder::new().name("link peer".into()).spawn(hold).map(drop)
+    }
+}

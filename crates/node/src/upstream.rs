@@ -1,0 +1,403 @@
+//! A function that another program serves, lent like one of this node's own.
+//!
+//! The program is any vfio-user server. Its user's memory and interrupts are passed on to it, so DMA has
+//! nobody of rackbus between the two ends; each mapping is a loan of the node's fabric as for any function.
+//! What the server was passed, it has: rackbus asks it to give mappings up, and believes the answer. Where
+//! the node runs the program itself, a fresh one for each user, the function is back when that process has
+//! ended, whatever it does: that holds against a server that hangs or lies, too. Its standard input is a locked
+//! file: a program that is left over, because the node died or it left its process group, is seen by the lock,
+//! and none is run beside it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_control::api::DeviceReport;
+use rackbus_devices::upstream::UpstreamServer;
+use rackbus_fabric::{Lending, LentMemory, Loan};
+use rackbus_memory::{Access, MapError, MemoryHandle, Stream, UnmapError};
+use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, SavedSession};
+use rackbus_pci::{MediumOffer, SaveError};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::lendable::{Attached, Lendable, NotReady, NotSaved};
+use crate::remote::{Conversation, RemoteDevice};
+
+/// How long a server may take to be there, and for each answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a server that was asked to end may take before it is killed.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Between two looks whether something that nothing announces has happened.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// A function that another program serves.
+#[derive(Debug)]
+pub struct Upstream {
+    name: String,
+    server: UpstreamServer,
+    /// The server that its user's session has; `None` between two users.
+    process: Arc<Mutex<Option<Child>>>,
+    /// The conversation with the server while there is a user, for who takes the function away.
+    conversation: Arc<Mutex<Option<Conversation>>>,
+    /// The last session ended without the server's word that it let go of everything.
+    unsettled: Arc<Mutex<bool>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Upstream {
+    /// The device `name`, which `server` runs.
+    pub fn new(name: &str, server: UpstreamServer) -> Upstream {
+        Upstream {
+            name: name.to_owned(),
+            server,
+            process: Arc::default(),
+            conversation: Arc::default(),
+            unsettled: Arc::default(),
+        }
+    }
+
+    /// Runs the program, in a process group of its own, so that what it starts ends with it.
+    fn run(&self, command: &[String]) -> io::Result<Child> {
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let alone = self.lock()?;
+        let socket = &self.server.socket;
+        match std::fs::symlink_metadata(socket) {
+            // Of an earlier life: a server that binds it anew would be refused.
+            Ok(found) if found.file_type().is_socket() => std::fs::remove_file(socket)?,
+            Ok(_) => {
+                let said = format!("{} is there and no socket; name another one", socket.display());
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, said));
+            }
+            Err(_) => {}
+        }
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(&self.server.folder).stdin(Stdio::from(alone));
+        command.process_group(0).spawn().map_err(|error| {
+            io::Error::new(error.kind(), format!("the program {program} cannot be run: {error}"))
+        })
+    }
+
+    /// An empty file that the program has for as long as it or what it started runs. One that ran before may
+    /// need a moment to be gone.
+    fn lock(&self) -> io::Result<File> {
+        let mut path = self.server.socket.clone().into_os_string();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+        let told = |error: io::Error| {
+            io::Error::new(error.kind(), format!("cannot lock {}: {error}", path.display()))
+        };
+        let file = file.map_err(told)?;
+        let begun = Instant::now();
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK) if begun.elapsed() < GRACE => std::thread::sleep(AGAIN),
+                Err(Errno::WOULDBLOCK) => {
+                    let said = format!(
+                        "a server that was run for an earlier user is still there; end it (`fuser {}` \
+                         names it)",
+                        path.display()
+                    );
+                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, said));
+                }
+                Err(error) => return Err(told(error.into())),
+            }
+        }
+    }
+
+    /// Connects to the server, which may need a moment to be there when `child` was just run.
+    fn connect(&self, mut child: Option<&mut Child>) -> io::Result<UnixStream> {
+        let begun = Instant::now();
+        loop {
+            let error = match UnixStream::connect(&self.server.socket) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(PATIENCE))?;
+                    stream.set_write_timeout(Some(PATIENCE))?;
+                    return Ok(stream);
+                }
+                Err(error) => error,
+            };
+            let socket = self.server.socket.display();
+            let Some(child) = &mut child else {
+                let said = format!("no vfio-user server answers at {socket}: {error}; start it");
+                return Err(io::Error::new(error.kind(), said));
+            };
+            if let Some(status) = child.try_wait()? {
+                let said = format!("its server ended ({status}) before it listened at {socket}");
+                return Err(io::Error::other(said));
+            }
+            if begun.elapsed() > PATIENCE {
+                let said = format!("its server does not listen at {socket} within {PATIENCE:?}");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, said));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    /// Connects, and resets the function.
+    fn open(&self, child: Option<&mut Child>, user: Arc<dyn Stream>) -> io::Result<RemoteDevice> {
+        let stream = self.connect(child)?;
+        let name = self.name.clone();
+        let lost = move |how: String| {
+            tracing::error!(device = name, how, "the server of a lent function is gone");
+            // Its borrower learns it as the loss of its lender.
+            user.shut_down();
+        };
+        let device = RemoteDevice::attach(Arc::new(stream), Box::new(lost));
+        let device = device.map_err(io::Error::other)?.of_foreign_server();
+        device.reset().map_err(io::Error::other)?;
+        Ok(device)
+    }
+}
+
+/// Ends a program and what it started, and waits until it is gone.
+fn end(child: &mut Child) {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let signal = |signal| group.map(|group| kill_process_group(group, signal));
+    let _ = signal(Signal::TERM);
+    let asked = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) && asked.elapsed() < GRACE {
+        std::thread::sleep(AGAIN);
+    }
+    // Whatever the program left behind, and the program itself if it is still there. A group that is gone
+    // is no failure.
+    let _ = signal(Signal::KILL);
+    let _ = child.wait();
+}
+
+impl Lendable for Upstream {
+    fn arm(&self, _limit: Duration) -> Result<(), NotReady> {
+        // A server is reached when there is a user: one that is not there yet is no reason against lending.
+        if !*locked(&self.unsettled) {
+            return Ok(());
+        }
+        // It did not say that it let go of its last user. One that serves a next one has.
+        let user = UnixStream::pair().map_err(NotReady::Failed)?.0;
+        match self.open(None, Arc::new(user)) {
+            Ok(_) => {
+                *locked(&self.unsettled) = false;
+                Ok(())
+            }
+            Err(error) => Err(NotReady::Failed(error)),
+        }
+    }
+
+    fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
+        let mut child = match &self.server.command {
+            Some(command) => Some(self.run(command)?),
+            None => None,
+        };
+        let opened = self.open(child.as_mut(), stream.clone());
+        let device = match opened {
+            Ok(device) => device,
+            Err(error) => {
+                child.iter_mut().for_each(end);
+                return Err(error);
+            }
+        };
+        *locked(&self.conversation) = Some(device.conversation());
+        let is_run = child.is_some();
+        *locked(&self.process) = child;
+        Ok(Box::new(Session {
+            device,
+            lending,
+            loans: Mutex::default(),
+            process: is_run.then(|| self.process.clone()),
+            conversation: self.conversation.clone(),
+            unsettled: self.unsettled.clone(),
+        }))
+    }
+
+    fn revoke(&self) {
+        if let Some(child) = locked(&self.process).as_mut() {
+            // All that it had mapped goes with it.
+            let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+        }
+        if let Some(conversation) = &*locked(&self.conversation) {
+            conversation.end();
+        }
+    }
+
+    fn describe(&self, known: DeviceReport) -> DeviceReport {
+        known
+    }
+
+    /// What the server has of its user's cannot be had from it. Without a user there is nothing to pass on.
+    fn save(
+        &self,
+        _conversation: vfio_user::Conversation,
+        _limit: Duration,
+    ) -> Result<Option<SavedSession>, NotSaved> {
+        match &*locked(&self.conversation) {
+            Some(_) => Err(NotSaved::Refused(SaveError::Unsupported)),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The function in its user's hands.
+struct Session {
+    device: RemoteDevice,
+    lending: Lending,
+    /// What the server was passed, by address.
+    loans: Mutex<BTreeMap<u64, Loan<Option<MemoryHandle>>>>,
+    /// The program, where it was run for this user.
+    process: Option<Arc<Mutex<Option<Child>>>>,
+    conversation: Arc<Mutex<Option<Conversation>>>,
+    unsettled: Arc<Mutex<bool>>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        match &self.process {
+            Some(process) => {
+                // Not under the lock: one that cannot be killed must not keep who takes the function away.
+                let child = locked(process).take();
+                if let Some(mut child) = child {
+                    self.device.conversation().end();
+                    end(&mut child);
+                }
+            }
+            None => {
+                let settled = self.device.is_there()
+                    && self.unmap_all().is_ok()
+                    && self.device.reset().is_ok()
+                    // An answer in the server's place is none.
+                    && self.device.is_there();
+                *locked(&self.unsettled) = !settled;
+            }
+        }
+        // Until here it can be ended by who takes the function away. The loans end with this.
+        *locked(&self.conversation) = None;
+    }
+}
+
+impl Attached for Session {
+    fn serve_medium(&self) -> Result<MediumOffer, String> {
+        Err("another program serves the function whole, so its front cannot run at the borrower; \
+             borrow it without `isolation = \"strict\"`"
+            .to_owned())
+    }
+}
+
+impl Device for Session {
+    fn shape(&self) -> &DeviceShape {
+        self.device.shape()
+    }
+
+    fn read(&self, region: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        self.device.read(region, offset, count)
+    }
+
+    fn write(
+        &self,
+        region: Region,
+        offset: u64,
+        data: Vec<u8>,
+        posted: bool,
+    ) -> Result<(), DeviceError> {
+        self.device.write(region, offset, data, posted)
+    }
+
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        wanted: Option<MemoryHandle>,
+    ) -> Result<(), DeviceError> {
+        let mut loans = locked(&self.loans);
+        let known = loans.get(&iova).filter(|loan| loan.range() == (iova, length));
+        let same = |loan: &Loan<Option<MemoryHandle>>| {
+            let memory = |handle: &Option<MemoryHandle>| {
+                handle.as_ref().map(|memory| (memory.object(), memory.offset()))
+            };
+            loan.access() == access && memory(loan.memory()) == memory(&wanted)
+        };
+        if known.is_some_and(same) {
+            // To map the same again changes nothing.
+            return Ok(());
+        }
+        let loan = self.lending.lend(iova, length, access, wanted).map_err(MapError::from)?;
+        // What has no memory behind it is kept here, so that it can be unmapped.
+        if let Some(memory) = loan.memory() {
+            self.device.map(iova, length, access, Some(memory.clone()))?;
+        }
+        loans.insert(iova, loan);
+        Ok(())
+    }
+
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        let mut loans = locked(&self.loans);
+        let Some(loan) = loans.get(&iova).filter(|loan| loan.range() == (iova, length)) else {
+            return Err(UnmapError { start: iova, length }.into());
+        };
+        if loan.memory().is_some() {
+            self.device.unmap(iova, length)?;
+        }
+        loans.remove(&iova);
+        Ok(())
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        // One by one: not every server knows how to unmap all at once.
+        let mut loans = locked(&self.loans);
+        while let Some(entry) = loans.first_entry() {
+            let (iova, length) = entry.get().range();
+            if entry.get().memory().is_some() {
+                self.device.unmap(iova, length)?;
+            }
+            drop(entry.remove());
+        }
+        Ok(())
+    }
+
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+        self.device.set_irqs(change)
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        self.device.reset()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The process of the node died, and the program it ran does not care; or the program left its group.
+    #[test]
+    fn no_server_is_run_beside_one_that_is_left_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("server.sock");
+        let server = UpstreamServer { socket, command: None, folder: folder.path().to_owned() };
+        let program = ["sleep".to_owned(), "600".to_owned()];
+        let before = Upstream::new("d0", server.clone());
+        let mut left = before.run(&program).unwrap();
+        drop(before);
+        let upstream = Upstream::new("d0", server);
+        let refused = upstream.run(&program).map(|mut child| end(&mut child));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("is still there"), "{refused}");
+        end(&mut left);
+        end(&mut upstream.run(&program).unwrap());
+    }
+}

@@ -1,0 +1,216 @@
+//! Functions that other programs serve by vfio-user, lent by a node like its own: our own server, one that
+//! hangs, and the example server of the crate `vfio_user`.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Rack, blocking};
+use rackbus_control::api::{BorrowRequest, Isolation, Lease};
+use rackbus_control::{Client as NodeClient, ClientError};
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
+use rackbus_driver::{Drive, DriveError, Options};
+use rackbus_node::metrics::SOCKET;
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
+use rackbus_spec::vfio_user::{irq, region};
+use rustix::process::{Pid, Signal, kill_process};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// The variable that makes this program a server: the socket that it listens at.
+const SERVE: &str = "RACKBUS_TEST_SERVE";
+
+/// A rack whose alpha has a function of another program.
+fn rack_file(keys: &str) -> String {
+    format!(
+        "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"upstream\"\n{keys}\n\
+         [hosts.beta]\n[hosts.gamma]\n"
+    )
+}
+
+fn serve(socket: &Path) -> LocalFunction {
+    let model = Nvme::new(&NvmeConfig::memory(1 << 20, "upstream")).unwrap();
+    serve_function(Box::new(model), socket, EngineOptions::default()).unwrap()
+}
+
+fn open(lease: &Lease) -> Result<Drive, DriveError> {
+    Drive::open(Path::new(lease.socket.as_ref().unwrap()), Options::default())
+}
+
+/// Borrows the function, which may be on its way back.
+async fn borrow(rack: &Rack) -> Lease {
+    let begun = Instant::now();
+    loop {
+        match rack.client.borrow("alpha/d0", "beta").await {
+            Ok(lease) => return lease,
+            Err(ClientError::Refused(_)) if begun.elapsed() < SOON => {}
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_program_serves_is_lent_and_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("server.sock");
+    let rack = Rack::start(&rack_file(&format!("socket = {socket:?}"))).await;
+
+    // A server that is not there is said to its user; one that comes later is used.
+    let lease = borrow(&rack).await;
+    let server = blocking(move || {
+        let refused = open(&lease).unwrap_err().to_string();
+        assert!(refused.contains("No such device"), "{refused}");
+        serve(&socket)
+    })
+    .await;
+    // Its node reports it once a second.
+    let begun = Instant::now();
+    let refused = loop {
+        let report = rack.client.devices().await.unwrap().remove(0).report;
+        match report.and_then(|report| report.last_attach_refused) {
+            Some(refused) => break refused,
+            None => assert!(begun.elapsed() < SOON, "the refusal is not reported"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert!(refused.contains("no vfio-user server answers at"), "{refused}");
+    let lease = rack.client.leases(false).await.unwrap().remove(0);
+    let drive = blocking(move || {
+        let mut drive = open(&lease).unwrap();
+        drive.write(3, &[7; 512], true).unwrap();
+        drive
+    })
+    .await;
+    // The server has the driver's memory by loans.
+    let node = NodeClient::new(&rack.folder.path().join("alpha").join(SOCKET));
+    let reached = node.reach("alpha/d0").await.unwrap();
+    assert!(!reached.is_empty(), "the loans of its user's memory are not recorded");
+
+    let lease = rack.client.leases(false).await.unwrap().remove(0).lease;
+    assert!(rack.client.give_back(lease).await.unwrap().returned);
+    let mut drive = drive;
+    blocking(move || assert!(drive.flush().is_err(), "it is used after its return")).await;
+    assert!(node.reach("alpha/d0").await.unwrap().is_empty());
+
+    let lease = borrow(&rack).await;
+    blocking(move || {
+        let mut block = [0; 512];
+        open(&lease).unwrap().read(3, &mut block).unwrap();
+        assert_eq!(block, [7; 512]);
+    })
+    .await;
+
+    // It cannot be taken apart, and nothing is begun that would need it.
+    let leases = rack.client.leases(true).await.unwrap().len();
+    let strict =
+        BorrowRequest { isolation: Isolation::Strict, ..BorrowRequest::new("alpha/d0", "beta") };
+    let error = rack.client.borrow_as(&strict).await.unwrap_err().to_string();
+    assert!(error.starts_with("alpha/d0 cannot be borrowed with strict isolation"), "{error}");
+    assert_eq!(rack.client.leases(true).await.unwrap().len(), leases);
+    drop(server);
+}
+
+/// Is the server of [`a_server_that_hangs_is_ended_and_run_anew`] when it is run by it.
+#[test]
+fn serves_when_it_is_told_to() {
+    let Ok(socket) = std::env::var(SERVE) else { return };
+    let socket = PathBuf::from(socket);
+    std::fs::write(socket.with_extension("pid"), std::process::id().to_string()).unwrap();
+    let _server = serve(&socket);
+    loop {
+        std::thread::park();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_hangs_is_ended_and_run_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("server.sock");
+    let program = std::env::current_exe().unwrap();
+    let keys = format!(
+        "socket = {socket:?}\ncommand = [\"env\", \"{SERVE}={}\", {program:?}, \"--exact\", \
+         \"serves_when_it_is_told_to\"]",
+        socket.display()
+    );
+    let rack = Rack::start(&rack_file(&keys)).await;
+    let pid = || {
+        let text = std::fs::read_to_string(socket.with_extension("pid")).unwrap();
+        Pid::from_raw(text.parse().unwrap()).unwrap()
+    };
+
+    let lease = borrow(&rack).await;
+    let id = lease.lease;
+    let drive = blocking(move || {
+        let mut drive = open(&lease).unwrap();
+        drive.write(3, &[7; 512], true).unwrap();
+        drive
+    })
+    .await;
+    let hanging = pid();
+    kill_process(hanging, Signal::STOP).unwrap();
+    // With what it was passed it ends, although it answers nothing.
+    assert!(rack.client.give_back(id).await.unwrap().returned);
+    assert!(rustix::process::test_kill_process(hanging).is_err(), "the server is still there");
+    drop(drive);
+
+    let lease = borrow(&rack).await;
+    let id = lease.lease;
+    let drive = blocking(move || {
+        let mut drive = open(&lease).unwrap();
+        let mut block = [1; 512];
+        drive.read(3, &mut block).unwrap();
+        assert_eq!(block, [0; 512], "a server of an earlier user");
+        drive
+    })
+    .await;
+    assert_ne!(pid(), hanging);
+    // Killed while it is used, it is lost to its user alone.
+    kill_process(pid(), Signal::KILL).unwrap();
+    let mut drive = drive;
+    blocking(move || assert!(drive.flush().is_err())).await;
+    let _ = rack.client.give_back(id).await;
+    let lease = borrow(&rack).await;
+    blocking(move || open(&lease).unwrap().write(1, &[2; 512], true).unwrap()).await;
+}
+
+/// The example of rust-vmm's crate: a card with an interrupt line, whose BAR 2 raises it at each third read.
+/// `make test` builds it (`scripts/setup gpio`) and names it in `RACKBUS_GPIO`.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_server_of_the_crate_vfio_user_is_lent() {
+    let Ok(program) = std::env::var("RACKBUS_GPIO") else {
+        return println!("not run: RACKBUS_GPIO names no server; scripts/setup gpio builds it");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("gpio.sock");
+    let keys =
+        format!("socket = {socket:?}\ncommand = [{program:?}, \"--socket-path\", {socket:?}]");
+    let rack = Rack::start(&rack_file(&keys)).await;
+    for _ in 0..2 {
+        let lease = borrow(&rack).await;
+        let id = lease.lease;
+        blocking(move || {
+            let user = Client::connect(Path::new(&lease.socket.unwrap()), SOON).unwrap();
+            let mut ids = [0; 4];
+            user.read(region::CONFIG, 0, &mut ids).unwrap();
+            assert_eq!(ids, [0x4f, 0x49, 0xc8, 0x0d]);
+            assert_eq!(user.irq_info(irq::INTX).unwrap().count, 1);
+            let raised = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+            let line = raised.try_clone().unwrap();
+            user.wire_irqs(irq::INTX, 0, &[Some(line)]).unwrap();
+            let mut values = Vec::new();
+            for _ in 0..3 {
+                let mut value = [0];
+                user.read(region::BAR0 + 2, 0, &mut value).unwrap();
+                values.push(value[0]);
+            }
+            assert_eq!(values, [0, 0, 1], "a fresh one counts from the beginning");
+            let mut count = [0; 8];
+            rustix::io::read(&raised, &mut count).expect("its interrupt is passed on");
+        })
+        .await;
+        assert!(rack.client.give_back(id).await.unwrap().returned);
+    }
+}

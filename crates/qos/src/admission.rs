@@ -1,0 +1,283 @@
+//! Which service levels can be kept together.
+//!
+//! A level needs engine time (its operations, at what the profile says one costs) and bytes in each
+//! direction. What is needed by all minima together is at most what there is, less a part that is
+//! never promised, so that those without a minimum are served too and an estimate may err. The rule
+//! is that of committed rates in a tree of shapers: no more than the parent's remainder. Who is
+//! refused is told what would fit.
+
+use std::collections::BTreeMap;
+
+use crate::SECOND;
+use crate::level::{LevelError, Rate, ServiceLevel, Unit};
+use crate::profile::Profile;
+use crate::tenant::Share;
+
+/// What the engines of a device can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Engines that work at the same time; each does operations of every kind.
+    pub workers: u32,
+    /// Bytes each second into the device, where that is what bounds it.
+    pub ingress: Option<u64>,
+    /// Bytes each second out of it.
+    pub egress: Option<u64>,
+}
+
+/// Thousandths of each resource that are never promised.
+pub const RESERVE: u32 = 50;
+
+/// What bounds a level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// Time of the engines.
+    EngineTime,
+    /// Bytes into the device.
+    Ingress,
+    /// Bytes out of the device.
+    Egress,
+}
+
+impl std::fmt::Display for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Resource::EngineTime => "engine time",
+            Resource::Ingress => "bandwidth into the device",
+            Resource::Egress => "bandwidth out of the device",
+        })
+    }
+}
+
+/// Why a level is not promised.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It contradicts itself.
+    #[error(transparent)]
+    Level(#[from] LevelError),
+    /// The device has no such engine.
+    #[error("there is no engine `{engine}`; there are {there}")]
+    Engine {
+        /// The name.
+        engine: String,
+        /// The names that there are.
+        there: String,
+    },
+    /// Beside what is promised already, it cannot be kept.
+    #[error(
+        "{asked} of {engine} with messages of {message} B is more {what} than is left; {fits} would fit"
+    )]
+    TooMuch {
+        /// The minimum that was asked for.
+        asked: Rate,
+        /// Of which engine.
+        engine: String,
+        /// The size of the messages, in bytes.
+        message: u64,
+        /// What it is too much of.
+        what: Resource,
+        /// The largest minimum that could be kept.
+        fits: Rate,
+    },
+}
+
+/// What one level needs each second.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Need {
+    engine_ns: f64,
+    ingress: f64,
+    egress: f64,
+}
+
+/// The levels that are promised, by who has them.
+#[derive(Debug, Clone)]
+pub struct Admission {
+    capacity: Capacity,
+    profiles: BTreeMap<String, Profile>,
+    promised: BTreeMap<u64, (ServiceLevel, Need)>,
+}
+
+impl Admission {
+    /// Nothing promised yet by a device with this capacity and these engines.
+    pub fn new(capacity: Capacity, profiles: BTreeMap<String, Profile>) -> Admission {
+        Admission { capacity, profiles, promised: BTreeMap::new() }
+    }
+
+    /// The engines' profiles.
+    pub fn profiles(&self) -> &BTreeMap<String, Profile> {
+        &self.profiles
+    }
+
+    /// What `holder` was promised.
+    pub fn level(&self, holder: u64) -> Option<&ServiceLevel> {
+        self.promised.get(&holder).map(|(level, _)| level)
+    }
+
+    /// Promises `level` to `holder`, in the place of what that has.
+    ///
+    /// # Errors
+    /// [`Refused`]; what the holder had, it still has.
+    pub fn admit(&mut self, holder: u64, level: &ServiceLevel) -> Result<Share, Refused> {
+        level.check()?;
+        let Some(profile) = self.profiles.get(&level.engine) else {
+            let there: Vec<_> = self.profiles.keys().map(String::as_str).collect();
+            let there = there.join(", ");
+            return Err(Refused::Engine { engine: level.engine.clone(), there });
+        };
+        let cost_ns = profile.cost_ns(level.message, level.ratio);
+        let (ingress, egress) = level.directions();
+        let need = Need { engine_ns: level.operations() * cost_ns, ingress, egress };
+        let left = self.left(Some(holder));
+        let mut least: Option<(f64, Resource)> = None;
+        for (needed, left, what) in [
+            (need.engine_ns, Some(left.engine_ns), Resource::EngineTime),
+            (need.ingress, self.capacity.ingress.map(|_| left.ingress), Resource::Ingress),
+            (need.egress, self.capacity.egress.map(|_| left.egress), Resource::Egress),
+        ] {
+            let Some(left) = left else { continue };
+            let part = left / needed.max(f64::MIN_POSITIVE);
+            if needed > left && least.is_none_or(|(least, _)| part < least) {
+                least = Some((part, what));
+            }
+        }
+        if let Some((part, what)) = least {
+            let per_second = (level.min.per_second as f64 * part.max(0.0)).floor() as u64;
+            return Err(Refused::TooMuch {
+                asked: level.min,
+                engine: level.engine.clone(),
+                message: level.message,
+                what,
+                fits: rounded(Rate { per_second, unit: level.min.unit }),
+            });
+        }
+        self.promised.insert(holder, (level.clone(), need));
+        Ok(Share::of(level, cost_ns))
+    }
+
+    /// What `holder` was promised, it has no more.
+    pub fn release(&mut self, holder: u64) {
+        self.promised.remove(&holder);
+    }
+
+    /// Thousandths of the engines' time that could still be promised.
+    pub fn engine_left(&self) -> u32 {
+        let whole = f64::from(self.capacity.workers) * SECOND as f64;
+        (self.left(None).engine_ns / whole * 1000.0).max(0.0) as u32
+    }
+
+    fn left(&self, but: Option<u64>) -> Need {
+        let of = |whole: f64| whole * f64::from(1000 - RESERVE) / 1000.0;
+        let whole = Need {
+            engine_ns: of(f64::from(self.capacity.workers) * SECOND as f64),
+            ingress: of(self.capacity.ingress.unwrap_or(0) as f64),
+            egress: of(self.capacity.egress.unwrap_or(0) as f64),
+        };
+        let others = self.promised.iter().filter(|(holder, _)| Some(**holder) != but);
+        others.fold(whole, |left, (_, (_, need))| Need {
+            engine_ns: left.engine_ns - need.engine_ns,
+            ingress: left.ingress - need.ingress,
+            egress: left.egress - need.egress,
+        })
+    }
+}
+
+/// A rate that can be written down and asked for: rounded down to three digits.
+fn rounded(rate: Rate) -> Rate {
+    // In bits, for bytes are written so.
+    let bits = if rate.unit == Unit::Bytes { 8 } else { 1 };
+    let value = rate.per_second.saturating_mul(bits);
+    let step = 10u64.pow(value.checked_ilog10().unwrap_or(0).saturating_sub(2));
+    Rate { per_second: value / step * step / bits, unit: rate.unit }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::profile::Point;
+
+    fn profiles() -> BTreeMap<String, Profile> {
+        let profile = |fixed: f64, byte: f64| {
+            let cost = |message: u64| fixed + message as f64 * byte;
+            let point = |message| Point { message, ratio: 1000, cost_ns: cost(message) };
+            Profile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
+        };
+        let named = [("aes256gcm", profile(100.0, 0.2)), ("deflate", profile(2000.0, 8.0))];
+        named.map(|(name, profile)| (name.to_owned(), profile)).into()
+    }
+
+    fn admission() -> Admission {
+        Admission::new(Capacity { workers: 2, ingress: None, egress: None }, profiles())
+    }
+
+    fn level(text: &str) -> ServiceLevel {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_refused_says_what_fits_and_that_is_accepted() {
+        let mut admission = admission();
+        admission.admit(1, &level("deflate 800 Mbit/s message 64 KiB")).unwrap();
+        let asked = level("deflate 2 Gbit/s message 4 KiB");
+        let refused = admission.admit(2, &asked).unwrap_err();
+        let Refused::TooMuch { fits, what: Resource::EngineTime, .. } = &refused else {
+            panic!("{refused}");
+        };
+        let said = refused.to_string();
+        assert!(said.starts_with("2 Gbit/s of deflate with messages of 4096 B is more"), "{said}");
+        let more = Rate { per_second: fits.per_second * 101 / 100, ..*fits };
+        assert!(admission.admit(2, &ServiceLevel { min: more, ..asked.clone() }).is_err());
+        let share = admission.admit(2, &ServiceLevel { min: *fits, ..asked }).unwrap();
+        assert!(share.guarantee.is_some());
+        assert!(admission.engine_left() < 10, "{}", admission.engine_left());
+    }
+
+    #[test]
+    fn a_level_is_changed_in_its_own_place_and_kept_when_the_change_is_refused() {
+        let mut admission = admission();
+        admission.admit(1, &level("deflate 1 Gbit/s")).unwrap();
+        admission.admit(1, &level("deflate 1.5 Gbit/s")).unwrap();
+        assert!(admission.admit(1, &level("deflate 9 Gbit/s")).is_err());
+        assert_eq!(admission.level(1), Some(&level("deflate 1.5 Gbit/s")));
+        admission.release(1);
+        assert_eq!((admission.level(1), admission.engine_left()), (None, 950));
+        let unknown = admission.admit(1, &level("lzma 1 Gbit/s")).unwrap_err().to_string();
+        assert_eq!(unknown, "there is no engine `lzma`; there are aes256gcm, deflate");
+    }
+
+    #[test]
+    fn each_direction_bounds_what_is_promised() {
+        let capacity =
+            Capacity { workers: 8, ingress: Some(1_000_000_000), egress: Some(125_000_000) };
+        let mut admission = Admission::new(capacity, profiles());
+        let refused = admission.admit(1, &level("aes256gcm 4 Gbit/s")).unwrap_err();
+        assert!(matches!(refused, Refused::TooMuch { what: Resource::Egress, .. }), "{refused}");
+        admission.admit(1, &level("aes256gcm 4 Gbit/s ratio 10")).unwrap();
+        let refused = admission.admit(2, &level("aes256gcm 4 Gbit/s ratio 10")).unwrap_err();
+        assert!(matches!(refused, Refused::TooMuch { what: Resource::Ingress, .. }), "{refused}");
+        assert!(refused.to_string().ends_with("3.6 Gbit/s would fit"), "{refused}");
+    }
+
+    proptest! {
+        /// Whatever is asked for in whatever order: all minima together never need more time than is
+        /// promised at most.
+        #[test]
+        fn no_more_is_promised_than_there_is(
+            asked in prop::collection::vec((0u64..6, any::<bool>(), 1u64..1 << 30, 6u32..17), 1..40),
+        ) {
+            let mut admission = admission();
+            for (holder, deflate, per_second, size) in asked {
+                let engine = if deflate { "deflate" } else { "aes256gcm" };
+                let min = Rate { per_second, unit: Unit::Bytes };
+                let message = 1 << size;
+                let _ = admission.admit(holder, &ServiceLevel { message, ..ServiceLevel::new(engine, min) });
+                let need = |level: &ServiceLevel| {
+                    let cost = admission.profiles()[&level.engine].cost_ns(level.message, level.ratio);
+                    level.operations() * cost
+                };
+                let needed: f64 = (0..6).filter_map(|holder| admission.level(holder)).map(need).sum();
+                prop_assert!(needed <= 1.9e9 * (1.0 + 1e-9), "{needed}");
+            }
+        }
+    }
+}

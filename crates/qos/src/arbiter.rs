@@ -1,0 +1,439 @@
+//! Who is served next by the engines, and for how long.
+//!
+//! Two levels, each by deficit round robin in engine time. First come tenants that have something left
+//! of their guarantee; what is left of the engines goes to all that have work, by weight. Below, the
+//! queues of a tenant take turns for what the tenant has. A turn is at most a *slice* of engine time:
+//! of a long message it is a piece, and many short ones are a turn together. What a turn takes is
+//! charged as estimated, and settled when it is known.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::drr::Drr;
+use crate::tenant::{Share, Spent, Tenant};
+
+/// A tenant: a number that its owner gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u32);
+
+/// How the engines are shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Engine time of a turn, in nanoseconds: who comes with something urgent waits for one.
+    pub slice_ns: u64,
+    /// Turns that are under way at the same time.
+    pub workers: u32,
+    /// Messages of a turn at most.
+    pub batch: usize,
+    /// What a message is charged at least, in nanoseconds: what it takes to fetch and to complete one.
+    pub least_ns: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { slice_ns: 50_000, workers: 1, batch: 32, least_ns: 100 }
+    }
+}
+
+/// A message that waits for an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// Its owner's name for it.
+    pub tag: u64,
+    /// Bytes that go in.
+    pub ingress: u64,
+    /// Bytes that will come out, as far as is known.
+    pub egress: u64,
+    /// What it will cost, as far as is known, in nanoseconds.
+    pub cost_ns: u64,
+    /// It may be interrupted at multiples of so many input bytes; 0 for nowhere.
+    pub granule: u64,
+    /// Input bytes that are done.
+    pub done: u64,
+}
+
+/// A part of a message in a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The message.
+    pub message: Message,
+    /// Input bytes that this turn is to do, from [`done`](Message::done) on. Whoever does it puts here
+    /// what it did, which may be less.
+    pub length: u64,
+    /// Nothing of the message is left afterwards. Whoever does it may say so earlier, or later.
+    pub over: bool,
+}
+
+impl Piece {
+    /// It is the first of its message of which anything was done.
+    fn begins(&self) -> bool {
+        self.message.done == 0 && (self.length > 0 || self.over)
+    }
+}
+
+/// Work for one engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Of which of its queues.
+    pub queue: u16,
+    /// The messages, in order.
+    pub pieces: Vec<Piece>,
+    /// The engine stops after so many nanoseconds, at the next place where it can.
+    pub budget_ns: u64,
+    guaranteed: bool,
+    estimated: Spent,
+}
+
+impl Turn {
+    /// A message that is done whole, whatever it takes: for policies that charge nothing.
+    pub(crate) fn unbounded(tenant: TenantId, queue: u16, piece: Piece) -> Turn {
+        let estimated = Spent::default();
+        let pieces = vec![piece];
+        Turn { tenant, queue, pieces, budget_ns: u64::MAX, guaranteed: false, estimated }
+    }
+}
+
+/// What became of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Engine time that it took, in nanoseconds.
+    pub engine_ns: u64,
+    /// Bytes that came out.
+    pub egress: u64,
+}
+
+/// What an engine that is free does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// This.
+    Run(Turn),
+    /// Nothing until then, unless something new comes: tenants are at their limits.
+    Wait(u64),
+    /// Nothing until something comes.
+    Idle,
+}
+
+/// What a tenant used, and what was done about it. All of it only grows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Operations that are over.
+    pub operations: u64,
+    /// Bytes that went into engines.
+    pub ingress: u64,
+    /// Bytes that came out.
+    pub egress: u64,
+    /// Engine time, in nanoseconds.
+    pub engine_ns: u64,
+    /// Of that, by its guarantee.
+    pub guaranteed_ns: u64,
+    /// Turns.
+    pub turns: u64,
+    /// Messages that did not end in the turn in which they were begun.
+    pub split: u64,
+    /// Messages that shared a turn with one before them.
+    pub batched: u64,
+    /// How often it had to wait because of its own limits.
+    pub throttled: u64,
+    /// For how long, in nanoseconds.
+    pub throttled_ns: u64,
+}
+
+/// Arbitrates tenants.
+#[derive(Debug)]
+pub struct Arbiter {
+    settings: Settings,
+    tenants: BTreeMap<TenantId, Tenant>,
+    /// By [`Level`]: who has a guarantee, and everybody.
+    levels: [Drr<TenantId>; 2],
+    timers: BTreeSet<(u64, Level, TenantId)>,
+    under_way: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    Guaranteed,
+    Rest,
+}
+
+const LEVELS: [Level; 2] = [Level::Guaranteed, Level::Rest];
+
+impl Arbiter {
+    /// No tenants yet.
+    pub fn new(settings: Settings) -> Arbiter {
+        let slice_ns = settings.slice_ns.max(1);
+        Arbiter {
+            settings: Settings { slice_ns, ..settings },
+            tenants: BTreeMap::new(),
+            levels: [Drr::new(slice_ns), Drr::new(slice_ns)],
+            timers: BTreeSet::new(),
+            under_way: 0,
+        }
+    }
+
+    /// How the engines are shared.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A tenant comes, or gets another share.
+    pub fn set(&mut self, id: TenantId, share: Share, now: u64) {
+        let new = || Tenant::new(share, self.settings.slice_ns, now);
+        let tenant = self.tenants.entry(id).or_insert_with(new);
+        tenant.change(share, now);
+        tenant.timers = [None; 2];
+        self.timers.retain(|(.., other)| *other != id);
+        let guaranteed = share.guarantee.is_some();
+        let has_work = tenant.waiting > 0;
+        match guaranteed {
+            // What is guaranteed bounds the turns; among themselves they are equal.
+            true => self.levels[Level::Guaranteed as usize].set(id, 1),
+            false => self.levels[Level::Guaranteed as usize].remove(id),
+        }
+        self.levels[Level::Rest as usize].set(id, share.weight);
+        if has_work {
+            self.wake(id, now);
+        }
+    }
+
+    /// A tenant goes. Its waiting messages are returned; what an engine has of it is not waited for.
+    pub fn remove(&mut self, id: TenantId) -> Vec<Message> {
+        for level in &mut self.levels {
+            level.remove(id);
+        }
+        self.timers.retain(|(.., other)| *other != id);
+        let queues = self.tenants.remove(&id).map(|tenant| tenant.queues).unwrap_or_default();
+        queues.into_values().flatten().collect()
+    }
+
+    /// Nothing of a tenant waits any more. What waited is returned.
+    pub fn clear(&mut self, id: TenantId) -> Vec<Message> {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
+        tenant.waiting = 0;
+        tenant.queues.values_mut().flat_map(std::mem::take).collect()
+    }
+
+    /// Nothing of one of a tenant's queues waits any more. What waited is returned.
+    pub fn clear_queue(&mut self, id: TenantId, queue: u16) -> Vec<Message> {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
+        let cleared = tenant.queues.get_mut(&queue).map(std::mem::take).unwrap_or_default();
+        tenant.waiting -= cleared.len();
+        cleared.into()
+    }
+
+    /// The share of a tenant.
+    pub fn share(&self, id: TenantId) -> Option<&Share> {
+        self.tenants.get(&id).map(Tenant::share)
+    }
+
+    /// What a tenant has used so far.
+    pub fn usage(&self, id: TenantId) -> Option<Usage> {
+        self.tenants.get(&id).map(|tenant| tenant.usage)
+    }
+
+    /// Engine time that a tenant owes, in nanoseconds.
+    pub fn debt_ns(&self, id: TenantId) -> u64 {
+        self.levels[Level::Rest as usize].credit(id).min(0).unsigned_abs()
+    }
+
+    /// Messages of a tenant that wait.
+    pub fn waiting(&self, id: TenantId) -> usize {
+        self.tenants.get(&id).map_or(0, |tenant| tenant.waiting)
+    }
+
+    /// Turns that are under way.
+    pub fn under_way(&self) -> u32 {
+        self.under_way
+    }
+
+    /// A message comes. False when there is no such tenant.
+    pub fn submit(&mut self, id: TenantId, queue: u16, message: Message, now: u64) -> bool {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return false };
+        enqueue(tenant, queue, message, false, now);
+        self.wake(id, now);
+        true
+    }
+
+    /// What an engine that is free does now.
+    pub fn next(&mut self, now: u64) -> Next {
+        while let Some((at, level, id)) = self.timers.first().copied().filter(|(at, ..)| *at <= now)
+        {
+            self.timers.remove(&(at, level, id));
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.timers[level as usize] = None;
+                self.levels[level as usize].wake(id, now, self.settings.workers);
+            }
+        }
+        for level in LEVELS {
+            if let Some(id) = self.pick(level, now)
+                && let Some(turn) = self.turn(level, id, now)
+            {
+                self.under_way += 1;
+                return Next::Run(turn);
+            }
+        }
+        let limits = self.timers.iter().find(|(_, level, _)| *level == Level::Rest);
+        limits.map_or(Next::Idle, |(at, ..)| Next::Wait(*at))
+    }
+
+    /// A turn has ended. Of its messages, those that are not over wait again, before all others of
+    /// their queue.
+    pub fn complete(&mut self, turn: &Turn, done: Done, now: u64) {
+        self.under_way = self.under_way.saturating_sub(1);
+        let Some(tenant) = self.tenants.get_mut(&turn.tenant) else { return };
+        let overhead = self.settings.least_ns.saturating_mul(turn.pieces.len() as u64);
+        let actual = Spent {
+            engine_ns: done.engine_ns.max(overhead),
+            // What the time did not last for is not begun, and counts when it is.
+            operations: turn.pieces.iter().filter(|piece| piece.begins()).count() as u64,
+            ingress: turn.pieces.iter().map(|piece| piece.length).sum(),
+            egress: done.egress,
+        };
+        tenant.settle(turn.guaranteed, turn.estimated, actual);
+        tenant.turns.settle(turn.queue, turn.estimated.engine_ns, actual.engine_ns);
+        let usage = &mut tenant.usage;
+        usage.operations += turn.pieces.iter().filter(|piece| piece.over).count() as u64;
+        usage.ingress += actual.ingress;
+        usage.egress += actual.egress;
+        usage.engine_ns += actual.engine_ns;
+        usage.guaranteed_ns += if turn.guaranteed { actual.engine_ns } else { 0 };
+        for Piece { message, length, .. } in turn.pieces.iter().rev().filter(|piece| !piece.over) {
+            tenant.usage.split += u64::from(message.done == 0 && *length > 0);
+            // Something is done with each turn, or a message whose engine does nothing never ends.
+            let done = message.done + length;
+            enqueue(tenant, turn.queue, Message { done, ..*message }, true, now);
+        }
+        let level = if turn.guaranteed { Level::Guaranteed } else { Level::Rest };
+        let (estimated, actual) = (turn.estimated.engine_ns, actual.engine_ns);
+        self.levels[level as usize].settle(turn.tenant, estimated, actual);
+        if tenant.waiting > 0 {
+            self.wake(turn.tenant, now);
+        }
+    }
+
+    /// A tenant has work: it is looked at, unless it is known when it may go on.
+    fn wake(&mut self, id: TenantId, now: u64) {
+        let Some(tenant) = self.tenants.get(&id) else { return };
+        for level in LEVELS {
+            if tenant.timers[level as usize].is_none() {
+                self.levels[level as usize].wake(id, now, self.settings.workers);
+            }
+        }
+    }
+
+    fn pick(&mut self, level: Level, now: u64) -> Option<TenantId> {
+        let Arbiter { tenants, timers, levels, .. } = self;
+        levels[level as usize].pick(now, |id| {
+            let Some(tenant) = tenants.get_mut(&id) else { return false };
+            if tenant.waiting == 0 || tenant.timers[level as usize].is_some() {
+                return false;
+            }
+            let mut at = tenant.free_at(now);
+            let limited = at > now;
+            if level == Level::Guaranteed {
+                at = at.max(tenant.guaranteed_at(now));
+            }
+            if at <= now {
+                return true;
+            }
+            if limited && level == Level::Rest {
+                tenant.usage.throttled += 1;
+                tenant.usage.throttled_ns += at.saturating_sub(now);
+            }
+            tenant.timers[level as usize] = Some(at);
+            timers.insert((at, level, id));
+            false
+        })
+    }
+
+    /// The turn of a tenant that has work.
+    fn turn(&mut self, level: Level, id: TenantId, now: u64) -> Option<Turn> {
+        let Settings { slice_ns, batch, least_ns, .. } = self.settings;
+        let tenant = self.tenants.get_mut(&id)?;
+        let queues = &tenant.queues;
+        let has_work = |queue| queues.get(&queue).is_some_and(|queue| !queue.is_empty());
+        let queue = tenant.turns.pick(now, has_work)?;
+        let guaranteed = level == Level::Guaranteed;
+        let mut turn = Turn {
+            tenant: id,
+            queue,
+            pieces: Vec::new(),
+            budget_ns: slice_ns,
+            guaranteed,
+            estimated: Spent::default(),
+        };
+        while turn.pieces.len() < batch.max(1) {
+            let Some(message) = tenant.queues.get(&queue).and_then(|queue| queue.front()).copied()
+            else {
+                break;
+            };
+            let left_ns = slice_ns.saturating_sub(turn.estimated.engine_ns);
+            let (piece, spent) = cut(message, slice_ns, least_ns);
+            // Neither does a later message make a turn too long, nor is a limit passed by more than one.
+            let first = turn.pieces.is_empty();
+            if !first && (spent.engine_ns > left_ns || tenant.free_at(now) > now) {
+                break;
+            }
+            if let Some(queue) = tenant.queues.get_mut(&queue) {
+                queue.pop_front();
+            }
+            tenant.waiting -= 1;
+            tenant.spend(guaranteed, spent);
+            turn.estimated.engine_ns += spent.engine_ns;
+            turn.estimated.operations += spent.operations;
+            turn.estimated.ingress += spent.ingress;
+            turn.estimated.egress += spent.egress;
+            tenant.usage.batched += u64::from(!first);
+            turn.pieces.push(piece);
+            if !piece.over || guaranteed && tenant.guaranteed_at(now) > now {
+                break;
+            }
+        }
+        tenant.usage.turns += 1;
+        tenant.turns.charge(queue, turn.estimated.engine_ns);
+        self.levels[level as usize].charge(id, turn.estimated.engine_ns);
+        Some(turn)
+    }
+}
+
+fn enqueue(tenant: &mut Tenant, queue: u16, message: Message, first: bool, now: u64) {
+    let messages = tenant.queues.entry(queue).or_insert_with(|| {
+        tenant.turns.set(queue, 1);
+        Default::default()
+    });
+    if first {
+        messages.push_front(message)
+    } else {
+        messages.push_back(message)
+    }
+    tenant.waiting += 1;
+    tenant.turns.wake(queue, now, 1);
+}
+
+/// The piece of `message` that is done next, and what it is estimated to spend: about a slice, in whole
+/// granules.
+fn cut(message: Message, slice_ns: u64, least_ns: u64) -> (Piece, Spent) {
+    let left = message.ingress.saturating_sub(message.done);
+    let part = |whole: u64, length: u64| match message.ingress {
+        0 => whole,
+        ingress => (u128::from(whole) * u128::from(length) / u128::from(ingress)) as u64,
+    };
+    let mut length = left;
+    if message.granule > 0 && part(message.cost_ns, left) > slice_ns {
+        let fits = u128::from(message.ingress) * u128::from(slice_ns) / u128::from(message.cost_ns);
+        let fits = u64::try_from(fits).unwrap_or(u64::MAX);
+        length = (fits - fits % message.granule).clamp(message.granule.min(left), left);
+    }
+    let spent = Spent {
+        engine_ns: part(message.cost_ns, length).max(least_ns),
+        operations: u64::from(message.done == 0),
+        ingress: length,
+        egress: part(message.egress, length),
+    };
+    (Piece { message, length, over: length == left }, spent)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+#![forbid(unsafe_code)]
+//! Sharing an accelerator among tenants, as decisions: what may be promised, whose turn it is, how
+//! long a turn lasts. No I/O, clock, threads or randomness; a live device, a model of one and the
+//! simulation below ask the same code.
+//!
+//! What an operation costs depends on its content: compressing 64 KiB of noise takes fifteen times as
+//! long as compressing zeroes. So tenants are arbitrated by *engine time*: an estimate is charged when
+//! work is handed to an engine, the measured time is settled when it comes back, and who used more
+//! than was estimated carries the debt. Queues have no share of their own: a tenant with eight has
+//! what a tenant with one has.
+//!
+//! * [`level`]: what a tenant asks for.
+//! * [`profile`]: what operations cost by size and output. [`estimate`]: what this tenant's will.
+//! * [`admission`]: which levels can be kept together, and what would fit instead.
+//! * [`arbiter`]: who is served next, with [`drr`] and [`bucket`] as its parts.
+//! * [`simulation`]: tenants and engines in simulated time, for the experiments.
+//!
+//! Time is nanoseconds as a number that the caller passes in; it need only grow.
+
+pub mod admission;
+pub mod arbiter;
+pub mod bucket;
+pub mod drr;
+pub mod estimate;
+pub mod level;
+pub mod profile;
+pub mod simulation;
+mod tenant;
+
+pub use admission::{Admission, Capacity, Refused};
+pub use arbiter::{Arbiter, Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
+pub use estimate::Estimate;
+pub use level::{LevelError, Rate, ServiceLevel, Unit};
+pub use profile::{Point, Profile, ProfileError};
+pub use tenant::{Guarantee, Limit, Share};
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;

@@ -1,0 +1,214 @@
+//! What a tenant may have, as the arbiter needs it, and where the tenant stands.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::arbiter::{Message, Usage};
+use crate::bucket::Bucket;
+use crate::drr::Drr;
+use crate::level::{ServiceLevel, Unit};
+
+/// For so long a tenant's unused minimum or maximum is kept, in nanoseconds: longer than an engine that
+/// is busy with others' turns, or was not scheduled, lets it wait.
+const KEPT_NS: u64 = 20_000_000;
+
+/// A rate that is not exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// Units each second.
+    pub rate: u64,
+    /// Units that may come at once.
+    pub burst: u64,
+}
+
+impl Limit {
+    /// A rate with room for `burst`, and for what comes while nobody looks.
+    pub fn new(rate: u64, burst: u64) -> Limit {
+        Limit { rate, burst: burst.max(part(rate, KEPT_NS)) }
+    }
+
+    fn bucket(self, now: u64) -> Bucket {
+        Bucket::full(self.rate, self.burst, now)
+    }
+}
+
+/// What a tenant gets before all that have no minimum: so much of the unit that it bought, for as much
+/// engine time as this takes with the messages that it was bought for. What is dearer gets the time,
+/// what is cheaper the units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guarantee {
+    /// Nanoseconds of engine time.
+    pub engine: Limit,
+    /// Bytes or operations.
+    pub units: Limit,
+    /// Which of the two.
+    pub unit: Unit,
+}
+
+/// What a tenant may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Its minimum, if it has one.
+    pub guarantee: Option<Guarantee>,
+    /// Its weight in what is left.
+    pub weight: u32,
+    /// Operations each second at most.
+    pub operations: Option<Limit>,
+    /// Bytes into engines each second at most.
+    pub ingress: Option<Limit>,
+    /// Bytes out of engines each second at most.
+    pub egress: Option<Limit>,
+}
+
+impl Default for Share {
+    /// A part of what others leave, without bounds.
+    fn default() -> Share {
+        Share { guarantee: None, weight: 1, operations: None, ingress: None, egress: None }
+    }
+}
+
+impl Share {
+    /// What `level` is, where one operation of the kind that it is meant for costs `cost_ns`.
+    pub fn of(level: &ServiceLevel, cost_ns: f64) -> Share {
+        let one = match level.min.unit {
+            Unit::Bytes => level.message,
+            Unit::Operations => 1,
+        };
+        let limit = |rate: u64| Limit::new(rate, level.burst.max(one));
+        let engine = |operations: f64| (operations * cost_ns).ceil() as u64;
+        let burst_ns = engine(level.burst.max(one) as f64 / one as f64);
+        let guarantee = (level.min.per_second > 0).then(|| Guarantee {
+            engine: Limit::new(engine(level.operations()), burst_ns),
+            units: limit(level.min.per_second),
+            unit: level.min.unit,
+        });
+        let bytes = |rate: u64| Limit::new(rate, level.largest.min(level.burst.max(level.message)));
+        let max = |unit: Unit| level.max.filter(|_| level.min.unit == unit);
+        let ingress = [max(Unit::Bytes), level.ingress].into_iter().flatten().min();
+        Share {
+            guarantee,
+            weight: level.weight,
+            operations: max(Unit::Operations).map(limit),
+            ingress: ingress.map(bytes),
+            egress: level.egress.map(bytes),
+        }
+    }
+}
+
+/// What came at `rate` each second within `ns`.
+fn part(rate: u64, ns: u64) -> u64 {
+    u64::try_from(u128::from(rate) * u128::from(ns) / u128::from(crate::SECOND)).unwrap_or(u64::MAX)
+}
+
+/// A tenant at the arbiter.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    share: Share,
+    /// Engine time and units of the guarantee.
+    guarantee: Option<(Bucket, Bucket, Unit)>,
+    operations: Option<Bucket>,
+    ingress: Option<Bucket>,
+    egress: Option<Bucket>,
+    /// Its queues take turns.
+    pub(crate) turns: Drr<u16>,
+    pub(crate) queues: BTreeMap<u16, VecDeque<Message>>,
+    pub(crate) waiting: usize,
+    /// When it is looked at again: for its limits, and for its guarantee.
+    pub(crate) timers: [Option<u64>; 2],
+    pub(crate) usage: Usage,
+}
+
+/// What a tenant spends at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub(crate) engine_ns: u64,
+    pub(crate) operations: u64,
+    pub(crate) ingress: u64,
+    pub(crate) egress: u64,
+}
+
+impl Tenant {
+    pub(crate) fn new(share: Share, slice_ns: u64, now: u64) -> Tenant {
+        Tenant {
+            share,
+            guarantee: share.guarantee.map(|g| buckets(g, now)),
+            operations: share.operations.map(|limit| limit.bucket(now)),
+            ingress: share.ingress.map(|limit| limit.bucket(now)),
+            egress: share.egress.map(|limit| limit.bucket(now)),
+            turns: Drr::new(slice_ns),
+            queues: BTreeMap::new(),
+            waiting: 0,
+            timers: [None; 2],
+            usage: Usage::default(),
+        }
+    }
+
+    pub(crate) fn share(&self) -> &Share {
+        &self.share
+    }
+
+    /// Another share from now on. What was spent of the old one stays spent.
+    pub(crate) fn change(&mut self, share: Share, now: u64) {
+        let change = |bucket: &mut Option<Bucket>, limit: Option<Limit>| match (&mut *bucket, limit)
+        {
+            (Some(bucket), Some(limit)) => bucket.change(limit.rate, limit.burst, now),
+            _ => *bucket = limit.map(|limit| limit.bucket(now)),
+        };
+        change(&mut self.operations, share.operations);
+        change(&mut self.ingress, share.ingress);
+        change(&mut self.egress, share.egress);
+        match (&mut self.guarantee, share.guarantee) {
+            (Some((engine, units, unit)), Some(new)) if *unit == new.unit => {
+                engine.change(new.engine.rate, new.engine.burst, now);
+                units.change(new.units.rate, new.units.burst, now);
+            }
+            (guarantee, new) => *guarantee = new.map(|new| buckets(new, now)),
+        }
+        self.share = share;
+    }
+
+    /// When its limits let it go on: now, or later.
+    pub(crate) fn free_at(&mut self, now: u64) -> u64 {
+        let limits = [&mut self.operations, &mut self.ingress, &mut self.egress];
+        limits.into_iter().flatten().map(|bucket| at(bucket, now)).max().unwrap_or(now)
+    }
+
+    /// When its guarantee has something left: now, later, or never.
+    pub(crate) fn guaranteed_at(&mut self, now: u64) -> u64 {
+        match &mut self.guarantee {
+            Some((engine, units, _)) => at(engine, now).max(at(units, now)),
+            None => u64::MAX,
+        }
+    }
+
+    /// It spends, of its guarantee too when it is served by that.
+    pub(crate) fn spend(&mut self, guaranteed: bool, spent: Spent) {
+        self.settle(guaranteed, Spent::default(), spent);
+    }
+
+    /// What was `estimated` is `actual`.
+    pub(crate) fn settle(&mut self, guaranteed: bool, estimated: Spent, actual: Spent) {
+        let settle = |bucket: &mut Option<Bucket>, estimated, actual| {
+            if let Some(bucket) = bucket {
+                bucket.settle(estimated, actual);
+            }
+        };
+        settle(&mut self.operations, estimated.operations, actual.operations);
+        settle(&mut self.ingress, estimated.ingress, actual.ingress);
+        settle(&mut self.egress, estimated.egress, actual.egress);
+        if let Some((engine, units, unit)) = self.guarantee.as_mut().filter(|_| guaranteed) {
+            engine.settle(estimated.engine_ns, actual.engine_ns);
+            match unit {
+                Unit::Bytes => units.settle(estimated.ingress, actual.ingress),
+                Unit::Operations => units.settle(estimated.operations, actual.operations),
+            }
+        }
+    }
+}
+
+fn buckets(guarantee: Guarantee, now: u64) -> (Bucket, Bucket, Unit) {
+    (guarantee.engine.bucket(now), guarantee.units.bucket(now), guarantee.unit)
+}
+
+fn at(bucket: &mut Bucket, now: u64) -> u64 {
+    if bucket.ready(now) { now } else { bucket.ready_at() }
+}

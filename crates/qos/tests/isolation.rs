@@ -1,0 +1,290 @@
+//! What tenants get from shared engines, in simulated time: from the arbiter, and for comparison from
+//! devices that do not shape (seed paper, table 1 and observations 4, 5, 7 and 10).
+
+use std::collections::BTreeMap;
+
+use rackbus_qos::simulation::unshaped::{BySize, RoundRobin};
+use rackbus_qos::simulation::{Arrivals, Content, Load, Policy, Report, run};
+use rackbus_qos::{
+    Admission, Arbiter, Capacity, Point, Profile, SECOND, ServiceLevel, Settings, Share, TenantId,
+};
+use rackbus_seeds::Simulation;
+
+const SIMULATION: Simulation = Simulation { test: "-p rackbus-qos --test isolation", usual: 1 };
+const SLICE_NS: u64 = 50_000;
+
+/// Costs of engines on a processor of today, for an operation and for each byte, in nanoseconds: AES-256
+/// in counter mode, SHA3-512, deflate.
+const AES: (f64, f64) = (100.0, 0.12);
+const SHA3: (f64, f64) = (250.0, 3.3);
+const DEFLATE: (f64, f64) = (2000.0, 7.0);
+
+/// A tenant that has enough under way to always have some slices of work waiting.
+fn load(size: u64, (fixed_ns, byte_ns): (f64, f64)) -> Load {
+    let cost = fixed_ns + size as f64 * byte_ns;
+    let depth = (4.0 * SLICE_NS as f64 / cost).ceil().max(64.0) as u32;
+    Load { arrivals: Arrivals::Closed { depth }, ..Load::steady(size, fixed_ns, byte_ns) }
+}
+
+fn of_content(load: Load, factor: f64) -> Load {
+    Load { content: Content { factor: (factor, factor), ..load.content }, ..load }
+}
+
+fn shaped(shares: &[Share], engines: usize) -> Arbiter {
+    let workers = engines as u32;
+    let settings = Settings { slice_ns: SLICE_NS, workers, batch: 256, ..Settings::default() };
+    let mut arbiter = Arbiter::new(settings);
+    for (id, share) in shares.iter().enumerate() {
+        arbiter.set(TenantId(id as u32), *share, 0);
+    }
+    arbiter
+}
+
+fn equal(loads: &[Load], engines: usize) -> Arbiter {
+    shaped(&vec![Share::default(); loads.len()], engines)
+}
+
+/// How much more engine time the first of two tenants got.
+fn ratio(policy: &mut dyn Policy, engines: usize, loads: &[Load], seed: u64) -> f64 {
+    let reports = run(policy, engines, loads, SECOND / 5, seed);
+    reports[0].total().engine_ns as f64 / reports[1].total().engine_ns as f64
+}
+
+/// Pairs of tenants that pay the same: what they send, and how unequal they are without shaping, by
+/// message and by byte. Where that is not what it is about, they are equal.
+fn pairs() -> Vec<(&'static str, [Load; 2], f64, f64)> {
+    let queues = |load: Load, queues| Load { queues, ..load };
+    vec![
+        ("the same", [load(4096, AES), load(4096, AES)], 1.0, 1.0),
+        ("64 KiB and 64 B", [load(65_536, AES), load(64, AES)], 30.0, 0.08),
+        ("four queues and one", [queues(load(4096, AES), 4), load(4096, AES)], 3.9, 1.0),
+        ("hashing and encryption", [load(4096, SHA3), load(4096, AES)], 20.0, 20.0),
+        (
+            "noise and zeroes",
+            [of_content(load(65_536, DEFLATE), 1.9), of_content(load(65_536, DEFLATE), 0.13)],
+            10.0,
+            10.0,
+        ),
+        ("a flood of 16 B", [load(16_384, AES), queues(load(16, AES), 8)], 2.0, 0.02),
+    ]
+}
+
+#[test]
+fn equal_tenants_get_equal_engine_time_and_do_not_without_shaping() {
+    SIMULATION.run(|seed, _| {
+        for (name, loads, by_message, by_size) in pairs() {
+            let shaped = ratio(&mut equal(&loads, 1), 1, &loads, seed);
+            if !(0.98..=1.02).contains(&shaped) {
+                return Err(format!("{name}: {shaped:.3} shaped"));
+            }
+            let unshaped = ratio(&mut RoundRobin::default(), 1, &loads, seed);
+            let sized = ratio(&mut BySize::default(), 1, &loads, seed);
+            for (found, expected, policy) in
+                [(unshaped, by_message, "round robin"), (sized, by_size, "round robin by size")]
+            {
+                let fits = if expected > 1.5 { found > expected } else { found < 1.5 * expected };
+                if !fits {
+                    return Err(format!("{name}: {found:.3} by {policy}, not {expected}"));
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn any_number_of_equal_tenants_on_any_number_of_engines_get_the_same() {
+    SIMULATION.run(|seed, _| {
+        for (tenants, engines) in [(2, 1), (8, 1), (8, 3), (64, 2), (64, 8)] {
+            let kinds = [
+                load(4096, AES),
+                load(64, AES),
+                load(65_536, SHA3),
+                of_content(load(65_536, DEFLATE), 1.9),
+                of_content(load(16_384, DEFLATE), 0.13),
+            ];
+            let loads: Vec<Load> = (0..tenants).map(|n| kinds[n % kinds.len()].clone()).collect();
+            let reports = run(&mut equal(&loads, engines), engines, &loads, 3 * SECOND / 10, seed);
+            let got: Vec<u64> = reports.iter().map(|report| report.total().engine_ns).collect();
+            let (least, most) = (got.iter().min().unwrap(), got.iter().max().unwrap());
+            let ratio = *most as f64 / *least as f64;
+            if ratio > 1.02 {
+                return Err(format!("{tenants} tenants, {engines} engines: {ratio:.3}: {got:?}"));
+            }
+            let busy = got.iter().sum::<u64>() as f64 / (0.28e9 * engines as f64);
+            if busy < 0.98 {
+                return Err(format!("{tenants} tenants, {engines} engines: {busy:.3} busy"));
+            }
+        }
+        Ok(())
+    });
+}
+
+fn profiles() -> BTreeMap<String, Profile> {
+    let profile = |(fixed, byte): (f64, f64)| {
+        let point =
+            |message: u64| Point { message, ratio: 1000, cost_ns: fixed + byte * message as f64 };
+        Profile::new([64, 4096, 65_536].map(point).to_vec()).unwrap()
+    };
+    let named = [("aes256ctr", AES), ("sha3-512", SHA3), ("deflate", DEFLATE)];
+    named.map(|(name, cost)| (name.to_owned(), profile(cost))).into()
+}
+
+/// Levels that a device with so many engines keeps, and loads that use them; then tenants without
+/// minimum that take whatever they can.
+fn sold(
+    texts: &[&str],
+    engines: usize,
+    others: usize,
+) -> (Vec<ServiceLevel>, Vec<Share>, Vec<Load>) {
+    let capacity = Capacity { workers: engines as u32, ingress: None, egress: None };
+    let mut admission = Admission::new(capacity, profiles());
+    let (mut levels, mut shares, mut loads) = (Vec::new(), Vec::new(), Vec::new());
+    for (holder, text) in (0..).zip(texts) {
+        let level: ServiceLevel = text.parse().unwrap();
+        shares.push(admission.admit(holder, &level).unwrap_or_else(|error| panic!("{error}")));
+        let cost = match level.engine.as_str() {
+            "aes256ctr" => AES,
+            "sha3-512" => SHA3,
+            _ => DEFLATE,
+        };
+        loads.push(load(level.message, cost));
+        levels.push(level);
+    }
+    for other in 0..others {
+        shares.push(Share::default());
+        loads.push(match other % 3 {
+            0 => of_content(Load { queues: 8, ..load(65_536, DEFLATE) }, 1.9),
+            1 => Load { queues: 16, ..load(16, AES) },
+            _ => load(1 << 20, SHA3),
+        });
+    }
+    (levels, shares, loads)
+}
+
+/// Units of the minimum that were done.
+fn units(level: &ServiceLevel, report: &Report, from_ns: u64) -> u64 {
+    report.least(SECOND, from_ns, |step| match level.min.unit {
+        rackbus_qos::Unit::Bytes => step.ingress,
+        rackbus_qos::Unit::Operations => step.operations,
+    })
+}
+
+#[test]
+fn every_minimum_is_met_within_one_percent_over_any_second() {
+    let mixes: [&[&str]; 3] = [
+        &["aes256ctr 30 Gbit/s", "deflate 3000 op/s message 16KiB"],
+        &[
+            "aes256ctr 1 Gbit/s message 64B",
+            "aes256ctr 8 Gbit/s message 64KiB",
+            "sha3-512 200 Mbit/s",
+            "deflate 500 op/s message 64KiB",
+        ],
+        &["sha3-512 20 Mbit/s message 1KiB"; 32],
+    ];
+    SIMULATION.run(|seed, _| {
+        for (texts, others) in mixes.iter().flat_map(|texts| [(texts, 2), (texts, 32)]) {
+            let (levels, shares, loads) = sold(texts, 1, others);
+            let reports = run(&mut shaped(&shares, 1), 1, &loads, 11 * SECOND / 10, seed);
+            for (level, report) in levels.iter().zip(&reports) {
+                let got = units(level, report, 0) as f64 / level.min.per_second as f64;
+                if got < 0.99 {
+                    return Err(format!("{level} beside {others}: {got:.4} of it"));
+                }
+            }
+            // Nobody starves.
+            if let Some(starved) = reports.iter().position(|r| r.total().engine_ns == 0) {
+                return Err(format!("tenant {starved} of {} got nothing", reports.len()));
+            }
+        }
+        Ok(())
+    });
+}
+
+/// The latency of who keeps to its minimum does not depend on what others send.
+#[test]
+fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {
+    let attacks = [
+        Load { queues: 16, ..load(16, AES) },
+        of_content(Load { queues: 4, ..load(1 << 20, DEFLATE) }, 1.9),
+        load(65_536, SHA3),
+        // In bursts, so that it always comes back with work.
+        Load { period_ns: 3_000_000, ..load(4096, SHA3) },
+    ];
+    SIMULATION.run(|seed, _| {
+        for (tenants, attack) in
+            [2, 8, 64].into_iter().flat_map(|n| attacks.iter().map(move |a| (n, a)))
+        {
+            let (_, mut shares, mut loads) = sold(&["sha3-512 400 Mbit/s message 4KiB"], 1, 0);
+            // A third of what was bought, as requests come.
+            loads[0].arrivals = Arrivals::Open { per_second: 4000 };
+            let alone = run(&mut shaped(&shares, 1), 1, &loads, SECOND / 5, seed);
+            shares.resize(tenants, Share::default());
+            loads.resize(tenants, attack.clone());
+            let attacked = run(&mut shaped(&shares, 1), 1, &loads, SECOND / 5, seed);
+            let (alone, attacked) = (alone[0].percentile(99.0), attacked[0].percentile(99.0));
+            if attacked > alone * 3 / 2 + SLICE_NS {
+                let attack = &attack.content.sizes;
+                return Err(format!("{tenants} tenants, {attack:?}: {attacked} ns, {alone} alone"));
+            }
+            let unshaped = run(&mut RoundRobin::default(), 1, &loads, SECOND / 4, seed);
+            if tenants == 64 && attack.content.sizes[0] == 65_536 {
+                let unshaped = unshaped[0].percentile(99.0);
+                if unshaped < 5 * attacked {
+                    return Err(format!("{unshaped} ns without shaping is no attack"));
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_left_goes_by_weight_and_what_nobody_uses_is_not_lost() {
+    SIMULATION.run(|seed, _| {
+        let loads = [
+            load(4096, AES),
+            load(65_536, DEFLATE),
+            Load { period_ns: SECOND / 5, ..load(4096, SHA3) },
+        ];
+        let weights = [1, 3, 4];
+        let shares = weights.map(|weight| Share { weight, ..Share::default() });
+        let reports = run(&mut shaped(&shares, 1), 1, &loads, 2 * SECOND, seed);
+        let got: Vec<u64> = reports.iter().map(|report| report.total().engine_ns).collect();
+        let ratio = got[1] as f64 / got[0] as f64;
+        if !(2.94..=3.06).contains(&ratio) {
+            return Err(format!("{ratio:.3} instead of 3: {got:?}"));
+        }
+        let third = got[2] as f64 / 0.98e9;
+        if !(0.49..=0.53).contains(&third) {
+            return Err(format!("half of the time in which it works is not {third:.3}"));
+        }
+        let busy = got.iter().sum::<u64>() as f64 / 1.98e9;
+        if busy < 0.99 { Err(format!("busy for {busy:.3} of the time")) } else { Ok(()) }
+    });
+}
+
+#[test]
+fn a_maximum_is_kept_however_much_there_is() {
+    SIMULATION.run(|seed, _| {
+        for text in [
+            "aes256ctr 1 Gbit/s max 2 Gbit/s",
+            "deflate 10 op/s max 500 op/s message 16KiB",
+            "aes256ctr 0 Gbit/s max 1 Gbit/s message 64B",
+            "sha3-512 0 Gbit/s out 100 Mbit/s",
+        ] {
+            let (levels, shares, loads) = sold(&[text], 1, 0);
+            let reports = run(&mut shaped(&shares, 1), 1, &loads, 2 * SECOND, seed);
+            let (level, total) = (&levels[0], reports[0].total());
+            let got = match (level.max, level.min.unit) {
+                (None, _) => total.egress as f64 / level.egress.unwrap() as f64,
+                (Some(max), rackbus_qos::Unit::Bytes) => total.ingress as f64 / max as f64,
+                (Some(max), rackbus_qos::Unit::Operations) => total.operations as f64 / max as f64,
+            } / 1.98;
+            if !(0.98..=1.02).contains(&got) {
+                return Err(format!("{level}: {got:.3} of the maximum"));
+            }
+        }
+        Ok(())
+    });
+}
