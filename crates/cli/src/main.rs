@@ -74,9 +74,8 @@ enum Command {
     Model(model::Args),
     Bench(bench::Args),
     Completions(completions::Args),
-    #[command(hide = true)]
+    Token(token::Args),
     Node(node::Args),
-    #[command(hide = true)]
     Control(control::Args),
 }
 
@@ -123,6 +122,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Model(args) => args.run(common, output).await,
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),
+        Command::Token(args) => args.run(common, output).await,
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common).await,
     }

@@ -8,16 +8,19 @@
 //! * [`compositions`]: functions that are borrowed together, as the API has them.
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
+//! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`client`]: the other side, for the command line and the nodes.
 
+pub mod access;
 pub mod answers;
 pub mod api;
 pub mod client;
 pub mod compositions;
 pub mod events;
 pub mod http;
+pub mod machines;
 pub mod metrics;
 pub mod node;
 pub mod reach;

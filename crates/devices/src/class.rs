@@ -119,6 +119,12 @@ pub trait DeviceConfig: Debug + Send + Sync {
         false
     }
 
+    /// Whether that borrower may be another machine: all that its front asks of the medium are operations,
+    /// which a link can carry.
+    fn is_carried(&self) -> bool {
+        false
+    }
+
     /// Makes the model that goes on where an earlier life of it was saved, which gave `medium`.
     /// Nothing of that life is under way with the medium any more.
     ///

@@ -122,6 +122,10 @@ impl DeviceConfig for DriveSection {
         true
     }
 
+    fn is_carried(&self) -> bool {
+        true
+    }
+
     fn detail(&self) -> String {
         let (size, block) = (format_size(self.size), self.block_size);
         format!("{size}, {block} B blocks, {}", self.place)
