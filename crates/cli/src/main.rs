@@ -75,6 +75,7 @@ enum Command {
     Bench(bench::Args),
     Completions(completions::Args),
     Token(token::Args),
+    Testbed(testbed::Args),
     Node(node::Args),
     Control(control::Args),
 }
@@ -123,6 +124,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),
         Command::Token(args) => args.run(common, output).await,
+        Command::Testbed(args) => args.run(output).await,
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common).await,
     }

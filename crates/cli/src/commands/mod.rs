@@ -21,6 +21,7 @@ pub mod path;
 pub mod reach;
 pub mod restart;
 pub mod status;
+pub mod testbed;
 pub mod token;
 pub mod top;
 pub mod up;
