@@ -9,7 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, against, datapath, lending, memory, model, nvme};
+use crate::{BenchError, Report, against, datapath, lending, machines, memory, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -30,6 +30,14 @@ pub enum Command {
         common: Common,
         /// Where the rack's sockets and state go.
         #[arg(long, default_value = "target/bench/lending")]
+        dir: PathBuf,
+    },
+    /// A drive of another machine, over the network
+    Machines {
+        #[command(flatten)]
+        common: Common,
+        /// Work directory, for certificates
+        #[arg(long, default_value = "target/bench/machines")]
         dir: PathBuf,
     },
     /// Memory that hosts share: segments, interrupts, the copy engine.
@@ -172,6 +180,13 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = nvme::Settings { runs, time, dir, only, patience, again };
             lending::run(&settings, &regime, &mut report)
+        }
+        Command::Machines { common, dir } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let Common { runs, only, .. } = common;
+            let settings = machines::Settings { runs, time, dir, only, patience };
+            machines::run(&settings, &regime, &mut report)
         }
         Command::Memory { common, dir } => {
             let (regime, time, patience) = (common.regime()?, common.time(), common.patience());

@@ -40,7 +40,8 @@ fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
     let lease = beta.borrow("alpha/nvme0", "beta");
     assert_eq!(serde_json::to_value(lease.placement).unwrap(), "borrower");
     let mut drive = open(&lease);
-    let pattern: Vec<u8> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    let pattern: Vec<u8> =
+        (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
     drive.write(64, &pattern, false).unwrap();
     drive.flush().unwrap();
     let mut read = vec![0; pattern.len()];
@@ -85,7 +86,10 @@ fn what_a_machine_does_not_answer_fails_in_bounded_time() {
     let process = Process::of(rustix::process::Pid::from_child(alpha.process()));
     process.signal(Signal::STOP);
     let failed = drive.read(0, &mut [0; 4096]).unwrap_err();
-    assert!(matches!(failed, DriveError::TimedOut(_) | DriveError::Absent | DriveError::Command { .. }), "{failed}");
+    assert!(
+        matches!(failed, DriveError::TimedOut(_) | DriveError::Absent | DriveError::Command { .. }),
+        "{failed}"
+    );
     process.signal(Signal::CONT);
     drop(drive);
     beta.json(&["return", &lease.lease.to_string()]);
@@ -108,8 +112,17 @@ fn a_token_is_good_once_for_its_host() {
     let token = rack.token("beta");
     let token = token.to_str().unwrap();
     let join = |host: &str, file: &str| {
-        rack.machine(&format!("{host}-{}", file.len()))
-            .bad(&["node", "--host", host, "--join", &rack.url, "--listen", "127.0.0.1:0", "--token-file", file])
+        rack.machine(&format!("{host}-{}", file.len())).bad(&[
+            "node",
+            "--host",
+            host,
+            "--join",
+            &rack.url,
+            "--listen",
+            "127.0.0.1:0",
+            "--token-file",
+            file,
+        ])
     };
     assert!(join("gamma", token).contains("the token is for host beta"));
     assert!(join("delta", token).contains("no host delta"));
@@ -143,7 +156,8 @@ fn a_machine_acts_for_its_own_host_alone() {
     assert!(socket(&lease).exists());
     // Who speaks no TLS, or says nothing, is not waited for.
     let address = rack.url.strip_prefix("https://").unwrap();
-    let mut silent: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut silent: Vec<TcpStream> =
+        (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
     let mut scanner = TcpStream::connect(address).unwrap();
     scanner.write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     let mut answer = Vec::new();

@@ -10,9 +10,9 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use rackbus_identity::rustls::ClientConfig;
 use rackbus_lease::Message;
 use serde::{Serialize, de::DeserializeOwned};
-use rackbus_identity::rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 

@@ -29,8 +29,8 @@ use crate::api::{
     HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
     RackStatus,
 };
-use crate::{compositions, machines};
 use crate::service::{Service, problem};
+use crate::{compositions, machines};
 
 type Shared = State<Arc<Service>>;
 

@@ -27,8 +27,13 @@ use crate::service::{Service, problem};
 
 /// How long somebody may take to be known.
 const HANDSHAKE: Duration = Duration::from_secs(3);
-/// Connections from other machines at a time; those that are not known yet count.
+/// Connections of nodes at a time.
 const CONNECTIONS: usize = 4096;
+/// Connections at a time of those who are not known yet.
+const HANDSHAKES: usize = 256;
+/// Connections at a time of those who have no certificate, each for so long at most: they come to join.
+const STRANGERS: usize = 64;
+const JOINING: Duration = Duration::from_secs(10);
 /// Connections of this machine's processes that are passed on at a time.
 const FORWARDED: usize = 256;
 /// How long a token is good at most.
@@ -74,7 +79,11 @@ impl Joining {
             return Ok(());
         }
         let known = self.hosts.join(", ");
-        Err(problem("unknown_host", format!("the rack has no host {host}"), &format!("its hosts are {known}")))
+        Err(problem(
+            "unknown_host",
+            format!("the rack has no host {host}"),
+            &format!("its hosts are {known}"),
+        ))
     }
 
     fn sign(&self, host: &str, request: &str) -> Result<Certificates, ApiError> {
@@ -142,28 +151,43 @@ type Shared = State<Arc<Joining>>;
 #[derive(OpenApi)]
 #[openapi(
     paths(token, join, renew, rack),
-    components(schemas(TokenRequest, NewToken, JoinRequest, RenewRequest, Certificates, RackFile))
+    components(schemas(
+        TokenRequest,
+        NewToken,
+        JoinRequest,
+        RenewRequest,
+        Certificates,
+        RackFile
+    ))
 )]
 pub(crate) struct Document;
 
 /// Makes a token with which a host joins once. Where the rack has several machines; for administrators.
 #[utoipa::path(post, path = "/v1/tokens", request_body = TokenRequest,
     responses((status = 200, body = NewToken), (status = 404, body = ApiError)))]
-async fn token(State(joining): Shared, Json(asked): Json<TokenRequest>) -> Result<Json<NewToken>, ApiError> {
+async fn token(
+    State(joining): Shared,
+    Json(asked): Json<TokenRequest>,
+) -> Result<Json<NewToken>, ApiError> {
     joining.check_host(&asked.host)?;
     let time = Duration::from_secs(asked.seconds).min(LONGEST);
     let made = blocking(move || {
         let mut tokens = joining.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         tokens.make(&asked.host, time)
     });
-    let stored = |error: std::io::Error| problem("not_stored", error.to_string(), "see to the state directory");
+    let stored = |error: std::io::Error| {
+        problem("not_stored", error.to_string(), "see to the state directory")
+    };
     Ok(Json(NewToken { token: made.await.map_err(stored)?.to_string() }))
 }
 
 /// A host joins.
 #[utoipa::path(post, path = "/v1/join", request_body = JoinRequest,
     responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
-async fn join(State(joining): Shared, Json(asked): Json<JoinRequest>) -> Result<Json<Certificates>, ApiError> {
+async fn join(
+    State(joining): Shared,
+    Json(asked): Json<JoinRequest>,
+) -> Result<Json<Certificates>, ApiError> {
     let JoinRequest { host, token, request } = asked;
     joining.check_host(&host)?;
     let remedy = "make another with `rackbus token` on the machine of the control plane";
@@ -238,10 +262,9 @@ pub async fn serve(
     let local = routes.clone().into_make_service_with_connect_info::<Peer>();
     let others = routes.into_make_service_with_connect_info::<Peer>();
     let listener = TlsListener::new(listener, credentials)?;
-    tokio::try_join!(
-        async { axum::serve(own, local).await },
-        async { axum::serve(listener, others).await },
-    )?;
+    tokio::try_join!(async { axum::serve(own, local).await }, async {
+        axum::serve(listener, others).await
+    },)?;
     Ok(())
 }
 
@@ -268,7 +291,11 @@ async fn accept(
     credentials: Renewed,
     begun: mpsc::Sender<(Held, SocketAddr)>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let unknown = Arc::new(Semaphore::new(HANDSHAKES));
+    let places = Places {
+        nodes: Arc::new(Semaphore::new(CONNECTIONS)),
+        strangers: Arc::new(Semaphore::new(STRANGERS)),
+    };
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -278,21 +305,46 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(%address, "a connection was refused: there are too many");
+        let Ok(place) = unknown.clone().try_acquire_owned() else {
+            tracing::warn!(%address, "a connection was refused: too many are not known yet");
             continue;
         };
         let config = current(&credentials).open_server().clone();
-        let begun = begun.clone();
+        let (begun, places) = (begun.clone(), places.clone());
         tokio::spawn(async move {
+            let _place = place;
             let _ = socket.set_nodelay(true);
             let handshake = TlsAcceptor::from(config).accept(socket);
             match tokio::time::timeout(HANDSHAKE, handshake).await {
-                Ok(Ok(stream)) => drop(begun.send((Counted::new(stream, place), address)).await),
+                Ok(Ok(stream)) => match places.take(stream) {
+                    Some(counted) => drop(begun.send((counted, address)).await),
+                    None => {
+                        tracing::warn!(%address, "a connection was refused: there are too many")
+                    }
+                },
                 Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
                 Err(_) => tracing::warn!(%address, "a connection was refused: it said nothing"),
             }
         });
+    }
+}
+
+/// Places for those who are known.
+#[derive(Clone)]
+struct Places {
+    nodes: Arc<Semaphore>,
+    strangers: Arc<Semaphore>,
+}
+
+impl Places {
+    /// Gives `stream` one; `None` where all are taken.
+    fn take(&self, stream: server::TlsStream<TcpStream>) -> Option<Held> {
+        let known = stream.get_ref().1.peer_certificates().is_some();
+        let (places, limit) = match known {
+            true => (&self.nodes, None),
+            false => (&self.strangers, Some(JOINING)),
+        };
+        Some(Counted::new(stream, places.clone().try_acquire_owned().ok()?, limit))
     }
 }
 
@@ -333,7 +385,11 @@ impl Connected<IncomingStream<'_, TlsListener>> for Peer {
 ///
 /// # Errors
 /// When the socket cannot be made.
-pub async fn forward(socket: &FilePath, address: String, credentials: Renewed) -> std::io::Result<()> {
+pub async fn forward(
+    socket: &FilePath,
+    address: String,
+    credentials: Renewed,
+) -> std::io::Result<()> {
     let mut own = OwnUsers::new(listen_at(socket)?)?;
     let places = Arc::new(Semaphore::new(FORWARDED));
     loop {
@@ -345,7 +401,9 @@ pub async fn forward(socket: &FilePath, address: String, credentials: Renewed) -
             match connect(&address, current(&credentials).client().clone()).await {
                 // Either side ends the conversation as it likes.
                 Ok(mut theirs) => drop(tokio::io::copy_bidirectional(&mut ours, &mut theirs).await),
-                Err(error) => tracing::warn!(%error, %address, "the control plane cannot be reached"),
+                Err(error) => {
+                    tracing::warn!(%error, %address, "the control plane cannot be reached")
+                }
             }
         });
     }

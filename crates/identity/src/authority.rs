@@ -33,7 +33,9 @@ pub enum AuthorityError {
         cause: io::Error,
     },
     /// A host has a name that no certificate can have.
-    #[error("no certificate can name {0}; a host of several machines has lower-case letters, digits and `-` only")]
+    #[error(
+        "no certificate can name {0}; a host of several machines has lower-case letters, digits and `-` only"
+    )]
     Name(String),
     /// What is to be signed, or what was stored, is no such thing.
     #[error("the certificate cannot be made: {0}")]

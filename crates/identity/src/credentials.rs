@@ -135,7 +135,8 @@ impl Credentials {
             .with_client_auth_cert(chain.clone(), secret()?)
             .map_err(unusable)?;
         let server = |open: bool| {
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
             let verifier = if open { verifier.allow_unauthenticated() } else { verifier };
             ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
@@ -220,8 +221,7 @@ pub(crate) fn write_public(path: &Path, text: &str) -> io::Result<()> {
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let new = path.with_extension("new");
     let _ = std::fs::remove_file(&new);
-    let mut file =
-        std::fs::File::options().write(true).create_new(true).mode(mode).open(&new)?;
+    let mut file = std::fs::File::options().write(true).create_new(true).mode(mode).open(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, path)

@@ -59,7 +59,8 @@ impl Subject {
         match self {
             Subject::Control => true,
             Subject::Node(host) => {
-                let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+                let plain =
+                    |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
                 let ends = !host.starts_with('-') && !host.ends_with('-');
                 (1..=63).contains(&host.len()) && ends && host.bytes().all(plain)
             }

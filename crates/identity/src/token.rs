@@ -22,7 +22,9 @@ pub struct Token {
 
 /// A text is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this is no token to join with: these begin with `rackbus1.`, and are made by `rackbus token`")]
+#[error(
+    "this is no token to join with: these begin with `rackbus1.`, and are made by `rackbus token`"
+)]
 pub struct BadToken;
 
 impl Token {
@@ -68,7 +70,9 @@ impl FromStr for Token {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenRefused {
     /// It was used, has expired, or was never made here.
-    #[error("the token was used already, has expired, or is another rack's; make a new one with `rackbus token`")]
+    #[error(
+        "the token was used already, has expired, or is another rack's; make a new one with `rackbus token`"
+    )]
     Unknown,
     /// It is for another host.
     #[error("the token is for host {0}")]
@@ -171,7 +175,9 @@ mod tests {
         let token = tokens.make("alpha", HOUR).unwrap();
         let text = token.to_string();
         assert_eq!(text.parse::<Token>().unwrap(), token);
-        assert!(matches!(tokens.take(&token, "beta"), Err(TokenRefused::Host(host)) if host == "alpha"));
+        assert!(
+            matches!(tokens.take(&token, "beta"), Err(TokenRefused::Host(host)) if host == "alpha")
+        );
         // Another process of the control plane knows it, too.
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
         tokens.take(&token, "alpha").unwrap();
@@ -198,7 +204,9 @@ mod tests {
     fn what_is_no_token_is_refused() {
         let good = Token { secret: [1; 16], authority: [2; 32] }.to_string();
         assert!(good.parse::<Token>().is_ok() && format!(" {good}\n").parse::<Token>().is_ok());
-        for bad in ["", "rackbus1", "rackbus1..", &good[1..], &good[..good.len() - 1], &format!("{good}.")] {
+        for bad in
+            ["", "rackbus1", "rackbus1..", &good[1..], &good[..good.len() - 1], &format!("{good}.")]
+        {
             assert_eq!(bad.parse::<Token>(), Err(BadToken), "{bad}");
         }
     }

@@ -220,7 +220,6 @@ impl Caller for TcpCaller {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -356,7 +355,8 @@ mod tests {
         let authority = authority();
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
         let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
-        for (service, why) in [(function, "--placement borrower"), (Service::Segments, "no segments")]
+        for (service, why) in
+            [(function, "--placement borrower"), (Service::Segments, "no segments")]
         {
             let asked = hello("beta", service);
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();

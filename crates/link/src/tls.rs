@@ -61,11 +61,9 @@ impl TlsConversation {
             drop(tls);
             // What TLS says of the peer's certificate is worth more than that the conversation is over.
             if !progress? {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(ErrorKind::TimedOut.into());
-                }
-                conversation.0.wait(wants_write, Some(left)).map_err(std::io::Error::other)?;
+                conversation.0.wait(wants_write, Some(deadline)).map_err(std::io::Error::other)?;
+            } else if Instant::now() > deadline {
+                return Err(ErrorKind::TimedOut.into());
             }
         }
         Ok(conversation)
@@ -150,10 +148,12 @@ impl Shared {
         Ok(true)
     }
 
-    fn wait(&self, to_send: bool, limit: Option<Duration>) -> Result<(), StreamError> {
-        let flags = if to_send { PollFlags::OUT | PollFlags::IN } else { PollFlags::IN };
+    /// Waits until something can be received, or sent, or it is `until`.
+    fn wait(&self, to_send: bool, until: Option<Instant>) -> Result<(), StreamError> {
+        let flags = if to_send { PollFlags::OUT } else { PollFlags::IN };
         let mut fds = [PollFd::new(&self.socket, flags)];
-        let limit = limit.map(|limit| limit.try_into().unwrap_or_default());
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let limit = left.map(|left| left.try_into().unwrap_or_default());
         match rustix::event::poll(&mut fds, limit.as_ref()) {
             Ok(0) => Err(StreamError::TimedOut),
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -177,6 +177,7 @@ impl Stream for TlsConversation {
         if !fds.is_empty() {
             return Err(StreamError::Socket(Errno::OPNOTSUPP));
         }
+        let deadline = Instant::now() + self.0.limit;
         for part in parts {
             let mut rest = *part;
             while !rest.is_empty() {
@@ -186,7 +187,7 @@ impl Stream for TlsConversation {
                 let sent = self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
                 drop(tls);
                 if taken == 0 && !sent {
-                    self.0.wait(true, Some(self.0.limit))?;
+                    self.0.wait(true, Some(deadline))?;
                 }
             }
         }
@@ -197,15 +198,17 @@ impl Stream for TlsConversation {
                 return Ok(());
             }
             drop(tls);
-            self.0.wait(true, Some(self.0.limit))?;
+            self.0.wait(true, Some(deadline))?;
         }
     }
 
     fn receive(&self, buffer: &mut [u8], _fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
         let mut done = 0;
+        // For all of it: a peer may not send a byte now and then for ever.
+        let deadline = self.0.receive_limit().map(|limit| Instant::now() + limit);
         while done < buffer.len() {
-            match (&mut self.clone()).receive_some(&mut buffer[done..])? {
-                0 => self.0.wait(false, self.0.receive_limit())?,
+            match self.receive_some(&mut buffer[done..])? {
+                0 => self.0.wait(false, deadline)?,
                 count => done += count,
             }
         }
@@ -243,7 +246,7 @@ impl Stream for TlsConversation {
 
 impl TlsConversation {
     /// Receives what is there; 0 when there is nothing.
-    fn receive_some(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+    fn receive_some(&self, buffer: &mut [u8]) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
         loop {
             match tls.reader().read(buffer) {

@@ -19,8 +19,8 @@ use crate::region::{Region, RegionError};
 use crate::ring::{PushError, RingLayout};
 use crate::slice::PinnedSlice;
 
-pub use carried::Carrier;
 use carried::CarriedEnd;
+pub use carried::Carrier;
 use shared::SharedEnd;
 
 /// Bytes of the longest message: with its length, one cache line.
@@ -251,7 +251,6 @@ fn place(
 fn unfit(layout: ExchangeLayout) -> ExchangeError {
     ExchangeError::Layout { tags: layout.tags, data_bytes: layout.data_bytes }
 }
-
 
 #[cfg(test)]
 mod tests {

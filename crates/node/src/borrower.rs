@@ -452,6 +452,7 @@ mod tests {
     use rackbus_fabric::rack::Rack;
     use rackbus_fabric::{Fabric, derive};
     use rackbus_link::{Conversation, LinkError};
+    use rackbus_memory::Stream;
     use rackbus_pci::endpoint::Endpoint;
     use rackbus_pci::vfio_user::Client;
 

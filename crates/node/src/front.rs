@@ -293,7 +293,14 @@ mod tests {
         let reached = lending.fabric().clone();
         let reached = || reached.with(|fabric| fabric.reached("host/function").unwrap().len());
         let lost = Box::new(drop);
-        let front = PlacedDevice::start("nvme0", &medium, MediumAccess::Files(offer.files), stream, lending, lost);
+        let front = PlacedDevice::start(
+            "nvme0",
+            &medium,
+            MediumAccess::Files(offer.files),
+            stream,
+            lending,
+            lost,
+        );
         let front = front.unwrap();
         let memory = SharedMemory::create("guest", 4096).unwrap();
         let both = Access::READ | Access::WRITE;
@@ -322,8 +329,14 @@ mod tests {
             let medium = Medium { class: offer.class.to_owned(), description: offer.description };
             let (stream, lenders) = UnixStream::pair().unwrap();
             let (stream, lost) = (Arc::new(stream), Box::new(drop));
-            let front =
-                PlacedDevice::start("nvme0", &medium, MediumAccess::Files(offer.files), stream, lending.clone(), lost);
+            let front = PlacedDevice::start(
+                "nvme0",
+                &medium,
+                MediumAccess::Files(offer.files),
+                stream,
+                lending.clone(),
+                lost,
+            );
             (front.unwrap(), lender, lenders)
         };
         let reached = || lending.fabric().with(|it| it.reached("host/function").unwrap().len());

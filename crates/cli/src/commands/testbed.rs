@@ -144,7 +144,10 @@ impl Testbed {
         let found = self.machines.iter().enumerate().find(|(_, machine)| machine.name == name);
         found.ok_or_else(|| {
             let names: Vec<&str> = self.machines.iter().map(|it| it.name.as_str()).collect();
-            Failure::usage(format!("there is no machine {name}"), format!("there are {}", names.join(", ")))
+            Failure::usage(
+                format!("there is no machine {name}"),
+                format!("there are {}", names.join(", ")),
+            )
         })
     }
 
@@ -200,7 +203,8 @@ impl Testbed {
         let mut child =
             command.process_group(0).spawn().map_err(|cause| failed(format!("ip: {cause}")))?;
         let mut said = [0; 6];
-        let ready = child.stdout.take().map(|mut out| std::io::Read::read_exact(&mut out, &mut said));
+        let ready =
+            child.stdout.take().map(|mut out| std::io::Read::read_exact(&mut out, &mut said));
         if matches!(ready, Some(Ok(()))) {
             return i32::try_from(child.id()).map_err(|error| failed(error.to_string()));
         }
@@ -315,7 +319,10 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
     let rack: Rack = read_rack(file)?;
     if dir.join(NOTE).exists() {
         let error = format!("there is a testbed in {} already", dir.display());
-        return Err(Failure::new(error, "end it with `rackbus testbed down`, or name another --dir"));
+        return Err(Failure::new(
+            error,
+            "end it with `rackbus testbed down`, or name another --dir",
+        ));
     }
     paths::make_private(dir)?;
     let file = file.canonicalize().map_err(|cause| failed(cause.to_string()))?;
@@ -383,7 +390,9 @@ async fn up_again(client: &Client, names: &[&str]) -> Result<(), Failure> {
         };
         let Some(missing) = names.iter().find(|name| !is_up(name)) else { return Ok(()) };
         if begun.elapsed() > PATIENCE {
-            return Err(failed(format!("{missing} has not joined after {PATIENCE:?}; see its log")));
+            return Err(failed(format!(
+                "{missing} has not joined after {PATIENCE:?}; see its log"
+            )));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -22,8 +22,6 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 
-
-
 /// After this long a test fails instead of waiting on.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -1,26 +1,40 @@
-//! A connection that has a place among all until it ends.
+//! A connection that has a place among all until it ends, and may have to end in time.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
 
 /// A connection with its place.
 #[derive(Debug)]
 pub(super) struct Counted<S> {
     stream: S,
     _place: OwnedSemaphorePermit,
+    /// From then on nothing is read or written.
+    end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Counted<S> {
-    pub(super) fn new(stream: S, place: OwnedSemaphorePermit) -> Counted<S> {
-        Counted { stream, _place: place }
+    pub(super) fn new(
+        stream: S,
+        place: OwnedSemaphorePermit,
+        limit: Option<Duration>,
+    ) -> Counted<S> {
+        let end = limit.map(|limit| Box::pin(tokio::time::sleep(limit)));
+        Counted { stream, _place: place, end }
     }
 
     pub(super) fn get(&self) -> &S {
         &self.stream
+    }
+
+    /// Whether its time is over; who asks is woken then.
+    fn is_over(&mut self, context: &mut Context<'_>) -> bool {
+        self.end.as_mut().is_some_and(|end| end.as_mut().poll(context).is_ready())
     }
 }
 
@@ -30,6 +44,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.is_over(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
@@ -40,6 +57,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.is_over(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -49,5 +69,28 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::io::AsyncReadExt;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_says_nothing_ends_in_time_and_gives_its_place_back() {
+        let places = Arc::new(Semaphore::new(1));
+        let (_other, stream) = tokio::io::duplex(16);
+        let place = places.clone().try_acquire_owned().unwrap();
+        let mut counted = Counted::new(stream, place, Some(Duration::from_secs(10)));
+        let error = counted.read(&mut [0; 1]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(places.available_permits(), 0);
+        drop(counted);
+        assert_eq!(places.available_permits(), 1);
     }
 }

@@ -238,7 +238,9 @@ impl Service {
         if self.shared.inventory.apart && request.placement == Some(Placement::Lender) {
             return Err(problem(
                 "inseparable",
-                format!("the hosts of this rack are machines: the front of {id} can run at its borrower only"),
+                format!(
+                    "the hosts of this rack are machines: the front of {id} can run at its borrower only"
+                ),
                 "ask for placement `borrower`, or for no placement",
             ));
         }

@@ -147,7 +147,13 @@ fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
     let offer = lender.serve_medium(None).unwrap();
     assert!(matches!(lender.serve_medium(None), Err(MediumRefused::InUse)));
     let lost = Lost::new(|| {});
-    let front = crate::class::front(offer.class, &offer.description, offer.files, lost).unwrap();
+    let front = crate::class::front(
+        offer.class,
+        &offer.description,
+        rackbus_pci::MediumAccess::Files(offer.files),
+        lost,
+    )
+    .unwrap();
     let mut front = Endpoint::new(front);
     enable(&mut front);
     let old = mapped(&front);

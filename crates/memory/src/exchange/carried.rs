@@ -526,7 +526,9 @@ mod tests {
 
     #[test]
     fn a_tag_that_there_is_not_ends_it() {
-        for (message, data, tag) in [(1, 1, 4), (61, 0, 0), (1, 200_001, 0), (u32::MAX, u32::MAX, 0)] {
+        for (message, data, tag) in
+            [(1, 1, 4), (61, 0, 0), (1, 200_001, 0), (u32::MAX, u32::MAX, 0)]
+        {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();
             let mut end = Exchange::carried("e", Box::new(Socket(ours, 99)), LAYOUT).unwrap();

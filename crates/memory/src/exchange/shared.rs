@@ -54,7 +54,10 @@ impl SharedEnd {
     ///
     /// # Errors
     /// [`ExchangeError`].
-    pub(super) fn join(files: ExchangeFiles, layout: ExchangeLayout) -> Result<SharedEnd, ExchangeError> {
+    pub(super) fn join(
+        files: ExchangeFiles,
+        layout: ExchangeLayout,
+    ) -> Result<SharedEnd, ExchangeError> {
         SharedEnd::of(files, layout, 1)
     }
 
@@ -62,7 +65,10 @@ impl SharedEnd {
     ///
     /// # Errors
     /// [`ExchangeError`].
-    pub(super) fn resume(files: ExchangeFiles, layout: ExchangeLayout) -> Result<SharedEnd, ExchangeError> {
+    pub(super) fn resume(
+        files: ExchangeFiles,
+        layout: ExchangeLayout,
+    ) -> Result<SharedEnd, ExchangeError> {
         SharedEnd::of(files, layout, 0)
     }
 

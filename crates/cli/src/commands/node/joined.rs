@@ -69,7 +69,8 @@ impl JoinArgs {
             }
         };
         if *credentials.subject() != Subject::Node(host.to_owned()) {
-            let error = format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
+            let error =
+                format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
             return Err(Failure::usage(error, "name another --state-dir, or that host"));
         }
         let text = Client::over_tls(&control, credentials.client().clone()).rack_file().await;
@@ -160,7 +161,8 @@ async fn renewed(
 fn address_of(url: &str) -> Result<String, Failure> {
     let address = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/'));
     let has_port = |address: &&str| {
-        let port = address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
+        let port =
+            address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
         matches!(port, Some((false, Ok(1..))))
     };
     let wrong = || {
@@ -223,7 +225,13 @@ mod tests {
         ] {
             assert_eq!(address_of(url).unwrap(), address);
         }
-        for url in ["http://control:7420", "control:7420", "https://control", "https://:7420", "https://c:0"] {
+        for url in [
+            "http://control:7420",
+            "control:7420",
+            "https://control",
+            "https://:7420",
+            "https://c:0",
+        ] {
             assert!(address_of(url).is_err(), "{url}");
         }
     }
