@@ -13,8 +13,9 @@ AREA ?= nvme lending model datapath memory
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
-	@echo "make build   the rackbus binary and libsisci.so, in target/release"
-	@echo "make install PREFIX=/usr/local: the binary, and libsisci.so with headers and tools for SISCI programs"
+	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
+	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
+	@echo "             and librackbus_accel with its header for programs that drive accelerators"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
@@ -25,12 +26,13 @@ help:
 	@echo "that sim and fuzz run, scripts/sim and scripts/fuzz, end with 1."
 
 build:
-	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
+	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci -p rackbus-accel-c
 
 # Built together: one after the other they want their dependencies with other features, and compile them twice.
 install: build
 	install -D -m 755 $(BUILT)/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
 	DESTDIR=$(DESTDIR) SISCI_LIB=$(BUILT) scripts/install-sisci $(PREFIX)
+	DESTDIR=$(DESTDIR) ACCEL_LIB=$(BUILT) scripts/install-accel $(PREFIX)
 
 setup:
 	@scripts/setup

@@ -176,7 +176,7 @@ fn memory_that_is_not_the_functions_is_a_transfer_error() {
 
 #[test]
 fn many_are_under_way_and_each_is_completed_once() {
-    let mut accel = accel(Options { queues: 4, depth: 100, data: 1 << 20 });
+    let mut accel = accel(Options { queues: 4, depth: 100, data: 1 << 20, ..Options::default() });
     let hash = [(Operation::Crc32c, 0)];
     let (mut sent, mut done) = (0u32, vec![false; 10_000]);
     while done.contains(&false) {
@@ -246,7 +246,7 @@ fn flood(
     stop: &std::sync::atomic::AtomicBool,
 ) {
     let depth = 64;
-    let options = Options { queues, depth, data: 4 << 20 };
+    let options = Options { queues, depth, data: 4 << 20, ..Options::default() };
     let mut accel = Accel::start(function(pool, tenant), options).unwrap();
     accel.data(0, message.len()).unwrap().copy_from(message);
     let deflate = [(Operation::Deflate, 0)];

@@ -5,6 +5,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// PCI vendor id.
+pub const VENDOR_ID: u16 = 0x1234;
 /// PCI device id.
 pub const DEVICE_ID: u16 = 0x7261;
 /// Class code: processing accelerator (PCI Code and ID Assignment Specification 1.15, section 1.19).
@@ -85,6 +87,9 @@ pub mod shadow {
     pub const DOORBELL: usize = 64;
     /// Bytes from one queue pair's doorbells to the next one's, laid out as in the registers.
     pub const STRIDE: usize = 64;
+    /// Offset behind a queue pair's doorbells of 4 bytes that the driver writes: 1 while it polls and wants no
+    /// interrupts of the queue pair.
+    pub const POLLS: usize = 8;
 }
 
 /// What an operation does, as descriptors number it.

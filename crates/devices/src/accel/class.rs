@@ -30,6 +30,10 @@ impl Class for AcceleratorClass {
         CLASS
     }
 
+    fn state_version(&self) -> Option<u32> {
+        Some(super::saved::VERSION)
+    }
+
     fn read(&self, _section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
         // Its functions are lent, not the device.
         Ok(None)
@@ -96,6 +100,17 @@ impl AcceleratorFunction {
     fn promised(&self) -> MutexGuard<'_, Option<ServiceLevel>> {
         self.promised.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The function's model, which goes on with `medium` where there is one.
+    fn make(&self, medium: Option<OwnedFd>) -> std::io::Result<Accelerator> {
+        let serial = digest(&self.name);
+        let promised = self.promised();
+        let level = promised.as_ref().or(self.level.as_ref());
+        let mut function = Accelerator::new(&self.pool, self.tenant, level, serial)
+            .map_err(std::io::Error::other)?;
+        function.medium = medium;
+        Ok(function)
+    }
 }
 
 impl DeviceConfig for AcceleratorFunction {
@@ -138,18 +153,14 @@ impl DeviceConfig for AcceleratorFunction {
     }
 
     fn model(&self, _folders: &Folders) -> std::io::Result<Box<dyn Function>> {
-        let serial = digest(&self.name);
-        let promised = self.promised();
-        let level = promised.as_ref().or(self.level.as_ref());
-        let function = Accelerator::new(&self.pool, self.tenant, level, serial);
-        Ok(Box::new(function.map_err(std::io::Error::other)?))
+        self.make(None).map(|function| Box::new(function) as _)
     }
 
     fn resume(
         &self,
         _folders: &Folders,
-        _medium: Vec<OwnedFd>,
+        medium: Vec<OwnedFd>,
     ) -> std::io::Result<Box<dyn Function>> {
-        Err(std::io::Error::other("an accelerator's function is not handed over"))
+        self.make(medium.into_iter().next()).map(|function| Box::new(function) as _)
     }
 }

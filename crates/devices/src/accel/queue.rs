@@ -7,12 +7,14 @@ use rackbus_pci::Bus;
 use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Status, queue_state,
 };
+use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
 use super::ENTRIES;
 
 /// The registers of a queue pair, and what follows from them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Queue {
     pub submission: u64,
     pub completion: u64,
@@ -26,7 +28,8 @@ pub struct Queue {
     written: u16,
     read: u16,
     phase: bool,
-    /// Descriptors that were read and are not completed.
+    /// Descriptors that were read and are not completed; another process counts them anew.
+    #[serde(skip)]
     under_way: u16,
     /// Completions were written since the last interrupt.
     pub news: bool,
@@ -65,6 +68,29 @@ impl Queue {
             (true, false) => queue_state::ERROR,
         };
         *self = Queue { submission, completion, entries, vector, state, ..Queue::default() };
+    }
+
+    /// Whether a queue pair that was written down can be.
+    pub fn is_possible(&self) -> bool {
+        let Queue { submission, completion, entries, vector, state, .. } = *self;
+        let mut made = Queue { submission, completion, entries, vector, ..Queue::default() };
+        made.enable(true);
+        let fits = made.is_on();
+        match state {
+            queue_state::ON => {
+                let most = entries as u16;
+                fits && [self.head, self.tail, self.written, self.read].iter().all(|at| *at < most)
+            }
+            queue_state::OFF | queue_state::ERROR => true,
+            _ => false,
+        }
+    }
+
+    /// A descriptor that an earlier life read is under way again; false where no more can be.
+    pub fn go_on(&mut self) -> bool {
+        let room = self.is_on() && self.under_way < self.mask();
+        self.under_way += u16::from(room);
+        room
     }
 
     /// Whether it works.

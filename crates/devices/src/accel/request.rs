@@ -1,13 +1,11 @@
 //! What a descriptor asks for: read once, checked, and then only this is used.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use rackbus_memory::{Access, DmaSpace};
 use rackbus_spec::accel::{Descriptor, Operation, SEGMENTS, STAGES, Segment, Status};
 
 use super::LARGEST;
-use super::engines::{self, Context, Request, takes_associated, takes_nonce};
+use super::contexts::Contexts;
+use super::engines::{self, Request, takes_associated, takes_nonce};
 use super::gather::Gather;
 use super::job::Start;
 use super::pipeline::Pipeline;
@@ -24,6 +22,14 @@ impl Plan {
     /// The operations, one at least.
     pub fn operations(&self) -> &[Operation] {
         &self.operations[..self.stages]
+    }
+
+    /// Whether the output is as long as the input at every point, so that the two may be the same memory.
+    pub fn keeps_length(&self) -> bool {
+        let keeps = |operation: &Operation| {
+            matches!(operation, Operation::Copy | Operation::Aes256Ctr)
+        };
+        self.operations().iter().all(keeps)
     }
 }
 
@@ -70,18 +76,20 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
 }
 
 /// What begins the engines of a checked descriptor. They take memory, so they are begun when one is to
-/// work, and not while operations wait.
+/// work, and not while operations wait. The first `done` bytes were done in an earlier life, where the
+/// pipeline [keeps the length](Plan::keeps_length).
 ///
 /// # Errors
 /// The status that the descriptor ends with: a context that it names is not there.
 pub fn start(
     plan: &Plan,
     descriptor: &Descriptor,
-    contexts: &BTreeMap<u16, Arc<Context>>,
+    contexts: &Contexts,
+    done: usize,
 ) -> Result<Start, Status> {
     let context = |handle: &u16| match handle {
         0 => Ok(None),
-        handle => contexts.get(handle).cloned().map(Some).ok_or(Status::InvalidContext),
+        handle => contexts.get(*handle).map(Some).ok_or(Status::InvalidContext),
     };
     let contexts = descriptor.contexts[..plan.stages].iter().map(context);
     let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
@@ -91,7 +99,7 @@ pub fn start(
         let engines = stages.map(|(nth, (operation, context))| {
             let associated = if nth == 0 { associated } else { 0 };
             let context = context.as_deref();
-            engines::begin(*operation, &Request { nonce, associated, context })
+            engines::begin(*operation, &Request { nonce, associated, context, done })
         });
         Ok(Pipeline::new(engines.collect::<Result<_, _>>()?))
     }))
