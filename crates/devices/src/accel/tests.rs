@@ -1,14 +1,17 @@
 //! The pool under tenants that share it, fail, and go.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Access, SharedMemory};
+use rackbus_memory::{Access, Event, SharedMemory};
 use rackbus_pci::Endpoint;
-use rackbus_pci::endpoint::Region;
+use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, Status, registers as reg,
+    shadow,
 };
 use rackbus_spec::pcie::Command;
 
@@ -19,6 +22,8 @@ use super::pipeline::Pipeline;
 use super::pool::Outbox;
 use super::*;
 use crate::class::parse_rack;
+
+mod saved;
 
 /// An engine that fails as no engine should.
 struct Panics;
@@ -32,7 +37,7 @@ impl Engine for Panics {
 fn job(engine: Box<dyn Engine>, number: u64, outbox: &Arc<Outbox>) -> (Arc<Job>, usize) {
     let start = Box::new(|| Ok(Pipeline::new(vec![engine])));
     let memory = (Gather::default(), Gather::default());
-    let order = Order { number, kind: 3, profile_ns: 1000.0, start, memory };
+    let order = Order { number, kind: 3, profile_ns: 1000.0, start, memory, done: 0 };
     (Arc::new(Job::new(order, outbox.clone())), 0)
 }
 
@@ -312,6 +317,62 @@ fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew
     let mut next = Tenant::new(&pool, 1);
     next.send(Operation::Copy, 4096);
     assert_eq!((next.wait().status, next.seen), (1, 1));
+}
+
+impl Tenant {
+    /// Makes the queue pair anew with completions by `vector`, and the page of shadow doorbells behind the rings.
+    fn remake(&mut self, vector: u32) {
+        self.write(reg::CONTROL, &0u32.to_le_bytes());
+        self.write(reg::SHADOW, &(IOVA + SHADOW).to_le_bytes());
+        self.write(reg::CONTROL, &1u32.to_le_bytes());
+        for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
+            self.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
+        }
+        self.write(reg::QUEUE + reg::RING_ENTRIES, &16u32.to_le_bytes());
+        self.write(reg::QUEUE + reg::VECTOR, &vector.to_le_bytes());
+        self.memory.whole().part(RINGS[1] as usize, 16 * COMPLETION_SIZE).unwrap().fill(0);
+        self.write(reg::QUEUE + reg::ENABLE, &1u32.to_le_bytes());
+        (self.sent, self.seen) = (0, 0);
+    }
+
+    /// Sends an operation by the page, and waits for its completion.
+    fn one(&mut self, polls: bool) {
+        let at = SHADOW as usize + shadow::DOORBELL;
+        let page = self.memory.clone();
+        page.whole().store_u32(at + shadow::POLLS, polls.into(), Ordering::Release);
+        page.whole().store_u32(at, self.sent + 1, Ordering::Release);
+        self.send(Operation::Copy, 64);
+        assert_eq!(self.wait().status, 1);
+        page.whole().store_u32(at + 4, self.seen as u32, Ordering::Release);
+    }
+}
+
+/// The page of shadow doorbells.
+const SHADOW: u64 = 0x3000;
+
+/// An interrupt for each completion that the driver has not said that it polls for, by the vector of its queue.
+#[test]
+fn completions_interrupt_whoever_does_not_poll() {
+    let pool = Pool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    let events: Vec<Event> = (0..8).map(|_| Event::new().unwrap()).collect();
+    let wires = events.iter().map(|event| Some(event.as_fd().try_clone_to_owned().unwrap()));
+    tenant.endpoint.set_irqs(IrqChange::WireVectors(0, wires.collect())).unwrap();
+    let rung = |events: &[Event]| events.iter().map(Event::drain).collect::<Vec<_>>();
+    let only = |vector: usize| (0..8).map(|nth| nth == vector).collect::<Vec<_>>();
+    for (vector, polls, expected) in
+        [(3, false, only(3)), (7, false, only(7)), (3, true, only(8)), (u32::MAX, false, only(8)), (8, false, only(8))]
+    {
+        tenant.remake(vector);
+        tenant.one(polls);
+        assert_eq!(rung(&events), expected, "vector {vector}, polls: {polls}");
+    }
+    // Who stops to poll gets the next one.
+    tenant.remake(0);
+    for (polls, expected) in [(true, only(8)), (false, only(0)), (true, only(8))] {
+        tenant.one(polls);
+        assert_eq!(rung(&events), expected, "polls: {polls}");
+    }
 }
 
 /// Patterns for which each byte of noise makes a state of the automaton that was not there before.

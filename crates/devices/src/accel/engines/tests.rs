@@ -56,7 +56,7 @@ fn results_are_those_that_were_published() {
     let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
     let key = context(Operation::Aes256Ctr, &key);
     let nonce = bytes("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff").try_into().unwrap();
-    let request = Request { nonce, context: Some(&key), associated: 0 };
+    let request = Request { nonce, context: Some(&key), associated: 0, ..Request::default() };
     let plain = bytes("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
     let expected = bytes("601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5");
     assert_eq!(whole(Operation::Aes256Ctr, &request, &plain).unwrap(), expected);
@@ -66,7 +66,7 @@ fn results_are_those_that_were_published() {
     let key = context(Operation::Aes256GcmSeal, &key);
     let mut nonce = [0; 16];
     nonce[..12].copy_from_slice(&bytes("cafebabefacedbaddecaf888"));
-    let request = Request { nonce, context: Some(&key), associated: 20 };
+    let request = Request { nonce, context: Some(&key), associated: 20, ..Request::default() };
     let associated = bytes("feedfacedeadbeeffeedfacedeadbeefabaddad2");
     let plain = bytes(
         "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72\
