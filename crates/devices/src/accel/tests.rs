@@ -323,6 +323,7 @@ impl Tenant {
     /// Makes the queue pair anew with completions by `vector`, and the page of shadow doorbells behind the rings.
     fn remake(&mut self, vector: u32) {
         self.write(reg::CONTROL, &0u32.to_le_bytes());
+        self.memory.whole().part(SHADOW as usize, shadow::SIZE).unwrap().fill(0);
         self.write(reg::SHADOW, &(IOVA + SHADOW).to_le_bytes());
         self.write(reg::CONTROL, &1u32.to_le_bytes());
         for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
