@@ -27,7 +27,7 @@ extern "C" {
 #define RACKBUS_ACCEL_OPERATION (-4)   /* an operation failed; the text says how */
 #define RACKBUS_ACCEL_LOST (-5)        /* the function failed, or is gone; close it */
 #define RACKBUS_ACCEL_MEMORY (-6)      /* memory to share with the function could not be had */
-#define RACKBUS_ACCEL_TIMED_OUT (-7)   /* no answer in time */
+#define RACKBUS_ACCEL_NO_ANSWER (-7)   /* no answer in time */
 #define RACKBUS_ACCEL_INTERNAL (-8)    /* a defect of this library */
 
 /* Operations, as descriptors number them. */
@@ -58,6 +58,8 @@ extern "C" {
 #define RACKBUS_ACCEL_NOT_AUTHENTIC 7
 #define RACKBUS_ACCEL_ENGINE_FAILED 8
 #define RACKBUS_ACCEL_NO_ROOM 9
+#define RACKBUS_ACCEL_CONDITION_FAILED 10
+#define RACKBUS_ACCEL_TIMED_OUT 11
 
 /* Operations of a chain at most. */
 #define RACKBUS_ACCEL_STAGES 4

@@ -14,7 +14,7 @@ pub const FULL: c_int = -3;
 pub const OPERATION: c_int = -4;
 pub const LOST: c_int = -5;
 pub const MEMORY: c_int = -6;
-pub const TIMED_OUT: c_int = -7;
+pub const NO_ANSWER: c_int = -7;
 pub const INTERNAL: c_int = -8;
 
 /// Why a call failed.
@@ -37,7 +37,7 @@ impl Failure {
             AccelError::Request(_) => INVALID,
             AccelError::Full => FULL,
             AccelError::Operation { .. } => OPERATION,
-            AccelError::TimedOut => TIMED_OUT,
+            AccelError::TimedOut => NO_ANSWER,
         };
         Failure { code, text: error.to_string() }
     }

@@ -29,6 +29,7 @@ use super::job::{Finished, Job, Order};
 use super::pool::{Outbox, Pool};
 use super::queue::Queue;
 use super::request::{self, Plan, check};
+use super::waiting::{self, Look};
 use super::QUEUES;
 
 /// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
@@ -229,9 +230,18 @@ impl Accelerator {
         let mut jobs = Vec::new();
         let mut some = false;
         for _ in 0..BATCH.min(MOST.saturating_sub(self.pending.len())) {
-            let Some(descriptor) = self.queues[usize::from(number)].fetch(bus) else { break };
+            let queue = &mut self.queues[usize::from(number)];
+            let Some(descriptor) = queue.peek(bus) else { break };
+            let begun = match waiting::look(bus, queue, &descriptor) {
+                Look::NotYet => break,
+                Look::Over(outcome) => outcome.map(|()| Begun::Over(0)),
+                Look::Begin => {
+                    queue.take();
+                    self.begin(bus, number, &descriptor, 0)
+                }
+            };
             some = true;
-            match self.begin(bus, number, &descriptor, 0) {
+            match begun {
                 Ok(Begun::Job(job)) => jobs.push((job, 0)),
                 Ok(Begun::Over(value)) => {
                     let operation = descriptor.stages[0];
@@ -470,8 +480,11 @@ impl Function for Accelerator {
             }
         }
         self.interrupt(bus);
+        let waits = self.queues.iter().any(|queue| queue.waits_until.is_some());
         match some {
             true => Work::Done,
+            // What comes into memory rings for nobody.
+            false if waits => Work::Asleep(Some(bus.now_ns + waiting::LOOK_NS)),
             false if page.is_some() || !self.pending.is_empty() => Work::Idle,
             false => Work::Asleep(None),
         }
@@ -484,7 +497,8 @@ impl Function for Accelerator {
         }
         // With as many before the engines as may be, the next one that ends rings.
         let full = self.pending.len() >= MOST;
-        let idle = full || !self.queues.iter().any(Queue::has_work);
+        let wanted = |queue: &Queue| queue.has_work() && queue.waits_until.is_none();
+        let idle = full || !self.queues.iter().any(wanted);
         self.outbox.sleep() && idle
     }
 

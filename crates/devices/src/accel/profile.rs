@@ -34,9 +34,9 @@ const ROUNDS: u32 = 5;
 /// For how long it measures each, at least.
 const SHORT: Duration = Duration::from_micros(300);
 
-/// The operations that tenants can rent: those on contexts are the function's own.
+/// The operations that tenants can rent: those on contexts, and waiting, are the function's own.
 pub fn rentable() -> impl Iterator<Item = Operation> {
-    let managed = [Operation::CreateContext, Operation::DestroyContext];
+    let managed = [Operation::CreateContext, Operation::DestroyContext, Operation::Wait];
     OPERATIONS.into_iter().filter(move |operation| !managed.contains(operation))
 }
 

@@ -33,6 +33,11 @@ pub struct Queue {
     under_way: u16,
     /// Completions were written since the last interrupt.
     pub news: bool,
+    /// The next descriptor waits for something, until then at most, in nanoseconds of the engine's clock.
+    #[serde(skip)]
+    pub waits_until: Option<u64>,
+    /// The number of the status with which the next descriptor ends, for one before it waited in vain.
+    pub in_vain: Option<u16>,
 }
 
 impl Default for Queue {
@@ -50,6 +55,8 @@ impl Default for Queue {
             phase: true,
             under_way: 0,
             news: false,
+            waits_until: None,
+            in_vain: None,
         }
     }
 }
@@ -118,23 +125,25 @@ impl Queue {
         self.is_on() && self.head != self.tail && unread + self.under_way < self.mask()
     }
 
-    /// The next descriptor. Nothing, and an end of the queue pair, where its ring cannot be reached.
-    pub fn fetch(&mut self, bus: &Bus<'_>) -> Option<Descriptor> {
+    /// The next descriptor, which stays in the ring until it is [taken](Queue::take). Nothing, and an end of the
+    /// queue pair, where its ring cannot be reached.
+    pub fn peek(&mut self, bus: &Bus<'_>) -> Option<Descriptor> {
         if !self.has_work() {
             return None;
         }
         let at = self.submission.wrapping_add(u64::from(self.head) * DESCRIPTOR_SIZE as u64);
-        match bus.dma.read_obj(at) {
-            Ok(descriptor) => {
-                self.head = (self.head + 1) & self.mask();
-                self.under_way += 1;
-                Some(descriptor)
-            }
-            Err(_) => {
-                self.state = queue_state::ERROR;
-                None
-            }
+        let read = bus.dma.read_obj(at);
+        if read.is_err() {
+            self.state = queue_state::ERROR;
         }
+        read.ok()
+    }
+
+    /// Takes the descriptor that was looked at.
+    pub fn take(&mut self) {
+        self.head = (self.head + 1) & self.mask();
+        self.under_way += 1;
+        self.waits_until = None;
     }
 
     /// Writes the completion of descriptor `id`.

@@ -1,7 +1,9 @@
 //! What a descriptor asks for: read once, checked, and then only this is used.
 
 use rackbus_memory::{Access, DmaSpace};
-use rackbus_spec::accel::{Descriptor, Operation, SEGMENTS, STAGES, Segment, Status};
+use rackbus_spec::accel::{
+    Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Segment, Status,
+};
 
 use super::LARGEST;
 use super::contexts::Contexts;
@@ -48,9 +50,13 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
     }
     let plan = Plan { operations, stages };
     let is_management = |operation: &Operation| {
-        matches!(operation, Operation::CreateContext | Operation::DestroyContext)
+        matches!(
+            operation,
+            Operation::CreateContext | Operation::DestroyContext | Operation::Wait
+        )
     };
     match plan.operations() {
+        [Operation::Wait] => return check_wait(descriptor).map(|()| plan),
         // A context is made for an operation, which the next stage names.
         [Operation::CreateContext, of] if !is_management(of) => {}
         [Operation::DestroyContext] => {}
@@ -73,6 +79,16 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
         return Err(Status::InvalidField);
     }
     Ok(plan)
+}
+
+/// A descriptor that waits: for a word, and not for ever.
+fn check_wait(descriptor: &Descriptor) -> Result<(), Status> {
+    let word = descriptor.input_length == 4
+        && descriptor.input.is_multiple_of(4)
+        && descriptor.input_segments == 0;
+    let nothing = descriptor.output_length == 0 && descriptor.reserved == 0;
+    let in_time = (1..=LONGEST_WAIT).contains(&descriptor.associated);
+    if word && nothing && in_time { Ok(()) } else { Err(Status::InvalidField) }
 }
 
 /// What begins the engines of a checked descriptor. They take memory, so they are begun when one is to

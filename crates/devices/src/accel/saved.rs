@@ -11,7 +11,8 @@
 //! * Input and output may be the same memory where the output is as long as the input at every point
 //!   ([`Plan::keeps_length`]). Then what was put out has taken the place of the input, and the operation goes on
 //!   behind it. All that an engine read beyond that is still there.
-//! * Operations on contexts end in the poll that reads them, so none of them is ever under way.
+//! * Operations on contexts end in the poll that reads them, so none of them is ever under way. One that waits is
+//!   still in the ring; its limit begins anew.
 //! * A context that was destroyed after a descriptor that uses it was read is known to that descriptor alone, and
 //!   its key is not kept for it: it ends with *no such context* then.
 //!
@@ -87,7 +88,10 @@ impl UnderWay {
         let descriptor: Descriptor = transmute!(self.descriptor);
         let of_contexts = |plan: &Plan| {
             let first = plan.operations().first();
-            matches!(first, Some(Operation::CreateContext | Operation::DestroyContext))
+            matches!(
+                first,
+                Some(Operation::CreateContext | Operation::DestroyContext | Operation::Wait)
+            )
         };
         let plan = request::check(&descriptor);
         let plan = plan.map_err(|status| RestoreError::Invalid(format!("a descriptor: {status}")))?;

@@ -1,6 +1,11 @@
 //! Whole requests: descriptors for them, messages through the memory for data, contexts.
 
-use rackbus_spec::accel::{Completion, Descriptor, Operation, SEGMENTS, STAGES, Status};
+use std::time::Duration;
+
+use rackbus_spec::accel::{
+    Completion, Condition, Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Status,
+};
+use zerocopy::transmute;
 
 use super::layout::CONTEXT;
 use super::{Accel, AccelError, Span, Work, layout};
@@ -47,6 +52,20 @@ impl Accel {
             (descriptor.stages[nth], descriptor.contexts[nth]) = (*operation as u8, *context);
         }
         Ok(descriptor)
+    }
+
+    /// A descriptor that waits, for up to `limit` (a minute at most), until the word at `address` is as `condition`
+    /// says. What is behind it in the queue is not begun before; the next one ends with it when it is in vain.
+    pub fn describe_wait(address: u64, condition: Condition, limit: Duration) -> Descriptor {
+        let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+        Descriptor {
+            stages: [Operation::Wait as u8, 0, 0, 0],
+            input: address,
+            input_length: 4,
+            associated: limit.clamp(1, LONGEST_WAIT),
+            nonce: transmute!(condition),
+            ..Descriptor::default()
+        }
     }
 
     /// Does `work` on `input` and waits for it. `room` is how many bytes may come out.

@@ -69,7 +69,7 @@ pub fn begin(operation: Operation, request: &Request<'_>) -> Result<Box<dyn Engi
         return Err(Status::InvalidField);
     }
     Ok(match operation {
-        Operation::CreateContext | Operation::DestroyContext => {
+        Operation::CreateContext | Operation::DestroyContext | Operation::Wait => {
             return Err(Status::InvalidOperation);
         }
         Operation::Copy => Box::new(copy::Copy),
