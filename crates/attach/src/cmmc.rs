@@ -177,6 +177,7 @@ impl RemoteArea {
     }
 
     /// Whether the receiver is gone, or has taken the area away.
+    #[inline]
     pub fn is_gone(&self) -> bool {
         self.segment.watch().lost()
     }
@@ -197,7 +198,14 @@ impl RemoteArea {
         if self.is_gone() {
             return Err(CopyError::Gone);
         }
-        self.ended(State::Done, Written { offset, length: bytes.len() as u64, tag: 0 }, signal)
+        match signal {
+            Signal::None => Ok(()),
+            Signal::Tagged(tag) => self.signal(Written { offset, length: bytes.len() as u64, tag }),
+        }
+    }
+
+    fn signal(&self, written: Written) -> Result<(), CopyError> {
+        Ok(self.signals.send(&written.to_bytes())?)
     }
 
     fn ended(&self, state: State, written: Written, signal: Signal) -> Result<(), CopyError> {
@@ -208,7 +216,7 @@ impl RemoteArea {
         }
         match signal {
             Signal::None => Ok(()),
-            Signal::Tagged(tag) => Ok(self.signals.send(&Written { tag, ..written }.to_bytes())?),
+            Signal::Tagged(tag) => self.signal(Written { tag, ..written }),
         }
     }
 }

@@ -84,6 +84,7 @@ impl Watch {
     }
 
     /// Whether the far end is gone for good.
+    #[inline]
     pub fn lost(&self) -> bool {
         self.ending.get().is_some()
     }

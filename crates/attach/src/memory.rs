@@ -27,6 +27,7 @@ impl Mapping {
     }
 
     /// The mapped memory from its first byte to its last.
+    #[inline]
     pub fn whole(&self) -> DmaSlice<'_> {
         self.0.whole()
     }

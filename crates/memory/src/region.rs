@@ -236,6 +236,7 @@ impl Region {
     }
 
     /// The region from its first byte to its last.
+    #[inline]
     pub fn whole(&self) -> DmaSlice<'_> {
         // SAFETY: `lead + length <= mapped`, and the mapping lives as long as `self`.
         unsafe { DmaSlice::new(self.base.add(self.lead), self.length) }
