@@ -58,11 +58,7 @@ unsafe fn checked_mut<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, F
 ///
 /// # Safety
 /// It is null, or leads to as many `T` that nobody changes meanwhile.
-unsafe fn several<'a, T>(
-    pointer: *const T,
-    count: usize,
-    what: &str,
-) -> Result<&'a [T], Failure> {
+unsafe fn several<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T], Failure> {
     if count == 0 {
         return Ok(&[]);
     }
@@ -320,7 +316,8 @@ pub unsafe extern "C" fn rackbus_accel_submit(
 ) -> c_int {
     attempt(|| {
         // SAFETY: as the header says.
-        let (accel, request) = unsafe { (checked_mut(accel, "accel")?, checked(request, "request")?) };
+        let (accel, request) =
+            unsafe { (checked_mut(accel, "accel")?, checked(request, "request")?) };
         let stages = stages(request)?;
         let rackbus_accel_request { nonce, associated, token, .. } = *request;
         // SAFETY: as the header says.
@@ -413,10 +410,12 @@ pub unsafe extern "C" fn rackbus_accel_run(
 ) -> c_int {
     attempt(|| {
         // SAFETY: as the header says.
-        let (accel, request) = unsafe { (checked_mut(accel, "accel")?, checked(request, "request")?) };
+        let (accel, request) =
+            unsafe { (checked_mut(accel, "accel")?, checked(request, "request")?) };
         // SAFETY: as the header says.
-        let (input, written) =
-            unsafe { (several(input.cast::<u8>(), length, "input")?, checked_mut(written, "written")?) };
+        let (input, written) = unsafe {
+            (several(input.cast::<u8>(), length, "input")?, checked_mut(written, "written")?)
+        };
         *written = 0;
         if output.is_null() && room > 0 {
             return Err(invalid("output is NULL".to_owned()));

@@ -115,13 +115,19 @@ fn nodes_are_restarted_in_place_under_the_users_of_an_accelerator() {
         for _ in 0..30 {
             let completion = accel.wait(0).unwrap();
             assert_eq!(completion.status, 0, "{host}");
-            assert!(!std::mem::replace(&mut done[usize::from(completion.id)], true), "{host}: twice");
+            assert!(
+                !std::mem::replace(&mut done[usize::from(completion.id)], true),
+                "{host}: twice"
+            );
         }
         assert_eq!(accel.run(&seal, b"a message", 64).unwrap(), sealed, "{host}");
     }
     drop(accel);
     let leases = rack.json(&["leases"]);
-    assert_eq!((&leases[0]["stage"], &leases[0]["function"]), (&"active".into(), &lease["function"]));
+    assert_eq!(
+        (&leases[0]["stage"], &leases[0]["function"]),
+        (&"active".into(), &lease["function"])
+    );
     rack.good(&["return", &lease["lease"].to_string()]);
     let again = rack.json(&level);
     assert_eq!(again["function"], lease["function"]);

@@ -19,8 +19,8 @@ use rackbus_spec::accel::{
     Completion, Descriptor, OPERATIONS, Operation, Status, queue_state, registers as reg,
 };
 
-pub use layout::Span;
 use layout::Layout;
+pub use layout::Span;
 use ring::Ring;
 pub use submitter::{Finished, Submitter};
 
@@ -256,7 +256,11 @@ impl Accel {
     ///
     /// # Errors
     /// When something is not in the memory for data, or there are more than `most` segments, or 256.
-    pub fn list(&self, (at, most): (usize, usize), ranges: &[(usize, usize)]) -> Result<Span, AccelError> {
+    pub fn list(
+        &self,
+        (at, most): (usize, usize),
+        ranges: &[(usize, usize)],
+    ) -> Result<Span, AccelError> {
         let at = self.data_offset(at, 0)?;
         let within = |(offset, length): &(usize, usize)| {
             Ok::<_, AccelError>((self.data_offset(*offset, *length)?, *length))

@@ -14,9 +14,9 @@ mod queue;
 
 pub use accel::{Accel, AccelError};
 pub use device::{Addresses, Device, Local};
-pub use rackbus_pci::machine::{MachineError, MachineFunction};
 pub use drive::{Drive, DriveInfo, Options};
 pub use queue::{Buffer, Completed, Queue};
+pub use rackbus_pci::machine::{MachineError, MachineFunction};
 
 use rackbus_spec::nvme::Status;
 

@@ -31,7 +31,10 @@ pub fn disk(rack: &Rack, names: &[&str]) -> Result<PathBuf> {
         for library in libraries(&program)? {
             let name = library.file_name().unwrap_or_default();
             let loader = name.to_string_lossy().starts_with("ld-linux");
-            fs::copy(&library, folder.join(if loader { Path::new("loader") } else { name.as_ref() }))?;
+            fs::copy(
+                &library,
+                folder.join(if loader { Path::new("loader") } else { name.as_ref() }),
+            )?;
         }
     }
     fs::write(folder.join("run"), RUN)?;
@@ -46,7 +49,8 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     ensure!(output.status.success(), "ldd {}: {output:?}", program.display());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     // "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)", "/lib64/ld-linux-x86-64.so.2 (0x...)".
-    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
+    let path =
+        |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
     Ok(text.lines().filter_map(path).collect())
 }
 

@@ -178,11 +178,8 @@ async fn what_a_drive_did_not_read_is_not_begun() {
         tenant.accel.ring(0).unwrap();
         assert_eq!(tenant.accel.wait(0).unwrap().status, Status::Transfer as u16);
         let good = Accel::describe_wait(QUEUES, Condition::default(), LIMIT);
-        let next = tenant.accel.describe(
-            &Work { stages: &copy, ..Work::default() },
-            (0, 64),
-            (64, 64),
-        );
+        let next =
+            tenant.accel.describe(&Work { stages: &copy, ..Work::default() }, (0, 64), (64, 64));
         // The one behind what waited in vain.
         tenant.accel.push(0, &next.unwrap()).unwrap();
         tenant.accel.ring(0).unwrap();

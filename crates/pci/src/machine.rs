@@ -3,14 +3,12 @@
 //! Linux gives a function to a program in two ways, and [`MachineFunction::open`] takes the one that the
 //! function is set up for:
 //!
-//! * `vfio` (the function is bound to `vfio-pci`): with an IOMMU, addresses are those that the program chose,
-//!   memory is any, and it takes no more than the right to open `/dev/vfio/GROUP`. Without one, in VFIO's
-//!   no-IOMMU mode, addresses are physical. Interrupts come by MSI-X or MSI.
+//! * `vfio` (the function is bound to `vfio-pci`, and an IOMMU translates what it reaches): addresses are those
+//!   that the program chose, memory is any, and it takes no more than the right to open `/dev/vfio/GROUP`.
+//!   Interrupts come by MSI-X or MSI.
 //! * `sysfs` (bound to `uio_pci_generic`, or to nothing): BAR 0 is mapped from the function's folder in sysfs, by
-//!   root. Addresses are physical, and there are no interrupts.
-//!
-//! Where addresses are physical, memory is in huge pages, which lie in one piece each and stay where they
-//! are ([`physical`]).
+//!   root. Addresses are physical, so memory is in huge pages, which lie in one piece each and stay where
+//!   they are ([`physical`]). There are no interrupts.
 
 mod ioctl;
 pub mod physical;
@@ -53,7 +51,9 @@ pub enum MachineError {
         cause: io::Error,
     },
     /// Others of its IOMMU group are in use by the kernel.
-    #[error("IOMMU group {0} has functions that drivers of the kernel's use; bind those to vfio-pci too")]
+    #[error(
+        "IOMMU group {0} has functions that drivers of the kernel's use; bind those to vfio-pci too"
+    )]
     NotViable(String),
     /// An IOMMU is in the way of physical addresses.
     #[error("an IOMMU translates what {0} reaches; bind it to vfio-pci")]
@@ -68,13 +68,17 @@ pub enum MachineError {
     #[error("the function was removed from this machine")]
     Gone,
     /// Memory could not be shared with it.
-    #[error("memory in huge pages, which a function without an IOMMU takes: {0}; echo 8 >/proc/sys/vm/nr_hugepages")]
+    #[error(
+        "memory in huge pages, which a function without an IOMMU takes: {0}; echo 8 >/proc/sys/vm/nr_hugepages"
+    )]
     HugePages(RegionError),
     /// Memory could not be shared with it.
     #[error("memory: {0}")]
     Memory(#[from] RegionError),
     /// Physical addresses are told to root only.
-    #[error("the kernel tells no physical addresses to this user; be root, or use an IOMMU and vfio-pci")]
+    #[error(
+        "the kernel tells no physical addresses to this user; be root, or use an IOMMU and vfio-pci"
+    )]
     NoAddresses,
 }
 
@@ -158,8 +162,10 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn memory(&self, name: &str, length: u64) -> Result<SharedMemory, MachineError> {
         match &self.0 {
-            Way::Vfio(device) if device.translates() => Ok(SharedMemory::create(name, length)?),
-            _ => SharedMemory::create_huge(name, length).map_err(MachineError::HugePages),
+            Way::Vfio(_) => Ok(SharedMemory::create(name, length)?),
+            Way::Sysfs(_) => {
+                SharedMemory::create_huge(name, length).map_err(MachineError::HugePages)
+            }
         }
     }
 
@@ -275,15 +281,19 @@ mod tests {
 
     /// A folder as sysfs has it.
     fn devices() -> PathBuf {
-        let name = format!("rackbus-machine-{}-{:?}", std::process::id(), std::thread::current().id());
+        let name =
+            format!("rackbus-machine-{}-{:?}", std::process::id(), std::thread::current().id());
         let root = std::env::temp_dir().join(name);
-        for (address, device) in [("0000:02:00.0", "0x7261"), ("0000:01:00.0", "0x7261"), ("0001:00:00.0", "0x0001")] {
+        for (address, device) in
+            [("0000:02:00.0", "0x7261"), ("0000:01:00.0", "0x7261"), ("0001:00:00.0", "0x0001")]
+        {
             let path = root.join(address);
             fs::create_dir_all(&path).unwrap();
             fs::write(path.join("vendor"), "0x1234\n").unwrap();
             fs::write(path.join("device"), format!("{device}\n")).unwrap();
         }
-        std::os::unix::fs::symlink("../../bus/pci/drivers/nvme", root.join("0001:00:00.0/driver")).unwrap();
+        std::os::unix::fs::symlink("../../bus/pci/drivers/nvme", root.join("0001:00:00.0/driver"))
+            .unwrap();
         root
     }
 

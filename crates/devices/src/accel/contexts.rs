@@ -151,7 +151,8 @@ mod tests {
         let (states, memory) = contexts.save().unwrap();
         let look = SharedMemory::adopt(memory.try_clone().unwrap(), 67).unwrap();
         let again = Contexts::restore(&states, memory).unwrap();
-        for (handle, there) in [(handles[0], true), (handles[1], false), (scan, true), (99, false)] {
+        for (handle, there) in [(handles[0], true), (handles[1], false), (scan, true), (99, false)]
+        {
             assert_eq!(again.get(handle).is_some(), there, "{handle}");
         }
         let mut left = [1; 67];

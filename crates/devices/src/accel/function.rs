@@ -15,7 +15,8 @@ use std::sync::atomic::{Ordering, fence};
 use rackbus_memory::{Access, DmaSlice};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
-    Bar, Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
+    Bar, Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError,
+    Work,
 };
 use rackbus_qos::{Refused, ServiceLevel, TenantId, Usage};
 use rackbus_spec::accel::{
@@ -23,6 +24,7 @@ use rackbus_spec::accel::{
 };
 use zeroize::Zeroizing;
 
+use super::QUEUES;
 use super::contexts::{Contexts, LARGEST_CONTEXT};
 use super::engines::Context;
 use super::job::{Finished, Job, Order};
@@ -30,7 +32,6 @@ use super::pool::{Outbox, Pool};
 use super::queue::Queue;
 use super::request::{self, Plan, check};
 use super::waiting::{self, Look};
-use super::QUEUES;
 
 /// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
 const BATCH: usize = 64;

@@ -1,9 +1,7 @@
 //! What a descriptor asks for: read once, checked, and then only this is used.
 
 use rackbus_memory::{Access, DmaSpace};
-use rackbus_spec::accel::{
-    Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Segment, Status,
-};
+use rackbus_spec::accel::{Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Segment, Status};
 
 use super::LARGEST;
 use super::contexts::Contexts;
@@ -28,9 +26,8 @@ impl Plan {
 
     /// Whether the output is as long as the input at every point, so that the two may be the same memory.
     pub fn keeps_length(&self) -> bool {
-        let keeps = |operation: &Operation| {
-            matches!(operation, Operation::Copy | Operation::Aes256Ctr)
-        };
+        let keeps =
+            |operation: &Operation| matches!(operation, Operation::Copy | Operation::Aes256Ctr);
         self.operations().iter().all(keeps)
     }
 }
@@ -50,10 +47,7 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
     }
     let plan = Plan { operations, stages };
     let is_management = |operation: &Operation| {
-        matches!(
-            operation,
-            Operation::CreateContext | Operation::DestroyContext | Operation::Wait
-        )
+        matches!(operation, Operation::CreateContext | Operation::DestroyContext | Operation::Wait)
     };
     match plan.operations() {
         [Operation::Wait] => return check_wait(descriptor).map(|()| plan),

@@ -80,7 +80,12 @@ impl UnderWay {
             contexts.get(*handle).is_some_and(|context| Arc::ptr_eq(&context, used))
         };
         let orphaned = !pending.contexts.iter().all(same);
-        UnderWay { queue: pending.queue, descriptor: transmute!(pending.descriptor), done, orphaned }
+        UnderWay {
+            queue: pending.queue,
+            descriptor: transmute!(pending.descriptor),
+            done,
+            orphaned,
+        }
     }
 
     /// Whether it is one that can be under way.
@@ -94,7 +99,8 @@ impl UnderWay {
             )
         };
         let plan = request::check(&descriptor);
-        let plan = plan.map_err(|status| RestoreError::Invalid(format!("a descriptor: {status}")))?;
+        let plan =
+            plan.map_err(|status| RestoreError::Invalid(format!("a descriptor: {status}")))?;
         require(!of_contexts(&plan), "a descriptor that is never under way")?;
         require(self.done == 0 || plan.keeps_length(), "a descriptor that is done in part")?;
         require(self.done <= descriptor.input_length, "a descriptor that is more than done")?;

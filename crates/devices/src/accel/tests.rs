@@ -361,9 +361,13 @@ fn completions_interrupt_whoever_does_not_poll() {
     tenant.endpoint.set_irqs(IrqChange::WireVectors(0, wires.collect())).unwrap();
     let rung = |events: &[Event]| events.iter().map(Event::drain).collect::<Vec<_>>();
     let only = |vector: usize| (0..8).map(|nth| nth == vector).collect::<Vec<_>>();
-    for (vector, polls, expected) in
-        [(3, false, only(3)), (7, false, only(7)), (3, true, only(8)), (u32::MAX, false, only(8)), (8, false, only(8))]
-    {
+    for (vector, polls, expected) in [
+        (3, false, only(3)),
+        (7, false, only(7)),
+        (3, true, only(8)),
+        (u32::MAX, false, only(8)),
+        (8, false, only(8)),
+    ] {
         tenant.remake(vector);
         tenant.one(polls);
         assert_eq!(rung(&events), expected, "vector {vector}, polls: {polls}");

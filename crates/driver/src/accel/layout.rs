@@ -1,9 +1,7 @@
 //! Where everything is in the memory that driver and function share, and how descriptors name it.
 
 use rackbus_memory::SharedMemory;
-use rackbus_spec::accel::{
-    COMPLETION_SIZE, DESCRIPTOR_SIZE, SEGMENTS, Segment,
-};
+use rackbus_spec::accel::{COMPLETION_SIZE, DESCRIPTOR_SIZE, SEGMENTS, Segment};
 
 use super::AccelError;
 use super::ring::entries;
@@ -55,7 +53,13 @@ impl Layout {
         let mut rings = || (take(entries * DESCRIPTOR_SIZE), take(entries * COMPLETION_SIZE));
         let rings = (0..queues).map(|_| rings()).collect();
         let (lists, context) = (take(2 * PAGE), take(CONTEXT));
-        Layout { rings, lists, context, data: end, length: end + data.max(1).next_multiple_of(PAGE) }
+        Layout {
+            rings,
+            lists,
+            context,
+            data: end,
+            length: end + data.max(1).next_multiple_of(PAGE),
+        }
     }
 
     /// The offset of the driver's own list for an input, or an output.
@@ -66,11 +70,14 @@ impl Layout {
 
 /// The memory at `offset`, where it is in one piece.
 pub fn span(addresses: &Addresses, offset: usize, length: usize) -> Result<Span, AccelError> {
-    let bytes = u32::try_from(length).map_err(|_| AccelError::Request("the message is too large"))?;
+    let bytes =
+        u32::try_from(length).map_err(|_| AccelError::Request("the message is too large"))?;
     // A message of no bytes has an address all the same.
     match addresses.at(offset) {
         Some((address, run)) if run >= length => Ok(Span { address, segments: 0, length: bytes }),
-        Some(_) => Err(AccelError::Request("the message is in several pieces; write a list of them")),
+        Some(_) => {
+            Err(AccelError::Request("the message is in several pieces; write a list of them"))
+        }
         None if length == 0 => Ok(Span { address: 0, segments: 0, length: 0 }),
         None => Err(AccelError::Request("the message is not in the memory for data")),
     }
@@ -97,7 +104,10 @@ pub fn list(
             }
             let bytes = u32::try_from(part).map_err(|_| too_large())?;
             let segment = Segment { address, length: bytes, reserved: 0 };
-            memory.whole().write_obj(at + count * size_of::<Segment>(), &segment).ok_or_else(outside)?;
+            memory
+                .whole()
+                .write_obj(at + count * size_of::<Segment>(), &segment)
+                .ok_or_else(outside)?;
             (offset, length) = (offset + part, length - part);
             count += 1;
         }

@@ -106,7 +106,12 @@ impl Accel {
         match self.addresses.at(at) {
             Some((_, run)) if run < length => {
                 let list = self.layout.list(output);
-                layout::list(&self.memory, &self.addresses, (list, SEGMENTS), [(at, length)].into_iter())
+                layout::list(
+                    &self.memory,
+                    &self.addresses,
+                    (list, SEGMENTS),
+                    [(at, length)].into_iter(),
+                )
             }
             _ => layout::span(&self.addresses, at, length),
         }
@@ -120,7 +125,8 @@ impl Accel {
         let stages = [(Operation::CreateContext, 0), (operation, 0)];
         let work = Work { stages: &stages, ..Work::default() };
         let at = self.layout.context;
-        let room = if data.len() <= CONTEXT { self.memory.whole().part(at, data.len()) } else { None };
+        let room =
+            if data.len() <= CONTEXT { self.memory.whole().part(at, data.len()) } else { None };
         let room = room.ok_or(AccelError::Request("a context is made of up to 16 KiB"))?;
         room.copy_from(data);
         let input = layout::span(&self.addresses, at, data.len())?;

@@ -82,7 +82,11 @@ impl Ring {
 
     /// Tells the function of what was put in.
     #[inline]
-    pub fn ring(&mut self, memory: &SharedMemory, device: &mut dyn Device) -> Result<(), AccelError> {
+    pub fn ring(
+        &mut self,
+        memory: &SharedMemory,
+        device: &mut dyn Device,
+    ) -> Result<(), AccelError> {
         if self.tail == self.rung {
             return Ok(());
         }

@@ -173,7 +173,8 @@ impl Submitter {
         });
         let token = token.ok_or(AccelError::Unsupported("it completed what it was not given"))?;
         let status = Status::from_number(from.status);
-        let status = status.ok_or(AccelError::Unsupported("it answered with a status that is none"))?;
+        let status =
+            status.ok_or(AccelError::Unsupported("it answered with a status that is none"))?;
         Ok(Finished { token, status, output: from.output, engine_ns: from.value })
     }
 

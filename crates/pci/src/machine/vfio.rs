@@ -11,12 +11,11 @@ use rackbus_memory::{Event, SharedMemory};
 use rackbus_spec::vfio_user::{DeviceInfoFlags, irq, region};
 use rustix::io::Errno;
 
-use super::{COMMAND, MachineError, Place, Run, enabled, file, ioctl, physical};
+use super::{COMMAND, MachineError, Place, Run, enabled, file, ioctl};
 
 const CONTAINER: &str = "/dev/vfio/vfio";
-/// Kinds of IOMMU: `VFIO_TYPE1v2_IOMMU` and `VFIO_NOIOMMU_IOMMU`.
+/// The kind of IOMMU: `VFIO_TYPE1v2_IOMMU`.
 const TYPE1: usize = 3;
-const NO_IOMMU: usize = 8;
 
 /// The order is that in which the files are closed.
 #[derive(Debug)]
@@ -25,7 +24,6 @@ pub struct Device {
     /// The group and the container are kept open for as long as the device is used.
     _group: File,
     container: File,
-    translates: bool,
     /// Where BAR 0 and configuration space are in the device's file, and the BAR's size.
     bar: (u64, u64),
     config: u64,
@@ -36,14 +34,9 @@ impl Device {
     pub fn open(place: &Place) -> Result<Device, MachineError> {
         let group = place.iommu_group();
         let group = group.ok_or(MachineError::Vfio("the function is in no IOMMU group"))?;
-        let (path, translates) = match Path::new("/dev/vfio").join(&group) {
-            path if path.exists() => (path, true),
-            // The mode without an IOMMU has groups of its own.
-            _ => (Path::new("/dev/vfio").join(format!("noiommu-{group}")), false),
-        };
-        let open = |path: &Path| {
-            File::options().read(true).write(true).open(path).map_err(file(path))
-        };
+        let path = Path::new("/dev/vfio").join(&group);
+        let open =
+            |path: &Path| File::options().read(true).write(true).open(path).map_err(file(path));
         let said = |errno: Errno| file(path.clone())(errno.into());
         let container = open(Path::new(CONTAINER))?;
         if ioctl::api_version(&container).map_err(said)? != 0 {
@@ -54,7 +47,7 @@ impl Device {
             return Err(MachineError::NotViable(group));
         }
         ioctl::set_container(&file_of_group, &container).map_err(said)?;
-        ioctl::set_iommu(&container, if translates { TYPE1 } else { NO_IOMMU }).map_err(said)?;
+        ioctl::set_iommu(&container, TYPE1).map_err(said)?;
         let device = ioctl::device(&file_of_group, &place.address).map_err(said)?;
         let bar = ioctl::region_info(&device, region::BAR0).map_err(said)?;
         let config = ioctl::region_info(&device, region::CONFIG).map_err(said)?;
@@ -62,16 +55,10 @@ impl Device {
             device,
             _group: file_of_group,
             container,
-            translates,
             bar: (bar.offset, bar.size),
             config: config.offset,
             name: path,
         })
-    }
-
-    /// Whether an IOMMU translates its addresses.
-    pub fn translates(&self) -> bool {
-        self.translates
     }
 
     pub fn read(&self, offset: u64) -> Result<u32, MachineError> {
@@ -90,19 +77,13 @@ impl Device {
         if info.flags & DeviceInfoFlags::RESET.bits() != 0 {
             ioctl::reset(&self.device).map_err(said)?;
         }
-        let runs = match self.translates {
-            true => {
-                ioctl::map(&self.container, iova, memory).map_err(said)?;
-                vec![Run { offset: 0, address: iova }]
-            }
-            false => physical::runs(memory)?,
-        };
+        ioctl::map(&self.container, iova, memory).map_err(said)?;
         let mut command = [0; 2];
         let at = self.config + COMMAND;
         self.device.read_exact_at(&mut command, at).map_err(self.said())?;
         let command = enabled(u16::from_le_bytes(command));
         self.device.write_all_at(&command.to_le_bytes(), at).map_err(self.said())?;
-        Ok(runs)
+        Ok(vec![Run { offset: 0, address: iova }])
     }
 
     pub fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, MachineError> {
@@ -112,9 +93,9 @@ impl Device {
             let mut wanted = has.min(count.into()) as usize;
             while wanted > 0 {
                 let events = (0..wanted).map(|_| Event::new()).collect::<io::Result<Vec<_>>>();
-                let mut events = events.map_err(self.said())?;
+                let events = events.map_err(self.said())?;
                 match ioctl::wire(&self.device, index, &events) {
-                    Ok(Ok(())) => return Ok(std::mem::take(&mut events)),
+                    Ok(Ok(())) => return Ok(events),
                     Ok(Err(fewer)) => wanted = wanted.saturating_sub(1).min(fewer as usize),
                     Err(Errno::NOSPC | Errno::INVAL) => wanted /= 2,
                     Err(errno) => return Err(said(errno)),

@@ -180,8 +180,11 @@ fn other_programs_compute_the_same_digests() {
     ] {
         for message in [&message[..], &message[..1], b""] {
             let Some(said) = through(program, args, message) else { continue };
-            let hex: String =
-                whole(operation, &none, message).unwrap().iter().map(|b| format!("{b:02x}")).collect();
+            let hex: String = whole(operation, &none, message)
+                .unwrap()
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
             let said = String::from_utf8(said).unwrap();
             assert_eq!(said.split_whitespace().next(), Some(&*hex), "{program} {args:?}");
         }
@@ -194,7 +197,9 @@ fn openssl_encrypts_the_same_in_counter_mode() {
     let message = message();
     let key = context(Operation::Aes256Ctr, &[0xa5; 32]);
     // The counter runs over its last 64 bits, and over all of them.
-    for nonce in [[0; 16], [0xff; 16], [0, 0, 0, 0, 0, 0, 0, 1, 255, 255, 255, 255, 255, 255, 255, 254]] {
+    for nonce in
+        [[0; 16], [0xff; 16], [0, 0, 0, 0, 0, 0, 0, 1, 255, 255, 255, 255, 255, 255, 255, 254]]
+    {
         let request = Request { nonce, context: Some(&key), ..Request::default() };
         let hex: String = nonce.iter().map(|byte| format!("{byte:02x}")).collect();
         let args = ["enc", "-aes-256-ctr", "-nosalt", "-K", &"a5".repeat(32), "-iv", &hex];

@@ -44,7 +44,13 @@ fn encrypt(id: u16, key: u16, output: u64, stages: [Operation; 2]) -> Descriptor
     Descriptor {
         id,
         stages: [stages[0] as u8, stages[1] as u8, 0, 0],
-        contexts: stages.map(|of| if of == Operation::Copy { 0 } else { key }).into_iter().chain([0, 0]).collect::<Vec<_>>().try_into().unwrap(),
+        contexts: stages
+            .map(|of| if of == Operation::Copy { 0 } else { key })
+            .into_iter()
+            .chain([0, 0])
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap(),
         nonce: [0xff; 16],
         input: IOVA + INPUT,
         output: IOVA + output,
@@ -55,7 +61,10 @@ fn encrypt(id: u16, key: u16, output: u64, stages: [Operation; 2]) -> Descriptor
 }
 
 /// The function on other engines, from what would be written down.
-fn elsewhere(state: &[u8], saved: (Vec<std::os::fd::OwnedFd>, Vec<std::os::fd::OwnedFd>)) -> Result<Endpoint, RestoreError> {
+fn elsewhere(
+    state: &[u8],
+    saved: (Vec<std::os::fd::OwnedFd>, Vec<std::os::fd::OwnedFd>),
+) -> Result<Endpoint, RestoreError> {
     let (descriptors, medium) = saved;
     let pool = Pool::new(PoolOptions::default());
     let mut model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
@@ -99,7 +108,8 @@ fn under_way(tenant: &mut Tenant) {
 #[test]
 fn what_is_under_way_goes_on_elsewhere_also_in_the_place_of_its_input() {
     let expected = encrypted([9; 32]);
-    for stages in [[Operation::Aes256Ctr, Operation::Copy], [Operation::Copy, Operation::Aes256Ctr]] {
+    for stages in [[Operation::Aes256Ctr, Operation::Copy], [Operation::Copy, Operation::Aes256Ctr]]
+    {
         let pool = Pool::new(PoolOptions::default());
         let mut tenant = slow(&pool);
         let key = tenant.create_key([9; 32]);

@@ -71,7 +71,10 @@ pub fn with_iommu(world: &mut World) -> Result<()> {
         let mut guest = start(&world.rack, "vfio", release, "alpha/accel0.vf2", &iommu)?;
         let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
         ensure!(said.contains("bind it to vfio-pci"), "with an IOMMU and no driver: {said}");
-        run(&mut guest, "modprobe vfio_iommu_type1; modprobe vfio-pci; bind vfio-pci; tried vfio-pci")?;
+        run(
+            &mut guest,
+            "modprobe vfio_iommu_type1; modprobe vfio-pci; bind vfio-pci; tried vfio-pci",
+        )?;
         run(
             &mut guest,
             "chown 65534 /dev/vfio/$(basename $(readlink $function/iommu_group))
