@@ -58,6 +58,10 @@ impl Session {
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
         self.registry().watch(handle, watched, self);
         let held = Held { session: self.clone(), handle };
+        if !write && self.in_guest() {
+            // Only the guest's own kernel would keep a process from storing.
+            return Err(AttachError::ReadOnly);
+        }
         let region = pieces(&lengths, fds, write)?;
         Ok(RemotePages { _held: held, mapping: Mapping::new(Arc::new(region)), write, watch })
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rackbus_memory::Region;
 use rackbus_segment::Handle;
+use rackbus_segment::guest::ReadOnly;
 use rackbus_segment::message::{
     BROADCAST_NODE, Connected, NodeId, Reply, Request, SegmentId, SegmentKind, Target, Withdrawal,
 };
@@ -139,6 +140,10 @@ impl Session {
             return Err(AttachError::Protocol);
         };
         let Connected { connection: handle, size, write, address } = connected;
+        if !write && self.in_guest() {
+            self.disconnect(handle);
+            return Err(ReadOnly { node, segment: id }.into());
+        }
         let memory = Memory::new(Some(file), write);
         let watch = Watch::new(callback);
         let watched = Watched {
