@@ -18,4 +18,4 @@ pub mod fuse;
 pub mod service;
 pub mod state;
 
-pub use service::{Served, serve};
+pub use service::{ServeError, Served, serve};

@@ -68,6 +68,7 @@ impl Vm {
                 Boot::Firmware => "firmware".to_owned(),
             },
             ports: spec.functions.len() + usize::from(spec.spare_ports),
+            fabric: spec.fabric.is_some(),
             dir: spec.dir.clone(),
         };
         if spec.boot == Boot::Firmware {

@@ -48,7 +48,7 @@ pub enum ServeError {
     },
     /// The conversation with QEMU failed.
     #[error("vhost-user: {0}")]
-    Vhost(#[from] vhost_user_backend::Error),
+    Vhost(vhost_user_backend::Error),
 }
 
 /// How it ended.
@@ -127,11 +127,14 @@ pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
     });
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
     let backend = Arc::new(Backend::new(device.clone(), memory.clone()));
-    let mut daemon = VhostUserDaemon::new("rackbus guest".to_owned(), backend.clone(), memory)?;
+    let mut daemon = VhostUserDaemon::new("rackbus guest".to_owned(), backend, memory)
+        .map_err(ServeError::Vhost)?;
     spawn("window", device.clone(), move |device| device.map_and_unmap(jobs_to_do))?;
     spawn("bells", device.clone(), |device| device.hear_bells())?;
     let mut listener = vhost::vhost_user::Listener::from(listener);
-    daemon.start(&mut listener)?;
+    daemon.start(&mut listener).map_err(ServeError::Vhost)?;
+    // Nobody else is to connect, and whoever looks sees that somebody has.
+    let _ = std::fs::remove_file(socket);
     tracing::info!("QEMU has connected");
     let outcome = daemon.wait();
     daemon.get_epoll_handlers().iter().for_each(|handler| handler.send_exit_event());
@@ -139,7 +142,7 @@ pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
     match outcome {
         // That is how it ends, in between two messages or within one.
         Ok(()) | Err(vhost_user_backend::Error::HandleRequest(_)) => Ok(Served::Ended),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(ServeError::Vhost(error)),
     }
 }
 
