@@ -49,7 +49,14 @@ pub struct Args {
 struct Piece {
     from: PathBuf,
     to: String,
-    program: bool,
+    kind: Kind,
+}
+
+enum Kind {
+    Program,
+    Data,
+    /// A link, and what it says.
+    Link(String),
 }
 
 impl Args {
@@ -108,7 +115,7 @@ impl Args {
             return Err(Failure::new(error, "build it, or name it with --library"));
         }
         let to = format!("{prefix}/lib/libsisci.so");
-        Ok(vec![Piece { from: library, to, program: true }])
+        Ok(vec![Piece { from: library, to, kind: Kind::Program }])
     }
 }
 
@@ -122,13 +129,19 @@ fn collect(from: &Path, to: &str, files: &mut Vec<Piece>) -> Result<(), Failure>
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let to = format!("{to}/{name}");
-        let about = std::fs::metadata(&path).map_err(failed)?;
+        let about = std::fs::symlink_metadata(&path).map_err(failed)?;
         if about.is_dir() {
             collect(&path, &to, files)?;
-        } else {
-            let program = about.permissions().mode() & 0o100 != 0;
-            files.push(Piece { from: path, to, program });
+            continue;
         }
+        let kind = if about.is_symlink() {
+            Kind::Link(std::fs::read_link(&path).map_err(failed)?.to_string_lossy().into_owned())
+        } else if about.permissions().mode() & 0o100 != 0 {
+            Kind::Program
+        } else {
+            Kind::Data
+        };
+        files.push(Piece { from: path, to, kind });
     }
     Ok(())
 }
@@ -146,16 +159,23 @@ fn find(run_dir: &Path, name: &str) -> Result<Record, Failure> {
 
 /// Puts a file into the guest, piece by piece, and then under its name.
 fn put(vm: &mut Vm, file: &Piece) -> Result<(), Failure> {
+    let to = quoted(&file.to);
+    let mode = match &file.kind {
+        Kind::Link(target) => {
+            let target = quoted(target);
+            return run(vm, &format!("mkdir -p \"$(dirname {to})\" && ln -sf {target} {to}"));
+        }
+        Kind::Program => "755",
+        Kind::Data => "644",
+    };
     let bytes = std::fs::read(&file.from).map_err(|cause| {
         Failure::new(format!("{}: {cause}", file.from.display()), "name a file that can be read")
     })?;
-    let to = quoted(&file.to);
     run(vm, &format!("mkdir -p \"$(dirname {to})\" && : >{to}.new"))?;
     for piece in bytes.chunks(PIECE) {
         let text = BASE64.encode(piece);
         run(vm, &format!("base64 -d >>{to}.new <<'END'\n{text}\nEND\n"))?;
     }
-    let mode = if file.program { "755" } else { "644" };
     run(vm, &format!("chmod {mode} {to}.new && mv {to}.new {to}"))
 }
 
