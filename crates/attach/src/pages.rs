@@ -36,7 +36,7 @@ impl Session {
         else {
             return Err(AttachError::Protocol);
         };
-        let memory = Memory::new(Some(file), true);
+        let memory = Memory::new(Some(file), true, size);
         let mapping = memory.map((0, size), None, false)?;
         // Its pages move one by one: the file as a whole is never mapped again, hence no size.
         let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };

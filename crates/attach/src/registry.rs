@@ -324,7 +324,7 @@ mod tests {
     fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
         for number in 0..50 {
             let file = SharedMemory::reserve("test", 4096).unwrap();
-            let (memory, keeper) = (Memory::new(Some(file), true), Handle(number));
+            let (memory, keeper) = (Memory::new(Some(file), true, 4096), Handle(number));
             let watch = Watch::new(None);
             let watched = Watched {
                 watch: Arc::downgrade(&watch),

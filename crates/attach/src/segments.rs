@@ -73,7 +73,7 @@ impl Session {
         let Reply::Created { segment: handle, id, address } = reply else {
             return Err(AttachError::Protocol);
         };
-        let memory = Memory::new(fds.into_iter().next(), true);
+        let memory = Memory::new(fds.into_iter().next(), true, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),
@@ -144,7 +144,7 @@ impl Session {
             self.disconnect(handle);
             return Err(ReadOnly { node, segment: id }.into());
         }
-        let memory = Memory::new(Some(file), write);
+        let memory = Memory::new(Some(file), write, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),

@@ -1,10 +1,10 @@
 //! `rackbus guest install`: library, headers, tools and the mount, in a guest.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use rackbus_segment::guest::TAG;
 use rackbus_vm::{Record, Vm, registry};
 use serde_json::json;
@@ -17,13 +17,15 @@ use crate::paths::find_run_dir;
 const PREFIX: &str = "/opt/DIS";
 /// Where it goes in a prepared guest, whose root cannot be written to.
 const PREPARED: &str = "/var/DIS";
+/// The library's file.
+const LIBRARY: &str = "libsisci.so";
 /// Where the rack's file system is mounted.
 const MOUNT: &str = "/run/rackbus";
 
-/// Bytes of a file that go into the guest at a time.
-const PIECE: usize = 256 << 10;
-/// How long the guest may take for each.
+/// How long the guest may take for a step.
 const LIMIT: Duration = Duration::from_secs(60);
+/// The serial number of the disk by which the files come.
+const SERIAL: &str = "rackbus-install";
 
 /// Put the library into a running guest.
 #[derive(Debug, clap::Args)]
@@ -45,20 +47,6 @@ pub struct Args {
     print: bool,
 }
 
-/// A file for the guest.
-struct Piece {
-    from: PathBuf,
-    to: String,
-    kind: Kind,
-}
-
-enum Kind {
-    Program,
-    Data,
-    /// A link, and what it says.
-    Link(String),
-}
-
 impl Args {
     pub fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let Some(name) = self.vm.as_deref().filter(|_| !self.print) else {
@@ -78,72 +66,77 @@ impl Args {
         let prepared = record.boot.starts_with("guest ");
         let default = if prepared { PREPARED } else { PREFIX };
         let prefix = self.prefix.as_deref().unwrap_or(default);
-        let files = self.files(prefix)?;
+        let archive = self.archive()?;
         let mut vm = Vm::attach(record);
-        let folders = "mkdir -p \"$1/lib\"; cd /";
-        run(&mut vm, &format!("set -- {}; {folders}", quoted(prefix)))?;
-        for file in &files {
-            output.progress(&format!("{} to {}", file.from.display(), file.to));
-            put(&mut vm, file)?;
-        }
-        run(&mut vm, &set_up(prefix))?;
-        let value = json!({"vm": name, "prefix": prefix, "mount": MOUNT, "files": files.len()});
-        output.result(&value, |o| {
-            o.line(&format!(
-                "{} files are in {prefix} of VM {name}, and the rack is mounted at {MOUNT}",
-                files.len()
-            ));
+        let unpacked = vm.with_disk(archive.path(), SERIAL, |vm| {
+            vm.exec(&unpack(prefix), LIMIT)
+        })?;
+        succeeded(&unpacked)?;
+        succeeded(&vm.exec(&set_up(prefix), LIMIT)?)?;
+        output.result(&json!({"vm": name, "prefix": prefix, "mount": MOUNT}), |o| {
+            o.line(&format!("the library is in {prefix}/lib of VM {name}, and the rack is at {MOUNT}"));
         });
         Ok(())
     }
 
-    /// What goes into the guest.
-    fn files(&self, prefix: &str) -> Result<Vec<Piece>, Failure> {
+    /// What goes into the guest, as a tar file.
+    fn archive(&self) -> Result<Archive, Failure> {
+        let archive = Archive::new()?;
+        let mut tar = Command::new("tar");
+        tar.arg("--create").arg("--file").arg(archive.path()).args(["--owner=0", "--group=0"]);
         if let Some(from) = &self.from {
-            let mut files = Vec::new();
-            collect(from, prefix, &mut files)?;
-            return Ok(files);
+            tar.arg("--directory").arg(from).arg(".");
+        } else {
+            let library = match &self.library {
+                Some(library) => library.clone(),
+                None => std::env::current_exe()
+                    .map(|program| program.with_file_name(LIBRARY))
+                    .map_err(|cause| Failure::new(cause.to_string(), "name it with --library"))?,
+            };
+            if !library.is_file() {
+                let error = format!("{} is not there", library.display());
+                return Err(Failure::new(error, "build it, or name it with --library"));
+            }
+            // Under its own name, wherever it lies and whatever it is called there.
+            tar.args(["--absolute-names", "--dereference", "--transform"]);
+            tar.arg(format!("s|.*|lib/{LIBRARY}|")).arg(library);
         }
-        let library = match &self.library {
-            Some(library) => library.clone(),
-            None => std::env::current_exe()
-                .map(|program| program.with_file_name("libsisci.so"))
-                .map_err(|cause| Failure::new(cause.to_string(), "name it with --library"))?,
-        };
-        if !library.exists() {
-            let error = format!("{} is not there", library.display());
-            return Err(Failure::new(error, "build it, or name it with --library"));
+        let made = tar.output().map_err(|cause| {
+            Failure::new(format!("tar: {cause}"), "install tar on this host")
+        })?;
+        match made.status.success() {
+            true => Ok(archive),
+            false => {
+                let said = String::from_utf8_lossy(&made.stderr).trim().replace('\n', "; ");
+                Err(Failure::new(format!("tar: {said}"), "name files that can be read"))
+            }
         }
-        let to = format!("{prefix}/lib/libsisci.so");
-        Ok(vec![Piece { from: library, to, kind: Kind::Program }])
     }
 }
 
-/// All files of a folder and of those in it.
-fn collect(from: &Path, to: &str, files: &mut Vec<Piece>) -> Result<(), Failure> {
-    use std::os::unix::fs::PermissionsExt;
-    let failed = |cause: std::io::Error| {
-        Failure::new(format!("{}: {cause}", from.display()), "name a folder that can be read")
-    };
-    for entry in std::fs::read_dir(from).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let to = format!("{to}/{name}");
-        let about = std::fs::symlink_metadata(&path).map_err(failed)?;
-        if about.is_dir() {
-            collect(&path, &to, files)?;
-            continue;
-        }
-        let kind = if about.is_symlink() {
-            Kind::Link(std::fs::read_link(&path).map_err(failed)?.to_string_lossy().into_owned())
-        } else if about.permissions().mode() & 0o100 != 0 {
-            Kind::Program
-        } else {
-            Kind::Data
-        };
-        files.push(Piece { from: path, to, kind });
+/// A file that is gone when this is dropped.
+struct Archive(PathBuf);
+
+impl Archive {
+    fn new() -> Result<Archive, Failure> {
+        let name = format!("rackbus-install-{}.tar", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let made = File::options().write(true).create_new(true).open(&path);
+        let failed = |cause| Failure::new(format!("{}: {cause}", path.display()), "make room there");
+        made.map_err(failed)?;
+        Ok(Archive(path))
     }
-    Ok(())
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Archive {
+    fn drop(&mut self) {
+        // Nobody needs it.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 fn find(run_dir: &Path, name: &str) -> Result<Record, Failure> {
@@ -157,30 +150,18 @@ fn find(run_dir: &Path, name: &str) -> Result<Record, Failure> {
     Err(Failure::new(format!("no VM named '{name}' runs"), "see `rackbus vm list`"))
 }
 
-/// Puts a file into the guest, piece by piece, and then under its name.
-fn put(vm: &mut Vm, file: &Piece) -> Result<(), Failure> {
-    let to = quoted(&file.to);
-    let mode = match &file.kind {
-        Kind::Link(target) => {
-            let target = quoted(target);
-            return run(vm, &format!("mkdir -p \"$(dirname {to})\" && ln -sf {target} {to}"));
-        }
-        Kind::Program => "755",
-        Kind::Data => "644",
-    };
-    let bytes = std::fs::read(&file.from).map_err(|cause| {
-        Failure::new(format!("{}: {cause}", file.from.display()), "name a file that can be read")
-    })?;
-    run(vm, &format!("mkdir -p \"$(dirname {to})\" && : >{to}.new"))?;
-    for piece in bytes.chunks(PIECE) {
-        let text = BASE64.encode(piece);
-        run(vm, &format!("base64 -d >>{to}.new <<'END'\n{text}\nEND\n"))?;
-    }
-    run(vm, &format!("chmod {mode} {to}.new && mv {to}.new {to}"))
+/// Unpacks the disk, which may take a moment to appear.
+fn unpack(prefix: &str) -> String {
+    let prefix = quoted(prefix);
+    format!(
+        "for try in $(seq 200); do for disk in /sys/block/vd*; do\n\
+         [ \"$(cat $disk/serial 2>/dev/null)\" = {SERIAL} ] || continue\n\
+         mkdir -p {prefix} && tar -xf /dev/$(basename $disk) -C {prefix}; exit $?\n\
+         done; sleep 0.1; done; echo 'no disk with the files appears' >&2; exit 1\n"
+    )
 }
 
-fn run(vm: &mut Vm, script: &str) -> Result<(), Failure> {
-    let output = vm.exec(script, LIMIT)?;
+fn succeeded(output: &rackbus_vm::Output) -> Result<(), Failure> {
     if output.ok() {
         return Ok(());
     }
