@@ -13,9 +13,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_memory::packets::Packet;
 use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
-use rackbus_segment::guest::{
-    Frame, GREETING, MAX_FRAME, Place, SESSION, TAG, object_name, proof,
-};
+use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, Place, SESSION, TAG, object_name, proof};
 use rustix::io::Errno;
 
 use crate::session::{AttachError, lock};

@@ -17,8 +17,8 @@ use rackbus_segment::message::{
 use rackbus_segment::{Handle, SessionId};
 
 use crate::events::Calls;
-use crate::line::Line;
 use crate::guest::{self, WindowError};
+use crate::line::Line;
 use crate::location::{Location, Place};
 use crate::memory::Memory;
 use crate::registry::Registry;

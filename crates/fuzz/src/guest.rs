@@ -136,7 +136,9 @@ impl Shell {
                 arguments.extend(at.to_le_bytes());
                 arguments.extend(length.to_le_bytes());
             }
-            26 => [7_u32, 38, 0, 1 << 30, 2].iter().for_each(|it| arguments.extend(it.to_le_bytes())),
+            26 => {
+                [7_u32, 38, 0, 1 << 30, 2].iter().for_each(|it| arguments.extend(it.to_le_bytes()))
+            }
             _ => arguments.extend(input.short()),
         }
         let length = (REQUEST_HEAD + arguments.len()) as u32;

@@ -416,7 +416,8 @@ mod tests {
         assert_eq!(operation(&map), Ok(set_up));
         let mut removal = 2_u32.to_le_bytes().to_vec();
         removal.extend(words(&[0, 1, 2, 3]));
-        let removed = operation(&request(49, &removal));
+        let removal = request(49, &removal);
+        let removed = operation(&removal);
         assert_eq!(removed, Ok(Operation::RemoveMappings(vec![(0, 1), (2, 3)])));
         assert_eq!(operation(&request(2, &words(&[5]))), Ok(Operation::Forget(vec![(9, 5)])));
         for wrong in [

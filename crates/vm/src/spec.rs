@@ -171,7 +171,8 @@ impl VmSpec {
             return invalid(format!("{} functions and spare ports: at most 28", self.ports()));
         }
         let longest = self.dir.join("console.sock");
-        let sockets = self.functions.iter().map(|f| &f.socket).chain([&longest]).chain(&self.fabric);
+        let sockets =
+            self.functions.iter().map(|f| &f.socket).chain([&longest]).chain(&self.fabric);
         for socket in sockets {
             // struct sockaddr_un has 108 bytes with the terminating zero.
             if socket.as_os_str().len() > 107 {

@@ -39,10 +39,7 @@ pub(super) struct Backend {
 }
 
 impl Backend {
-    pub(super) fn new(
-        device: Arc<Device>,
-        memory: GuestMemoryAtomic<GuestMemoryMmap>,
-    ) -> Backend {
+    pub(super) fn new(device: Arc<Device>, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> Backend {
         Backend { device, memory }
     }
 }

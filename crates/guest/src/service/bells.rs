@@ -37,10 +37,8 @@ impl Bells {
 
     /// The next rings, at most until the next tick.
     fn rings(&self, limit: Duration) -> Vec<u64> {
-        let limit = rustix::time::Timespec {
-            tv_sec: 0,
-            tv_nsec: limit.min(TICK).subsec_nanos().into(),
-        };
+        let limit =
+            rustix::time::Timespec { tv_sec: 0, tv_nsec: limit.min(TICK).subsec_nanos().into() };
         let mut events = Vec::with_capacity(EVENTS);
         let spare = rustix::buffer::spare_capacity(&mut events);
         // An interrupted wait is a look too many.
@@ -54,7 +52,8 @@ impl Device {
     pub(super) fn hear_bells(self: &Arc<Self>) {
         loop {
             let due = self.lock().state.next_tick();
-            let left = due.map_or(TICK, |due| Duration::from_millis(due.saturating_sub(self.now())));
+            let left =
+                due.map_or(TICK, |due| Duration::from_millis(due.saturating_sub(self.now())));
             for object in self.bells.rings(left) {
                 self.act(|state, _| state.rang(object));
             }

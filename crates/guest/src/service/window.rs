@@ -78,7 +78,9 @@ impl Window {
         let unchanged = |way: &mut Way| way.changes == before;
         let waited = self.changed.wait_timeout_while(self.lock(), COMMIT, unchanged);
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
-            tracing::warn!("QEMU has mapped a part of a segment, and does not say that it is there");
+            tracing::warn!(
+                "QEMU has mapped a part of a segment, and does not say that it is there"
+            );
         }
         true
     }

@@ -214,8 +214,7 @@ impl State {
     /// Whether the page had what the guest said that it stored.
     pub fn proven(&mut self, asked: Asked, same: bool) -> Vec<Action> {
         let Asked { token, unique } = asked;
-        let bytes =
-            if same { fuse::written(unique, 8) } else { fuse::failed(unique, Errno::IO) };
+        let bytes = if same { fuse::written(unique, 8) } else { fuse::failed(unique, Errno::IO) };
         vec![Action::Answer { token, bytes }]
     }
 

@@ -186,7 +186,8 @@ fn what_is_mapped_over_goes_first() {
 fn what_is_revoked_leads_nowhere_from_then_on() {
     let mut guest = Guest::new();
     let session = guest.open_session();
-    let (taken, kept) = (guest.connected(session, 1, SEGMENT), guest.connected(session, 2, SEGMENT));
+    let (taken, kept) =
+        (guest.connected(session, 1, SEGMENT), guest.connected(session, 2, SEGMENT));
     guest.map(taken, 0, 0).unwrap_err();
     guest.map(kept, 0, PIECE).unwrap_err();
     let event = Event::Remote { connection: Handle(1), change: Change::Revoked };

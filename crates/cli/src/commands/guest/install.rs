@@ -68,13 +68,14 @@ impl Args {
         let prefix = self.prefix.as_deref().unwrap_or(default);
         let archive = self.archive()?;
         let mut vm = Vm::attach(record);
-        let unpacked = vm.with_disk(archive.path(), SERIAL, |vm| {
-            vm.exec(&unpack(prefix), LIMIT)
-        })?;
+        let unpacked =
+            vm.with_disk(archive.path(), SERIAL, |vm| vm.exec(&unpack(prefix), LIMIT))?;
         succeeded(&unpacked)?;
         succeeded(&vm.exec(&set_up(prefix), LIMIT)?)?;
         output.result(&json!({"vm": name, "prefix": prefix, "mount": MOUNT}), |o| {
-            o.line(&format!("the library is in {prefix}/lib of VM {name}, and the rack is at {MOUNT}"));
+            o.line(&format!(
+                "the library is in {prefix}/lib of VM {name}, and the rack is at {MOUNT}"
+            ));
         });
         Ok(())
     }
@@ -101,9 +102,9 @@ impl Args {
             tar.args(["--absolute-names", "--dereference", "--transform"]);
             tar.arg(format!("s|.*|lib/{LIBRARY}|")).arg(library);
         }
-        let made = tar.output().map_err(|cause| {
-            Failure::new(format!("tar: {cause}"), "install tar on this host")
-        })?;
+        let made = tar
+            .output()
+            .map_err(|cause| Failure::new(format!("tar: {cause}"), "install tar on this host"))?;
         match made.status.success() {
             true => Ok(archive),
             false => {
@@ -122,7 +123,8 @@ impl Archive {
         let name = format!("rackbus-install-{}.tar", std::process::id());
         let path = std::env::temp_dir().join(name);
         let made = File::options().write(true).create_new(true).open(&path);
-        let failed = |cause| Failure::new(format!("{}: {cause}", path.display()), "make room there");
+        let failed =
+            |cause| Failure::new(format!("{}: {cause}", path.display()), "make room there");
         made.map_err(failed)?;
         Ok(Archive(path))
     }
@@ -229,7 +231,9 @@ mod tests {
     #[test]
     fn what_is_to_be_done_by_hand_names_the_mount_and_the_library() {
         let script = by_hand("/opt/DIS");
-        for wanted in ["mount -t virtiofs rackbus /run/rackbus", "/opt/DIS/lib", "run-rackbus.mount"] {
+        for wanted in
+            ["mount -t virtiofs rackbus /run/rackbus", "/opt/DIS/lib", "run-rackbus.mount"]
+        {
             assert!(script.contains(wanted), "{script}");
         }
         assert_eq!(quoted("it's"), "'it'\\''s'");

@@ -14,7 +14,8 @@ use crate::World;
 /// What installs library, headers and tools.
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
 /// The guests: each is the host of the rack that has its name, and runs on another one.
-const GUESTS: [(&str, &str, &str); 2] = [("inside", "beta", "bookworm"), ("within", "gamma", "trixie")];
+const GUESTS: [(&str, &str, &str); 2] =
+    [("inside", "beta", "bookworm"), ("within", "gamma", "trixie")];
 /// A host whose programs take part.
 const HOST: &str = "alpha";
 /// Where the tools are in a guest.
@@ -90,7 +91,13 @@ fn installed(rack: &Rack) -> Result<PathBuf> {
 }
 
 /// Runs a tool between two sides, and looks that the client printed rows of measures.
-fn between(mut server: Side<'_>, mut client: Side<'_>, tool: &str, more: &str, tools: &str) -> Result<()> {
+fn between(
+    mut server: Side<'_>,
+    mut client: Side<'_>,
+    tool: &str,
+    more: &str,
+    tools: &str,
+) -> Result<()> {
     let (there, here) = (server.name(), client.name());
     let answers = Running::start(&mut server, tool, &format!("-server -rn {here}"), tools)?;
     let arguments = format!("-client -rn {there} -json {more}");
