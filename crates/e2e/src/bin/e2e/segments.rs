@@ -6,7 +6,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::rack::beside;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, succeeded};
+use rackbus_e2e::guest::succeeded;
+use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
 use serde_json::Value;
 
 use crate::World;
