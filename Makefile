@@ -55,7 +55,7 @@ test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
 
 test-e2e: setup
-	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/e2e target/e2e
 
