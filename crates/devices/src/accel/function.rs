@@ -24,6 +24,7 @@ use zeroize::Zeroizing;
 use super::engines::{Context, wipe_stack};
 use super::job::{Finished, Job, Order};
 use super::pool::{Outbox, Pool};
+use super::profile::engine_clock;
 use super::queue::Queue;
 use super::request::{self, Plan, check};
 use super::{CONTEXTS, QUEUES};
@@ -299,7 +300,11 @@ impl Accelerator {
         let (input, _) = request::memory(bus.dma, from)?;
         let mut data = Zeroizing::new(vec![0; input.len()]);
         input.read(0, &mut data);
-        self.contexts.insert(handle, Arc::new(Context::new(of, &data)?));
+        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
+        let before = engine_clock();
+        let context = Context::new(of, &data);
+        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
+        self.contexts.insert(handle, Arc::new(context?));
         Ok(handle)
     }
 

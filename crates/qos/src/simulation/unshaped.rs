@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Policy;
-use crate::arbiter::{Done, Message, Next, Piece, TenantId, Turn};
+use crate::turn::{Done, Message, Next, Piece, TenantId, Turn};
 use crate::drr::Drr;
 
 /// Each queue in its turn has one message done (seed paper, observation 4).
