@@ -54,9 +54,9 @@ fn listed(rack: &Rack, function: &str, is: impl Fn(&Value) -> bool) -> Value {
 }
 
 fn events(rack: &Rack) -> Vec<String> {
-    let lines = rack.good(&["events", "--json"]);
-    let event = |line: &str| serde_json::from_str::<Value>(line).unwrap();
-    lines.lines().map(|line| event(line)["text"].as_str().unwrap().to_owned()).collect()
+    let events = rack.json(&["events"]);
+    let text = |event: &Value| event["text"].as_str().unwrap().to_owned();
+    events.as_array().unwrap().iter().map(text).collect()
 }
 
 #[test]
@@ -67,7 +67,10 @@ fn a_level_is_changed_while_it_is_used_refused_with_what_fits_and_on_record() {
     let mut accel = open(&lease);
     use_it(&mut accel, 1);
     let said = rack.good(&["accel", "level", "1", "crc32c 160 Mbit/s message 64 KiB"]);
-    assert!(said.contains("beta has `crc32c 160 Mbit/s message 64 KiB` of alpha/accel0.vf1"), "{said}");
+    assert!(
+        said.contains("beta has `crc32c 160 Mbit/s message 64 KiB` of alpha/accel0.vf1"),
+        "{said}"
+    );
     // Whoever uses it goes on.
     use_it(&mut accel, 1);
     assert_eq!(rack.json(&["leases"])[0]["level"], "crc32c 160 Mbit/s message 64 KiB");
@@ -93,7 +96,9 @@ fn a_level_is_changed_while_it_is_used_refused_with_what_fits_and_on_record() {
     drop(accel);
     rack.good(&["return", "1"]);
     let told = events(&rack);
-    let one = |what: &str| assert_eq!(told.iter().filter(|text| text.contains(what)).count(), 1, "{told:#?}");
+    let one = |what: &str| {
+        assert_eq!(told.iter().filter(|text| text.contains(what)).count(), 1, "{told:#?}")
+    };
     one("beta has the level `crc32c 160 Mbit/s message 64 KiB` of alpha/accel0.vf1 from now on");
     one("beta was refused the level `crc32c 90000 Gbit/s` of alpha/accel0.vf1");
     one("what lease 1 of alpha/accel0.vf1 used: 48 operations (0 failed) took 3.1 MB in");
@@ -111,7 +116,9 @@ fn the_devices_own_host_has_the_level_that_is_kept_for_it() {
     listed(&rack, "alpha/accel0.vf1", |of| of["report"]["level"] == own);
     use_it(&mut open(&lease), 1);
     rack.json(&["borrow", "alpha/accel0.vf2", "--for", "beta"]);
-    listed(&rack, "alpha/accel0.vf2", |of| of["state"] == "lent" && of["report"]["level"].is_null());
+    listed(&rack, "alpha/accel0.vf2", |of| {
+        of["state"] == "lent" && of["report"]["level"].is_null()
+    });
     rack.good(&["return", &lease["lease"].to_string()]);
     listed(&rack, "alpha/accel0.vf1", |of| of["report"]["level"].is_null());
 }

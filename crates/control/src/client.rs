@@ -123,7 +123,11 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; [`ClientError::Refused`] says what would fit.
-    pub async fn change_level(&self, lease: u64, level: Option<&str>) -> Result<Lease, ClientError> {
+    pub async fn change_level(
+        &self,
+        lease: u64,
+        level: Option<&str>,
+    ) -> Result<Lease, ClientError> {
         let request = LevelRequest { level: level.map(str::to_owned) };
         self.change(Method::PUT, &format!("/v1/leases/{lease}/level"), &request).await
     }

@@ -88,8 +88,8 @@ impl IntoResponse for ApiError {
             | "unknown_place"
             | "unknown_composition"
             | "no_way" => StatusCode::NOT_FOUND,
-            "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
-            | "cannot_restart" => StatusCode::CONFLICT,
+            "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
+            | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,

@@ -165,11 +165,7 @@ impl Admission {
     }
 
     /// What `level` needs and is, if it can be kept in the place of what `holder` has.
-    fn fits(
-        &self,
-        holder: Option<u64>,
-        level: &ServiceLevel,
-    ) -> Result<(Need, Share), Refused> {
+    fn fits(&self, holder: Option<u64>, level: &ServiceLevel) -> Result<(Need, Share), Refused> {
         level.check()?;
         let Some(profile) = self.profiles.get(&level.engine) else {
             let there: Vec<_> = self.profiles.keys().map(String::as_str).collect();

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::kept::{Keeping, Kept, Promise};
-use crate::turn::{Message, Usage};
 use crate::bucket::Bucket;
 use crate::drr::Drr;
+use crate::kept::{Keeping, Kept, Promise};
 use crate::level::{ServiceLevel, Unit};
+use crate::turn::{Message, Usage};
 
 /// For so long a tenant's unused minimum or maximum is kept, in nanoseconds: longer than an engine that
 /// is busy with others' turns, or was not scheduled, lets it wait.

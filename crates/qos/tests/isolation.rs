@@ -187,9 +187,8 @@ fn every_minimum_is_met_within_one_percent_over_any_second() {
             let (levels, shares, loads) = sold(texts, 1, others);
             let mut arbiter = shaped(&shares, 1);
             let reports = run(&mut arbiter, 1, &loads, 11 * SECOND / 10, seed);
-            let kept = (0..levels.len()).filter_map(|id| {
-                arbiter.kept(TenantId(id as u32), 11 * SECOND / 10)
-            });
+            let kept = (0..levels.len())
+                .filter_map(|id| arbiter.kept(TenantId(id as u32), 11 * SECOND / 10));
             if let Some(broken) = kept.into_iter().find(|it| it.violations > 0 || it.windows != 1) {
                 return Err(format!("{texts:?} beside {others}: {broken:?} on record"));
             }
@@ -231,7 +230,11 @@ fn a_minimum_that_is_not_kept_is_on_record() {
                 return Err(format!("{of:?}, {part:.3} of it"));
             }
         }
-        if kept[2].violations > 0 { Err(format!("{:?} of who asked for little", kept[2])) } else { Ok(()) }
+        if kept[2].violations > 0 {
+            Err(format!("{:?} of who asked for little", kept[2]))
+        } else {
+            Ok(())
+        }
     });
 }
 

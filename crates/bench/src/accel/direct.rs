@@ -29,7 +29,7 @@ pub fn message(operation: Operation, size: usize) -> Vec<u8> {
 }
 
 /// A function of the whole message.
-fn digest<D: AsRef<[u8]>>(of: fn(&[u8]) -> D) -> Call {
+fn digest<D: AsRef<[u8]> + 'static>(of: fn(&[u8]) -> D) -> Call {
     Box::new(move |input, out| {
         out.clear();
         out.extend_from_slice(of(input).as_ref());
@@ -77,14 +77,14 @@ impl Direct {
                 let mut with = zstd_safe::CCtx::try_create().ok_or_else(|| no("zstd"))?;
                 Box::new(move |input, out| {
                     out.resize(room, 0);
-                    drop(with.compress(out.as_mut_slice(), input, 1));
+                    let _ = with.compress(out.as_mut_slice(), input, 1);
                 })
             }
             Operation::ZstdDecompress => {
                 let mut with = zstd_safe::DCtx::try_create().ok_or_else(|| no("zstd"))?;
                 Box::new(move |input, out| {
                     out.resize(room, 0);
-                    drop(with.decompress(out.as_mut_slice(), input));
+                    let _ = with.decompress(out.as_mut_slice(), input);
                 })
             }
             Operation::Lz4Compress => Box::new(|input, out| {

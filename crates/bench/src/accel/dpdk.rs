@@ -51,9 +51,26 @@ impl Driver {
     fn operations(&self, bytes: usize, count: u64) -> Result<f64, BenchError> {
         let own = ["--no-huge", "-m", "256", "--no-pci", "--no-telemetry", "-l", "0,1"];
         let test = [
-            "--ptest", "throughput", "--optype", "aead", "--aead-algo", "aes-gcm", "--aead-op",
-            "encrypt", "--aead-key-sz", "32", "--aead-iv-sz", "12", "--aead-aad-sz", "16",
-            "--digest-sz", "16", "--burst-sz", "32", "--silent", "--csv-friendly",
+            "--ptest",
+            "throughput",
+            "--optype",
+            "aead",
+            "--aead-algo",
+            "aes-gcm",
+            "--aead-op",
+            "encrypt",
+            "--aead-key-sz",
+            "32",
+            "--aead-iv-sz",
+            "12",
+            "--aead-aad-sz",
+            "16",
+            "--digest-sz",
+            "16",
+            "--burst-sz",
+            "32",
+            "--silent",
+            "--csv-friendly",
         ];
         let output = Command::new(PROGRAM)
             .args(own)

@@ -218,8 +218,7 @@ fn alternate(
 pub fn minimum(time: Duration) -> Result<f64, BenchError> {
     let pool = Pool::new(PoolOptions::default());
     let text = format!("deflate {PROMISED} MB/s max {PROMISED} MB/s message 16KiB");
-    let level: ServiceLevel =
-        text.parse().map_err(|error| BenchError::Peer(format!("{error}")))?;
+    let level: ServiceLevel = text.parse().map_err(|error| BenchError::Peer(format!("{error}")))?;
     let victim = sends(Operation::Deflate, vec![0; 16 << 10]);
     let flood = sends(Operation::Deflate, noise(64 << 10));
     let first = Tenant::new(&pool, 1, Some(&level), &victim)?;

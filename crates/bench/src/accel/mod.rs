@@ -270,13 +270,7 @@ impl Bench<'_> {
         }
         let case = "two equal tenants, all operations";
         if self.wanted(case) {
-            self.pairs(
-                case,
-                "one queue",
-                "kop/s",
-                || fair::both(time),
-                || fair::alone(time),
-            )?;
+            self.pairs(case, "one queue", "kop/s", || fair::both(time), || fair::alone(time))?;
         }
         // Ten seconds, where a run takes the usual time.
         let long = time * 25;

@@ -135,9 +135,10 @@ fn shaped(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<'_> {
         let of_lease = of_lease.map(|count| format!(" (this lease: {count})")).unwrap_or_default();
         vec![name.replace('_', " ").into(), format!("{count}{of_lease}").into()]
     });
-    let last = report.last_lease.iter().map(|last| {
-        vec![format!("lease {}", last.lease).into(), last.summary().into()]
-    });
+    let last = report
+        .last_lease
+        .iter()
+        .map(|last| vec![format!("lease {}", last.lease).into(), last.summary().into()]);
     level.chain(counters).chain(last)
 }
 

@@ -42,7 +42,9 @@ impl Service {
         answered.await.unwrap_or_else(|| {
             Err(problem(
                 "timeout",
-                format!("the lender has not decided about the level of lease {lease} in {PATIENCE:?}"),
+                format!(
+                    "the lender has not decided about the level of lease {lease} in {PATIENCE:?}"
+                ),
                 "the control plane goes on asking; `rackbus status` tells how the nodes are",
             ))
         })

@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, BorrowRefused, ChangeRefused, Composition, CompositionRefused, FunctionId, FunctionState, LeaseId,
-    Message, Outcome, Place, Priority, ReturnRefused, Terms,
+    Authority, BorrowRefused, ChangeRefused, Composition, CompositionRefused, FunctionId,
+    FunctionState, LeaseId, Message, Outcome, Place, Priority, ReturnRefused, Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 

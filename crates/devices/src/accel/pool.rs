@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::Event;
 use rackbus_qos::{
-    Admission, Arbiter, Capacity, Done, Estimate, Kept, Message, Next, Profile, Refused, ServiceLevel,
-    Settings, Share, TenantId, Turn, Usage,
+    Admission, Arbiter, Capacity, Done, Estimate, Kept, Message, Next, Profile, Refused,
+    ServiceLevel, Settings, Share, TenantId, Turn, Usage,
 };
 
 use super::job::{CHUNK, Finished, Job, Ran};

@@ -23,9 +23,7 @@ pub(super) struct Change {
 impl Device {
     /// Whether the node is changing the level of who is armed.
     pub(super) fn changes(&self) -> bool {
-        let armed = |change: &&Change| {
-            matches!(&self.state, State::Armed(holder) if holder.epoch == change.epoch)
-        };
+        let armed = |change: &&Change| matches!(&self.state, State::Armed(holder) if holder.epoch == change.epoch);
         self.change.as_ref().filter(armed).is_some_and(|change| change.outcome.is_none())
     }
 
@@ -136,7 +134,10 @@ mod tests {
         let said = lender.receive(arm(3));
         assert!(matches!(
             &said[..],
-            [LenderAction::Send(Message::Armed { .. }), LenderAction::Send(Message::LevelSet { number: 2, .. })]
+            [
+                LenderAction::Send(Message::Armed { .. }),
+                LenderAction::Send(Message::LevelSet { number: 2, .. })
+            ]
         ));
     }
 

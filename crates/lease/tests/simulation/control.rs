@@ -158,9 +158,8 @@ impl World {
     pub fn change_level(&mut self, lease: LeaseId) -> Result<(), String> {
         let level = Some(self.random.below(4).to_string());
         self.note(|| format!("lease {lease} is to have the level {level:?}"));
-        let change = |a: &mut Authority, now| {
-            ((), a.change_level(now, lease, level).unwrap_or_default())
-        };
+        let change =
+            |a: &mut Authority, now| ((), a.change_level(now, lease, level).unwrap_or_default());
         self.decide(change).map(drop)
     }
 
@@ -174,7 +173,9 @@ impl World {
             let armed = node.lender.admitted(&function.device).map(|holder| holder.epoch);
             let has = &node.devices[&function.device].level;
             if armed == Some(*epoch) && lease.asked_level().is_none() && has != level {
-                return Err(format!("{function} has the level {has:?}, not {level:?} ({change:?})"));
+                return Err(format!(
+                    "{function} has the level {has:?}, not {level:?} ({change:?})"
+                ));
             }
         }
         Ok(())

@@ -7,7 +7,8 @@ use crate::random::Distribution;
 use crate::time::Time;
 
 use super::{
-    Admitted, Arrivals, DistributionId, Event, FlowId, GateId, NONE, ResourceId, RouteId, ScriptId, StreamId, World,
+    Admitted, Arrivals, DistributionId, Event, FlowId, GateId, NONE, ResourceId, RouteId, ScriptId,
+    StreamId, World,
 };
 
 /// When a step that moves bytes is over.

@@ -1,7 +1,7 @@
 //! Two values of each case on one logarithmic scale, as bars from what would be ideal.
 
 use super::axis::digits;
-use super::svg::{Canvas, DIM, Font, FRAME, INK, PAD, Rect, colour};
+use super::svg::{Canvas, DIM, FRAME, Font, INK, PAD, Rect, colour};
 
 /// A case with its two values.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,15 +44,14 @@ impl Comparison {
     pub fn svg(&self) -> String {
         let mut canvas = Canvas::new(&self.title, &self.subtitle, WIDTH);
         let name = Font::new(13.0, INK).end();
-        let names: Vec<String> =
-            self.cases.iter().map(|case| name.cut(&case.name, NAME)).collect();
+        let names: Vec<String> = self.cases.iter().map(|case| name.cut(&case.name, NAME)).collect();
         let widest = names.iter().map(|text| name.width(text)).fold(60.0, f64::max);
         let left = PAD + widest + 12.0 + VALUE;
         let power = |value: f64| (value.max(f64::MIN_POSITIVE) / self.ideal).log2();
         let values = self.cases.iter().flat_map(|case| [case.first, case.second]);
-        let (low, high) = values
-            .map(power)
-            .fold((-LEAST, LEAST), |(low, high), at| (low.min(at.max(-12.0)), high.max(at.min(12.0))));
+        let (low, high) = values.map(power).fold((-LEAST, LEAST), |(low, high), at| {
+            (low.min(at.max(-12.0)), high.max(at.min(12.0)))
+        });
         let place = |value: f64| {
             let part = (power(value).clamp(low, high) - low) / (high - low);
             left + part * (WIDTH - PAD - VALUE - left)
@@ -73,7 +72,8 @@ impl Comparison {
             ];
             for ((value, fill, stroke, font, down), which) in bars.into_iter().zip(self.names) {
                 let end = place(value);
-                let bar = Rect::new(middle.min(end), centre + down, (end - middle).abs().max(1.5), BAR);
+                let bar =
+                    Rect::new(middle.min(end), centre + down, (end - middle).abs().max(1.5), BAR);
                 canvas.rect(bar, fill, stroke, "");
                 let which = if nth == 0 { format!(" {which}") } else { String::new() };
                 let label = format!("{}{which}", digits(value));

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::compare::{Compared, Comparison};
 use super::bars::{Bars, Pair};
 use super::chart::{Chart, Series};
+use super::compare::{Compared, Comparison};
 use super::diagram::{Diagram, Edge, Node};
 use super::timeline::{Passage, Timeline};
 use super::*;

@@ -63,8 +63,7 @@ impl Device {
             };
             // Rates are bought in bytes of messages, whichever way they go.
             let (ingress, egress) = (*bytes, if *reads { 0 } else { *bytes });
-            let admitted =
-                Admitted { tenant: nth as u32, queue: 0, ingress, egress, cost: *cost };
+            let admitted = Admitted { tenant: nth as u32, queue: 0, ingress, egress, cost: *cost };
             let gate = self.gate(*reads).to_owned();
             let mut steps = vec![StepSpec::Admitted(gate, admitted, vec![moved])];
             // What a message costs besides passes beside other messages.
@@ -118,7 +117,9 @@ fn arbiter(shares: &[Share]) -> Arbiter {
 
 /// Runs the experiment of an observation; nothing for one that is not of the bus.
 pub fn shaped(observation: u32) -> Option<Experiment> {
-    let of = |title, measure, ideal, cases| Some(Experiment { observation, title, measure, ideal, cases });
+    let of = |title, measure, ideal, cases| {
+        Some(Experiment { observation, title, measure, ideal, cases })
+    };
     let bytes = "bytes of the first tenant over those of the second, on the modelled bus";
     match observation {
         5 => of("mixed message sizes contend", bytes, 1.0, sizes()),
@@ -195,7 +196,8 @@ fn opposite() -> Vec<Case> {
         values().fold(0.0, f64::max) / values().fold(f64::MAX, f64::min)
     };
     let names = ["4096 B read", "what is written beside it"];
-    let of = |(nth, name): (usize, &str)| case(name.to_owned(), spread(&off, nth), spread(&on, nth));
+    let of =
+        |(nth, name): (usize, &str)| case(name.to_owned(), spread(&off, nth), spread(&on, nth));
     names.into_iter().enumerate().map(of).collect()
 }
 

@@ -12,8 +12,8 @@ use super::writer::{Writer, misfit};
 use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Bursts, Class, DirectionId, DistributionId, Flow, FlowId,
-    GateId, Histogram, Passage, ResourceId, RouteId, Stuck, confidence,
+    Addresses, Arrivals, Batches, Bursts, Class, DirectionId, DistributionId, Flow, FlowId, GateId,
+    Histogram, Passage, ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;

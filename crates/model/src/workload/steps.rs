@@ -90,9 +90,7 @@ impl StepSpec {
         match self {
             StepSpec::Hold(_, steps)
             | StepSpec::Admitted(_, _, steps)
-            | StepSpec::Each { steps, .. } => {
-                steps.iter().flat_map(StepSpec::all_ends).collect()
-            }
+            | StepSpec::Each { steps, .. } => steps.iter().flat_map(StepSpec::all_ends).collect(),
             StepSpec::Together(lists) => {
                 lists.iter().flatten().flat_map(StepSpec::all_ends).collect()
             }

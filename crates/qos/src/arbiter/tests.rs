@@ -174,7 +174,10 @@ fn another_user_in_the_place_of_one_owes_nothing() {
     arbiter.complete(&first, Done { engine_ns: 900_000, egress: 1 << 20 }, 0);
     assert!(!matches!(arbiter.next(SECOND), Next::Run(_)), "it owes a thousand seconds");
     arbiter.set(A, slow, SECOND);
-    assert!(!matches!(arbiter.next(SECOND), Next::Run(_)), "the same user, whose share is changed, still does");
+    assert!(
+        !matches!(arbiter.next(SECOND), Next::Run(_)),
+        "the same user, whose share is changed, still does"
+    );
     let left = arbiter.renew(A, slow, SECOND);
     assert_eq!(left.iter().map(|message| message.tag).collect::<Vec<_>>(), [2]);
     assert_eq!((arbiter.debt_ns(A), arbiter.usage(A).unwrap().engine_ns), (0, 900_000));

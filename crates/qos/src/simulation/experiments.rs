@@ -11,9 +11,9 @@ use super::unshaped::RoundRobin;
 use super::{Arrivals, Content, Load, Policy, Report, run};
 use crate::SECOND;
 use crate::arbiter::Arbiter;
-use crate::turn::{Settings, TenantId};
 use crate::level::Unit;
 use crate::tenant::{Guarantee, Limit, Share};
+use crate::turn::{Settings, TenantId};
 
 /// Costs of engines on a processor of today, for an operation and for each byte, in nanoseconds.
 const AES: (f64, f64) = (100.0, 0.12);

@@ -31,10 +31,14 @@ impl Args {
         let level = Some(self.level.trim()).filter(|level| *level != "none");
         let lease = client.change_level(number, level).await?;
         output.result(&lease, |o| {
-            let level = lease.level.as_deref().map_or("no level of its own".into(), |level| {
-                format!("`{level}`")
-            });
-            o.line(&format!("lease {number}: {} has {level} of {}", lease.borrower, lease.function));
+            let level = lease
+                .level
+                .as_deref()
+                .map_or("no level of its own".into(), |level| format!("`{level}`"));
+            o.line(&format!(
+                "lease {number}: {} has {level} of {}",
+                lease.borrower, lease.function
+            ));
         });
         Ok(())
     }

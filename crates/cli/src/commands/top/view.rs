@@ -130,7 +130,8 @@ pub fn draw(picture: &Picture, screen: &Screen, frame: &mut Frame<'_>) {
         View::Events => table(&events::HEAD, screen.events.iter().map(events::row).collect()),
     };
     frame.render_widget(table, body);
-    let keys = Line::from("1 functions  2 hosts  3 events  4 accelerators  s sort  p pause  q quit");
+    let keys =
+        Line::from("1 functions  2 hosts  3 events  4 accelerators  s sort  p pause  q quit");
     frame.render_widget(keys.style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
@@ -403,11 +404,15 @@ mod tests {
     fn accelerators_show_what_was_kept() {
         let mut rates = Rates::default();
         rates.picture(vec![drive(0, 0), accelerator(0, 0)], status(json!([])));
-        let picture = rates.picture(vec![drive(0, 0), accelerator(1000, 100_000)], status(json!([])));
+        let picture =
+            rates.picture(vec![drive(0, 0), accelerator(1000, 100_000)], status(json!([])));
         let rows = accelerators(&picture, Sort::Name);
         let texts: Vec<&str> = rows[0].iter().map(|cell| cell.0.as_str()).collect();
         assert_eq!(rows.len(), 1);
-        assert_eq!(texts[..7], ["alpha/accel0.vf1", "beta", "zstd 1 Gbit/s", "100k", "410M", "0", "50 %"]);
+        assert_eq!(
+            texts[..7],
+            ["alpha/accel0.vf1", "beta", "zstd 1 Gbit/s", "100k", "410M", "0", "50 %"]
+        );
         assert_eq!(texts[9..12], ["98.5 %", "2", "10 %"], "{texts:?}");
         assert!(texts[7].ends_with("ns") || texts[7].ends_with("us"), "{texts:?}");
     }
