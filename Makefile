@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme lending model datapath memory
+AREA ?= nvme lending model datapath memory accel
 
 .PHONY: help build install setup demo test test-cargo test-loom test-e2e sim fuzz bench check clean
 
@@ -70,7 +70,7 @@ bench:
 	$(CARGO) build --release -p rackbus-cli
 	$(CARGO) build --release -p rackbus-bench --features peers
 	@for area in $(AREA); do \
-		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
+		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$(CACHE)/dpdk/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done
 
 check:

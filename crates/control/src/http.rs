@@ -28,8 +28,8 @@ use crate::api::{
     HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
     RackStatus,
 };
-use crate::compositions;
 use crate::service::{Service, problem};
+use crate::{compositions, levels};
 
 type Shared = State<Arc<Service>>;
 
@@ -57,6 +57,7 @@ type Shared = State<Arc<Service>>;
         HostStatus,
         Lease,
         LeaseStage,
+        crate::usage::LeaseReport,
         NodeMessages,
         NodeReport,
         OperationReport,
@@ -70,6 +71,7 @@ struct Document;
 pub fn openapi() -> String {
     let mut document = Document::openapi();
     document.merge(compositions::Document::openapi());
+    document.merge(levels::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -86,8 +88,8 @@ impl IntoResponse for ApiError {
             | "unknown_place"
             | "unknown_composition"
             | "no_way" => StatusCode::NOT_FOUND,
-            "exists" | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
-            | "cannot_restart" => StatusCode::CONFLICT,
+            "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
+            | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
@@ -309,6 +311,7 @@ pub fn routes(service: Arc<Service>) -> Router {
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
         )
         .merge(compositions::routes())
+        .merge(levels::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }

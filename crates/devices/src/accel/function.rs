@@ -29,6 +29,7 @@ use super::contexts::{Contexts, LARGEST_CONTEXT};
 use super::engines::Context;
 use super::job::{Finished, Job, Order};
 use super::pool::{Outbox, Pool};
+use super::profile::engine_clock;
 use super::queue::Queue;
 use super::request::{self, Plan, check};
 use super::waiting::{self, Look};
@@ -325,7 +326,11 @@ impl Accelerator {
         let (input, _) = request::memory(bus.dma, from)?;
         let mut data = Zeroizing::new(vec![0; input.len()]);
         input.read(0, &mut data);
-        self.contexts.create(of, data)
+        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
+        let before = engine_clock();
+        let created = self.contexts.create(of, data);
+        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
+        created
     }
 
     /// An operation has come back from the engines.
