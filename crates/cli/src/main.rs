@@ -75,9 +75,9 @@ enum Command {
     Model(model::Args),
     Bench(bench::Args),
     Completions(completions::Args),
-    #[command(hide = true)]
+    Token(token::Args),
+    Testbed(testbed::Args),
     Node(node::Args),
-    #[command(hide = true)]
     Control(control::Args),
 }
 
@@ -125,6 +125,8 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Model(args) => args.run(common, output).await,
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),
+        Command::Token(args) => args.run(common, output).await,
+        Command::Testbed(args) => args.run(output).await,
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common).await,
     }

@@ -10,10 +10,12 @@
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
 //! * [`usage`]: what a lease used, and how far it got what it was promised.
+//! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`client`]: the other side, for the command line and the nodes.
 
+pub mod access;
 pub mod answers;
 pub mod api;
 pub mod client;
@@ -21,6 +23,7 @@ pub mod compositions;
 pub mod events;
 pub mod http;
 pub mod levels;
+pub mod machines;
 pub mod metrics;
 pub mod node;
 pub mod reach;

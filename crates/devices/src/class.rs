@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, Rack, RackError};
 use rackbus_fabric::text::{Outcome, list, wrong};
-use rackbus_pci::Function;
+use rackbus_pci::{Function, MediumAccess};
 
 use crate::lost::Lost;
 use crate::upstream::{UpstreamClass, UpstreamServer};
@@ -58,15 +58,15 @@ pub trait Class: Sync {
         Ok(Vec::new())
     }
 
-    /// The front of a medium of this class that another node has, as it described it and with the
-    /// files that it gave; `lost` says when that node is gone.
+    /// The front of a medium of this class that another node has, as it described it and by the
+    /// access that it gave; `lost` says when that node is gone.
     ///
     /// # Errors
     /// [`FrontError`].
     fn front(
         &self,
         _description: &str,
-        _files: Vec<OwnedFd>,
+        _access: MediumAccess,
         _lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         Err(FrontError::None(self.name().to_owned()))
@@ -83,7 +83,7 @@ pub trait Class: Sync {
         files: Vec<OwnedFd>,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        self.front(description, files, lost)
+        self.front(description, MediumAccess::Files(files), lost)
     }
 }
 
@@ -127,6 +127,12 @@ pub trait DeviceConfig: Debug + Send + Sync {
 
     /// Whether its front can run at the borrower, apart from its medium, as strict isolation needs it.
     fn is_separable(&self) -> bool {
+        false
+    }
+
+    /// Whether that borrower may be another machine: all that its front asks of the medium are operations,
+    /// which a link can carry.
+    fn is_carried(&self) -> bool {
         false
     }
 
@@ -178,6 +184,9 @@ pub enum FrontError {
     /// What was offered is not fit.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
+    /// The other node is on another machine.
+    #[error("memory cannot be mapped on another machine; borrow it on its lender's")]
+    Unmapped,
     /// It came with the wrong number of files.
     #[error("{0} descriptors came with the medium, not {1}")]
     Files(usize, usize),
@@ -193,11 +202,11 @@ pub enum FrontError {
 pub fn front(
     class: &str,
     description: &str,
-    files: Vec<OwnedFd>,
+    access: MediumAccess,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
     match find(class) {
-        Some(class) => class.front(description, files, lost),
+        Some(class) => class.front(description, access, lost),
         None => Err(FrontError::None(class.to_owned())),
     }
 }
@@ -356,7 +365,7 @@ mod tests {
     #[test]
     fn a_front_of_no_class_is_refused() {
         for class in ["tape", "gpu"] {
-            let front = front(class, "{}", Vec::new(), Lost::new(|| {}));
+            let front = front(class, "{}", MediumAccess::Files(Vec::new()), Lost::new(|| {}));
             let said = front.err().expect("there is none").to_string();
             assert_eq!(said, format!("there is no front for a medium of class {class:?}"));
         }

@@ -51,7 +51,7 @@ pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
-pub use exchange::{Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use exchange::{Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
 pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;
 pub use packets::{PacketListener, PacketStream, Packets};

@@ -368,7 +368,7 @@ impl LentFunctions {
 
 /// Hands the medium of `session`'s function to the front that connected, and waits for its end.
 fn serve_medium(lent: &Lent, incoming: Incoming, session: &dyn Attached, passage: &Passage) {
-    let offer = match session.serve_medium() {
+    let offer = match session.serve_medium(incoming.stream.carrier()) {
         Ok(offer) => offer,
         Err(refused) => return incoming.refuse(&refused),
     };

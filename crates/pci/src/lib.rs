@@ -29,7 +29,7 @@ pub mod vfio_user;
 pub use endpoint::Endpoint;
 pub use engine::{Engine, EngineHandle};
 pub use function::{
-    Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
+    Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumAccess, MediumOffer, MediumRefused,
     ResetKind, Work,
 };
 pub use interrupts::{Interrupts, Mode};

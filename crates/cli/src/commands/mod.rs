@@ -22,6 +22,8 @@ pub mod path;
 pub mod reach;
 pub mod restart;
 pub mod status;
+pub mod testbed;
+pub mod token;
 pub mod top;
 pub mod up;
 pub mod vm;

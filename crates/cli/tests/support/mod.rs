@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod machines;
+
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
+
+
 
 /// After this long a test fails instead of waiting on.
 pub const PATIENCE: Duration = Duration::from_secs(30);
