@@ -14,8 +14,9 @@ AREA ?= nvme lending model datapath memory accel machines
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
 	@echo "make demo-machines  the same over a network: machines in namespaces, a cable that is pulled (needs root)"
-	@echo "make build   the rackbus binary and libsisci.so, in target/release"
-	@echo "make install PREFIX=/usr/local: the binary, and libsisci.so with headers and tools for SISCI programs"
+	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
+	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
+	@echo "             and librackbus_accel with its header for programs that drive accelerators"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
@@ -26,12 +27,13 @@ help:
 	@echo "that sim and fuzz run, scripts/sim and scripts/fuzz, end with 1."
 
 build:
-	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
+	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci -p rackbus-accel-c
 
 # Built together: one after the other they want their dependencies with other features, and compile them twice.
 install: build
 	install -D -m 755 $(BUILT)/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
 	DESTDIR=$(DESTDIR) SISCI_LIB=$(BUILT) scripts/install-sisci $(PREFIX)
+	DESTDIR=$(DESTDIR) ACCEL_LIB=$(BUILT) scripts/install-accel $(PREFIX)
 
 setup:
 	@scripts/setup
@@ -58,7 +60,7 @@ test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
 
 test-e2e: setup
-	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/e2e target/e2e
 	@if [ "$$(id -u)" = 0 ]; then target/release/demo-machines examples/machines/rack.toml; \
@@ -75,7 +77,7 @@ bench:
 	$(CARGO) build --release -p rackbus-cli
 	$(CARGO) build --release -p rackbus-bench --features peers
 	@for area in $(AREA); do \
-		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
+		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$(CACHE)/dpdk/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done
 
 check:

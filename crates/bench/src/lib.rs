@@ -4,6 +4,7 @@
 //! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
 //! the machine's mood than about the program. Each case is a row of [`Row`]s.
 
+pub mod accel;
 mod against;
 #[cfg(feature = "peers")]
 mod blkio_peer;
@@ -12,6 +13,7 @@ pub mod datapath;
 pub mod lending;
 mod lent;
 mod machine;
+pub mod machines;
 pub mod memory;
 pub mod model;
 pub mod nvme;

@@ -30,7 +30,7 @@ pub struct Load {
 }
 
 impl Load {
-    const fn new(bytes: usize, depth: u16, write: bool, random: bool) -> Load {
+    pub(crate) const fn new(bytes: usize, depth: u16, write: bool, random: bool) -> Load {
         Load { bytes, depth, write, random }
     }
 
@@ -60,7 +60,7 @@ const WRITE_32: Load = Load::new(4096, 32, true, true);
 const SEQUENTIAL: Load = Load::new(128 << 10, 1, false, false);
 const SEQUENTIAL_8: Load = Load::new(128 << 10, 8, false, false);
 /// Memory for data that serves every load.
-const DATA: usize = 8 * (128 << 10);
+pub(crate) const DATA: usize = 8 * (128 << 10);
 
 /// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]

@@ -20,6 +20,7 @@ use crate::api::{
     ApiError, BorrowRequest, Change, Device, Event, EventKind, Lease, NodeMessages, RackStatus,
 };
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
+use crate::levels::LevelRequest;
 use crate::machines::{
     self, Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest,
 };
@@ -129,6 +130,19 @@ impl Client {
     /// [`ClientError`].
     pub async fn give_back(&self, lease: u64) -> Result<Lease, ClientError> {
         self.change(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
+    }
+
+    /// Changes the service level of a lease; answers when its lender has decided.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] says what would fit.
+    pub async fn change_level(
+        &self,
+        lease: u64,
+        level: Option<&str>,
+    ) -> Result<Lease, ClientError> {
+        let request = LevelRequest { level: level.map(str::to_owned) };
+        self.change(Method::PUT, &format!("/v1/leases/{lease}/level"), &request).await
     }
 
     /// The compositions of the rack.

@@ -30,7 +30,7 @@ use crate::api::{
     RackStatus,
 };
 use crate::service::{Service, problem};
-use crate::{compositions, machines};
+use crate::{compositions, levels, machines};
 
 type Shared = State<Arc<Service>>;
 
@@ -58,6 +58,7 @@ type Shared = State<Arc<Service>>;
         HostStatus,
         Lease,
         LeaseStage,
+        crate::usage::LeaseReport,
         NodeMessages,
         NodeReport,
         OperationReport,
@@ -71,6 +72,7 @@ struct Document;
 pub fn openapi() -> String {
     let mut document = Document::openapi();
     document.merge(compositions::Document::openapi());
+    document.merge(levels::Document::openapi());
     document.merge(machines::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
@@ -88,8 +90,8 @@ impl IntoResponse for ApiError {
             | "unknown_place"
             | "unknown_composition"
             | "no_way" => StatusCode::NOT_FOUND,
-            "exists" | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
-            | "cannot_restart" => StatusCode::CONFLICT,
+            "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
+            | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
@@ -317,6 +319,7 @@ pub fn routes(service: Arc<Service>) -> Router {
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
         )
         .merge(compositions::routes())
+        .merge(levels::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }

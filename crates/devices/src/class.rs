@@ -103,15 +103,26 @@ pub trait DeviceConfig: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Promises its user this service level from now on, or what the rack file says.
+    /// The service level that its user was promised.
+    fn level(&self) -> Option<String> {
+        None
+    }
+
+    /// Another user comes, or nobody: promises it this service level, or what the rack file says.
     ///
     /// # Errors
     /// Why not, and what could be promised instead.
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
-        match level {
-            None => Ok(()),
-            Some(_) => Err("there are no service levels for functions of this class".to_owned()),
-        }
+    fn set_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+        no_levels(level)
+    }
+
+    /// Promises its user another service level from now on, or what the rack file says. One that cannot be kept
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// As [`set_level`](DeviceConfig::set_level).
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
+        no_levels(level)
     }
 
     /// Whether its front can run at the borrower, apart from its medium, as strict isolation needs it.
@@ -136,6 +147,28 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// The server of a function that another program runs, which then has no model here.
     fn upstream(&self, _folders: &Folders) -> Option<UpstreamServer> {
         None
+    }
+}
+
+/// Who a function is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LentTo {
+    /// Nobody: it is given back.
+    Nobody,
+    /// The host that it is in.
+    Owner,
+    /// Another host.
+    Borrower,
+}
+
+/// The answer of a class that has no service levels.
+///
+/// # Errors
+/// That there are none, where one is asked for.
+pub fn no_levels(level: Option<&str>) -> Result<(), String> {
+    match level {
+        None => Ok(()),
+        Some(_) => Err("there are no service levels for functions of this class".to_owned()),
     }
 }
 

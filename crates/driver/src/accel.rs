@@ -1,31 +1,50 @@
 //! A driver of the accelerator's functions.
 //!
-//! [`Accel`] opens one at a vfio-user socket. A whole request is [`run`](Accel::run); who wants many
-//! under way puts descriptors into a queue itself and polls. Like the drive's, it lives in one thread,
-//! polls, and makes no system call while both sides are busy.
+//! [`Accel`] opens one at a vfio-user socket, or one of this machine's. A whole request is
+//! [`run`](Accel::run); who wants many under way puts descriptors into a queue itself and polls. Like the
+//! drive's, it lives in one thread, and makes no system call while both sides are busy. Who waits polls for a
+//! while and then sleeps until an interrupt.
+
+mod layout;
+mod requests;
+mod ring;
+mod submitter;
 
 use std::path::Path;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{DmaSlice, SharedMemory};
+use rackbus_memory::{DmaSlice, Event, SharedMemory};
+use rackbus_pci::machine::MachineFunction;
 use rackbus_spec::accel::{
-    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, OPERATIONS, Operation, STAGES,
-    Status, queue_state, registers as reg, shadow,
+    Completion, Descriptor, OPERATIONS, Operation, Status, queue_state, registers as reg,
 };
 
-use crate::DriveError;
-use crate::device::{Device, connect};
+use layout::Layout;
+pub use layout::Span;
+use ring::Ring;
+pub use submitter::{Finished, Submitter};
 
-/// Where the shared memory begins in the function's address space.
+use crate::DriveError;
+use crate::device::{Addresses, Device, connect};
+
+/// Who the functions are.
+const VENDOR_ID: u16 = rackbus_spec::accel::VENDOR_ID;
+const DEVICE_ID: u16 = rackbus_spec::accel::DEVICE_ID;
+/// Queue pairs that there are registers for.
+const MOST_QUEUES: u16 = 63;
+/// Where the shared memory begins in the function's address space, where the driver can choose.
 const IOVA: u64 = 1 << 32;
-const PAGE: usize = 4096;
 /// How long the function may take for a request.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Looks at the completion ring between two looks at the clock.
-const SPINS: u32 = 1024;
-/// After this long without an answer the processor is offered to others between looks.
+const SPINS: u32 = 256;
+/// Who waits polls for so long, and then sleeps.
+const POLLED: Duration = Duration::from_micros(100);
+/// The same where nothing rings, and how long each sleep is then.
 const PATIENCE: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_micros(100);
+/// Who sleeps looks so often whether the function is still there.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Why the accelerator did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +64,9 @@ pub enum AccelError {
     /// A request is not within what it or its queue can do.
     #[error("accelerator: {0}")]
     Request(&'static str),
+    /// As many descriptors are under way in the queue as may be.
+    #[error("accelerator: the queue is full")]
+    Full,
     /// An operation ended with an error.
     #[error("accelerator: {operation} failed: {status}")]
     Operation {
@@ -77,11 +99,13 @@ pub struct Options {
     pub depth: u16,
     /// Bytes of memory for data.
     pub data: usize,
+    /// Who waits long sleeps until an interrupt, where the function has any.
+    pub interrupts: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { queues: 1, depth: 32, data: 4 << 20 }
+        Options { queues: 1, depth: 32, data: 4 << 20, interrupts: true }
     }
 }
 
@@ -113,31 +137,19 @@ pub struct Work<'a> {
 pub struct Accel {
     device: Box<dyn Device>,
     memory: SharedMemory,
+    addresses: Addresses,
+    layout: Layout,
     info: AccelInfo,
     queues: Vec<Ring>,
-    /// Offset of the data, and its bytes.
-    data: (usize, usize),
+    /// What rings for each vector.
+    events: Vec<Event>,
+    data_size: usize,
 }
 
 impl std::fmt::Debug for Accel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Accel").field("info", &self.info).finish_non_exhaustive()
     }
-}
-
-/// A queue pair.
-#[derive(Debug)]
-struct Ring {
-    number: u16,
-    submission: usize,
-    completion: usize,
-    entries: u32,
-    depth: u32,
-    tail: u32,
-    rung: u32,
-    head: u32,
-    phase: bool,
-    under_way: u32,
 }
 
 impl Accel {
@@ -149,50 +161,61 @@ impl Accel {
         Accel::start(Box::new(connect(path, limit)?), options)
     }
 
+    /// Opens the function at this PCI address of this machine's; see [`rackbus_pci::machine`] for how it has
+    /// to be set up.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn open_pci(address: &str, options: Options) -> Result<Accel, AccelError> {
+        let function = MachineFunction::open(address).map_err(DriveError::from)?;
+        Accel::start(Box::new(function), options)
+    }
+
+    /// The addresses of the accelerators that this machine has.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn find() -> Result<Vec<String>, AccelError> {
+        let found = rackbus_pci::machine::find(VENDOR_ID, DEVICE_ID);
+        Ok(found.map_err(DriveError::from)?)
+    }
+
     /// Brings a function up.
     ///
     /// # Errors
     /// [`AccelError`].
     pub fn start(mut device: Box<dyn Device>, options: Options) -> Result<Accel, AccelError> {
-        let Options { queues, depth, data } = options;
+        let Options { queues, depth, data, interrupts } = options;
         if !(1..=4095).contains(&depth) || queues == 0 {
             return Err(AccelError::Request("1 to 4095 descriptors may be under way"));
         }
-        let entries = (u32::from(depth) + 1).next_power_of_two();
-        let page_up = |bytes: usize| bytes.next_multiple_of(PAGE);
-        let submission = page_up(entries as usize * DESCRIPTOR_SIZE);
-        let completion = page_up(entries as usize * COMPLETION_SIZE);
-        let begin = PAGE + usize::from(queues) * (submission + completion);
-        let length = begin + page_up(data.max(PAGE));
-        let memory = SharedMemory::create("accel-driver", length as u64)?;
-        device.start(IOVA, &memory)?;
+        if queues > MOST_QUEUES {
+            return Err(AccelError::Request("the function has fewer queues"));
+        }
+        let layout = Layout::new(queues, depth, data);
+        let memory = device.memory("accel-driver", layout.length)?;
+        let addresses = device.start(IOVA, &memory)?;
         let info = identify(&mut *device)?;
         if u32::from(queues) > info.queues {
             return Err(AccelError::Request("the function has fewer queues"));
         }
+        let events = if interrupts { device.interrupts(queues)? } else { Vec::new() };
         write4(&mut *device, reg::CONTROL, 0)?;
-        device.write(reg::SHADOW, &IOVA.to_le_bytes())?;
+        let page = addresses.at(0).map_or(0, |(address, _)| address);
+        device.write(reg::SHADOW, &page.to_le_bytes())?;
         write4(&mut *device, reg::CONTROL, 1)?;
-        let ring = |number: u16| {
-            let at = PAGE + usize::from(number) * (submission + completion);
-            Ring {
-                number,
-                submission: at,
-                completion: at + submission,
-                entries,
-                depth: depth.into(),
-                tail: 0,
-                rung: 0,
-                head: 0,
-                phase: true,
-                under_way: 0,
+        let mut rings = Vec::new();
+        for (number, place) in (0..queues).zip(&layout.rings) {
+            let mut ring = Ring::new(number, *place, depth);
+            if !events.is_empty() {
+                ring.vector = u32::from(number) % events.len() as u32;
             }
-        };
-        let rings: Vec<Ring> = (0..queues).map(ring).collect();
-        for ring in &rings {
-            ring.make(&mut *device)?;
+            ring.polls(&memory, true);
+            ring.make(&mut *device, &addresses)?;
+            rings.push(ring);
         }
-        Ok(Accel { device, memory, info, queues: rings, data: (begin, length - begin) })
+        let data_size = layout.length - layout.data;
+        Ok(Accel { device, memory, addresses, layout, info, queues: rings, events, data_size })
     }
 
     /// What the function says of itself.
@@ -202,20 +225,56 @@ impl Accel {
 
     /// Bytes of memory for data.
     pub fn data_size(&self) -> usize {
-        self.data.1
+        self.data_size
     }
 
     /// The memory for data: `length` bytes from `offset` on.
     pub fn data(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
         let end = offset.checked_add(length)?;
-        (end <= self.data.1)
-            .then(|| self.memory.whole().part(self.data.0 + offset, length))
+        (end <= self.data_size)
+            .then(|| self.memory.whole().part(self.layout.data + offset, length))
             .flatten()
     }
 
-    /// The address by which the function knows a place in the memory for data.
+    /// The address by which the function knows a place in the memory for data; 0 outside of it.
     pub fn address(&self, offset: usize) -> u64 {
-        IOVA + (self.data.0 + offset) as u64
+        let at = self.data_offset(offset, 0).ok().and_then(|at| self.addresses.at(at));
+        at.map_or(0, |(address, _)| address)
+    }
+
+    /// A range of the memory for data, as descriptors name it.
+    ///
+    /// # Errors
+    /// When it is not in there, or the function does not reach it in one piece, which happens without an IOMMU.
+    pub fn span(&self, offset: usize, length: usize) -> Result<Span, AccelError> {
+        layout::span(&self.addresses, self.data_offset(offset, length)?, length)
+    }
+
+    /// Several ranges (offset and length each) as one message. Their list is written into the memory for data at
+    /// offset `at`, 16 bytes for each; what the function reaches in several pieces takes more. The list must
+    /// not change until the descriptor has ended.
+    ///
+    /// # Errors
+    /// When something is not in the memory for data, or there are more than `most` segments, or 256.
+    pub fn list(
+        &self,
+        (at, most): (usize, usize),
+        ranges: &[(usize, usize)],
+    ) -> Result<Span, AccelError> {
+        let at = self.data_offset(at, 0)?;
+        let within = |(offset, length): &(usize, usize)| {
+            Ok::<_, AccelError>((self.data_offset(*offset, *length)?, *length))
+        };
+        let ranges = ranges.iter().map(within).collect::<Result<Vec<_>, _>>()?;
+        layout::list(&self.memory, &self.addresses, (at, most), ranges.into_iter())
+    }
+
+    /// Where something in the memory for data is in the shared memory.
+    fn data_offset(&self, offset: usize, length: usize) -> Result<usize, AccelError> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.data_size => Ok(self.layout.data + offset),
+            _ => Err(AccelError::Request("the message does not fit into the memory for data")),
+        }
     }
 
     /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring).
@@ -228,12 +287,9 @@ impl Accel {
             return Err(AccelError::Request("there is no such queue"));
         };
         if ring.under_way == ring.depth {
-            return Err(AccelError::Request("the queue is full"));
+            return Err(AccelError::Full);
         }
-        let at = ring.submission + ring.tail as usize * DESCRIPTOR_SIZE;
-        self.memory.whole().write_obj(at, descriptor);
-        ring.tail = (ring.tail + 1) & (ring.entries - 1);
-        ring.under_way += 1;
+        ring.push(&self.memory, descriptor);
         Ok(())
     }
 
@@ -243,11 +299,10 @@ impl Accel {
     /// When the connection failed.
     #[inline]
     pub fn ring(&mut self, queue: usize) -> Result<(), AccelError> {
-        let Some(ring) = self.queues.get_mut(queue).filter(|ring| ring.tail != ring.rung) else {
-            return Ok(());
-        };
-        ring.rung = ring.tail;
-        ring.doorbell(&self.memory, &mut *self.device, 0, ring.tail)
+        match self.queues.get_mut(queue) {
+            Some(ring) => ring.ring(&self.memory, &mut *self.device),
+            None => Ok(()),
+        }
     }
 
     /// The next completion of a queue, if there is one.
@@ -257,29 +312,11 @@ impl Accel {
     #[inline]
     pub fn poll(&mut self, queue: usize) -> Result<Option<Completion>, AccelError> {
         let Some(ring) = self.queues.get_mut(queue) else { return Ok(None) };
-        let memory = self.memory.whole();
-        let at = ring.completion + ring.head as usize * COMPLETION_SIZE;
-        // The half with the phase tag, which was written last.
-        let high = memory.load_u64(at + 8, Ordering::Acquire).unwrap_or(0);
-        if (high >> 32 & 1 != 0) != ring.phase {
+        let taken = ring.take(&self.memory, &mut *self.device)?;
+        if taken.is_none() {
             self.device.progress();
-            return Ok(None);
         }
-        let low = memory.load_u64(at, Ordering::Relaxed).unwrap_or(0);
-        ring.head = (ring.head + 1) & (ring.entries - 1);
-        if ring.head == 0 {
-            ring.phase = !ring.phase;
-        }
-        ring.under_way = ring.under_way.saturating_sub(1);
-        ring.doorbell(&self.memory, &mut *self.device, 4, ring.head)?;
-        Ok(Some(Completion {
-            output: low as u32,
-            value: (low >> 32) as u32,
-            head: high as u16,
-            id: (high >> 16) as u16,
-            status: (high >> 32) as u16 >> 1,
-            reserved: 0,
-        }))
+        Ok(taken)
     }
 
     /// Descriptors of a queue that are under way.
@@ -287,178 +324,75 @@ impl Accel {
         self.queues.get(queue).map_or(0, |ring| ring.under_way)
     }
 
-    /// A descriptor for `work` on data at offset `input` with room for output at offset `output`.
-    pub fn describe(
-        &self,
-        work: &Work<'_>,
-        (input, input_length): (usize, usize),
-        (output, output_length): (usize, usize),
-    ) -> Result<Descriptor, AccelError> {
-        if work.stages.len() > STAGES {
-            return Err(AccelError::Request("a pipeline has 1 to 4 stages"));
-        }
-        let length = |length: usize| {
-            u32::try_from(length).map_err(|_| AccelError::Request("the message is too large"))
-        };
-        let mut descriptor = Descriptor {
-            associated: work.associated,
-            input: self.address(input),
-            output: self.address(output),
-            input_length: length(input_length)?,
-            output_length: length(output_length)?,
-            nonce: work.nonce,
-            ..Descriptor::default()
-        };
-        for (nth, (operation, context)) in work.stages.iter().enumerate() {
-            (descriptor.stages[nth], descriptor.contexts[nth]) = (*operation as u8, *context);
-        }
-        Ok(descriptor)
-    }
-
-    /// Does `work` on `input` and waits for it. `room` is how many bytes may come out.
-    ///
-    /// # Errors
-    /// [`AccelError`].
-    pub fn run(
-        &mut self,
-        work: &Work<'_>,
-        input: &[u8],
-        room: usize,
-    ) -> Result<Vec<u8>, AccelError> {
-        let output = input.len().next_multiple_of(64);
-        let descriptor = self.describe(work, (0, input.len()), (output, room))?;
-        let too_large = AccelError::Request("the message does not fit into the memory for data");
-        let Some(to) = self.data(0, input.len()) else { return Err(too_large) };
-        to.copy_from(input);
-        if self.data(output, room).is_none() {
-            return Err(too_large);
-        }
-        let completion = self.finish(work, &descriptor);
-        let written = completion.as_ref().map_or(0, |completion| completion.output as usize);
-        let mut result = vec![0; written.min(room)];
-        if let Some(from) = self.data(output, result.len()) {
-            from.copy_to(&mut result);
-        }
-        // No message stays in memory that is used again, also of one that failed.
-        let out = if completion.is_ok() { result.len() } else { room };
-        for (at, length) in [(0, input.len()), (output, out)] {
-            if let Some(used) = self.data(at, length) {
-                used.fill(0);
-            }
-        }
-        completion.map(|_| result)
-    }
-
-    /// Keeps a key, or patterns, for `operation`; its handle.
-    ///
-    /// # Errors
-    /// [`AccelError`].
-    pub fn create_context(&mut self, operation: Operation, data: &[u8]) -> Result<u16, AccelError> {
-        let stages = [(Operation::CreateContext, 0), (operation, 0)];
-        let work = Work { stages: &stages, ..Work::default() };
-        let Some(to) = self.data(0, data.len()) else {
-            return Err(AccelError::Request("it does not fit into the memory for data"));
-        };
-        to.copy_from(data);
-        let descriptor = self.describe(&work, (0, data.len()), (0, 0))?;
-        let completion = self.finish(&work, &descriptor);
-        if let Some(used) = self.data(0, data.len()) {
-            used.fill(0);
-        }
-        u16::try_from(completion?.value)
-            .map_err(|_| AccelError::Unsupported("it answered with a handle that is none"))
-    }
-
-    /// Wipes a context.
-    ///
-    /// # Errors
-    /// [`AccelError`].
-    pub fn destroy_context(&mut self, handle: u16) -> Result<(), AccelError> {
-        let stages = [(Operation::DestroyContext, handle)];
-        let work = Work { stages: &stages, ..Work::default() };
-        let descriptor = self.describe(&work, (0, 0), (0, 0))?;
-        self.finish(&work, &descriptor).map(drop)
-    }
-
-    fn finish(&mut self, work: &Work<'_>, from: &Descriptor) -> Result<Completion, AccelError> {
-        if self.under_way(0) > 0 {
-            return Err(AccelError::Request("the queue has other descriptors under way"));
-        }
-        self.push(0, from)?;
-        self.ring(0)?;
-        let completion = self.wait(0)?;
-        match Status::from_number(completion.status) {
-            Some(Status::Success) => Ok(completion),
-            Some(status) => {
-                let operation = work.stages.first().map_or("nothing", |stage| stage.0.name());
-                Err(AccelError::Operation { operation, status })
-            }
-            None => Err(AccelError::Unsupported("it answered with a status that is none")),
-        }
-    }
-
     /// Waits for the next completion of a queue.
     ///
     /// # Errors
     /// [`AccelError::TimedOut`], or when the connection or the queue failed.
     pub fn wait(&mut self, queue: usize) -> Result<Completion, AccelError> {
-        let start = Instant::now();
+        self.wait_for(queue, TIME_LIMIT)?.ok_or(AccelError::TimedOut)
+    }
+
+    /// Waits for the next completion of a queue, for so long at most.
+    ///
+    /// # Errors
+    /// When the connection or the queue failed.
+    pub fn wait_for(
+        &mut self,
+        queue: usize,
+        limit: Duration,
+    ) -> Result<Option<Completion>, AccelError> {
+        let (start, mut looked) = (Instant::now(), Duration::ZERO);
+        let polled = if self.events.is_empty() { PATIENCE } else { POLLED };
         loop {
             for _ in 0..SPINS {
                 if let Some(completion) = self.poll(queue)? {
-                    return Ok(completion);
+                    return Ok(Some(completion));
                 }
                 std::hint::spin_loop();
             }
             let waited = start.elapsed();
-            if waited > TIME_LIMIT {
-                return Err(AccelError::TimedOut);
+            if waited >= limit {
+                return Ok(None);
             }
-            if waited > PATIENCE {
-                let state = reg::QUEUE + queue as u64 * reg::QUEUE_STRIDE + reg::STATE;
-                match read4(&mut *self.device, state)? {
-                    queue_state::ON => {}
-                    u32::MAX => return Err(AccelError::Device(DriveError::Absent)),
-                    _ => return Err(AccelError::Request("the queue pair failed")),
-                }
-                std::thread::sleep(Duration::from_micros(100));
+            if waited < polled {
+                continue;
             }
+            if waited - looked >= LOOK {
+                looked = waited;
+                self.look(queue)?;
+            }
+            self.sleep(queue, (limit - waited).min(LOOK));
         }
     }
-}
 
-impl Ring {
-    fn make(&self, device: &mut dyn Device) -> Result<(), AccelError> {
-        let base = reg::QUEUE + u64::from(self.number) * reg::QUEUE_STRIDE;
-        let address = |offset: usize| (IOVA + offset as u64).to_le_bytes();
-        device.write(base + reg::SUBMISSION, &address(self.submission))?;
-        device.write(base + reg::COMPLETION, &address(self.completion))?;
-        write4(device, base + reg::RING_ENTRIES, self.entries)?;
-        write4(device, base + reg::ENABLE, 1)?;
-        match read4(device, base + reg::STATE)? {
+    /// Whether a queue pair still works.
+    fn look(&mut self, queue: usize) -> Result<(), AccelError> {
+        let Some(ring) = self.queues.get(queue) else {
+            return Err(AccelError::Request("there is no such queue"));
+        };
+        match ring.state(&mut *self.device)? {
             queue_state::ON => Ok(()),
-            _ => Err(AccelError::Unsupported("it refuses the queue pair")),
+            u32::MAX => Err(AccelError::Device(DriveError::Absent)),
+            _ => Err(AccelError::Request("the queue pair failed")),
         }
     }
 
-    /// Stores a doorbell's value in the shadow page, and in the register if the function sleeps.
-    #[inline]
-    fn doorbell(
-        &self,
-        memory: &SharedMemory,
-        device: &mut dyn Device,
-        which: usize,
-        value: u32,
-    ) -> Result<(), AccelError> {
-        let memory = memory.whole();
-        let at = shadow::DOORBELL + usize::from(self.number) * shadow::STRIDE + which;
-        memory.store_u32(at, value, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if memory.load_u32(shadow::ASLEEP, Ordering::Relaxed) == Some(1) {
-            let register = reg::DOORBELL + u64::from(self.number) * reg::DOORBELL_STRIDE;
-            device.write(register + which as u64, &value.to_le_bytes())?;
+    /// Sleeps until there may be a completion. A device without a thread of its own needs this one.
+    fn sleep(&mut self, queue: usize, limit: Duration) {
+        if self.device.progress() {
+            return;
         }
-        Ok(())
+        let Some(ring) = self.queues.get(queue) else { return };
+        match self.events.get(ring.vector as usize) {
+            None => std::thread::sleep(NAP),
+            Some(event) => {
+                ring.polls(&self.memory, false);
+                if !ring.some(&self.memory) {
+                    event.wait(u64::try_from(limit.as_nanos()).ok());
+                }
+                ring.polls(&self.memory, true);
+            }
+        }
     }
 }
 

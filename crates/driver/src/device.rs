@@ -1,14 +1,18 @@
-//! How the driver reaches the controller's registers, and the controller the driver's memory.
+//! How a driver reaches a function's registers, and the function the driver's memory.
+//!
+//! A function is at the other end of a vfio-user socket ([`Client`]), in this very thread ([`Local`]), or one
+//! of this machine's own ([`MachineFunction`]). Drivers are the same above all three.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::endpoint::Region;
+use rackbus_memory::{Access, Event, SharedMemory};
+use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::machine::{MachineFunction, Run};
 use rackbus_pci::vfio_user::Client;
 use rackbus_pci::{Endpoint, Function};
-use rackbus_spec::vfio_user::region;
+use rackbus_spec::vfio_user::{irq, region};
 
 use crate::DriveError;
 
@@ -16,6 +20,43 @@ use crate::DriveError;
 const COMMAND: u64 = 4;
 /// Command register: memory space and bus master enable.
 const ENABLE: u16 = 0b110;
+
+/// Where a function reaches the driver's memory: in one piece, or in runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Addresses {
+    /// In the order of their offsets; the first is of offset 0.
+    runs: Vec<Run>,
+    length: u64,
+}
+
+impl Addresses {
+    /// Memory of `length` bytes that is reached from `iova` on.
+    pub fn contiguous(iova: u64, length: usize) -> Addresses {
+        Addresses { runs: vec![Run { offset: 0, address: iova }], length: length as u64 }
+    }
+
+    /// Memory of `length` bytes that is reached in these runs.
+    fn of(runs: Vec<Run>, length: usize) -> Addresses {
+        Addresses { runs, length: length as u64 }
+    }
+
+    /// The address of the memory, where it is all in one piece.
+    pub fn whole(&self) -> Option<u64> {
+        match self.runs[..] {
+            [Run { address, .. }] => Some(address),
+            _ => None,
+        }
+    }
+
+    /// The address of the byte at `offset`, and how many bytes from there on are in one piece.
+    pub fn at(&self, offset: usize) -> Option<(u64, usize)> {
+        let offset = offset as u64;
+        let next = self.runs.partition_point(|run| run.offset <= offset);
+        let run = self.runs.get(next.checked_sub(1)?).filter(|_| offset < self.length)?;
+        let end = self.runs.get(next).map_or(self.length, |next| next.offset);
+        Some((run.address + (offset - run.offset), (end - offset) as usize))
+    }
+}
 
 /// A PCI function with a controller behind BAR 0.
 pub trait Device: Send {
@@ -31,14 +72,35 @@ pub trait Device: Send {
     /// When the connection failed.
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError>;
 
-    /// Resets the function, lets it reach `memory` from address `iova` on, and enables it.
+    /// Memory that the function can reach, of `length` bytes at least.
+    ///
+    /// # Errors
+    /// When there is none.
+    fn memory(&mut self, name: &str, length: usize) -> Result<SharedMemory, DriveError> {
+        Ok(SharedMemory::create(name, length as u64)?)
+    }
+
+    /// Resets the function, lets it reach `memory`, which came from [`memory`](Device::memory), and enables it.
+    /// Where it can choose, the memory is at `iova`.
     ///
     /// # Errors
     /// When the device refuses.
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError>;
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError>;
 
-    /// Called while waiting: lets a device that has no thread of its own work.
-    fn progress(&mut self) {}
+    /// Interrupts of the function by up to `count` vectors, each with what rings: as many as there are, or
+    /// none. Asked for once, after [`start`](Device::start).
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn interrupts(&mut self, _count: u16) -> Result<Vec<Event>, DriveError> {
+        Ok(Vec::new())
+    }
+
+    /// Called while waiting: lets a device that has no thread of its own work. True where it has none, so that
+    /// whoever waits goes on calling and does not sleep.
+    fn progress(&mut self) -> bool {
+        false
+    }
 }
 
 /// A device at the other end of a vfio-user connection.
@@ -51,15 +113,64 @@ impl Device for Client {
         Ok(self.post(region::BAR0, offset, data)?)
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
         self.reset()?;
         let length = memory.len() as u64;
         self.dma_map(iova, length, Access::READ | Access::WRITE, Some((memory.as_fd(), 0)))?;
-        Ok(Client::write(self, region::CONFIG, COMMAND, &ENABLE.to_le_bytes())?)
+        Client::write(self, region::CONFIG, COMMAND, &ENABLE.to_le_bytes())?;
+        Ok(Addresses::contiguous(iova, memory.len()))
+    }
+
+    fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {
+        for index in [irq::MSIX, irq::MSI] {
+            let has = self.irq_info(index)?.count;
+            let wanted = has.min(count.into());
+            if wanted == 0 {
+                continue;
+            }
+            let (events, wires) = events(wanted as usize)?;
+            self.wire_irqs(index, 0, &wires)?;
+            return Ok(events);
+        }
+        Ok(Vec::new())
     }
 }
 
-/// Connects to the drive at `path`; each register access takes at most `limit`.
+/// A function of this machine.
+impl Device for MachineFunction {
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+        Ok(MachineFunction::read(self, offset, data)?)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        Ok(MachineFunction::write(self, offset, data)?)
+    }
+
+    fn memory(&mut self, name: &str, length: usize) -> Result<SharedMemory, DriveError> {
+        Ok(MachineFunction::memory(self, name, length as u64)?)
+    }
+
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
+        Ok(Addresses::of(MachineFunction::start(self, iova, memory)?, memory.len()))
+    }
+
+    fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {
+        Ok(MachineFunction::interrupts(self, count)?)
+    }
+}
+
+/// Events, and what leads to each.
+fn events(count: usize) -> Result<(Vec<Event>, Vec<Option<OwnedFd>>), DriveError> {
+    let event = |_| {
+        let event = Event::new()?;
+        let wire = event.as_fd().try_clone_to_owned()?;
+        Ok((event, Some(wire)))
+    };
+    let both = (0..count).map(event).collect::<std::io::Result<Vec<_>>>();
+    Ok(both.map_err(DriveError::Descriptors)?.into_iter().unzip())
+}
+
+/// Connects to the function at `path`; each register access takes at most `limit`.
 ///
 /// # Errors
 /// When nobody listens there, or the device turns us away.
@@ -98,7 +209,7 @@ impl Device for Local {
             .map_err(|_| DriveError::Unsupported("its BAR 0 is too small"))
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
         self.endpoint.scrub();
         let refused = |_| DriveError::Unsupported("it cannot map the driver's memory");
         let access = Access::READ | Access::WRITE;
@@ -107,14 +218,43 @@ impl Device for Local {
             .map_err(refused)?;
         self.endpoint
             .write(Region::Config, COMMAND, &ENABLE.to_le_bytes())
-            .map_err(|_| DriveError::Unsupported("it has no configuration space"))
+            .map_err(|_| DriveError::Unsupported("it has no configuration space"))?;
+        Ok(Addresses::contiguous(iova, memory.len()))
     }
 
-    fn progress(&mut self) {
+    fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {
+        let wanted = count.min(self.endpoint.info().msix_vectors);
+        let (events, wires) = events(wanted.into())?;
+        let wired = self.endpoint.set_irqs(IrqChange::WireVectors(0, wires));
+        wired.map_err(|_| DriveError::Unsupported("it takes no interrupts"))?;
+        Ok(events)
+    }
+
+    fn progress(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             self.now_ns = self.endpoint.clock();
         }
         self.endpoint.poll(self.now_ns);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_goes_with_the_bytes_that_follow_it_in_one_piece() {
+        let one = Addresses::contiguous(1 << 32, 8192);
+        assert_eq!(one.whole(), Some(1 << 32));
+        assert_eq!(one.at(0), Some((1 << 32, 8192)));
+        assert_eq!((one.at(8191), one.at(8192)), (Some(((1 << 32) + 8191, 1)), None));
+        let run = |offset, address| Run { offset, address };
+        let two = Addresses::of(vec![run(0, 0x9000), run(4096, 0x1000)], 6000);
+        assert_eq!(two.whole(), None);
+        assert_eq!(two.at(4095), Some((0x9fff, 1)));
+        assert_eq!(two.at(4096), Some((0x1000, 6000 - 4096)));
+        assert_eq!((two.at(5999), two.at(6000)), (Some((0x1000 + 1903, 1)), None));
     }
 }

@@ -19,7 +19,7 @@ use crate::DriveError;
 use crate::device::{Device, connect};
 use crate::queue::{Buffer, CQ_FACTOR, Completed, PAGE, Place, Queue, ring_entries};
 
-/// Where the shared memory begins in the drive's address space.
+/// Where the shared memory begins in the drive's address space, where the driver can choose.
 const IOVA: u64 = 1 << 32;
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 16;
@@ -111,10 +111,12 @@ impl Drive {
         let io_cq = IO_SQ + page_up(usize::from(entries) * 64);
         let data = io_cq + page_up(usize::from(entries * CQ_FACTOR) * 16);
         let length = data + page_up(options.data.max(PAGE));
-        let memory = SharedMemory::create("nvme-driver", length as u64)?;
-        device.start(IOVA, &memory)?;
-        let dstrd = enable(&mut *device)?;
-        let mut admin = Admin { device: &mut *device, queue: admin_queue(&memory, dstrd) };
+        let memory = device.memory("nvme-driver", length)?;
+        let iova = device.start(IOVA, &memory)?.whole();
+        let iova = iova.ok_or(DriveError::Unsupported("it needs more memory in one piece"))?;
+        let dstrd = enable(&mut *device, iova)?;
+        let queue = admin_queue(&memory, iova, dstrd);
+        let mut admin = Admin { device: &mut *device, queue, iova };
         let (mut info, sgl, shadowed) = admin.identify(&memory)?;
         if !sgl {
             info.max_transfer = info.max_transfer.min(PAGE);
@@ -122,7 +124,7 @@ impl Drive {
         let shadow = if shadowed { Some(admin.shadow_doorbells()?) } else { None };
         let place = Place { id: 1, sq: IO_SQ, cq: io_cq, entries, depth, dstrd, shadow };
         admin.create_queues(place)?;
-        let queue = Queue::new(&memory, IOVA, place, sgl);
+        let queue = Queue::new(&memory, iova, place, sgl);
         let data = Buffer { offset: data, length: length - data };
         Ok(Drive { device, memory, queue, info, data })
     }
@@ -130,6 +132,11 @@ impl Drive {
     /// What the drive says of itself.
     pub fn info(&self) -> &DriveInfo {
         &self.info
+    }
+
+    /// The memory that the driver shares with the drive.
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
     }
 
     /// The queue, with the device that it is used with and the memory for data.
@@ -356,7 +363,7 @@ fn write4(device: &mut dyn Device, offset: u64, value: u32) -> Result<(), DriveE
 }
 
 /// Enables the controller (NVM Express base 1.4, section 7.6.1); returns its doorbell stride.
-fn enable(device: &mut dyn Device) -> Result<u8, DriveError> {
+fn enable(device: &mut dyn Device, iova: u64) -> Result<u8, DriveError> {
     let mut data = [0; 8];
     device.read(reg::CAP, &mut data)?;
     if data == [0xff; 8] {
@@ -372,8 +379,8 @@ fn enable(device: &mut dyn Device) -> Result<u8, DriveError> {
     wait_ready(device, false)?;
     let aqa = Aqa::new().with_asqs(ADMIN_ENTRIES - 1).with_acqs(ADMIN_ENTRIES * CQ_FACTOR - 1);
     write4(device, reg::AQA, aqa.into())?;
-    device.write(reg::ASQ, &(IOVA + ADMIN_SQ as u64).to_le_bytes())?;
-    device.write(reg::ACQ, &(IOVA + ADMIN_CQ as u64).to_le_bytes())?;
+    device.write(reg::ASQ, &(iova + ADMIN_SQ as u64).to_le_bytes())?;
+    device.write(reg::ACQ, &(iova + ADMIN_CQ as u64).to_le_bytes())?;
     let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
     write4(device, reg::CC, cc.into())?;
     wait_ready(device, true)?;
@@ -401,7 +408,7 @@ fn wait_ready(device: &mut dyn Device, ready: bool) -> Result<(), DriveError> {
     Err(DriveError::TimedOut("enable"))
 }
 
-fn admin_queue(memory: &SharedMemory, dstrd: u8) -> Queue {
+fn admin_queue(memory: &SharedMemory, iova: u64, dstrd: u8) -> Queue {
     let place = Place {
         id: 0,
         sq: ADMIN_SQ,
@@ -411,13 +418,15 @@ fn admin_queue(memory: &SharedMemory, dstrd: u8) -> Queue {
         dstrd,
         shadow: None,
     };
-    Queue::new(memory, IOVA, place, false)
+    Queue::new(memory, iova, place, false)
 }
 
 /// The admin queue while the drive is brought up.
 struct Admin<'a> {
     device: &'a mut dyn Device,
     queue: Queue,
+    /// The address of the shared memory.
+    iova: u64,
 }
 
 impl Admin<'_> {
@@ -467,7 +476,7 @@ impl Admin<'_> {
         nsid: u32,
         out: &mut [u8],
     ) -> Result<(), DriveError> {
-        let dptr = [IOVA + IDENTIFY as u64, 0];
+        let dptr = [self.iova + IDENTIFY as u64, 0];
         let sqe = Sqe { nsid, dptr, cdw10: u32::from(cns), ..Sqe::default() };
         self.run("identify", sqe, AdminOpcode::Identify)?;
         if let Some(page) = memory.whole().part(IDENTIFY, PAGE) {
@@ -478,7 +487,7 @@ impl Admin<'_> {
 
     /// Offers the shadow pages; returns where they are.
     fn shadow_doorbells(&mut self) -> Result<(usize, usize), DriveError> {
-        let dptr = [IOVA + SHADOW_VALUES as u64, IOVA + SHADOW_EVENTS as u64];
+        let dptr = [self.iova + SHADOW_VALUES as u64, self.iova + SHADOW_EVENTS as u64];
         let sqe = Sqe { dptr, ..Sqe::default() };
         self.run("doorbell buffer config", sqe, AdminOpcode::DoorbellBufferConfig)?;
         Ok((SHADOW_VALUES, SHADOW_EVENTS))
@@ -492,14 +501,14 @@ impl Admin<'_> {
         let cq = Sqe {
             cdw10: size(place.entries * CQ_FACTOR),
             cdw11: CreateCqCdw11::new().with_pc(true).into(),
-            dptr: [IOVA + place.cq as u64, 0],
+            dptr: [self.iova + place.cq as u64, 0],
             ..Sqe::default()
         };
         self.run("create completion queue", cq, AdminOpcode::CreateCq)?;
         let sq = Sqe {
             cdw10: size(place.entries),
             cdw11: CreateSqCdw11::new().with_pc(true).with_cqid(place.id).into(),
-            dptr: [IOVA + place.sq as u64, 0],
+            dptr: [self.iova + place.sq as u64, 0],
             ..Sqe::default()
         };
         self.run("create submission queue", sq, AdminOpcode::CreateSq)

@@ -2,8 +2,8 @@
 //! Drivers in user space: for programs that want a borrowed function without a VM, for tests and for
 //! measuring. Of a drive (NVMe) here, of an accelerator in [`accel`].
 //!
-//! [`Drive`] opens a drive at a vfio-user socket and reads and writes it; each of its [`Queue`]s
-//! keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
+//! [`Drive`] opens a drive at a vfio-user socket, or one of this machine's, and reads and writes it; each of
+//! its [`Queue`]s keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
 //! neither side makes a system call while both are busy; when the drive sleeps, a doorbell write
 //! through the socket wakes it. It lives in one thread and takes no interrupts.
 
@@ -13,9 +13,10 @@ mod drive;
 mod queue;
 
 pub use accel::{Accel, AccelError};
-pub use device::{Device, Local};
+pub use device::{Addresses, Device, Local};
 pub use drive::{Drive, DriveInfo, Options};
 pub use queue::{Buffer, Completed, Queue};
+pub use rackbus_pci::machine::{MachineError, MachineFunction};
 
 use rackbus_spec::nvme::Status;
 
@@ -25,6 +26,12 @@ pub enum DriveError {
     /// The connection to the drive failed, or the drive turned us away.
     #[error("drive: {0}")]
     Client(#[from] rackbus_pci::vfio_user::ClientError),
+    /// A function of this machine cannot be used.
+    #[error("{0}")]
+    Machine(#[from] rackbus_pci::machine::MachineError),
+    /// The process has no descriptors left for interrupts.
+    #[error("descriptors for interrupts: {0}")]
+    Descriptors(std::io::Error),
     /// Memory to share with the drive could not be had.
     #[error("drive: memory to share with it: {0}")]
     Memory(#[from] rackbus_memory::RegionError),

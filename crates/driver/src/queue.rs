@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use rackbus_memory::{DmaSlice, SharedMemory};
+use rackbus_spec::accel::Condition;
 use rackbus_spec::nvme::command::{Cdw0, PSDT_PRP, PSDT_SGL_MPTR_BUFFER, RwCdw12, SQE_SIZE};
 use rackbus_spec::nvme::completion::CQE_SIZE;
 use rackbus_spec::nvme::data::{SglDescriptor, SglType};
@@ -17,6 +18,10 @@ pub(crate) const PAGE: usize = 4096;
 /// Completion queue entries for each submission queue entry. The host tells how far it has read
 /// only each half round; the other half holds more than can be in flight.
 pub(crate) const CQ_FACTOR: u16 = 2;
+
+/// Offset of a completion's last word: the command's identifier, the phase tag, the status (NVM Express base 1.4,
+/// section 4.6).
+const STATUS_WORD: usize = 12;
 
 /// Ring entries for `depth` commands in flight. Half of them stay free, so that the drive, which
 /// keeps its event index behind the host's doorbell, never has the host run into it.
@@ -112,6 +117,15 @@ impl Queue {
     /// How many commands are in flight.
     pub fn in_flight(&self) -> usize {
         self.depth() - self.free.len()
+    }
+
+    /// Where in the driver's memory the word with the status of the next completion will be, and what that is when
+    /// command `id` has ended well, which is the only one in flight: for somebody else who waits for it.
+    pub fn awaited(&self, id: u16) -> (usize, Condition) {
+        let at = self.place.cq + usize::from(self.cq_head) * CQE_SIZE + STATUS_WORD;
+        let phase = u32::from(self.phase) << 16;
+        let good_value = phase | u32::from(id);
+        (at, Condition { mask: 1 << 16, value: phase, good_mask: u32::MAX, good_value })
     }
 
     /// Puts a read, write or compare of `blocks` logical blocks (1 to 65,536) at `lba` into the

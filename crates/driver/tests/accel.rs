@@ -1,10 +1,14 @@
 //! The accelerator end to end: a driver, a function, the engines.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rackbus_devices::accel::{Accelerator, Pool, PoolOptions};
 use rackbus_driver::accel::{Accel, AccelError, Options, Work};
 use rackbus_driver::{Device, Local};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 
@@ -176,7 +180,7 @@ fn memory_that_is_not_the_functions_is_a_transfer_error() {
 
 #[test]
 fn many_are_under_way_and_each_is_completed_once() {
-    let mut accel = accel(Options { queues: 4, depth: 100, data: 1 << 20 });
+    let mut accel = accel(Options { queues: 4, depth: 100, data: 1 << 20, ..Options::default() });
     let hash = [(Operation::Crc32c, 0)];
     let (mut sent, mut done) = (0u32, vec![false; 10_000]);
     while done.contains(&false) {
@@ -247,7 +251,7 @@ fn flood(
     stop: &std::sync::atomic::AtomicBool,
 ) {
     let depth = 2048 / queues;
-    let options = Options { queues, depth, data: 4 << 20 };
+    let options = Options { queues, depth, data: 4 << 20, ..Options::default() };
     let mut accel = Accel::start(function(pool, tenant), options).unwrap();
     accel.data(0, message.len()).unwrap().copy_from(message);
     let deflate = [(Operation::Deflate, 0)];
@@ -314,4 +318,41 @@ fn equal_tenants_get_equal_engine_time_whatever_their_messages_cost() {
         windows
     });
     assert!(windows.iter().any(is_even), "nanoseconds of engines in turn: {windows:?}");
+}
+
+/// Processor time of this thread.
+fn used() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// A function on an engine of its own, which lets one operation through each second.
+fn slow(folder: &Path) -> (LocalFunction, PathBuf) {
+    let pool = Pool::new(PoolOptions::default());
+    let level = "copy 0 op/s max 1 op/s".parse().unwrap();
+    let model = Accelerator::new(&pool, TenantId(1), Some(&level), 1).unwrap();
+    let socket = folder.join("accel.sock");
+    (serve_function(Box::new(model), &socket, EngineOptions::default()).unwrap(), socket)
+}
+
+#[test]
+fn who_waits_long_sleeps_and_is_woken_by_the_interrupt() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_function, socket) = slow(folder.path());
+    for interrupts in [true, false] {
+        let options = Options { interrupts, ..Options::default() };
+        let mut accel = Accel::open(&socket, Duration::from_secs(10), options).unwrap();
+        let copy = [(Operation::Copy, 0)];
+        // The first ones are let through at once, or not, as the bucket is.
+        let (mut waited, mut worked) = (Duration::ZERO, Duration::ZERO);
+        while waited < Duration::from_millis(500) {
+            let (begun, before) = (Instant::now(), used());
+            assert_eq!(accel.run(&work(&copy), b"abc", 3).unwrap(), b"abc");
+            waited += begun.elapsed();
+            worked += used() - before;
+        }
+        assert!(worked < waited / 4, "{worked:?} of {waited:?}, interrupts: {interrupts}");
+        let none = accel.wait_for(0, Duration::from_millis(1)).unwrap();
+        assert!(none.is_none(), "{none:?}");
+    }
 }

@@ -48,9 +48,9 @@ pub enum MapError {
     },
 }
 
-/// There is no mapping of exactly this range.
+/// The range is not that of a mapping, or of several whole ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("there is no mapping of exactly {start:#x}+{length:#x}")]
+#[error("{start:#x}+{length:#x} is not the range of whole mappings")]
 pub struct UnmapError {
     /// Where it would begin.
     pub start: u64,
@@ -185,6 +185,22 @@ impl<T> Domain<T> {
     pub fn unmap(&mut self, start: u64, length: u64) -> Result<T, UnmapError> {
         let index = self.exact(start, length).ok_or(UnmapError { start, length })?;
         Ok(self.mappings.remove(index).target)
+    }
+
+    /// Takes all mappings inside of `[start, start + length)` away and returns their targets, by address.
+    ///
+    /// # Errors
+    /// [`UnmapError`] when there is none, or one is inside in part; the domain is unchanged then.
+    pub fn unmap_within(&mut self, start: u64, length: u64) -> Result<Vec<T>, UnmapError> {
+        let wrong = UnmapError { start, length };
+        let last = length.checked_sub(1).and_then(|more| start.checked_add(more)).ok_or(wrong)?;
+        let first = self.mappings.partition_point(|m| m.last < start);
+        let end = self.mappings.partition_point(|m| m.start <= last);
+        let inside = self.mappings.get(first..end).unwrap_or_default();
+        if inside.is_empty() || inside.iter().any(|m| m.start < start || m.last > last) {
+            return Err(wrong);
+        }
+        Ok(self.mappings.drain(first..end).map(|m| m.target).collect())
     }
 
     /// Takes every mapping away and returns their targets, by address.

@@ -11,6 +11,8 @@ enum Step {
     Map(u64, u64, Access),
     /// Unmaps a range that may or may not be mapped.
     Unmap(u64, u64),
+    /// Unmaps whatever is inside of a range.
+    UnmapWithin(u64, u64),
     /// Unmaps the nth mapping there is.
     UnmapNth(usize),
     Resolve(u64, u64, Access),
@@ -41,6 +43,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         5 => (addresses(), lengths(), accesses()).prop_map(|(a, l, x)| Step::Map(a, l, x)),
         1 => (addresses(), lengths()).prop_map(|(a, l)| Step::Unmap(a, l)),
+        2 => (addresses(), lengths()).prop_map(|(a, l)| Step::UnmapWithin(a, l)),
         2 => (0usize..8).prop_map(Step::UnmapNth),
         6 => (addresses(), lengths(), accesses()).prop_map(|(a, l, x)| Step::Resolve(a, l, x)),
         1 => Just(Step::Clear),
@@ -98,6 +101,20 @@ proptest! {
                     let known = model.iter().position(|m| m.start == from && m.end == to);
                     let known = known.map(|index| model.remove(index).target);
                     prop_assert_eq!(domain.unmap(start, length).ok(), known);
+                }
+                Step::UnmapWithin(start, length) => {
+                    let (from, to) = (u128::from(start), u128::from(start) + u128::from(length));
+                    let touches = |m: &Interval| m.start < to && from < m.end;
+                    let inside = |m: &Interval| from <= m.start && m.end <= to;
+                    let good = length > 0 && to <= END && model.iter().any(touches);
+                    let good = good && model.iter().filter(|m| touches(m)).all(inside);
+                    let outcome = domain.unmap_within(start, length);
+                    prop_assert_eq!(outcome.is_ok(), good);
+                    if let Ok(targets) = outcome {
+                        model.sort_by_key(|m| m.start);
+                        let gone = model.extract_if(.., |m| inside(m)).map(|m| m.target);
+                        prop_assert_eq!(targets, gone.collect::<Vec<_>>());
+                    }
                 }
                 Step::UnmapNth(index) if index < model.len() => {
                     let gone = model.remove(index);

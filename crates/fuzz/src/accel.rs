@@ -26,7 +26,12 @@ pub fn run(data: &[u8]) {
     };
     let context = Context::new(operation, &Zeroizing::new(made_of)).ok();
     let associated = descriptor.associated.min(message.len() as u32);
-    let request = Request { nonce: descriptor.nonce, associated, context: context.as_ref() };
+    let request = Request {
+        nonce: descriptor.nonce,
+        associated,
+        context: context.as_ref(),
+        ..Request::default()
+    };
     let Ok(mut engine) = begin(operation, &request) else { return };
     let piece = usize::from(descriptor.id).max(1);
     let mut out = vec![0; LEAST_ROOM + usize::from(descriptor.contexts[1])];

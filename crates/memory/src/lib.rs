@@ -13,6 +13,7 @@
 //! * [`refusals`]: the accesses that were refused to a function.
 //! * [`sparse`]: memory files copied and emptied.
 //! * [`gate`]: brings the threads of a process to rest.
+//! * [`registers`]: those of a device of this machine.
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
@@ -21,6 +22,7 @@
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 //! * [`descriptors`]: room for those.
+//! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
 
 pub mod copy;
 pub mod descriptors;
@@ -35,6 +37,7 @@ pub mod packets;
 pub mod peer_event;
 pub mod refusals;
 pub mod region;
+pub mod registers;
 pub mod revoker;
 pub mod ring;
 pub mod slice;
@@ -44,6 +47,7 @@ pub mod spin;
 pub mod stream;
 mod sync;
 pub mod ticks;
+pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
@@ -55,6 +59,7 @@ pub use peer_event::PeerEvent;
 pub use rackbus_fabric::{Access, Lending};
 pub use refusals::Refusals;
 pub use region::{Region, RegionError, SharedMemory};
+pub use registers::Registers;
 pub use revoker::Revoker;
 pub use ring::{Consumer, Producer, PushError, RingLayout};
 pub use slice::{DmaSlice, PinnedPieces, PinnedSlice};

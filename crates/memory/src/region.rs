@@ -43,6 +43,9 @@ pub enum RegionError {
     },
 }
 
+/// Bytes of the huge pages that memory is made of on request.
+const HUGE_PAGE: u64 = 2 << 20;
+
 fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> RegionError {
     move |cause| RegionError::System { what, cause }
 }
@@ -410,12 +413,30 @@ impl SharedMemory {
         Ok(SharedMemory { file: Arc::new(fd), region: Arc::new(region) })
     }
 
-    /// The same, not mapped: what is handed out by somebody who does not look into it.
+    /// The same in huge pages of 2 MiB, each of which lies in one piece and is not moved: `length` is
+    /// rounded up to them. The system must have put such pages aside (`vm.nr_hugepages`).
+    ///
+    /// # Errors
+    /// As [`create`](SharedMemory::create); also when there are too few huge pages.
+    pub fn create_huge(name: &str, length: u64) -> Result<SharedMemory, RegionError> {
+        let out = || RegionError::OutOfFile { offset: 0, length, file_size: 0 };
+        let length = length.checked_next_multiple_of(HUGE_PAGE).ok_or_else(out)?;
+        let fd = SharedMemory::sealed(name, length, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?;
+        let region = Region::map(fd.as_fd(), 0, length, Access::READ | Access::WRITE)?;
+        Ok(SharedMemory { file: Arc::new(fd), region: Arc::new(region) })
+    }
+
+    /// Memory as [`create`](SharedMemory::create) gives it, not mapped: what is handed out by somebody who
+    /// does not look into it.
     ///
     /// # Errors
     /// As [`create`](SharedMemory::create).
     pub fn reserve(name: &str, length: u64) -> Result<OwnedFd, RegionError> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        SharedMemory::sealed(name, length, MemfdFlags::empty())
+    }
+
+    fn sealed(name: &str, length: u64, pages: MemfdFlags) -> Result<OwnedFd, RegionError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages;
         let fd = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
         rustix::fs::ftruncate(&fd, length).map_err(system("ftruncate"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;

@@ -141,27 +141,20 @@ impl DmaSpace {
         Ok(Window { loan, behind, region, place })
     }
 
-    /// Takes the mapping of exactly `[iova, iova + length)` away. On return nothing reaches its
-    /// memory any more, even through a [`PinnedSlice`] that somebody kept.
+    /// Takes the mappings inside of `[iova, iova + length)` away: who translates DMA itself gives many of them
+    /// up at once. On return nothing reaches their memory any more, even through a [`PinnedSlice`] that
+    /// somebody kept.
     ///
     /// # Errors
-    /// When there is no such mapping.
+    /// When there is none, or one is inside in part; nothing changes then.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
-        let window = self.domain.unmap(iova, length)?;
-        // A mapping without memory may be where a window is.
-        if window.region.is_some() {
-            self.revoker.forget(iova);
-        }
-        self.generation += 1;
-        release(window.region);
+        let windows = self.domain.unmap_within(iova, length)?;
+        self.let_go(windows);
         Ok(())
     }
 
-    /// Takes every mapping of its user away, windows not; returns how many there were.
-    pub fn unmap_all(&mut self) -> usize {
-        let windows = self.domain.clear();
+    fn let_go(&mut self, windows: Vec<Window>) {
         self.generation += 1;
-        let count = windows.len();
         for window in windows {
             // A mapping without memory may be where a window is.
             if window.region.is_some() {
@@ -169,6 +162,13 @@ impl DmaSpace {
             }
             release(window.region);
         }
+    }
+
+    /// Takes every mapping of its user away, windows not; returns how many there were.
+    pub fn unmap_all(&mut self) -> usize {
+        let windows = self.domain.clear();
+        let count = windows.len();
+        self.let_go(windows);
         count
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::api::DeviceReport;
+use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
 use rackbus_memory::{Carrier, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
@@ -39,11 +40,19 @@ pub trait Lendable: Debug + Send + Sync {
     /// [`NotReady`].
     fn arm(&self, limit: Duration) -> Result<(), NotReady>;
 
-    /// Promises its next user this service level, or as much as anybody gets.
+    /// Promises its next user this service level, or as much as anybody gets; nobody has what the one before had.
     ///
     /// # Errors
     /// Why not, and what could be promised instead.
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+    fn set_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+        no_levels(level)
+    }
+
+    /// Promises the user that it has another service level from now on. One that cannot be kept changes nothing.
+    ///
+    /// # Errors
+    /// As [`set_level`](Lendable::set_level).
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
         no_levels(level)
     }
 
@@ -103,13 +112,6 @@ pub enum NotSaved {
     Hangs,
     /// It cannot be.
     Refused(SaveError),
-}
-
-fn no_levels(level: Option<&str>) -> Result<(), String> {
-    match level {
-        None => Ok(()),
-        Some(_) => Err("there are no service levels for functions of this class".to_owned()),
-    }
 }
 
 /// A function in the hands of one user.
@@ -197,9 +199,16 @@ impl Modelled {
 }
 
 impl Lendable for Modelled {
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+    fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
         match &self.config {
-            Some(config) => config.set_level(level),
+            Some(config) => config.set_level(level, to),
+            None => no_levels(level),
+        }
+    }
+
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
+        match &self.config {
+            Some(config) => config.change_level(level),
             None => no_levels(level),
         }
     }
@@ -239,7 +248,8 @@ impl Lendable for Modelled {
     fn describe(&self, known: DeviceReport) -> DeviceReport {
         let counters = self.config.iter().flat_map(|config| config.shaping());
         let shaping = counters.map(|(name, count)| (name.to_owned(), count)).collect();
-        let known = DeviceReport { shaping, ..known };
+        let level = self.config.as_ref().and_then(|config| config.level());
+        let known = DeviceReport { shaping, level, ..known };
         match &*self.engine() {
             Some(engine) => report::of_engine(engine, known),
             None => known,

@@ -78,9 +78,15 @@ impl LentOut {
         };
     }
 
-    /// The range that begins at `iova` is lent no more.
-    pub fn end(&self, iova: u64) {
-        self.take_back(iova, None);
+    /// The ranges inside of `[iova, iova + length)` are lent no more.
+    pub fn end(&self, iova: u64, length: u64) {
+        let last = iova.saturating_add(length.saturating_sub(1));
+        let mut ranges = self.lock();
+        let inside: Vec<u64> = ranges.range(iova..=last).map(|(iova, _)| *iova).collect();
+        let ended: Vec<_> = inside.iter().filter_map(|iova| ranges.remove(iova)).collect();
+        drop(ranges);
+        // Discounted when the lock is free.
+        drop(ended);
     }
 
     /// Nothing is lent any more.

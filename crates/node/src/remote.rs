@@ -239,7 +239,7 @@ impl Device for RemoteDevice {
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
         self.or_absent(self.client().dma_unmap(iova, length), ())?;
         if let Some(lent_out) = &self.lent_out {
-            lent_out.end(iova);
+            lent_out.end(iova, length);
         }
         Ok(())
     }

@@ -346,14 +346,23 @@ impl Device for Session {
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        let wrong = UnmapError { start: iova, length };
+        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(wrong)?;
         let mut loans = locked(&self.loans);
-        let Some(loan) = loans.get(&iova).filter(|loan| loan.range() == (iova, length)) else {
-            return Err(UnmapError { start: iova, length }.into());
-        };
-        if loan.memory().is_some() {
-            self.device.unmap(iova, length)?;
+        let touched = loans.range(..=last).map(|(_, loan)| loan.range());
+        let touched = touched.filter(|(start, length)| start + (length - 1) >= iova);
+        let inside: Vec<(u64, u64)> = touched.collect();
+        let parts = inside.iter().any(|(at, length)| *at < iova || at + (length - 1) > last);
+        if inside.is_empty() || parts {
+            return Err(wrong.into());
         }
-        loans.remove(&iova);
+        // One by one: not every server takes several at once.
+        for (iova, length) in inside {
+            if loans.get(&iova).is_some_and(|loan| loan.memory().is_some()) {
+                self.device.unmap(iova, length)?;
+            }
+            loans.remove(&iova);
+        }
         Ok(())
     }
 

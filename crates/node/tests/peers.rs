@@ -13,7 +13,7 @@ use rackbus_control::Client;
 use rackbus_control::api::{BorrowRequest, DeviceReport, EventKind, Isolation, Lease};
 use rackbus_control::reach::{ReachedPlace, ReachedRange};
 use rackbus_devices::memory::BAR;
-use rackbus_driver::{Device, Drive, DriveError, Options as DriveOptions};
+use rackbus_driver::{Addresses, Device, Drive, DriveError, Options as DriveOptions};
 use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, Region as Mapping, SharedMemory};
 use rackbus_node::metrics::SOCKET;
@@ -82,10 +82,11 @@ impl Device for Shared {
         Ok(self.0.post(region::BAR0, offset, data)?)
     }
 
-    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+    fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
         let length = memory.len() as u64;
         self.0.dma_map(iova, length, Access::all(), Some((memory.as_fd(), 0)))?;
-        Ok(self.0.write(region::CONFIG, 4, &[6, 0])?)
+        self.0.write(region::CONFIG, 4, &[6, 0])?;
+        Ok(Addresses::contiguous(iova, memory.len()))
     }
 }
 

@@ -242,10 +242,10 @@ impl Endpoint {
         self.dma.map(loan?)
     }
 
-    /// Takes a mapping away. On return nothing reads or writes it any more.
+    /// Takes the mappings inside of a range away. On return nothing reads or writes their memory any more.
     ///
     /// # Errors
-    /// When there is no mapping of exactly this range.
+    /// When there is none, or one is inside in part.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), UnmapError> {
         self.quiesce();
         self.dma.unmap(iova, length)

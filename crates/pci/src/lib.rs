@@ -1,4 +1,3 @@
-#![forbid(unsafe_code)]
 //! A PCI function: what every function has in common, and how others reach one.
 //!
 //! * [`function`]: the [`Function`] trait, which is all a device model implements.
@@ -7,6 +6,7 @@
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
 //! * [`state`]: a function as a value, to go on with in another process.
 //! * [`operations`]: what a function has done, and how long it took.
+//! * [`machine`]: functions of this machine, for drivers in user space.
 //! * [`pace`]: when an engine polls, spins and sleeps.
 //! * [`engine`]: the thread that runs an endpoint, and the handle others talk to it through.
 //! * [`programmed`]: where a function decodes its BARs, read from its configuration space.
@@ -18,6 +18,7 @@ pub mod endpoint;
 pub mod engine;
 pub mod function;
 pub mod interrupts;
+pub mod machine;
 pub mod operations;
 pub mod pace;
 pub mod programmed;

@@ -93,6 +93,14 @@ fn mappings_are_exact() {
     assert_eq!(refused(client.dma_map(0x8000, 0x2001, rw, fd())), Errno::INVAL, "beyond the file");
     assert_eq!(refused(client.dma_unmap(0x1000, 0x1000)), Errno::NOENT);
     assert_eq!(refused(client.dma_unmap(0x3000, 0x1000)), Errno::NOENT);
+    client.dma_map(0x8000, 0x1000, rw, fd()).unwrap();
+    client.dma_map(0xa000, 0x1000, rw, fd()).unwrap();
+    // A part of one, nothing, no bytes, and beyond the end of all addresses.
+    for (iova, length) in [(0x2000, 0x7000), (0x9000, 0x1000), (0x8000, 0), (u64::MAX, 2)] {
+        assert_eq!(refused(client.dma_unmap(iova, length)), Errno::NOENT, "{iova:#x}");
+    }
+    client.dma_unmap(0x4000, 0x1_0000).expect("two whole mappings");
+    assert_eq!(refused(client.dma_unmap(0xa000, 0x1000)), Errno::NOENT);
     client.dma_unmap(0x1000, 0x2000).unwrap();
     let null = std::fs::File::open("/dev/zero").unwrap();
     assert_eq!(refused(client.dma_map(0, 0x1000, rw, Some((null.as_fd(), 0)))), Errno::INVAL);

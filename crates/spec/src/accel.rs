@@ -5,6 +5,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// PCI vendor id.
+pub const VENDOR_ID: u16 = 0x1234;
 /// PCI device id.
 pub const DEVICE_ID: u16 = 0x7261;
 /// Class code: processing accelerator (PCI Code and ID Assignment Specification 1.15, section 1.19).
@@ -85,6 +87,9 @@ pub mod shadow {
     pub const DOORBELL: usize = 64;
     /// Bytes from one queue pair's doorbells to the next one's, laid out as in the registers.
     pub const STRIDE: usize = 64;
+    /// Offset behind a queue pair's doorbells of 4 bytes that the driver writes: 1 while it polls and wants no
+    /// interrupts of the queue pair.
+    pub const POLLS: usize = 8;
 }
 
 /// What an operation does, as descriptors number it.
@@ -126,10 +131,13 @@ pub enum Operation {
     RegexScan = 16,
     /// CRC-32C (Castagnoli): 4 bytes.
     Crc32c = 17,
+    /// Waits until the 4 bytes at `input` are what the descriptor's [`Condition`] says. What is behind it in the
+    /// ring is not begun before.
+    Wait = 18,
 }
 
 /// All operations, in the order of their numbers.
-pub const OPERATIONS: [Operation; 17] = [
+pub const OPERATIONS: [Operation; 18] = [
     Operation::CreateContext,
     Operation::DestroyContext,
     Operation::Copy,
@@ -147,6 +155,7 @@ pub const OPERATIONS: [Operation; 17] = [
     Operation::Lz4Decompress,
     Operation::RegexScan,
     Operation::Crc32c,
+    Operation::Wait,
 ];
 
 impl Operation {
@@ -175,6 +184,7 @@ impl Operation {
             Operation::Lz4Decompress => "unlz4",
             Operation::RegexScan => "regex",
             Operation::Crc32c => "crc32c",
+            Operation::Wait => "wait",
         }
     }
 
@@ -225,6 +235,25 @@ pub struct Descriptor {
     /// Nonce of AES-GCM (the first 12 bytes), or first counter block of AES-CTR.
     pub nonce: [u8; 16],
 }
+
+/// What [`Operation::Wait`] waits for, in the place of the nonce. `associated` has the limit, in milliseconds.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Condition {
+    /// The bits of the word that say that it is there.
+    pub mask: u32,
+    /// What they are then.
+    pub value: u32,
+    /// The bits of it that say that all is well.
+    pub good_mask: u32,
+    /// What they are then.
+    pub good_value: u32,
+}
+
+/// Milliseconds that an operation waits at most.
+pub const LONGEST_WAIT: u32 = 60_000;
 
 /// An entry of a scatter-gather list.
 #[derive(
@@ -285,10 +314,14 @@ pub enum Status {
     EngineFailed = 8,
     /// All contexts are taken, or patterns need more memory than a context may have.
     NoRoom = 9,
+    /// What it waited for came, and is not well; or the one before it waited for that.
+    ConditionFailed = 10,
+    /// What it waited for did not come in time; or the one before it waited for that.
+    TimedOut = 11,
 }
 
 /// All statuses, in the order of their numbers.
-pub const STATUSES: [Status; 10] = [
+pub const STATUSES: [Status; 12] = [
     Status::Success,
     Status::InvalidOperation,
     Status::InvalidField,
@@ -299,6 +332,8 @@ pub const STATUSES: [Status; 10] = [
     Status::NotAuthentic,
     Status::EngineFailed,
     Status::NoRoom,
+    Status::ConditionFailed,
+    Status::TimedOut,
 ];
 
 impl Status {
@@ -321,6 +356,8 @@ impl std::fmt::Display for Status {
             Status::NotAuthentic => "the tag is not that of the input",
             Status::EngineFailed => "the engine failed",
             Status::NoRoom => "no room for another context, or for one so large",
+            Status::ConditionFailed => "what it waited for is not well",
+            Status::TimedOut => "what it waited for did not come in time",
         })
     }
 }
@@ -333,7 +370,7 @@ mod tests {
     fn entries_have_their_sizes_and_numbers_their_names() {
         assert_eq!(size_of::<Descriptor>(), DESCRIPTOR_SIZE);
         assert_eq!(size_of::<Completion>(), COMPLETION_SIZE);
-        assert_eq!(size_of::<Segment>(), 16);
+        assert_eq!((size_of::<Segment>(), size_of::<Condition>()), (16, 16));
         for (number, operation) in (1..).zip(OPERATIONS) {
             assert_eq!(operation as u8, number);
             assert_eq!(Operation::named(operation.name()), Some(operation));
@@ -341,6 +378,6 @@ mod tests {
         for (number, status) in (0..).zip(STATUSES) {
             assert_eq!(Status::from_number(number), Some(status));
         }
-        assert_eq!((Operation::from_number(0), Status::from_number(10)), (None, None));
+        assert_eq!((Operation::from_number(0), Status::from_number(12)), (None, None));
     }
 }

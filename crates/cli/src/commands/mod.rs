@@ -10,6 +10,7 @@ pub mod devices;
 pub mod down;
 pub mod events;
 pub mod give_back;
+pub mod guest;
 pub mod leases;
 pub mod mem;
 pub mod metrics;

@@ -5,6 +5,7 @@
 
 mod compositions;
 mod known;
+mod levels;
 mod metrics;
 pub(crate) mod paths;
 mod turns;
@@ -481,6 +482,7 @@ impl Shared {
         if before.as_ref().is_some_and(|before| before.restarts_in_place < restarts) {
             drafts.push(Draft::of_restart_in_place(host, pause_us));
         }
+        let first = before.is_none();
         let before = before.unwrap_or_default();
         for device in own {
             let name = &device.function.device;
@@ -490,7 +492,9 @@ impl Shared {
                 let _ = self.changes.send(Change::Device(Box::new(self.device(&known, device))));
             }
             let function = device.function.to_string();
-            drafts.extend(Draft::of_report(host, &function, &before, &now));
+            let news = Draft::of_report(host, &function, &before, &now).into_iter();
+            // After a restart of the control plane everything in a report is new to it.
+            drafts.extend(news.filter(|draft| !first || !known.log.says(draft)));
         }
         for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.fronts) {
             let before = before.fronts.get(function).cloned().unwrap_or_default();

@@ -227,6 +227,9 @@ pub(crate) fn present(record: &LeaseRecord) -> Lease {
         placement: record.placement,
         group: record.group.clone(),
         level: record.level.clone(),
+        level_asked: record
+            .asked_level()
+            .map(|asked| asked.level.clone().unwrap_or_else(|| "none".to_owned())),
         stage,
         socket,
         reason: reason.map(EndReason::to_string),

@@ -8,35 +8,36 @@
 mod registers;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use rackbus_memory::{Access, DmaSlice};
 use rackbus_pci::operations::Tally;
-use rackbus_pci::{Bar, Bus, Function, FunctionInfo, Operations, ResetKind, Work};
+use rackbus_pci::{
+    Bar, Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError,
+    Work,
+};
 use rackbus_qos::{Refused, ServiceLevel, TenantId, Usage};
 use rackbus_spec::accel::{
-    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Operation, Status, shadow,
+    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Operation, Status, VENDOR_ID, shadow,
 };
 use zeroize::Zeroizing;
 
-use super::engines::{Context, wipe_stack};
+use super::QUEUES;
+use super::contexts::{Contexts, LARGEST_CONTEXT};
+use super::engines::Context;
 use super::job::{Finished, Job, Order};
 use super::pool::{Outbox, Pool};
+use super::profile::engine_clock;
 use super::queue::Queue;
 use super::request::{self, Plan, check};
-use super::{CONTEXTS, QUEUES};
+use super::waiting::{self, Look};
 
 /// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
 const BATCH: usize = 64;
 /// Operations of a function before the engines at most: each has the memory that it is about mapped.
-const MOST: usize = 4096;
-/// Contexts with patterns at most: each keeps an automaton.
-const PATTERNS: usize = 16;
-/// Bytes that a context is made of at most: of patterns without case, 64 KiB would take many seconds.
-const CONTEXT: u32 = 16 << 10;
-const VENDOR_ID: u16 = crate::nvme::VENDOR_ID;
+pub(super) const MOST: usize = 4096;
 
 /// Names of the operations, for what is counted.
 const NAMES: [&str; OPERATIONS.len()] = {
@@ -53,29 +54,33 @@ const NAMES: [&str; OPERATIONS.len()] = {
 #[derive(Debug)]
 pub struct Accelerator {
     info: FunctionInfo,
-    pool: Arc<Pool>,
-    tenant: TenantId,
-    outbox: Arc<Outbox>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) tenant: TenantId,
+    pub(super) outbox: Arc<Outbox>,
     operations: Operations,
-    running: bool,
-    shadow: u64,
-    queues: Vec<Queue>,
-    contexts: BTreeMap<u16, Arc<Context>>,
+    pub(super) running: bool,
+    pub(super) shadow: u64,
+    pub(super) queues: Vec<Queue>,
+    pub(super) contexts: Contexts,
+    /// What came with a saved state that is to be restored: what contexts are made of.
+    pub(super) medium: Option<OwnedFd>,
     /// What is before the engines, by number.
-    pending: BTreeMap<u64, Pending>,
+    pub(super) pending: BTreeMap<u64, Pending>,
     next: u64,
     /// Some of those have no memory, because mappings changed.
-    let_go: bool,
+    pub(super) let_go: bool,
     /// The shadow doorbells say that it sleeps.
-    told_asleep: bool,
+    pub(super) told_asleep: bool,
     /// What users before this one have used.
     recorded: Usage,
 }
 
-struct Pending {
-    queue: u16,
-    descriptor: Descriptor,
-    job: Arc<Job>,
+pub(super) struct Pending {
+    pub queue: u16,
+    pub descriptor: Descriptor,
+    pub job: Arc<Job>,
+    /// The contexts that it uses, each with the handle that it had.
+    pub contexts: Vec<(u16, Arc<Context>)>,
     begun: u64,
 }
 
@@ -120,7 +125,7 @@ impl Accelerator {
             class: CLASS_CODE,
             bars: vec![bar],
             msix_vectors: QUEUES,
-            msi_vectors: 0,
+            msi_vectors: QUEUES,
             serial,
         };
         Ok(Accelerator {
@@ -132,13 +137,23 @@ impl Accelerator {
             running: false,
             shadow: 0,
             queues: vec![Queue::default(); usize::from(QUEUES)],
-            contexts: BTreeMap::new(),
+            contexts: Contexts::default(),
+            medium: None,
             pending: BTreeMap::new(),
             next: 0,
             let_go: false,
             told_asleep: false,
             recorded: Usage::default(),
         })
+    }
+
+    /// No engine touches memory on return; operations go on when [`take_up`](Accelerator::take_up) has looked it
+    /// up again.
+    pub(super) fn let_go(&mut self) {
+        for pending in self.pending.values() {
+            pending.job.let_go();
+        }
+        self.let_go = !self.pending.is_empty();
     }
 
     /// Gives up what is before the engines. On return nothing of it touches memory.
@@ -159,7 +174,6 @@ impl Accelerator {
         self.pool.clear(self.tenant);
         drop(self.outbox.take());
         self.contexts.clear();
-        wipe_stack();
         self.queues.fill(Queue::default());
         self.shadow = 0;
         (self.let_go, self.told_asleep) = (false, false);
@@ -218,9 +232,18 @@ impl Accelerator {
         let mut jobs = Vec::new();
         let mut some = false;
         for _ in 0..BATCH.min(MOST.saturating_sub(self.pending.len())) {
-            let Some(descriptor) = self.queues[usize::from(number)].fetch(bus) else { break };
+            let queue = &mut self.queues[usize::from(number)];
+            let Some(descriptor) = queue.peek(bus) else { break };
+            let begun = match waiting::look(bus, queue, &descriptor) {
+                Look::NotYet => break,
+                Look::Over(outcome) => outcome.map(|()| Begun::Over(0)),
+                Look::Begin => {
+                    queue.take();
+                    self.begin(bus, number, &descriptor, 0)
+                }
+            };
             some = true;
-            match self.begin(bus, number, &descriptor) {
+            match begun {
                 Ok(Begun::Job(job)) => jobs.push((job, 0)),
                 Ok(Begun::Over(value)) => {
                     let operation = descriptor.stages[0];
@@ -241,19 +264,29 @@ impl Accelerator {
         some
     }
 
-    fn begin(&mut self, bus: &Bus<'_>, queue: u16, from: &Descriptor) -> Result<Begun, Status> {
+    /// Begins what a descriptor asks for, of which `done` bytes were done in an earlier life.
+    pub(super) fn begin(
+        &mut self,
+        bus: &Bus<'_>,
+        queue: u16,
+        from: &Descriptor,
+        done: usize,
+    ) -> Result<Begun, Status> {
         let plan = check(from)?;
         match plan.operations() {
             [Operation::CreateContext, of] => {
                 return self.create_context(bus, *of, from).map(|n| Begun::Over(n.into()));
             }
             [Operation::DestroyContext] => {
-                let gone = self.contexts.remove(&from.contexts[0]);
-                return gone.map(|_| Begun::Over(0)).ok_or(Status::InvalidContext);
+                let there = self.contexts.destroy(from.contexts[0]);
+                return if there { Ok(Begun::Over(0)) } else { Err(Status::InvalidContext) };
             }
             _ => {}
         }
-        let start = request::start(&plan, from, &self.contexts)?;
+        let start = request::start(&plan, from, &self.contexts, done)?;
+        let used = from.contexts[..plan.operations().len()].iter();
+        let contexts = used.filter_map(|handle| Some((*handle, self.contexts.get(*handle)?)));
+        let contexts = contexts.collect();
         let memory = request::memory(bus.dma, from)?;
         let number = self.next;
         self.next += 1;
@@ -263,10 +296,11 @@ impl Accelerator {
             profile_ns: self.profile_ns(&plan, from),
             start,
             memory,
+            done,
         };
         let job = Arc::new(Job::new(order, self.outbox.clone()));
         let begun = bus.user.ticks();
-        let pending = Pending { queue, descriptor: *from, job: job.clone(), begun };
+        let pending = Pending { queue, descriptor: *from, job: job.clone(), contexts, begun };
         self.pending.insert(number, pending);
         Ok(Begun::Job(job))
     }
@@ -286,25 +320,21 @@ impl Accelerator {
         of: Operation,
         from: &Descriptor,
     ) -> Result<u16, Status> {
-        if from.input_length > CONTEXT {
+        if from.input_length > LARGEST_CONTEXT {
             return Err(Status::InvalidField);
-        }
-        let handle = (1..=CONTEXTS).find(|handle| !self.contexts.contains_key(handle));
-        let handle = handle.ok_or(Status::NoRoom)?;
-        let patterns = |context: &&Arc<Context>| matches!(&***context, Context::Patterns(_));
-        let full = self.contexts.values().filter(patterns).count() >= PATTERNS;
-        if of == Operation::RegexScan && full {
-            return Err(Status::NoRoom);
         }
         let (input, _) = request::memory(bus.dma, from)?;
         let mut data = Zeroizing::new(vec![0; input.len()]);
         input.read(0, &mut data);
-        self.contexts.insert(handle, Arc::new(Context::new(of, &data)?));
-        Ok(handle)
+        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
+        let before = engine_clock();
+        let created = self.contexts.create(of, data);
+        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
+        created
     }
 
     /// An operation has come back from the engines.
-    fn finish(&mut self, bus: &Bus<'_>, finished: Finished) {
+    pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: Finished) {
         let Some(pending) = self.pending.remove(&finished.number) else { return };
         let Finished { status, written, engine_ns, .. } = finished;
         let good = status == Status::Success;
@@ -315,7 +345,7 @@ impl Accelerator {
         self.complete(bus, queue, descriptor.id, status, written as u32, value);
     }
 
-    fn complete(
+    pub(super) fn complete(
         &mut self,
         bus: &Bus<'_>,
         queue: u16,
@@ -367,10 +397,20 @@ impl Accelerator {
         }
     }
 
-    fn interrupt(&mut self, bus: &Bus<'_>) {
-        for queue in &mut self.queues {
+    /// Raises the interrupts of queue pairs with new completions. A driver that stops to poll says so, and looks
+    /// at its ring after that: what was written before is ordered before the look at what it said.
+    pub(super) fn interrupt(&mut self, bus: &Bus<'_>) {
+        if !self.queues.iter().any(|queue| queue.news) {
+            return;
+        }
+        let page = self.shadow(bus);
+        fence(Ordering::SeqCst);
+        for (number, queue) in self.queues.iter_mut().enumerate() {
+            let at = shadow::DOORBELL + number * shadow::STRIDE + shadow::POLLS;
+            let polls = || page.and_then(|page| page.load_u32(at, Ordering::Relaxed)) == Some(1);
             if std::mem::take(&mut queue.news)
                 && let Ok(vector) = u16::try_from(queue.vector)
+                && !polls()
             {
                 bus.irq.trigger(vector);
             }
@@ -379,7 +419,7 @@ impl Accelerator {
 }
 
 /// What became of a descriptor at once.
-enum Begun {
+pub(super) enum Begun {
     /// Engines are to do it.
     Job(Arc<Job>),
     /// It is done, with this as the completion's value.
@@ -446,8 +486,11 @@ impl Function for Accelerator {
             }
         }
         self.interrupt(bus);
+        let waits = self.queues.iter().any(|queue| queue.waits_until.is_some());
         match some {
             true => Work::Done,
+            // What comes into memory rings for nobody.
+            false if waits => Work::Asleep(Some(bus.now_ns + waiting::LOOK_NS)),
             false if page.is_some() || !self.pending.is_empty() => Work::Idle,
             false => Work::Asleep(None),
         }
@@ -460,7 +503,8 @@ impl Function for Accelerator {
         }
         // With as many before the engines as may be, the next one that ends rings.
         let full = self.pending.len() >= MOST;
-        let idle = full || !self.queues.iter().any(Queue::has_work);
+        let wanted = |queue: &Queue| queue.has_work() && queue.waits_until.is_none();
+        let idle = full || !self.queues.iter().any(wanted);
         self.outbox.sleep() && idle
     }
 
@@ -469,10 +513,15 @@ impl Function for Accelerator {
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {
-        for pending in self.pending.values() {
-            pending.job.let_go();
-        }
-        self.let_go = !self.pending.is_empty();
+        self.let_go();
+    }
+
+    fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        self.take_state(bus)
+    }
+
+    fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
+        self.put_state(bus, state)
     }
 }
 

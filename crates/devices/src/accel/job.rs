@@ -85,11 +85,13 @@ pub struct Order {
     pub profile_ns: f64,
     pub start: Start,
     pub memory: (Gather, Gather),
+    /// Bytes of input and of output that were done in an earlier life.
+    pub done: usize,
 }
 
 impl Job {
     pub fn new(order: Order, outbox: Arc<Outbox>) -> Job {
-        let Order { number, kind, profile_ns, start, memory } = order;
+        let Order { number, kind, profile_ns, start, memory, done } = order;
         Job {
             number,
             input_length: memory.0.len(),
@@ -100,8 +102,8 @@ impl Job {
             state: Mutex::new(State {
                 engines: Engines::Waiting(start),
                 memory: Some(memory),
-                read: 0,
-                written: 0,
+                read: done,
+                written: done,
                 engine_ns: 0,
                 waits: false,
             }),
@@ -121,10 +123,10 @@ impl Job {
             state.waits = !matches!(state.engines, Engines::Over);
             return none;
         };
-        let begun = match std::mem::replace(&mut state.engines, Engines::Over) {
+        let (begun, first_turn) = match std::mem::replace(&mut state.engines, Engines::Over) {
             Engines::Over => return none,
-            Engines::Running(pipeline) => Ok(pipeline),
-            Engines::Waiting(start) => start(),
+            Engines::Running(pipeline) => (Ok(pipeline), false),
+            Engines::Waiting(start) => (start(), true),
         };
         let mut pipeline = match begun {
             Ok(pipeline) => pipeline,
@@ -136,8 +138,8 @@ impl Job {
         let end = end.min(self.input_length);
         // Whatever an engine does with what a tenant sent, it harms that operation alone.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut fed_last = self.input_length == 0 || read == self.input_length;
-            if self.input_length == 0 {
+            let mut fed_last = read == self.input_length;
+            if first_turn && fed_last {
                 pipeline.feed(0, true, |_| {});
             }
             loop {
@@ -209,6 +211,11 @@ impl Job {
         let mut state = self.lock();
         state.memory = Some(memory);
         std::mem::take(&mut state.waits).then_some(state.read)
+    }
+
+    /// How many bytes it has put out. It has no memory now, or has ended.
+    pub fn written(&self) -> usize {
+        self.lock().written
     }
 
     /// Whether it has no memory now.

@@ -3,12 +3,14 @@
 //!
 //! * [`class`]: what the rack file says of one.
 //! * [`function`]: a virtual function: registers, doorbells, interrupts. `queue`: a queue pair of it.
-//!   `request`: what a descriptor asks for, checked.
+//!   `request`: what a descriptor asks for, checked. `contexts`: keys and patterns. `waiting`:
+//!   descriptors that wait for something. `saved`: all of it as a value.
 //! * [`pool`]: the engines' threads, and the shaper ([`rackbus_qos`]) that they ask what to do.
 //!   `job`: an operation between the two. `pipeline`: its engines, one behind the other.
 //! * [`engines`]: what is computed. [`profile`]: what that costs here, measured.
 
 pub mod class;
+mod contexts;
 pub mod engines;
 pub mod function;
 mod gather;
@@ -18,6 +20,8 @@ pub mod pool;
 pub mod profile;
 mod queue;
 mod request;
+mod saved;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

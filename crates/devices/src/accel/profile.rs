@@ -34,9 +34,9 @@ const ROUNDS: u32 = 5;
 /// For how long it measures each, at least.
 const SHORT: Duration = Duration::from_micros(300);
 
-/// The operations that tenants can rent: those on contexts are the function's own.
+/// The operations that tenants can rent: those on contexts, and waiting, are the function's own.
 pub fn rentable() -> impl Iterator<Item = Operation> {
-    let managed = [Operation::CreateContext, Operation::DestroyContext];
+    let managed = [Operation::CreateContext, Operation::DestroyContext, Operation::Wait];
     OPERATIONS.into_iter().filter(move |operation| !managed.contains(operation))
 }
 
@@ -136,6 +136,13 @@ fn context(operation: Operation) -> Option<Context> {
         _ => &[7; 32],
     };
     Context::new(operation, &Zeroizing::new(data.to_vec())).ok()
+}
+
+/// A message for `operation` of `size` bytes, or what becomes of so many where it reverses another; nothing where
+/// that fails.
+pub fn sample(operation: Operation, size: usize, content: Content) -> Vec<u8> {
+    let context = context(operation);
+    message(operation, size, content, context.as_ref()).unwrap_or_default()
 }
 
 /// A message for `operation`: what it reverses is done first.

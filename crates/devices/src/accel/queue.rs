@@ -7,12 +7,14 @@ use rackbus_pci::Bus;
 use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Status, queue_state,
 };
+use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
 use super::ENTRIES;
 
 /// The registers of a queue pair, and what follows from them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Queue {
     pub submission: u64,
     pub completion: u64,
@@ -26,10 +28,16 @@ pub struct Queue {
     written: u16,
     read: u16,
     phase: bool,
-    /// Descriptors that were read and are not completed.
+    /// Descriptors that were read and are not completed; another process counts them anew.
+    #[serde(skip)]
     under_way: u16,
     /// Completions were written since the last interrupt.
     pub news: bool,
+    /// The next descriptor waits for something, until then at most, in nanoseconds of the engine's clock.
+    #[serde(skip)]
+    pub waits_until: Option<u64>,
+    /// The number of the status with which the next descriptor ends, for one before it waited in vain.
+    pub in_vain: Option<u16>,
 }
 
 impl Default for Queue {
@@ -47,6 +55,8 @@ impl Default for Queue {
             phase: true,
             under_way: 0,
             news: false,
+            waits_until: None,
+            in_vain: None,
         }
     }
 }
@@ -65,6 +75,29 @@ impl Queue {
             (true, false) => queue_state::ERROR,
         };
         *self = Queue { submission, completion, entries, vector, state, ..Queue::default() };
+    }
+
+    /// Whether a queue pair that was written down can be.
+    pub fn is_possible(&self) -> bool {
+        let Queue { submission, completion, entries, vector, state, .. } = *self;
+        let mut made = Queue { submission, completion, entries, vector, ..Queue::default() };
+        made.enable(true);
+        let fits = made.is_on();
+        match state {
+            queue_state::ON => {
+                let most = entries as u16;
+                fits && [self.head, self.tail, self.written, self.read].iter().all(|at| *at < most)
+            }
+            queue_state::OFF | queue_state::ERROR => true,
+            _ => false,
+        }
+    }
+
+    /// A descriptor that an earlier life read is under way again; false where no more can be.
+    pub fn go_on(&mut self) -> bool {
+        let room = self.is_on() && self.under_way < self.mask();
+        self.under_way += u16::from(room);
+        room
     }
 
     /// Whether it works.
@@ -92,23 +125,25 @@ impl Queue {
         self.is_on() && self.head != self.tail && unread + self.under_way < self.mask()
     }
 
-    /// The next descriptor. Nothing, and an end of the queue pair, where its ring cannot be reached.
-    pub fn fetch(&mut self, bus: &Bus<'_>) -> Option<Descriptor> {
+    /// The next descriptor, which stays in the ring until it is [taken](Queue::take). Nothing, and an end of the
+    /// queue pair, where its ring cannot be reached.
+    pub fn peek(&mut self, bus: &Bus<'_>) -> Option<Descriptor> {
         if !self.has_work() {
             return None;
         }
         let at = self.submission.wrapping_add(u64::from(self.head) * DESCRIPTOR_SIZE as u64);
-        match bus.dma.read_obj(at) {
-            Ok(descriptor) => {
-                self.head = (self.head + 1) & self.mask();
-                self.under_way += 1;
-                Some(descriptor)
-            }
-            Err(_) => {
-                self.state = queue_state::ERROR;
-                None
-            }
+        let read = bus.dma.read_obj(at);
+        if read.is_err() {
+            self.state = queue_state::ERROR;
         }
+        read.ok()
+    }
+
+    /// Takes the descriptor that was looked at.
+    pub fn take(&mut self) {
+        self.head = (self.head + 1) & self.mask();
+        self.under_way += 1;
+        self.waits_until = None;
     }
 
     /// Writes the completion of descriptor `id`.

@@ -1,13 +1,11 @@
 //! What a descriptor asks for: read once, checked, and then only this is used.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use rackbus_memory::{Access, DmaSpace};
-use rackbus_spec::accel::{Descriptor, Operation, SEGMENTS, STAGES, Segment, Status};
+use rackbus_spec::accel::{Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Segment, Status};
 
 use super::LARGEST;
-use super::engines::{self, Context, Request, takes_associated, takes_nonce};
+use super::contexts::Contexts;
+use super::engines::{self, Request, takes_associated, takes_nonce};
 use super::gather::Gather;
 use super::job::Start;
 use super::pipeline::Pipeline;
@@ -24,6 +22,13 @@ impl Plan {
     /// The operations, one at least.
     pub fn operations(&self) -> &[Operation] {
         &self.operations[..self.stages]
+    }
+
+    /// Whether the output is as long as the input at every point, so that the two may be the same memory.
+    pub fn keeps_length(&self) -> bool {
+        let keeps =
+            |operation: &Operation| matches!(operation, Operation::Copy | Operation::Aes256Ctr);
+        self.operations().iter().all(keeps)
     }
 }
 
@@ -42,9 +47,10 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
     }
     let plan = Plan { operations, stages };
     let is_management = |operation: &Operation| {
-        matches!(operation, Operation::CreateContext | Operation::DestroyContext)
+        matches!(operation, Operation::CreateContext | Operation::DestroyContext | Operation::Wait)
     };
     match plan.operations() {
+        [Operation::Wait] => return check_wait(descriptor).map(|()| plan),
         // A context is made for an operation, which the next stage names.
         [Operation::CreateContext, of] if !is_management(of) => {}
         [Operation::DestroyContext] => {}
@@ -69,19 +75,31 @@ pub fn check(descriptor: &Descriptor) -> Result<Plan, Status> {
     Ok(plan)
 }
 
+/// A descriptor that waits: for a word, and not for ever.
+fn check_wait(descriptor: &Descriptor) -> Result<(), Status> {
+    let word = descriptor.input_length == 4
+        && descriptor.input.is_multiple_of(4)
+        && descriptor.input_segments == 0;
+    let nothing = descriptor.output_length == 0 && descriptor.reserved == 0;
+    let in_time = (1..=LONGEST_WAIT).contains(&descriptor.associated);
+    if word && nothing && in_time { Ok(()) } else { Err(Status::InvalidField) }
+}
+
 /// What begins the engines of a checked descriptor. They take memory, so they are begun when one is to
-/// work, and not while operations wait.
+/// work, and not while operations wait. The first `done` bytes were done in an earlier life, where the
+/// pipeline [keeps the length](Plan::keeps_length).
 ///
 /// # Errors
 /// The status that the descriptor ends with: a context that it names is not there.
 pub fn start(
     plan: &Plan,
     descriptor: &Descriptor,
-    contexts: &BTreeMap<u16, Arc<Context>>,
+    contexts: &Contexts,
+    done: usize,
 ) -> Result<Start, Status> {
     let context = |handle: &u16| match handle {
         0 => Ok(None),
-        handle => contexts.get(handle).cloned().map(Some).ok_or(Status::InvalidContext),
+        handle => contexts.get(*handle).map(Some).ok_or(Status::InvalidContext),
     };
     let contexts = descriptor.contexts[..plan.stages].iter().map(context);
     let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
@@ -91,7 +109,7 @@ pub fn start(
         let engines = stages.map(|(nth, (operation, context))| {
             let associated = if nth == 0 { associated } else { 0 };
             let context = context.as_deref();
-            engines::begin(*operation, &Request { nonce, associated, context })
+            engines::begin(*operation, &Request { nonce, associated, context, done })
         });
         Ok(Pipeline::new(engines.collect::<Result<_, _>>()?))
     }))

@@ -1,14 +1,17 @@
 //! The pool under tenants that share it, fail, and go.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::Endpoint;
-use rackbus_pci::endpoint::Region;
+use rackbus_memory::{Access, Event, SharedMemory};
+use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::{Endpoint, Function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, Status, registers as reg,
+    shadow,
 };
 use rackbus_spec::pcie::Command;
 
@@ -18,7 +21,9 @@ use super::job::{Job, Order};
 use super::pipeline::Pipeline;
 use super::pool::Outbox;
 use super::*;
-use crate::class::parse_rack;
+use crate::class::{DeviceConfig, LentTo, parse_rack};
+
+mod saved;
 
 /// An engine that fails as no engine should.
 struct Panics;
@@ -32,7 +37,7 @@ impl Engine for Panics {
 fn job(engine: Box<dyn Engine>, number: u64, outbox: &Arc<Outbox>) -> (Arc<Job>, usize) {
     let start = Box::new(|| Ok(Pipeline::new(vec![engine])));
     let memory = (Gather::default(), Gather::default());
-    let order = Order { number, kind: 3, profile_ns: 1000.0, start, memory };
+    let order = Order { number, kind: 3, profile_ns: 1000.0, start, memory, done: 0 };
     (Arc::new(Job::new(order, outbox.clone())), 0)
 }
 
@@ -128,6 +133,7 @@ fn what_the_rack_file_says_is_read_or_refused_with_its_place() {
         ("functions = 1\nslice = \"1 s\"", "rack.toml:5:9: `slice` is 1 s; it is at most 10000 us"),
         ("functions = 1\nlevel = \"fast\"", "rack.toml:5:9: there is no rate; a service level is"),
         ("functions = 1\nsize = 1", "rack.toml:5:1: unknown key `size`"),
+        ("functions = 1\nprovider = \"sha256\"", "rack.toml:5:12: there is no rate"),
     ] {
         let said = read(keys);
         assert!(said.contains(expected), "{keys:?}\n gives {said}\n not {expected}");
@@ -143,19 +149,79 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
     let [first, second] = [0, 1].map(|number| devices[number].config.clone().unwrap());
     let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
     let model = first.model(&folders).unwrap();
-    let refused = first.set_level(Some("sha256 1000000 Gbit/s")).unwrap_err();
+    let refused = first.set_level(Some("sha256 1000000 Gbit/s"), LentTo::Borrower).unwrap_err();
     let fits = refused.split("; ").nth(1).unwrap().replace(" would fit", "");
     let level = format!("sha256 {fits}");
-    first.set_level(Some(&level)).unwrap();
+    first.set_level(Some(&level), LentTo::Borrower).unwrap();
     drop(model);
     let model = first.model(&folders).unwrap();
     let _other = second.model(&folders).unwrap();
-    second.set_level(Some(&level)).unwrap_err();
+    second.set_level(Some(&level), LentTo::Borrower).unwrap_err();
     // The lease is over, and so is the promise.
-    first.set_level(None).unwrap();
-    second.set_level(Some(&level)).unwrap();
+    first.set_level(None, LentTo::Nobody).unwrap();
+    second.set_level(Some(&level), LentTo::Borrower).unwrap();
     drop(model);
     first.model(&folders).unwrap();
+}
+
+/// Functions of an accelerator with these keys, each with its model, and what of `sha256` fits beside what is promised.
+fn functions(keys: &str) -> (Vec<Arc<dyn DeviceConfig>>, Vec<Box<dyn Function>>) {
+    let rack = format!(
+        "name = \"lab\"\n[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 3\n{keys}"
+    );
+    let (_, devices) = parse_rack("rack.toml", &rack).unwrap();
+    let configs: Vec<_> = devices.iter().map(|device| device.config.clone().unwrap()).collect();
+    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let models = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
+    (configs, models)
+}
+
+const TOO_MUCH: &str = "sha256 1000000 Gbit/s";
+
+fn fits(refused: &str) -> String {
+    format!("sha256 {}", refused.split("; ").nth(1).unwrap().replace(" would fit", ""))
+}
+
+#[test]
+fn a_level_is_changed_while_it_is_used_and_a_refused_one_changes_nothing() {
+    let (configs, _models) = functions("");
+    let [first, second, _] = &configs[..] else { panic!("there are three") };
+    first.set_level(Some("sha256 8 Mbit/s"), LentTo::Borrower).unwrap();
+    let most = fits(&first.change_level(Some(TOO_MUCH)).unwrap_err());
+    assert_eq!(first.level().unwrap(), "sha256 8 Mbit/s message 4 KiB");
+    first.change_level(Some(&most)).unwrap();
+    second.set_level(Some("sha256 80 Mbit/s"), LentTo::Borrower).unwrap_err();
+    first.change_level(Some("sha256 8 Mbit/s")).unwrap();
+    second.set_level(Some("sha256 80 Mbit/s"), LentTo::Borrower).unwrap();
+    first.change_level(None).unwrap();
+    assert_eq!(first.level(), None);
+}
+
+/// The host that has the device does its own work like another tenant, whose level is kept for it.
+#[test]
+fn what_is_kept_for_the_devices_own_host_is_sold_to_nobody() {
+    let own = "crc32c 8 Mbit/s message 4 KiB weight 3";
+    let (configs, models) = functions(&format!("provider = \"{own}\""));
+    let [first, second, third] = &configs[..] else { panic!("there are three") };
+    let most = fits(&first.set_level(Some(TOO_MUCH), LentTo::Borrower).unwrap_err());
+    first.set_level(Some(&most), LentTo::Borrower).unwrap();
+    assert_eq!(second.level(), None);
+    second.set_level(None, LentTo::Owner).unwrap();
+    third.set_level(None, LentTo::Owner).unwrap();
+    assert_eq!((second.level().as_deref(), third.level()), (Some(own), None), "the first has it");
+    // A model that is made anew for the same user has it too, and so has who asked for another level meanwhile.
+    drop(models);
+    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let models: Vec<_> = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
+    assert_eq!(second.level().as_deref(), Some(own));
+    second.change_level(Some(TOO_MUCH)).unwrap_err();
+    second.change_level(Some("crc32c 0 Gbit/s weight 2")).unwrap();
+    third.change_level(None).unwrap();
+    assert_eq!(third.level().as_deref(), Some(own), "it was free");
+    third.set_level(None, LentTo::Nobody).unwrap();
+    second.change_level(None).unwrap();
+    assert_eq!(second.level().as_deref(), Some(own));
+    drop(models);
 }
 
 const IOVA: u64 = 1 << 20;
@@ -312,6 +378,67 @@ fn a_tenant_that_goes_in_the_middle_is_gone_at_once_and_the_next_one_begins_anew
     let mut next = Tenant::new(&pool, 1);
     next.send(Operation::Copy, 4096);
     assert_eq!((next.wait().status, next.seen), (1, 1));
+}
+
+impl Tenant {
+    /// Makes the queue pair anew with completions by `vector`, and the page of shadow doorbells behind the rings.
+    fn remake(&mut self, vector: u32) {
+        self.write(reg::CONTROL, &0u32.to_le_bytes());
+        self.memory.whole().part(SHADOW as usize, shadow::SIZE).unwrap().fill(0);
+        self.write(reg::SHADOW, &(IOVA + SHADOW).to_le_bytes());
+        self.write(reg::CONTROL, &1u32.to_le_bytes());
+        for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
+            self.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
+        }
+        self.write(reg::QUEUE + reg::RING_ENTRIES, &16u32.to_le_bytes());
+        self.write(reg::QUEUE + reg::VECTOR, &vector.to_le_bytes());
+        self.memory.whole().part(RINGS[1] as usize, 16 * COMPLETION_SIZE).unwrap().fill(0);
+        self.write(reg::QUEUE + reg::ENABLE, &1u32.to_le_bytes());
+        (self.sent, self.seen) = (0, 0);
+    }
+
+    /// Sends an operation by the page, and waits for its completion.
+    fn one(&mut self, polls: bool) {
+        let at = SHADOW as usize + shadow::DOORBELL;
+        let page = self.memory.clone();
+        page.whole().store_u32(at + shadow::POLLS, polls.into(), Ordering::Release);
+        page.whole().store_u32(at, self.sent + 1, Ordering::Release);
+        self.send(Operation::Copy, 64);
+        assert_eq!(self.wait().status, 1);
+        page.whole().store_u32(at + 4, self.seen as u32, Ordering::Release);
+    }
+}
+
+/// The page of shadow doorbells.
+const SHADOW: u64 = 0x3000;
+
+/// An interrupt for each completion that the driver has not said that it polls for, by the vector of its queue.
+#[test]
+fn completions_interrupt_whoever_does_not_poll() {
+    let pool = Pool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    let events: Vec<Event> = (0..8).map(|_| Event::new().unwrap()).collect();
+    let wires = events.iter().map(|event| Some(event.as_fd().try_clone_to_owned().unwrap()));
+    tenant.endpoint.set_irqs(IrqChange::WireVectors(0, wires.collect())).unwrap();
+    let rung = |events: &[Event]| events.iter().map(Event::drain).collect::<Vec<_>>();
+    let only = |vector: usize| (0..8).map(|nth| nth == vector).collect::<Vec<_>>();
+    for (vector, polls, expected) in [
+        (3, false, only(3)),
+        (7, false, only(7)),
+        (3, true, only(8)),
+        (u32::MAX, false, only(8)),
+        (8, false, only(8)),
+    ] {
+        tenant.remake(vector);
+        tenant.one(polls);
+        assert_eq!(rung(&events), expected, "vector {vector}, polls: {polls}");
+    }
+    // Who stops to poll gets the next one.
+    tenant.remake(0);
+    for (polls, expected) in [(true, only(8)), (false, only(0)), (true, only(8))] {
+        tenant.one(polls);
+        assert_eq!(rung(&events), expected, "polls: {polls}");
+    }
 }
 
 /// Patterns for which each byte of noise makes a state of the automaton that was not there before.

@@ -119,6 +119,9 @@ pub struct LentState {
     pub function: SavedState,
     /// The conversation with its user.
     pub conversation: Option<u32>,
+    /// The service level that its borrower was promised. Programs that know none go on where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
 }
 
 /// A function that was saved, with the numbers of its descriptors.
@@ -159,13 +162,14 @@ impl SavedState {
 }
 
 impl LentState {
-    /// A function that was saved, and the conversation with its user.
+    /// A function that was saved, the conversation with its user, and what its borrower was promised.
     ///
     /// # Errors
     /// When it cannot be passed on.
     pub fn new(
         saved: &SavedSession,
         stream: Option<Arc<dyn Stream>>,
+        level: Option<String>,
         parcel: &mut Parcel,
     ) -> Result<LentState, HandOverError> {
         let conversation = match &stream {
@@ -175,7 +179,7 @@ impl LentState {
             }
             None => None,
         };
-        Ok(LentState { function: SavedState::new(saved, parcel)?, conversation })
+        Ok(LentState { function: SavedState::new(saved, parcel)?, conversation, level })
     }
 }
 

@@ -84,7 +84,8 @@ impl LentFunctions {
                 }
             };
             drop(state);
-            let stated = LentState::new(&saved, attached.map(|(stream, _)| stream), parcel);
+            let (stream, level) = (attached.map(|(stream, _)| stream), lent.promised().clone());
+            let stated = LentState::new(&saved, stream, level, parcel);
             all.saved.push((lent.clone(), saved));
             all.states.insert(name.clone(), stated?);
         }
@@ -145,7 +146,7 @@ impl LentFunctions {
         descriptors: &mut Descriptors,
         link: &dyn Link,
     ) -> std::io::Result<Option<ResumedSession>> {
-        let LentState { function, conversation } = state;
+        let LentState { function, conversation, level } = state;
         let saved = function.take(descriptors)?;
         let user = match conversation {
             Some(number) => {
@@ -155,6 +156,13 @@ impl LentFunctions {
         };
         let stream = user.as_ref().map(|(_, stream)| stream.clone());
         let resumed = lent.lendable.resume(saved, user)?;
+        if level.is_some() {
+            // Who has the function keeps it, with a share of what is left if the promise cannot be kept.
+            if let Err(reason) = lent.lendable.set_level(level.as_deref()) {
+                tracing::error!(device = lent.name, reason, "what was promised is not kept");
+            }
+            *lent.promised() = level;
+        }
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
             lent.lock().session = Some(Session { stream: stream.clone(), at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();

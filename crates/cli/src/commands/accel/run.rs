@@ -17,6 +17,9 @@ use crate::output::{Failure, Output};
 /// Send a message from standard input through an accelerator that was borrowed, and write what comes
 /// out to standard output.
 ///
+/// In a VM the accelerator is a PCI function of that machine; it is bound to vfio-pci, or to no driver (the
+/// book says how, in "Renting accelerators").
+///
 /// OPERATION is one, or several with `+` between them, which are done one after the other in the
 /// accelerator: `zstd+aes256gcm`. aes256gcm puts the nonce that it draws before its output, and
 /// aes256gcm-open takes it from there.
@@ -28,17 +31,21 @@ use crate::output::{Failure, Output};
   rackbus accel run aes256gcm-open --key key <out
   rackbus accel run zstd+aes256gcm --key key <in >small
   rackbus accel run sha256 <in
-  rackbus accel run regex --patterns words.txt <in      pattern and place of each match")]
+  rackbus accel run regex --patterns words.txt <in      pattern and place of each match
+  rackbus accel run sha256 --device 01:00.0 <in         in a VM that has several")]
 pub struct Args {
     /// The operation, `aes256gcm`, or several joined by `+`; one that there is not is answered with those there are.
     #[arg(value_name = "OPERATION")]
     operations: String,
     /// The lease of the accelerator; without it, the only one there is.
-    #[arg(long, value_name = "LEASE")]
+    #[arg(long, value_name = "LEASE", group = "which")]
     lease: Option<u64>,
     /// The vfio-user socket of the accelerator, instead of a lease.
-    #[arg(long, value_name = "PATH", conflicts_with = "lease")]
+    #[arg(long, value_name = "PATH", group = "which")]
     socket: Option<PathBuf>,
+    /// The PCI address of an accelerator that this machine has, in a VM: 01:00.0.
+    #[arg(long, value_name = "ADDRESS", group = "which")]
+    device: Option<String>,
     /// A file with the key: 32 bytes.
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -56,13 +63,34 @@ pub struct Args {
 /// Bytes of a nonce before a sealed message.
 const NONCE: usize = 12;
 
+/// Where an accelerator is.
+enum Place {
+    Socket(PathBuf),
+    /// A PCI address of this machine's.
+    Machine(String),
+}
+
+impl Place {
+    fn open(&self) -> Result<Accel, Failure> {
+        // One message at a time: more than one is not under way.
+        let options = Options { depth: 1, ..Options::default() };
+        let (opened, remedy) = match self {
+            Place::Socket(socket) => {
+                (Accel::open(socket, Duration::from_secs(10), options), "borrow it anew")
+            }
+            Place::Machine(address) => (
+                Accel::open_pci(address, options),
+                "see \"In a guest\" in the chapter about renting accelerators",
+            ),
+        };
+        opened.map_err(|error| Failure::new(error.to_string(), remedy))
+    }
+}
+
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let operations = self.operations()?;
-        let socket = match &self.socket {
-            Some(socket) => socket.clone(),
-            None => PathBuf::from(self.lease(common).await?.socket.unwrap_or_default()),
-        };
+        let place = self.place(common).await?;
         let mut input = Vec::new();
         let read = std::io::stdin().lock().read_to_end(&mut input);
         read.map_err(|cause| Failure::new(format!("standard input: {cause}"), "try again"))?;
@@ -83,14 +111,38 @@ impl Args {
         } else if operations.contains(&Operation::Aes256Ctr) {
             nonce = counter(self.counter.as_deref())?;
         }
-        let mut accel = Accel::open(&socket, Duration::from_secs(10), Options::default());
-        let accel =
-            accel.as_mut().map_err(|error| Failure::new(error.to_string(), "borrow it anew"))?;
+        let mut accel = place.open()?;
+        let accel = &mut accel;
         let stages = operations.iter().map(|operation| self.stage(accel, *operation));
         let stages = stages.collect::<Result<Vec<_>, Failure>>()?;
         let work = Work { stages: &stages, nonce, associated: 0 };
         let result = accel.run(&work, &input, accel.info().largest as usize).map_err(failed)?;
         self.show(output, *operations.last().unwrap_or(&Operation::Copy), prefix, result)
+    }
+
+    /// Where the accelerator is. A machine that has one uses that: it is in a VM.
+    async fn place(&self, common: &Common) -> Result<Place, Failure> {
+        if let Some(socket) = &self.socket {
+            return Ok(Place::Socket(socket.clone()));
+        }
+        if let Some(address) = &self.device {
+            return Ok(Place::Machine(address.clone()));
+        }
+        let mut own = match self.lease {
+            None => Accel::find().map_err(failed)?,
+            Some(_) => Vec::new(),
+        };
+        match (own.len(), own.pop()) {
+            (0, _) => {
+                let socket = self.lease(common).await?.socket;
+                Ok(Place::Socket(socket.unwrap_or_default().into()))
+            }
+            (1, Some(address)) => Ok(Place::Machine(address)),
+            _ => {
+                let remedy = "say which with --device; `lspci -d 1234:7261` lists them";
+                Err(Failure::usage("this machine has several accelerators", remedy))
+            }
+        }
     }
 
     fn operations(&self) -> Result<Vec<Operation>, Failure> {

@@ -2,7 +2,7 @@
 //! done in pieces.
 
 use aes::Aes256;
-use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher};
+use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher, StreamCipherSeek};
 use ctr::{Ctr32BE, Ctr128BE};
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
@@ -26,7 +26,9 @@ pub struct Counter(Ctr128BE<Aes256>);
 impl Counter {
     pub fn new(request: &Request<'_>) -> Result<Counter, Status> {
         let cipher = ctr::CtrCore::inner_iv_init(key(request)?.clone(), &request.nonce.into());
-        Ok(Counter(Ctr128BE::from_core(cipher)))
+        let mut cipher = Ctr128BE::from_core(cipher);
+        cipher.try_seek(request.done as u64).map_err(|_| Status::InvalidField)?;
+        Ok(Counter(cipher))
     }
 }
 

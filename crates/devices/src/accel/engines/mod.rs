@@ -56,6 +56,8 @@ pub struct Request<'a> {
     pub associated: u32,
     /// The context that the descriptor names.
     pub context: Option<&'a Context>,
+    /// Bytes of the message that were done before, by an engine whose output is as long as its input.
+    pub done: usize,
 }
 
 /// Begins `operation`.
@@ -67,7 +69,7 @@ pub fn begin(operation: Operation, request: &Request<'_>) -> Result<Box<dyn Engi
         return Err(Status::InvalidField);
     }
     Ok(match operation {
-        Operation::CreateContext | Operation::DestroyContext => {
+        Operation::CreateContext | Operation::DestroyContext | Operation::Wait => {
             return Err(Status::InvalidOperation);
         }
         Operation::Copy => Box::new(copy::Copy),

@@ -56,7 +56,7 @@ fn results_are_those_that_were_published() {
     let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
     let key = context(Operation::Aes256Ctr, &key);
     let nonce = bytes("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff").try_into().unwrap();
-    let request = Request { nonce, context: Some(&key), associated: 0 };
+    let request = Request { nonce, context: Some(&key), associated: 0, ..Request::default() };
     let plain = bytes("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
     let expected = bytes("601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5");
     assert_eq!(whole(Operation::Aes256Ctr, &request, &plain).unwrap(), expected);
@@ -66,7 +66,7 @@ fn results_are_those_that_were_published() {
     let key = context(Operation::Aes256GcmSeal, &key);
     let mut nonce = [0; 16];
     nonce[..12].copy_from_slice(&bytes("cafebabefacedbaddecaf888"));
-    let request = Request { nonce, context: Some(&key), associated: 20 };
+    let request = Request { nonce, context: Some(&key), associated: 20, ..Request::default() };
     let associated = bytes("feedfacedeadbeeffeedfacedeadbeefabaddad2");
     let plain = bytes(
         "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72\
@@ -113,33 +113,103 @@ fn results_are_those_that_were_published() {
     assert_eq!(whole(Operation::Inflate, &none, &bytes("010300fcff616263")).unwrap(), b"abc");
 }
 
+/// What a program of this machine puts out for `input`; nothing where there is no such program.
+fn through(program: &str, args: &[&str], input: &[u8]) -> Option<Vec<u8>> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut child) = command.spawn() else {
+        println!("{program} is not there");
+        return None;
+    };
+    let mut stdin = child.stdin.take().unwrap();
+    std::thread::scope(|scope| {
+        // One that reads nothing ends with an error, which is looked at below.
+        scope.spawn(move || drop(stdin.write_all(input)));
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{program} {args:?}: {}", output.status);
+        Some(output.stdout)
+    })
+}
+
+fn message() -> Vec<u8> {
+    (0..300_000u32).flat_map(|n| (n / 7).to_le_bytes()).collect()
+}
+
 /// Where this machine has the libraries' programs.
 #[test]
-fn other_programs_read_what_is_put_out() {
-    let message: Vec<u8> = (0..300_000u32).flat_map(|n| (n / 7).to_le_bytes()).collect();
-    let none = Request::default();
-    for (operation, back, program, args) in [
-        (Operation::ZstdCompress, Operation::ZstdDecompress, "zstd", ["-q", "-c"]),
-        (Operation::Lz4Compress, Operation::Lz4Decompress, "lz4", ["-q", "-c"]),
+fn other_programs_read_what_is_put_out_and_the_reverse() {
+    let (message, none) = (message(), Request::default());
+    for (operation, back, program) in [
+        (Operation::ZstdCompress, Operation::ZstdDecompress, "zstd"),
+        (Operation::Lz4Compress, Operation::Lz4Decompress, "lz4"),
     ] {
-        let through = |more: &str, input: &[u8]| {
-            let mut command = Command::new(program);
-            command.args(args).arg(more).stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = command.spawn().ok()?;
-            let mut stdin = child.stdin.take().unwrap();
-            std::thread::scope(|scope| {
-                scope.spawn(move || stdin.write_all(input).unwrap());
-                Some(child.wait_with_output().unwrap().stdout)
-            })
-        };
         let out = whole(operation, &none, &message).unwrap();
-        let Some(again) = through("-d", &out) else {
-            println!("{program} is not there");
-            continue;
-        };
+        let Some(again) = through(program, &["-q", "-c", "-d"], &out) else { continue };
         assert!(again == message, "{program}: {} bytes", again.len());
-        let theirs = through("-1", &message).unwrap();
+        let theirs = through(program, &["-q", "-c", "-1"], &message).unwrap();
         assert!(whole(back, &none, &theirs).unwrap() == message, "{program}");
+    }
+}
+
+/// gzip's format is a head (RFC 1952), raw deflate, a checksum and the length.
+#[test]
+fn gzip_reads_what_deflate_puts_out_and_the_reverse() {
+    const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let (message, none) = (message(), Request::default());
+    let mut sum = flate2::Crc::new();
+    sum.update(&message);
+    let mut file = HEAD.to_vec();
+    file.extend(whole(Operation::Deflate, &none, &message).unwrap());
+    file.extend(sum.sum().to_le_bytes());
+    file.extend(sum.amount().to_le_bytes());
+    let Some(again) = through("gzip", &["-d", "-c"], &file) else { return };
+    assert!(again == message, "{} bytes", again.len());
+    let theirs = through("gzip", &["-n", "-c"], &message).unwrap();
+    let deflated = &theirs[HEAD.len()..theirs.len() - 8];
+    assert!(whole(Operation::Inflate, &none, deflated).unwrap() == message);
+}
+
+#[test]
+fn other_programs_compute_the_same_digests() {
+    let (message, none) = (message(), Request::default());
+    for (operation, program, args) in [
+        (Operation::Sha256, "sha256sum", &[][..]),
+        (Operation::Sha256, "openssl", &["dgst", "-sha256", "-r"]),
+        (Operation::Sha3_512, "openssl", &["dgst", "-sha3-512", "-r"]),
+        (Operation::Blake3, "b3sum", &[]),
+    ] {
+        for message in [&message[..], &message[..1], b""] {
+            let Some(said) = through(program, args, message) else { continue };
+            let hex: String = whole(operation, &none, message)
+                .unwrap()
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
+            let said = String::from_utf8(said).unwrap();
+            assert_eq!(said.split_whitespace().next(), Some(&*hex), "{program} {args:?}");
+        }
+    }
+}
+
+/// GCM is not among what openssl's command does; counter mode is what it is made of.
+#[test]
+fn openssl_encrypts_the_same_in_counter_mode() {
+    let message = message();
+    let key = context(Operation::Aes256Ctr, &[0xa5; 32]);
+    // The counter runs over its last 64 bits, and over all of them.
+    for nonce in
+        [[0; 16], [0xff; 16], [0, 0, 0, 0, 0, 0, 0, 1, 255, 255, 255, 255, 255, 255, 255, 254]]
+    {
+        let request = Request { nonce, context: Some(&key), ..Request::default() };
+        let hex: String = nonce.iter().map(|byte| format!("{byte:02x}")).collect();
+        let args = ["enc", "-aes-256-ctr", "-nosalt", "-K", &"a5".repeat(32), "-iv", &hex];
+        let Some(theirs) = through("openssl", &args, &message) else { return };
+        assert!(whole(Operation::Aes256Ctr, &request, &message).unwrap() == theirs, "{hex}");
+        // And from a place in the middle, as an operation goes on that was done in part.
+        for done in [1, 16, 1000, 65_535] {
+            let rest = whole(Operation::Aes256Ctr, &Request { done, ..request }, &message[done..]);
+            assert!(rest.unwrap() == theirs[done..], "{hex} from {done}");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The registers of a function, by four bytes.
 
-use rackbus_spec::accel::{queue_state, registers as reg};
+use rackbus_spec::accel::{Operation, queue_state, registers as reg};
 
 use super::super::profile::rentable;
 use super::super::{CONTEXTS, ENTRIES, LARGEST, QUEUES};
@@ -17,7 +17,8 @@ impl Accelerator {
     /// Four bytes of the registers.
     pub(super) fn read4(&self, offset: u64) -> u32 {
         let half = |value: u64, at: u64| (value >> (8 * (offset - at))) as u32;
-        let operations = rentable().fold(0u64, |bits, operation| bits | 1 << operation as u8);
+        let operations = rentable().chain([Operation::Wait]);
+        let operations = operations.fold(0u64, |bits, operation| bits | 1 << operation as u8);
         match offset {
             reg::MAGIC => reg::MAGIC_VALUE,
             reg::VERSION => reg::VERSION_VALUE,

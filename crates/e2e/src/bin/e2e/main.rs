@@ -5,12 +5,14 @@
 //! Usage: `e2e DIR [SCENARIO]...`; without names all scenarios run, in order. The guests boot once
 //! and are shared; a scenario leaves them as it found them.
 
+mod accelerators;
 mod crashes;
 mod cycles;
 mod firmware;
 mod guests;
 mod peers;
 mod restarts;
+mod segments;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,13 +37,16 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 21] = [
+const SCENARIOS: [Scenario; 24] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("a strict borrower's guest uses the same drive", guests::strict_isolation),
     ("a program in a guest maps borrowed memory", guests::memory),
     ("a guest's drive reaches the BARs of its other functions", peers::to_each_other),
+    ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
+    ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
+    ("programs in two guests share memory with each other and with a host", segments::in_guests),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),

@@ -1,0 +1,143 @@
+//! A drive of another machine: what the link between machines costs over the bare exchange of the same bytes.
+//!
+//! The lender's engine is a thread, and the driver with its front another one, joined by the link over the
+//! loopback. The bare exchanges are two such threads with nothing but a socket, or TLS of the same library on one.
+
+mod bare;
+
+use std::path::PathBuf;
+use std::sync::{Arc, RwLock, mpsc};
+use std::time::Duration;
+
+use rackbus_devices::nvme::{BackingConfig, Nvme};
+use rackbus_devices::{Lost, class};
+use rackbus_driver::{Drive, Local, Options};
+use rackbus_identity::{Authority, Subject};
+use rackbus_link::tcp::TcpLink;
+use rackbus_link::{Connect, Conversation, Hello, Link, Listener, Medium, Service, VERSION};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::{Engine, MediumAccess};
+
+use crate::lent::{self, config};
+use crate::machine::{Regime, wait_quiet};
+use crate::nvme::{DATA, Load};
+use crate::report::Case;
+use crate::{BenchError, Report};
+
+/// How long and how often the cases of this area are measured.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Pairs of runs for each case.
+    pub runs: usize,
+    /// How long each run takes.
+    pub time: Duration,
+    /// Where certificates go.
+    pub dir: PathBuf,
+    /// Only cases whose name contains this.
+    pub only: String,
+    /// How long to wait for the machine to become quiet.
+    pub patience: Duration,
+}
+
+/// What is done, as it is named; and whether its figure is how long one takes, in microseconds, or how many
+/// thousands there are in a second.
+const CASES: [(&str, Load, bool); 3] = [
+    ("4k read qd1", Load::new(4096, 1, false, true), true),
+    ("4k read qd32", Load::new(4096, 32, false, true), false),
+    ("128k read qd8", Load::new(128 << 10, 8, false, false), false),
+];
+
+fn failed(error: impl std::fmt::Display) -> BenchError {
+    BenchError::Peer(error.to_string())
+}
+
+/// The link of a host that listens at `listen`.
+fn link(authority: &Authority, host: &str, listen: &str) -> Result<TcpLink, BenchError> {
+    let credentials = authority.issue(&Subject::Node(host.to_owned())).map_err(failed)?;
+    Ok(TcpLink::new("bench", listen, listen, Arc::new(RwLock::new(credentials))))
+}
+
+/// Lends a drive in memory to the first who connects, for as long as it is there.
+fn lend(listener: &dyn Listener) -> Result<(), BenchError> {
+    let caller = listener.accept().map_err(failed)?;
+    let incoming = caller.hear().ok_or_else(|| failed("nobody was let in"))?;
+    let model = Nvme::new(&config(BackingConfig::Memory)).map_err(failed)?;
+    let engine = Engine::start("nvme0", Box::new(model), EngineOptions::default());
+    let engine = engine.map_err(failed)?;
+    let carrier = incoming.stream.carrier();
+    let offer = engine.handle().call(|endpoint| endpoint.serve_medium(carrier));
+    let offer = offer.map_err(failed)?.map_err(failed)?;
+    let stream = incoming.accept().map_err(failed)?;
+    let (class, description) = (offer.class.to_owned(), offer.description);
+    Medium { class, description }.send(&*stream, &[]).map_err(failed)?;
+    stream.wait_closed();
+    Ok(())
+}
+
+/// A drive of alpha's, in the hands of a driver on beta.
+struct Borrowed {
+    drive: Drive,
+    _stream: Arc<dyn Conversation>,
+}
+
+impl Borrowed {
+    fn new(authority: &Authority) -> Result<Borrowed, BenchError> {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+        let place = free.local_addr().map_err(failed)?.to_string();
+        drop(free);
+        let alpha = link(authority, "alpha", &place)?;
+        let beta = link(authority, "beta", "127.0.0.1:0")?;
+        let listener = alpha.listen("alpha").map_err(failed)?;
+        let (failure, failures) = mpsc::channel();
+        std::thread::spawn(move || {
+            if let Err(error) = lend(&*listener) {
+                let _ = failure.send(error);
+            }
+        });
+        let service = Service::Medium { device: "nvme0".to_owned(), lease: 1, epoch: 1 };
+        let (from, to) = ("beta".to_owned(), "alpha".to_owned());
+        let hello = Hello { version: VERSION, rack: "bench".to_owned(), from, to, service };
+        let connected = beta.connect(&alpha.address("alpha"), &hello).and_then(|stream| {
+            let (medium, _) = Medium::receive(&*stream, "alpha")?;
+            Ok((stream, medium))
+        });
+        let (stream, medium) =
+            connected.map_err(|error| failures.try_recv().unwrap_or_else(|_| failed(error)))?;
+        let carrier = stream.carrier().ok_or_else(|| failed("the link carries nothing"))?;
+        let access = MediumAccess::Carried(carrier);
+        let front = class::front(&medium.class, &medium.description, access, Lost::new(|| {}));
+        let device = Box::new(Local::new(front.map_err(failed)?));
+        let drive = Drive::with_device(device, Options { depth: 32, data: DATA })?;
+        Ok(Borrowed { drive, _stream: stream })
+    }
+}
+
+/// Runs all cases and adds their rows to `report`.
+///
+/// # Errors
+/// When rackbus itself fails.
+pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<(), BenchError> {
+    std::fs::create_dir_all(&settings.dir).map_err(BenchError::io("making the work directory"))?;
+    let load = wait_quiet(0.5, settings.patience);
+    let (name, runs) = (regime.name(), settings.runs);
+    report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
+    let authority = Authority::open(&settings.dir, "bench").map_err(failed)?;
+    let mut borrowed = Borrowed::new(&authority)?;
+    for (case, load, is_latency) in CASES {
+        if !case.contains(&settings.only) {
+            continue;
+        }
+        let (unit, time) = (if is_latency { "us" } else { "kIOPS" }, settings.time);
+        let figure = |rate: f64| if is_latency { 1e6 / rate } else { rate / 1e3 };
+        for (peer_name, over_tls) in [("the bytes over TLS", true), ("the bytes over TCP", false)] {
+            let case = Case { area: "machines", case, peer_name, unit, runs };
+            report.compare(
+                case,
+                || Ok(figure(lent::run_anywhere(&mut borrowed.drive, &load, time)?)),
+                || Ok(figure(bare::run(&authority, &load, over_tls, time)?)),
+                |ours, peer| ours / peer,
+            )?;
+        }
+    }
+    Ok(())
+}

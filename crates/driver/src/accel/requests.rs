@@ -1,0 +1,170 @@
+//! Whole requests: descriptors for them, messages through the memory for data, contexts.
+
+use std::time::Duration;
+
+use rackbus_spec::accel::{
+    Completion, Condition, Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Status,
+};
+use zerocopy::transmute;
+
+use super::layout::CONTEXT;
+use super::{Accel, AccelError, Span, Work, layout};
+
+impl Accel {
+    /// A descriptor for `work` on data at offset `input` with room for output at offset `output`.
+    ///
+    /// # Errors
+    /// As [`span`](Accel::span).
+    pub fn describe(
+        &self,
+        work: &Work<'_>,
+        (input, input_length): (usize, usize),
+        (output, output_length): (usize, usize),
+    ) -> Result<Descriptor, AccelError> {
+        let (input, output) = (self.span(input, input_length)?, self.span(output, output_length)?);
+        Accel::describe_spans(work, input, output)
+    }
+
+    /// A descriptor for `work` on a message, with room for its output.
+    ///
+    /// # Errors
+    /// When there are too many operations.
+    pub fn describe_spans(
+        work: &Work<'_>,
+        input: Span,
+        output: Span,
+    ) -> Result<Descriptor, AccelError> {
+        if work.stages.len() > STAGES {
+            return Err(AccelError::Request("a pipeline has 1 to 4 stages"));
+        }
+        let mut descriptor = Descriptor {
+            associated: work.associated,
+            input: input.address,
+            input_segments: input.segments,
+            input_length: input.length,
+            output: output.address,
+            output_segments: output.segments,
+            output_length: output.length,
+            nonce: work.nonce,
+            ..Descriptor::default()
+        };
+        for (nth, (operation, context)) in work.stages.iter().enumerate() {
+            (descriptor.stages[nth], descriptor.contexts[nth]) = (*operation as u8, *context);
+        }
+        Ok(descriptor)
+    }
+
+    /// A descriptor that waits, for up to `limit` (a minute at most), until the word at `address` is as `condition`
+    /// says. What is behind it in the queue is not begun before; the next one ends with it when it is in vain.
+    pub fn describe_wait(address: u64, condition: Condition, limit: Duration) -> Descriptor {
+        let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+        Descriptor {
+            stages: [Operation::Wait as u8, 0, 0, 0],
+            input: address,
+            input_length: 4,
+            associated: limit.clamp(1, LONGEST_WAIT),
+            nonce: transmute!(condition),
+            ..Descriptor::default()
+        }
+    }
+
+    /// Does `work` on `input` and waits for it. `room` is how many bytes may come out.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn run(
+        &mut self,
+        work: &Work<'_>,
+        input: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, AccelError> {
+        let output = input.len().next_multiple_of(64);
+        let spans = (self.message(false, 0, input.len())?, self.message(true, output, room)?);
+        let descriptor = Accel::describe_spans(work, spans.0, spans.1)?;
+        if let Some(to) = self.data(0, input.len()) {
+            to.copy_from(input);
+        }
+        let completion = self.finish(work, &descriptor);
+        let written = completion.as_ref().map_or(0, |completion| completion.output as usize);
+        let mut result = vec![0; written.min(room)];
+        if let Some(from) = self.data(output, result.len()) {
+            from.copy_to(&mut result);
+        }
+        // No message stays in memory that is used again, also of one that failed.
+        let out = if completion.is_ok() { result.len() } else { room };
+        for (at, length) in [(0, input.len()), (output, out)] {
+            if let Some(used) = self.data(at, length) {
+                used.fill(0);
+            }
+        }
+        completion.map(|_| result)
+    }
+
+    /// A range of the memory for data, in however many pieces it is; one input and one output at a time.
+    fn message(&self, output: bool, offset: usize, length: usize) -> Result<Span, AccelError> {
+        let at = self.data_offset(offset, length)?;
+        match self.addresses.at(at) {
+            Some((_, run)) if run < length => {
+                let list = self.layout.list(output);
+                layout::list(
+                    &self.memory,
+                    &self.addresses,
+                    (list, SEGMENTS),
+                    [(at, length)].into_iter(),
+                )
+            }
+            _ => layout::span(&self.addresses, at, length),
+        }
+    }
+
+    /// Keeps a key, or patterns, for `operation`; its handle.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn create_context(&mut self, operation: Operation, data: &[u8]) -> Result<u16, AccelError> {
+        let stages = [(Operation::CreateContext, 0), (operation, 0)];
+        let work = Work { stages: &stages, ..Work::default() };
+        let at = self.layout.context;
+        let room =
+            if data.len() <= CONTEXT { self.memory.whole().part(at, data.len()) } else { None };
+        let room = room.ok_or(AccelError::Request("a context is made of up to 16 KiB"))?;
+        room.copy_from(data);
+        let input = layout::span(&self.addresses, at, data.len())?;
+        let none = Span { address: 0, segments: 0, length: 0 };
+        let descriptor = Accel::describe_spans(&work, input, none)?;
+        let completion = self.finish(&work, &descriptor);
+        if let Some(used) = self.memory.whole().part(at, data.len()) {
+            used.fill(0);
+        }
+        u16::try_from(completion?.value)
+            .map_err(|_| AccelError::Unsupported("it answered with a handle that is none"))
+    }
+
+    /// Wipes a context.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn destroy_context(&mut self, handle: u16) -> Result<(), AccelError> {
+        let stages = [(Operation::DestroyContext, handle)];
+        let work = Work { stages: &stages, ..Work::default() };
+        let descriptor = self.describe(&work, (0, 0), (0, 0))?;
+        self.finish(&work, &descriptor).map(drop)
+    }
+
+    fn finish(&mut self, work: &Work<'_>, from: &Descriptor) -> Result<Completion, AccelError> {
+        if self.under_way(0) > 0 {
+            return Err(AccelError::Request("the queue has other descriptors under way"));
+        }
+        self.push(0, from)?;
+        self.ring(0)?;
+        let completion = self.wait(0)?;
+        match Status::from_number(completion.status) {
+            Some(Status::Success) => Ok(completion),
+            Some(status) => {
+                let operation = work.stages.first().map_or("nothing", |stage| stage.0.name());
+                Err(AccelError::Operation { operation, status })
+            }
+            None => Err(AccelError::Unsupported("it answered with a status that is none")),
+        }
+    }
+}

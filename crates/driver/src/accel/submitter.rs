@@ -1,0 +1,218 @@
+//! Many requests under way, each with data in several places: lists, identifiers and what a request is known
+//! by are kept here.
+
+use std::time::Duration;
+
+use rackbus_memory::DmaSlice;
+use rackbus_spec::accel::{Completion, Operation, SEGMENTS, Segment, Status};
+
+use super::{Accel, AccelError, AccelInfo, Options, Span, Work};
+
+/// A function in use, by requests.
+#[derive(Debug)]
+pub struct Submitter {
+    accel: Accel,
+    queues: Vec<Slots>,
+    /// Bytes of memory for data; the lists are behind them.
+    data: usize,
+    /// Segments of a list at most.
+    segments: usize,
+}
+
+/// The requests of a queue.
+#[derive(Debug)]
+struct Slots {
+    /// Identifiers that are free.
+    free: Vec<u16>,
+    /// What the requests under way are known by.
+    tokens: Vec<Option<u64>>,
+}
+
+/// A request that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// What it is known by.
+    pub token: u64,
+    /// How it ended.
+    pub status: Status,
+    /// Bytes of output.
+    pub output: u32,
+    /// Engine time that it took, in nanoseconds.
+    pub engine_ns: u32,
+}
+
+impl Submitter {
+    /// Brings up a function that `start` opens; a message is in `segments` places at most, 1 to 256.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn start(
+        options: Options,
+        segments: u16,
+        start: impl FnOnce(Options) -> Result<Accel, AccelError>,
+    ) -> Result<Submitter, AccelError> {
+        let segments = usize::from(segments);
+        if !(1..=SEGMENTS).contains(&segments) {
+            return Err(AccelError::Request("a message is in 1 to 256 segments"));
+        }
+        // A power of two, so that none is across the boundary of a page.
+        let segments = segments.next_power_of_two();
+        let data = options.data.max(1).next_multiple_of(4096);
+        let slots = usize::from(options.queues) * usize::from(options.depth);
+        let lists = slots * 2 * segments * size_of::<Segment>();
+        let accel = start(Options { data: data + lists, ..options })?;
+        let queue = |_| Slots {
+            free: (0..options.depth).rev().collect(),
+            tokens: vec![None; usize::from(options.depth)],
+        };
+        Ok(Submitter { accel, queues: (0..options.queues).map(queue).collect(), data, segments })
+    }
+
+    /// What the function says of itself.
+    pub fn info(&self) -> &AccelInfo {
+        self.accel.info()
+    }
+
+    /// Bytes of memory for data.
+    pub fn data_size(&self) -> usize {
+        self.data
+    }
+
+    /// The memory for data: `length` bytes from `offset` on.
+    pub fn data(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
+        let end = offset.checked_add(length)?;
+        if end <= self.data { self.accel.data(offset, length) } else { None }
+    }
+
+    /// Puts a request into a queue: `work` on the ranges (offset and length each) of `input`, one after the
+    /// other, into those of `output`. The function sees it after [`ring`](Submitter::ring).
+    ///
+    /// # Errors
+    /// [`AccelError::Full`], and when the request is not one that can be made.
+    pub fn submit(
+        &mut self,
+        queue: usize,
+        work: &Work<'_>,
+        (input, output): (&[(usize, usize)], &[(usize, usize)]),
+        token: u64,
+    ) -> Result<(), AccelError> {
+        let no_queue = AccelError::Request("there is no such queue");
+        let Some(slots) = self.queues.get(queue) else { return Err(no_queue) };
+        let Some(id) = slots.free.last().copied() else { return Err(AccelError::Full) };
+        let slot = queue * slots.tokens.len() + usize::from(id);
+        let input = self.message(2 * slot, input)?;
+        let output = self.message(2 * slot + 1, output)?;
+        let mut descriptor = Accel::describe_spans(work, input, output)?;
+        descriptor.id = id;
+        self.accel.push(queue, &descriptor)?;
+        let slots = &mut self.queues[queue];
+        slots.free.pop();
+        slots.tokens[usize::from(id)] = Some(token);
+        Ok(())
+    }
+
+    /// A message, with its list in list number `nth` where it needs one.
+    fn message(&self, nth: usize, ranges: &[(usize, usize)]) -> Result<Span, AccelError> {
+        for (offset, length) in ranges {
+            if offset.checked_add(*length).is_none_or(|end| end > self.data) {
+                return Err(AccelError::Request("a message is not in the memory for data"));
+            }
+        }
+        if ranges.iter().all(|(_, length)| *length == 0) {
+            return Ok(Span { address: 0, segments: 0, length: 0 });
+        }
+        if let [(offset, length)] = ranges
+            && let Ok(span) = self.accel.span(*offset, *length)
+        {
+            return Ok(span);
+        }
+        let at = self.data + nth * self.segments * size_of::<Segment>();
+        self.accel.list((at, self.segments), ranges)
+    }
+
+    /// Tells the function of the requests put in since the last time.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn ring(&mut self, queue: usize) -> Result<(), AccelError> {
+        self.accel.ring(queue)
+    }
+
+    /// The next request of a queue that has ended, if there is one.
+    ///
+    /// # Errors
+    /// When the connection failed.
+    pub fn poll(&mut self, queue: usize) -> Result<Option<Finished>, AccelError> {
+        match self.accel.poll(queue)? {
+            Some(completion) => self.finished(queue, &completion).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until a request of a queue has ended, for so long at most.
+    ///
+    /// # Errors
+    /// When the connection or the queue failed.
+    pub fn wait_for(
+        &mut self,
+        queue: usize,
+        limit: Duration,
+    ) -> Result<Option<Finished>, AccelError> {
+        match self.accel.wait_for(queue, limit)? {
+            Some(completion) => self.finished(queue, &completion).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn finished(&mut self, queue: usize, from: &Completion) -> Result<Finished, AccelError> {
+        let slots = self.queues.get_mut(queue);
+        let token = slots.and_then(|slots| {
+            let token = slots.tokens.get_mut(usize::from(from.id))?.take()?;
+            slots.free.push(from.id);
+            Some(token)
+        });
+        let token = token.ok_or(AccelError::Unsupported("it completed what it was not given"))?;
+        let status = Status::from_number(from.status);
+        let status =
+            status.ok_or(AccelError::Unsupported("it answered with a status that is none"))?;
+        Ok(Finished { token, status, output: from.output, engine_ns: from.value })
+    }
+
+    /// Requests of a queue that are under way.
+    pub fn under_way(&self, queue: usize) -> usize {
+        self.queues.get(queue).map_or(0, |slots| slots.tokens.len() - slots.free.len())
+    }
+
+    /// Keeps a key, or patterns, for `operation`; its handle. Nothing else is under way in queue 0.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn create_context(&mut self, operation: Operation, data: &[u8]) -> Result<u16, AccelError> {
+        self.accel.create_context(operation, data)
+    }
+
+    /// Wipes a context. Nothing else is under way in queue 0.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn destroy_context(&mut self, handle: u16) -> Result<(), AccelError> {
+        self.accel.destroy_context(handle)
+    }
+
+    /// Does `work` on `input` and waits for it; see [`Accel::run`]. It takes the memory for data.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn run(
+        &mut self,
+        work: &Work<'_>,
+        input: &[u8],
+        room: usize,
+    ) -> Result<Vec<u8>, AccelError> {
+        let needed = input.len().next_multiple_of(64).checked_add(room);
+        if needed.is_none_or(|needed| needed > self.data) {
+            return Err(AccelError::Request("the message does not fit into the memory for data"));
+        }
+        self.accel.run(work, input, room)
+    }
+}

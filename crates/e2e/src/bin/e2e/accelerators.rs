@@ -1,0 +1,87 @@
+//! Accelerators in stock guests: `rackbus accel run` there, without a kernel module of ours.
+
+use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+
+use crate::World;
+
+/// Where the guests run.
+const HOST: &str = "gamma";
+
+/// What the scripts have in common: where the accelerator is, what is sent through it, and how. Twice each: what
+/// is mapped for a program goes with it, and the next one has other memory.
+const PRELUDE: &str = "
+    set -e
+    cd /tmp
+    address=$(basename $(dirname $(grep -l 0x7261 /sys/bus/pci/devices/*/device)))
+    function=/sys/bus/pci/devices/$address
+    accel() { /tmp/programs/run rackbus accel run \"$@\"; }
+    bind() {
+        [ ! -e $function/driver ] || echo $address >$function/driver/unbind
+        echo $1 >$function/driver_override
+        echo $address >/sys/bus/pci/drivers_probe
+    }
+    tried() {
+        for size in 0 1 1000000; do
+            head -c $size /dev/urandom >in
+            accel zstd+aes256gcm --key key <in >sealed
+            accel aes256gcm-open+unzstd --key key <sealed >out
+            cmp in out
+            accel sha256 <in >digest
+            [ \"$(cat digest)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
+        done
+        echo \"$1: right\"
+    }
+    head -c 32 /dev/urandom >key
+";
+
+/// A guest with the programs and a function, and what more QEMU is to be told.
+fn start(rack: &Rack, name: &str, release: &str, function: &str, more: &[&str]) -> Result<Guest> {
+    let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus"])?);
+    let mut arguments = vec!["--"];
+    arguments.extend(disk.iter().map(String::as_str));
+    arguments.extend(more);
+    let mut guest = Guest::start_with(rack, name, HOST, release, &[function], &arguments)?;
+    guest.booted()?;
+    guest.run(&programs::unpack("/dev/vdb"))?;
+    Ok(guest)
+}
+
+fn run(guest: &mut Guest, script: &str) -> Result<()> {
+    println!("{}", guest.run(&format!("{PRELUDE}{script}"))?.trim());
+    Ok(())
+}
+
+/// For root, in a guest without an IOMMU: with no driver, and with the kernel's for user space.
+pub fn without_iommu(world: &mut World) -> Result<()> {
+    for release in ["bookworm", "trixie"] {
+        let mut guest = start(&world.rack, "uio", release, "alpha/accel0.vf1", &[])?;
+        let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
+        ensure!(said.contains("nr_hugepages"), "without huge pages: {said}");
+        run(&mut guest, "echo 4 >/proc/sys/vm/nr_hugepages; tried 'no driver'")?;
+        run(&mut guest, "modprobe uio_pci_generic; bind uio_pci_generic; tried uio_pci_generic")?;
+        guest.stop(&world.rack)?;
+    }
+    Ok(())
+}
+
+/// For anybody who may, in a guest that translates its functions' DMA.
+pub fn with_iommu(world: &mut World) -> Result<()> {
+    let iommu = ["-device", "intel-iommu,intremap=on,caching-mode=on"];
+    for release in ["bookworm", "trixie"] {
+        let mut guest = start(&world.rack, "vfio", release, "alpha/accel0.vf2", &iommu)?;
+        let said = guest.run(&format!("{PRELUDE} ! accel sha256 <key 2>&1"))?;
+        ensure!(said.contains("bind it to vfio-pci"), "with an IOMMU and no driver: {said}");
+        run(
+            &mut guest,
+            "modprobe vfio_iommu_type1; modprobe vfio-pci; bind vfio-pci; tried vfio-pci",
+        )?;
+        run(
+            &mut guest,
+            "chown 65534 /dev/vfio/$(basename $(readlink $function/iommu_group))
+             accel() { setpriv --reuid 65534 --clear-groups /tmp/programs/run rackbus accel run \"$@\"; }
+             tried 'vfio-pci, not root'",
+        )?;
+        guest.stop(&world.rack)?;
+    }
+    Ok(())
+}

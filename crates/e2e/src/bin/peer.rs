@@ -1,0 +1,101 @@
+#![forbid(unsafe_code)]
+//! A program for guests: a drive reads into, and writes from, the BAR of another PCI function, by the address at
+//! which the guest has programmed it.
+//!
+//! Usage: `peer DRIVE TARGET BAR COMMAND`, functions by their PCI addresses. COMMAND is
+//!   move      the drive reads what it has into the BAR, and writes back what this program stored there
+//!   refused   the drive cannot read into the BAR; ends with 0 when it says so
+//!
+//! No kernel driver may be bound to the drive.
+
+use std::fs::{File, read_to_string};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+use rackbus_driver::{Drive, DriveError, MachineFunction, Options};
+use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_memory::Registers;
+use rackbus_spec::nvme::Status;
+
+const PAGE: u64 = 4096;
+/// Bytes that are moved each way, to and from the second page of the BAR.
+const LENGTH: usize = 8192;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments[..] {
+        [drive, target, bar, "move"] => open(drive, target, bar).and_then(|it| it.moves()),
+        [drive, target, bar, "refused"] => open(drive, target, bar).and_then(|it| it.is_refused()),
+        _ => {
+            eprintln!("usage: peer DRIVE TARGET BAR move|refused");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("peer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Peers {
+    drive: Drive,
+    /// Where the guest has the BAR's second page, and the BAR's file.
+    address: u64,
+    bar: File,
+}
+
+fn open(drive: &str, target: &str, bar: &str) -> Result<Peers> {
+    let folder = format!("/sys/bus/pci/devices/{target}");
+    let number: usize = bar.parse().map_err(|_| Failure(format!("{bar} is no BAR")))?;
+    // A line for each BAR: its first and last address, and flags.
+    let lines = read_to_string(format!("{folder}/resource"))?;
+    let first = lines.lines().nth(number).and_then(|line| line.split_whitespace().next());
+    let first = first.and_then(|hex| u64::from_str_radix(hex.trim_start_matches("0x"), 16).ok());
+    let first = first.ok_or_else(|| Failure(format!("{target} has no BAR {bar}")))?;
+    let bar = File::options().read(true).write(true).open(format!("{folder}/resource{bar}"))?;
+    let device = Box::new(MachineFunction::open(drive)?);
+    let options = Options { depth: 4, data: 64 << 10 };
+    Ok(Peers { drive: Drive::with_device(device, options)?, address: first + PAGE, bar })
+}
+
+impl Peers {
+    fn moves(mut self) -> Result<String> {
+        let memory = Registers::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
+        let there = |at: usize| memory.read(PAGE + at as u64);
+        let words = || (0..LENGTH).step_by(4);
+        let sent: Vec<u8> = (0..LENGTH).map(|n| (n * 7 + n / 512) as u8).collect();
+        self.drive.write(0, &sent, false)?;
+        self.drive.read_to(0, LENGTH, self.address)?;
+        let came: Vec<u8> = words().filter_map(there).flat_map(u32::to_le_bytes).collect();
+        ensure!(came == sent, "other bytes came into the BAR");
+        let stored = |at: usize| (at as u32).wrapping_mul(2_654_435_761);
+        for at in words() {
+            memory.write(PAGE + at as u64, stored(at));
+        }
+        self.drive.write_from(0, LENGTH, self.address)?;
+        let mut back = vec![0; LENGTH];
+        self.drive.read(0, &mut back)?;
+        let expected: Vec<u8> = words().map(stored).flat_map(u32::to_le_bytes).collect();
+        ensure!(back == expected, "other bytes came from the BAR");
+        Ok(format!("{LENGTH} bytes at {:#x} each way", self.address))
+    }
+
+    fn is_refused(mut self) -> Result<String> {
+        match self.drive.read_to(0, LENGTH, self.address) {
+            Err(DriveError::Command { status, .. })
+                if status.code() == Status::DATA_TRANSFER_ERROR =>
+            {
+                Ok(status.to_string())
+            }
+            Err(error) => Err(error.into()),
+            Ok(()) => Err(Failure("the drive reads into the BAR".to_owned())),
+        }
+    }
+}

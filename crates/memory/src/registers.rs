@@ -1,0 +1,123 @@
+//! Registers of a device of this machine, mapped into a driver in user space.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::guard::Registration;
+use crate::region::RegionError;
+
+/// A mapped range of device registers. They are read and written by words of four bytes.
+///
+/// When the device is removed while it is mapped, the kernel takes the pages away; accesses do nothing
+/// then, and [`gone`](Registers::gone) says so.
+#[derive(Debug)]
+pub struct Registers {
+    base: NonNull<u8>,
+    length: usize,
+    registration: Registration,
+}
+
+// SAFETY: every access is one volatile load or store of a device's register, from whatever thread.
+unsafe impl Send for Registers {}
+// SAFETY: as above.
+unsafe impl Sync for Registers {}
+
+impl Registers {
+    /// Maps the first `length` bytes of `file`, a BAR as Linux' sysfs has it (`resource0`).
+    ///
+    /// # Errors
+    /// [`RegionError`] when the file is shorter, or the system refuses.
+    pub fn map(file: BorrowedFd<'_>, length: u64) -> Result<Registers, RegionError> {
+        let stat = rustix::fs::fstat(file)
+            .map_err(|cause| RegionError::System { what: "fstat", cause })?;
+        let file_size = u64::try_from(stat.st_size).unwrap_or(0);
+        let bytes = usize::try_from(length).ok().filter(|_| (1..=file_size).contains(&length));
+        let Some(bytes) = bytes else {
+            return Err(RegionError::OutOfFile { offset: 0, length, file_size });
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)
+        }
+        .map_err(|cause| RegionError::System { what: "mmap", cause })?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
+        let registration = Registration::new(base.as_ptr() as usize, bytes);
+        Ok(Registers { base, length: bytes, registration })
+    }
+
+    /// Reads the word at `offset`; `None` where there is none.
+    #[inline]
+    pub fn read(&self, offset: u64) -> Option<u32> {
+        let word = self.word(offset)?;
+        // SAFETY: an aligned word inside of the mapping; the guard answers where the device has gone.
+        Some(unsafe { word.read_volatile() })
+    }
+
+    /// Writes the word at `offset`; `None` where there is none.
+    #[inline]
+    pub fn write(&self, offset: u64, value: u32) -> Option<()> {
+        let word = self.word(offset)?;
+        // SAFETY: as above.
+        unsafe { word.write_volatile(value) };
+        Some(())
+    }
+
+    /// Whether the device was removed.
+    pub fn gone(&self) -> bool {
+        self.registration.truncated()
+    }
+
+    #[inline]
+    fn word(&self, offset: u64) -> Option<*mut u32> {
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(4))?;
+        let inside = offset.checked_add(4)? <= self.length;
+        // SAFETY: inside of the mapping, which begins at a page.
+        inside.then(|| unsafe { self.base.as_ptr().add(offset) }.cast::<u32>())
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        self.registration.retire();
+        // SAFETY: the mapping is ours and nobody has a pointer into it; a failure to unmap would only
+        // leak address space.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::SharedMemory;
+
+    #[test]
+    fn words_are_read_and_written_inside_of_the_mapping_only() {
+        let memory = SharedMemory::create("registers", 4096).unwrap();
+        let registers = Registers::map(memory.as_fd(), 4096).unwrap();
+        assert_eq!(registers.write(4092, 7), Some(()));
+        assert_eq!((registers.read(4092), registers.read(0)), (Some(7), Some(0)));
+        for wrong in [4093, 4096, 2, u64::MAX] {
+            assert_eq!((registers.read(wrong), registers.write(wrong, 1)), (None, None), "{wrong}");
+        }
+        assert!(!registers.gone());
+        for length in [0, 4097] {
+            assert!(Registers::map(memory.as_fd(), length).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_removed_is_noticed_and_harms_nobody() {
+        let file = rustix::fs::memfd_create("registers", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 8192).unwrap();
+        let registers = Registers::map(file.as_fd(), 8192).unwrap();
+        registers.write(4096, 1).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        assert_eq!(registers.read(4096), Some(0));
+        assert!(registers.gone());
+    }
+}

@@ -1,0 +1,82 @@
+//! Where memory of this process lies physically: what a function without an IOMMU reaches it by.
+//!
+//! The kernel may move pages of any kind but one while a program uses them, pinned by `mlock` or not: huge
+//! pages that were put aside stay. So this is for memory in huge pages.
+//!
+//! Source: Linux, `Documentation/admin-guide/mm/pagemap.rst`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use rackbus_memory::SharedMemory;
+
+use super::{MachineError, Run, file};
+
+const PAGEMAP: &str = "/proc/self/pagemap";
+const PAGE: u64 = 4096;
+const HUGE_PAGE: u64 = 2 << 20;
+/// An entry of the page map: the page is there, and its number.
+const PRESENT: u64 = 1 << 63;
+const NUMBER: u64 = (1 << 55) - 1;
+
+/// Where `memory`, in huge pages, lies.
+///
+/// # Errors
+/// [`MachineError`], when the kernel does not tell.
+pub fn runs(memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
+    let whole = memory.whole();
+    // A page that was never written to may not be there.
+    whole.fill(0);
+    let first = whole.as_ptr() as u64;
+    let pagemap = File::open(PAGEMAP).map_err(file(PAGEMAP))?;
+    let entry = |offset: u64| {
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, (first + offset) / PAGE * 8).map_err(file(PAGEMAP))?;
+        Ok(u64::from_ne_bytes(entry))
+    };
+    joined((0..memory.len() as u64).step_by(HUGE_PAGE as usize), entry)
+}
+
+/// The runs that huge pages at these offsets make, as the page map has them.
+fn joined(
+    offsets: impl Iterator<Item = u64>,
+    entry: impl Fn(u64) -> Result<u64, MachineError>,
+) -> Result<Vec<Run>, MachineError> {
+    let mut runs: Vec<Run> = Vec::new();
+    for offset in offsets {
+        let found = entry(offset)?;
+        // Without the right to see it, the number reads as 0.
+        let (present, number) = (found & PRESENT != 0, found & NUMBER);
+        if !present || number == 0 {
+            return Err(MachineError::NoAddresses);
+        }
+        let address = number * PAGE;
+        let follows = |run: &Run| run.address.wrapping_add(offset - run.offset) == address;
+        if !runs.last().is_some_and(follows) {
+            runs.push(Run { offset, address });
+        }
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_that_lie_side_by_side_are_one_run() {
+        let pages = [0x4_0000_0000, 0x4_0020_0000, 0x1_0000_0000, 0x1_0040_0000u64];
+        let entry = |offset: u64| Ok(PRESENT | pages[(offset / HUGE_PAGE) as usize] / PAGE);
+        let runs = joined((0..4).map(|page| page * HUGE_PAGE), entry).unwrap();
+        let run = |page: u64, address| Run { offset: page * HUGE_PAGE, address };
+        assert_eq!(runs, [run(0, pages[0]), run(2, pages[2]), run(3, pages[3])]);
+    }
+
+    #[test]
+    fn an_address_that_is_not_told_is_refused() {
+        for entry in [0, PRESENT, 77] {
+            let refused = joined([0].into_iter(), |_| Ok(entry)).unwrap_err();
+            assert!(matches!(refused, MachineError::NoAddresses), "{entry:#x}");
+        }
+    }
+}
