@@ -212,14 +212,22 @@ impl LentFunctions {
         self.lent.keys().map(String::as_str)
     }
 
+    /// Whom a function is lent to that `holder` has.
+    fn lent_to(&self, holder: Option<&Holder>) -> LentTo {
+        match holder {
+            None => LentTo::Nobody,
+            Some(holder) if holder.borrower == self.host => LentTo::Owner,
+            Some(_) => LentTo::Borrower,
+        }
+    }
+
     /// Makes `device` ready for the borrower of `epoch`, with the service level that is asked for. The
     /// borrower may attach when this has returned without an error in what is to be sent.
     pub fn arm(&self, device: &str, epoch: Epoch, level: Option<&str>) -> Vec<LenderAction> {
         let outcome = self.find(device).and_then(|lent| {
             lent.start(&lent.lock())?;
             let holder = self.fence.lock().holder(device).cloned();
-            let own = holder.as_ref().is_some_and(|holder| holder.borrower == self.host);
-            let to = if own { LentTo::Owner } else { LentTo::Borrower };
+            let to = self.lent_to(holder.as_ref());
             lent.lendable.set_level(level, to).map_err(LendError::Level)?;
             *lent.promised() = level.map(str::to_owned);
             if let Some(Holder { lease, .. }) = holder {

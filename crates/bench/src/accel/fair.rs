@@ -69,7 +69,7 @@ impl Tenant {
         level: Option<&ServiceLevel>,
         sends: &Sends,
     ) -> Result<Tenant, BenchError> {
-        let options = Options { queues: 1, depth: 2 * DEPTH, data: 1 << 20 };
+        let options = Options { depth: 2 * DEPTH, data: 1 << 20, ..Options::default() };
         let accel = function(pool, number, level, options)?;
         let descriptor = describe(&accel, sends, 0)?;
         Ok(Tenant { accel, descriptor })
@@ -190,7 +190,7 @@ fn alternate(
     mut ended: impl FnMut(usize, u32),
 ) -> Result<(), BenchError> {
     let pool = Pool::new(PoolOptions::default());
-    let options = Options { queues: 1, depth: 2 * DEPTH, data: 2 << 20 };
+    let options = Options { depth: 2 * DEPTH, data: 2 << 20, ..Options::default() };
     let mut accel = function(&pool, 1, None, options)?;
     let mut descriptors = [describe(&accel, &of[0], 0)?, describe(&accel, &of[1], 512 << 10)?];
     for (id, descriptor) in (0..).zip(&mut descriptors) {

@@ -98,7 +98,7 @@ impl Queue {
     fn empty(each: usize, depth: u16) -> Result<Queue, BenchError> {
         let pool = Pool::new(PoolOptions::default());
         let data = each * usize::from(depth) + (64 << 10);
-        let accel = function(&pool, 1, None, Options { queues: 1, depth, data })?;
+        let accel = function(&pool, 1, None, Options { depth, data, ..Options::default() })?;
         Ok(Queue { accel, depth: depth.into(), places: Vec::new(), under_way: Vec::new() })
     }
 
