@@ -97,6 +97,35 @@ fn the_example_seals_and_opens_what_it_is_given() {
     }
 }
 
+#[test]
+fn programs_are_built_with_what_is_installed() {
+    let folder = tempfile::tempdir().unwrap();
+    good(
+        Command::new(root().join("../../scripts/install-accel"))
+            .arg("/opt/rackbus")
+            .env("DESTDIR", folder.path())
+            .env("ACCEL_LIB", libraries()),
+    );
+    let installed = folder.path().join("opt/rackbus");
+    let program = folder.path().join("seal");
+    good(
+        Command::new("cc")
+            .arg("-o")
+            .arg(&program)
+            .arg(root().join("examples/seal.c"))
+            .arg("-I")
+            .arg(installed.join("include"))
+            .arg("-L")
+            .arg(installed.join("lib"))
+            .arg("-lrackbus_accel"),
+    );
+    let mut run = Command::new(program);
+    let output = run.env("LD_LIBRARY_PATH", installed.join("lib")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = std::fs::read_to_string(installed.join("lib/pkgconfig/rackbus-accel.pc")).unwrap();
+    assert!(said.contains("prefix=/opt/rackbus\n") && !said.contains('@'), "{said}");
+}
+
 /// What the header says of operations and statuses is what the interface has.
 #[test]
 fn the_headers_numbers_are_the_interfaces() {

@@ -22,7 +22,7 @@ use rackbus_spec::accel::{
 use layout::Layout;
 pub use layout::Span;
 use ring::Ring;
-pub use submitter::{Finished, Submitter};
+pub use submitter::{Finished, Ranges, Submitter};
 
 use crate::DriveError;
 use crate::device::{Addresses, Device, connect};
@@ -256,11 +256,7 @@ impl Accel {
     ///
     /// # Errors
     /// When something is not in the memory for data, or there are more than `most` segments, or 256.
-    pub fn list(
-        &self,
-        (at, most): (usize, usize),
-        ranges: &[(usize, usize)],
-    ) -> Result<Span, AccelError> {
+    pub fn list(&self, (at, most): (usize, usize), ranges: Ranges<'_>) -> Result<Span, AccelError> {
         let at = self.data_offset(at, 0)?;
         let within = |(offset, length): &(usize, usize)| {
             Ok::<_, AccelError>((self.data_offset(*offset, *length)?, *length))

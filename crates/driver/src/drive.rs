@@ -134,11 +134,6 @@ impl Drive {
         &self.info
     }
 
-    /// The memory that the driver shares with the drive.
-    pub fn memory(&self) -> &SharedMemory {
-        &self.memory
-    }
-
     /// The queue, with the device that it is used with and the memory for data.
     pub fn parts(&mut self) -> (&mut Queue, &mut dyn Device, Buffer) {
         (&mut self.queue, &mut *self.device, self.data)

@@ -336,7 +336,7 @@ fn slow(folder: &Path) -> (LocalFunction, PathBuf) {
 }
 
 #[test]
-fn who_waits_long_sleeps_and_is_woken_by_the_interrupt() {
+fn who_waits_long_sleeps() {
     let folder = tempfile::tempdir().unwrap();
     let (_function, socket) = slow(folder.path());
     for interrupts in [true, false] {

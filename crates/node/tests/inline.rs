@@ -20,12 +20,11 @@ use rackbus_spec::accel::{Completion, Condition, Descriptor, Operation, Status};
 use rackbus_spec::nvme::IoOpcode;
 use rackbus_spec::vfio_user::region;
 
-/// Each function is at another lender, and none at the borrower.
+/// Each function is at another lender; the memory on the way is the borrower's own.
 const RACK: &str = "name = \"test\"\n\
     [hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"8 MiB\"\nbacking = \"memory\"\n\
-    [hosts.gamma.devices.ram0]\nkind = \"memory\"\nsize = \"1 MiB\"\n\
-    [hosts.delta.devices.accel0]\nkind = \"accelerator\"\nfunctions = 1\n\
-    [hosts.beta]\n";
+    [hosts.beta.devices.ram0]\nkind = \"memory\"\nsize = \"1 MiB\"\n\
+    [hosts.gamma.devices.accel0]\nkind = \"accelerator\"\nfunctions = 1\n";
 /// Where the memory on the way is programmed to be, and where the accelerator reaches the drive's queues.
 const WAY: u64 = 0x38_0000_0000;
 const QUEUES: u64 = 0x20_0000_0000;
@@ -121,7 +120,7 @@ impl Tenant {
 
 async fn tenant(rack: &Rack) -> Tenant {
     let mut leases = Vec::new();
-    for function in ["alpha/nvme0", "gamma/ram0", "delta/accel0.vf1"] {
+    for function in ["alpha/nvme0", "beta/ram0", "gamma/accel0.vf1"] {
         let request = BorrowRequest::new(function, "beta");
         let request = BorrowRequest { group: Some("inline".to_owned()), ..request };
         leases.push(rack.client.borrow_as(&request).await.unwrap());

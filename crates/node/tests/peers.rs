@@ -185,8 +185,11 @@ async fn a_drive_reads_into_bars_and_writes_from_them_wherever_they_are() {
         let ends: Vec<&str> = ranges[0].components.iter().map(|hop| hop.name.as_str()).collect();
         assert_eq!((ends.first(), ends.last()), (Some(&DRIVE), Some(&target)));
         let written = (nth as u64 + 1) * (3 << 20);
-        let counted = |report: &DeviceReport| report.peer_bytes_written == written;
-        assert_eq!(report(&rack, counted).await.peer_bytes_read, 8192 * (nth as u64 + 1));
+        let read = 8192 * (nth as u64 + 1);
+        report(&rack, |report| {
+            (report.peer_bytes_written, report.peer_bytes_read) == (written, read)
+        })
+        .await;
         rack.client.give_back(id).await.unwrap();
         assert_eq!(reached(&rack).await, [], "what was returned is reached");
         drive = blocking(move || {

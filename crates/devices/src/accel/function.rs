@@ -5,6 +5,7 @@
 //! function. Memory is reached by the engines themselves, as long as the function has it: before
 //! mappings change, operations let go of theirs, and those that are not over look it up again.
 
+mod descriptors;
 mod registers;
 
 use std::collections::BTreeMap;
@@ -20,22 +21,17 @@ use rackbus_pci::{
 };
 use rackbus_qos::{Refused, ServiceLevel, TenantId, Usage};
 use rackbus_spec::accel::{
-    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Operation, Status, VENDOR_ID, shadow,
+    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Status, VENDOR_ID, shadow,
 };
-use zeroize::Zeroizing;
 
-use super::QUEUES;
-use super::contexts::{Contexts, LARGEST_CONTEXT};
+use super::contexts::Contexts;
 use super::engines::Context;
-use super::job::{Finished, Job, Order};
+use super::job::{Finished, Job};
 use super::pool::{Outbox, Pool};
-use super::profile::engine_clock;
 use super::queue::Queue;
-use super::request::{self, Plan, check};
-use super::waiting::{self, Look};
+use super::{QUEUES, request, waiting};
+pub(super) use descriptors::Begun;
 
-/// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
-const BATCH: usize = 64;
 /// Operations of a function before the engines at most: each has the memory that it is about mapped.
 pub(super) const MOST: usize = 4096;
 
@@ -227,112 +223,6 @@ impl Accelerator {
         }
     }
 
-    /// Takes descriptors from a queue.
-    fn take(&mut self, bus: &Bus<'_>, number: u16) -> bool {
-        let mut jobs = Vec::new();
-        let mut some = false;
-        for _ in 0..BATCH.min(MOST.saturating_sub(self.pending.len())) {
-            let queue = &mut self.queues[usize::from(number)];
-            let Some(descriptor) = queue.peek(bus) else { break };
-            let begun = match waiting::look(bus, queue, &descriptor) {
-                Look::NotYet => break,
-                Look::Over(outcome) => outcome.map(|()| Begun::Over(0)),
-                Look::Begin => {
-                    queue.take();
-                    self.begin(bus, number, &descriptor, 0)
-                }
-            };
-            some = true;
-            match begun {
-                Ok(Begun::Job(job)) => jobs.push((job, 0)),
-                Ok(Begun::Over(value)) => {
-                    let operation = descriptor.stages[0];
-                    self.count(operation, 0, true, bus.user.ticks(), bus.user.ticks());
-                    self.complete(bus, number, descriptor.id, Status::Success, 0, value);
-                }
-                Err(status) => {
-                    self.count(descriptor.stages[0], 0, false, 0, 0);
-                    self.complete(bus, number, descriptor.id, status, 0, 0);
-                }
-            }
-            // Patterns may take long to compile, and who takes the function back waits for that.
-            if descriptor.stages[0] == Operation::CreateContext as u8 {
-                break;
-            }
-        }
-        self.pool.submit(self.tenant, number, jobs);
-        some
-    }
-
-    /// Begins what a descriptor asks for, of which `done` bytes were done in an earlier life.
-    pub(super) fn begin(
-        &mut self,
-        bus: &Bus<'_>,
-        queue: u16,
-        from: &Descriptor,
-        done: usize,
-    ) -> Result<Begun, Status> {
-        let plan = check(from)?;
-        match plan.operations() {
-            [Operation::CreateContext, of] => {
-                return self.create_context(bus, *of, from).map(|n| Begun::Over(n.into()));
-            }
-            [Operation::DestroyContext] => {
-                let there = self.contexts.destroy(from.contexts[0]);
-                return if there { Ok(Begun::Over(0)) } else { Err(Status::InvalidContext) };
-            }
-            _ => {}
-        }
-        let start = request::start(&plan, from, &self.contexts, done)?;
-        let used = from.contexts[..plan.operations().len()].iter();
-        let contexts = used.filter_map(|handle| Some((*handle, self.contexts.get(*handle)?)));
-        let contexts = contexts.collect();
-        let memory = request::memory(bus.dma, from)?;
-        let number = self.next;
-        self.next += 1;
-        let order = Order {
-            number,
-            kind: from.stages[0],
-            profile_ns: self.profile_ns(&plan, from),
-            start,
-            memory,
-            done,
-        };
-        let job = Arc::new(Job::new(order, self.outbox.clone()));
-        let begun = bus.user.ticks();
-        let pending = Pending { queue, descriptor: *from, job: job.clone(), contexts, begun };
-        self.pending.insert(number, pending);
-        Ok(Begun::Job(job))
-    }
-
-    /// What the profiles say that a descriptor costs, before anything is known of its content.
-    fn profile_ns(&self, plan: &Plan, from: &Descriptor) -> f64 {
-        let cost = |operation: &Operation| {
-            let profile = self.pool.profiles()?.get(operation.name())?;
-            Some(profile.cost_ns(from.input_length.into(), 1000))
-        };
-        plan.operations().iter().filter_map(cost).sum()
-    }
-
-    fn create_context(
-        &mut self,
-        bus: &Bus<'_>,
-        of: Operation,
-        from: &Descriptor,
-    ) -> Result<u16, Status> {
-        if from.input_length > LARGEST_CONTEXT {
-            return Err(Status::InvalidField);
-        }
-        let (input, _) = request::memory(bus.dma, from)?;
-        let mut data = Zeroizing::new(vec![0; input.len()]);
-        input.read(0, &mut data);
-        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
-        let before = engine_clock();
-        let created = self.contexts.create(of, data);
-        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
-        created
-    }
-
     /// An operation has come back from the engines.
     pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: Finished) {
         let Some(pending) = self.pending.remove(&finished.number) else { return };
@@ -416,14 +306,6 @@ impl Accelerator {
             }
         }
     }
-}
-
-/// What became of a descriptor at once.
-pub(super) enum Begun {
-    /// Engines are to do it.
-    Job(Arc<Job>),
-    /// It is done, with this as the completion's value.
-    Over(u32),
 }
 
 impl Function for Accelerator {

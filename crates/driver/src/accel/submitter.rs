@@ -8,6 +8,9 @@ use rackbus_spec::accel::{Completion, Operation, SEGMENTS, Segment, Status};
 
 use super::{Accel, AccelError, AccelInfo, Options, Span, Work};
 
+/// Places in the memory for data, one after the other: offset and length of each.
+pub type Ranges<'a> = &'a [(usize, usize)];
+
 /// A function in use, by requests.
 #[derive(Debug)]
 pub struct Submitter {
@@ -84,8 +87,8 @@ impl Submitter {
         if end <= self.data { self.accel.data(offset, length) } else { None }
     }
 
-    /// Puts a request into a queue: `work` on the ranges (offset and length each) of `input`, one after the
-    /// other, into those of `output`. The function sees it after [`ring`](Submitter::ring).
+    /// Puts a request into a queue: `work` on what `input` has, into `output`. The function sees it after
+    /// [`ring`](Submitter::ring).
     ///
     /// # Errors
     /// [`AccelError::Full`], and when the request is not one that can be made.
@@ -93,7 +96,7 @@ impl Submitter {
         &mut self,
         queue: usize,
         work: &Work<'_>,
-        (input, output): (&[(usize, usize)], &[(usize, usize)]),
+        (input, output): (Ranges<'_>, Ranges<'_>),
         token: u64,
     ) -> Result<(), AccelError> {
         let no_queue = AccelError::Request("there is no such queue");
@@ -112,7 +115,7 @@ impl Submitter {
     }
 
     /// A message, with its list in list number `nth` where it needs one.
-    fn message(&self, nth: usize, ranges: &[(usize, usize)]) -> Result<Span, AccelError> {
+    fn message(&self, nth: usize, ranges: Ranges<'_>) -> Result<Span, AccelError> {
         for (offset, length) in ranges {
             if offset.checked_add(*length).is_none_or(|end| end > self.data) {
                 return Err(AccelError::Request("a message is not in the memory for data"));

@@ -1,11 +1,18 @@
-//! Transfers with data that is not in the driver's memory: in the BAR of another function.
+//! What a drive does together with other functions: transfers with data that is not in the driver's memory, but in
+//! a BAR of theirs, and what they need to wait for it.
 
+use rackbus_memory::SharedMemory;
 use rackbus_spec::nvme::IoOpcode;
 
 use super::{Drive, name};
 use crate::DriveError;
 
 impl Drive {
+    /// The memory that the driver shares with the drive.
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
     /// Reads `length` bytes, whole blocks, from block `lba` on into memory that the drive reaches at `address`,
     /// which is not this driver's: a part of a BAR of another function.
     ///

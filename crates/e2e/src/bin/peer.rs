@@ -25,8 +25,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match arguments[..] {
-        [drive, target, bar, "move"] => open(drive, target, bar).and_then(|it| it.moves()),
-        [drive, target, bar, "refused"] => open(drive, target, bar).and_then(|it| it.is_refused()),
+        [drive, target, bar, "move"] => open(drive, target, bar).and_then(|it| it.move_both_ways()),
+        [drive, target, bar, "refused"] => open(drive, target, bar).and_then(|it| it.cannot()),
         _ => {
             eprintln!("usage: peer DRIVE TARGET BAR move|refused");
             return ExitCode::from(2);
@@ -66,7 +66,7 @@ fn open(drive: &str, target: &str, bar: &str) -> Result<Peers> {
 }
 
 impl Peers {
-    fn moves(mut self) -> Result<String> {
+    fn move_both_ways(mut self) -> Result<String> {
         let memory = Registers::map(self.bar.as_fd(), PAGE + LENGTH as u64)?;
         let there = |at: usize| memory.read(PAGE + at as u64);
         let words = || (0..LENGTH).step_by(4);
@@ -87,7 +87,7 @@ impl Peers {
         Ok(format!("{LENGTH} bytes at {:#x} each way", self.address))
     }
 
-    fn is_refused(mut self) -> Result<String> {
+    fn cannot(mut self) -> Result<String> {
         match self.drive.read_to(0, LENGTH, self.address) {
             Err(DriveError::Command { status, .. })
                 if status.code() == Status::DATA_TRANSFER_ERROR =>

@@ -1,6 +1,9 @@
 //! Memory that moves, is lent, and is adopted in part; huge pages.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
+
+use rustix::fs::MemfdFlags;
 
 use super::*;
 

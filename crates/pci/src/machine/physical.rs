@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn huge_pages_that_lie_side_by_side_are_one_run() {
         let pages = [0x4_0000_0000, 0x4_0020_0000, 0x1_0000_0000, 0x1_0040_0000u64];
-        let entry = |offset: u64| Ok(PRESENT | pages[(offset / HUGE_PAGE) as usize] / PAGE);
+        let entry = |offset: u64| Ok(PRESENT | (pages[(offset / HUGE_PAGE) as usize] / PAGE));
         let runs = joined((0..4).map(|page| page * HUGE_PAGE), entry).unwrap();
         let run = |page: u64, address| Run { offset: page * HUGE_PAGE, address };
         assert_eq!(runs, [run(0, pages[0]), run(2, pages[2]), run(3, pages[3])]);

@@ -1,6 +1,7 @@
 //! A function goes on in another process: here, with other engines.
 
 use rackbus_pci::{FunctionState, RestoreError, Saved};
+use rackbus_spec::accel::Condition;
 use serde_json::Value;
 
 use super::*;
@@ -218,4 +219,47 @@ fn states_that_cannot_be_are_refused() {
     assert_eq!(tenant.wait().status, 1);
     let outcome = elsewhere(&serde_json::to_vec(&good).unwrap(), copies());
     assert!(matches!(outcome, Err(RestoreError::Taken)), "{outcome:?}");
+}
+
+/// A descriptor that waits is still in its ring, and what is behind it as well.
+#[test]
+fn what_waits_goes_on_waiting_elsewhere() {
+    let pool = Pool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    let condition = Condition { mask: u32::MAX, value: 7, ..Condition::default() };
+    let wait = Descriptor {
+        id: 1,
+        stages: [Operation::Wait as u8, 0, 0, 0],
+        input: IOVA + INPUT,
+        input_length: 4,
+        associated: 60_000,
+        nonce: zerocopy::transmute!(condition),
+        ..Descriptor::default()
+    };
+    let copy = Descriptor {
+        id: 2,
+        stages: [Operation::Copy as u8, 0, 0, 0],
+        input: IOVA + INPUT,
+        output: IOVA + OUTPUT,
+        input_length: 4,
+        output_length: 4,
+        ..Descriptor::default()
+    };
+    tenant.push(&wait);
+    tenant.push(&copy);
+    for _ in 0..100 {
+        tenant.poll();
+    }
+    let Saved { state, descriptors, medium } = tenant.endpoint.save().unwrap();
+    tenant.endpoint = elsewhere(&state.to_bytes().unwrap(), (descriptors, medium)).unwrap();
+    for _ in 0..100 {
+        tenant.poll();
+    }
+    assert_eq!(tenant.place(RINGS[1])[..16], [0; 16], "it did not wait");
+    tenant.put(INPUT, &7u32.to_le_bytes());
+    for id in [1, 2] {
+        let completion = tenant.wait();
+        assert_eq!((completion.id, completion.status), (id, 1));
+    }
+    assert_eq!(tenant.place(OUTPUT)[..4], 7u32.to_le_bytes());
 }
