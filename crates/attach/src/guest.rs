@@ -73,9 +73,7 @@ fn unescaped(path: &str) -> PathBuf {
 }
 
 /// The two conversations of a new session: calls, and events.
-pub(crate) fn open(
-    folder: &Path,
-) -> Result<(Arc<dyn PacketStream>, Arc<dyn PacketStream>), AttachError> {
+pub(crate) fn open(folder: &Path) -> Result<[Arc<dyn PacketStream>; 2], AttachError> {
     let path = folder.join(SESSION);
     let file = File::options().read(true).write(true).open(&path);
     let file = file.map_err(|cause| AttachError::NoNode { path, cause })?;
@@ -87,7 +85,7 @@ pub(crate) fn open(
         window::withdraw();
         return Err(error);
     }
-    Ok((Arc::new(calls), Arc::new(Conversation::new(&session, Place::Events))))
+    Ok([Arc::new(calls), Arc::new(Conversation::new(&session, Place::Events))])
 }
 
 /// The file that is the session.

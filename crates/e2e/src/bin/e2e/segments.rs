@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use rackbus_e2e::rack::beside;
 use rackbus_e2e::guest::succeeded;
+use rackbus_e2e::rack::beside;
 use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
 use serde_json::Value;
 
@@ -14,6 +14,8 @@ use crate::World;
 
 /// What installs library, headers and tools.
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
+/// What builds the conformance tests.
+const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
 /// The guests: each is the host of the rack that has its name, and runs on another one.
 const GUESTS: [(&str, &str, &str); 2] =
     [("inside", "beta", "bookworm"), ("within", "gamma", "trixie")];
@@ -21,9 +23,25 @@ const GUESTS: [(&str, &str, &str); 2] =
 const HOST: &str = "alpha";
 /// Where the tools are in a guest.
 const TOOLS: &str = "/var/DIS/bin";
+const TESTS: &str = "/var/DIS/tests";
 /// How long a tool may take under TCG on a busy machine.
 const LIMIT: Duration = Duration::from_secs(200);
 const ROUNDS: &str = "200";
+
+/// The conformance tests of the library: what one process runs, and what two do, of which the guest's is the
+/// one that is named.
+const ALONE: [&str; 7] = ["binary", "forks", "handles", "library", "query", "sharing", "signals"];
+const TOGETHER: [(&str, &str); 9] = [
+    ("segments", "owner"),
+    ("maps", "peer"),
+    ("segment_events", "owner"),
+    ("interrupts", "peer"),
+    ("data_interrupts", "owner"),
+    ("dma", "peer"),
+    ("copy", "owner"),
+    ("reflective", "peer"),
+    ("removals", "owner"),
+];
 
 /// One side of an exchange.
 enum Side<'a> {
@@ -54,14 +72,16 @@ impl Running {
                 let script = format!("{TOOLS}/{tool} {arguments}");
                 Ok(Running::Guest(name, guest.begin(&script, LIMIT)?))
             }
-            Side::Host(rack) => {
-                let mut command = Command::new(format!("{tools}/bin/{tool}"));
-                command.args(arguments.split_whitespace());
-                command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
-                command.stdout(Stdio::piped()).stderr(Stdio::piped());
-                Ok(Running::Host(command.spawn()?))
-            }
+            Side::Host(rack) => Running::host(rack, &format!("{tools}/bin/{tool}"), arguments),
         }
+    }
+
+    fn host(rack: &Rack, program: &str, arguments: &str) -> Result<Running> {
+        let mut command = Command::new(program);
+        command.args(arguments.split_whitespace());
+        command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(Running::Host(command.spawn()?))
     }
 
     fn end(self) -> Result<String> {
@@ -77,7 +97,7 @@ impl Running {
     }
 }
 
-/// Library, headers and tools, as they are installed on a host.
+/// Library, headers and tools, as they are installed on a host, with the conformance tests beside them.
 fn installed(rack: &Rack) -> Result<PathBuf> {
     let folder = rack.run_dir().join("sisci");
     let library = beside("libsisci.so")?;
@@ -88,6 +108,13 @@ fn installed(rack: &Rack) -> Result<PathBuf> {
         .env_remove("DESTDIR")
         .output()?;
     ensure!(made.status.success(), "{INSTALL}: {}", String::from_utf8_lossy(&made.stderr));
+    let assigned = |name: &str, value: &std::path::Path| format!("{name}={}", value.display());
+    let made = Command::new("make")
+        .args(["--silent", "-C", CRATE, "tests", "RPATH="])
+        .arg(assigned("LIB", &folder.join("lib")))
+        .arg(assigned("OUT", &folder))
+        .output()?;
+    ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
     Ok(folder)
 }
 
@@ -110,6 +137,33 @@ fn between(
     ensure!(!rows.is_empty(), "{tool} from {here} to {there} printed no rows: {printed}");
     let last = rows.last().and_then(|row| row["us"].as_f64()).unwrap_or_default();
     println!("          {tool} {here} to {there}: {last:.2} us");
+    Ok(())
+}
+
+/// Runs the conformance tests in a guest, with a host as the other side.
+fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Result<()> {
+    for test in ALONE {
+        guest
+            .begin(&format!("{TESTS}/{test}"), LIMIT)
+            .and_then(|it| succeeded(name, test, &it.wait()?))?;
+    }
+    let ids = rack.json(&["node-id"])?;
+    let id = |host: &str| {
+        let all = ids.as_array().into_iter().flatten();
+        let found = all.into_iter().find(|it| it["host"] == host);
+        found
+            .and_then(|it| it["node_id"].as_u64())
+            .ok_or(Failure(format!("no id of {host} in {ids}")))
+    };
+    for (test, role) in TOGETHER {
+        let other = if role == "owner" { "peer" } else { "owner" };
+        let inside = guest.begin(&format!("{TESTS}/{test} {role} {}", id(HOST)?), LIMIT)?;
+        let inside = Running::Guest(format!("{name}, {test}"), inside);
+        let arguments = format!("{other} {}", id(name)?);
+        let outside = Running::host(rack, &format!("{folder}/tests/{test}"), &arguments)?;
+        outside.end()?;
+        inside.end()?;
+    }
     Ok(())
 }
 
@@ -143,6 +197,9 @@ pub fn in_guests(world: &mut World) -> Result<()> {
     ] {
         between(Side::Guest(first), Side::Guest(second), tool, more, &folder)?;
         between(Side::Guest(first), Side::Host(rack), tool, more, &folder)?;
+    }
+    for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
+        conformance(rack, guest, name, &folder)?;
     }
     for guest in guests {
         guest.stop(rack)?;
