@@ -14,6 +14,7 @@ mod window;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -84,6 +85,8 @@ struct Device {
     chains: Chains,
     window: Window,
     bells: Bells,
+    /// Its VM is.
+    over: AtomicBool,
 }
 
 impl std::fmt::Debug for Device {
@@ -124,6 +127,7 @@ pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
         chains: Chains::default(),
         window: Window::default(),
         bells: Bells::new().map_err(system("epoll"))?,
+        over: AtomicBool::new(false),
     });
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
     let backend = Arc::new(Backend::new(device.clone(), memory.clone()));
@@ -237,6 +241,8 @@ impl Device {
             actions
         });
         self.window.close();
+        self.over.store(true, Ordering::Release);
+        self.lock().order(Job::End);
     }
 
     /// A job of unmapping is done.
