@@ -19,6 +19,9 @@ const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
 /// The guests: each is the host of the rack that has its name, and runs on another one.
 const GUESTS: [(&str, &str, &str); 2] =
     [("inside", "beta", "bookworm"), ("within", "gamma", "trixie")];
+/// A drive that the second of them has borrowed, and the program that has it read into a segment.
+const DRIVE: &str = "alpha/nvme2";
+const DIRECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/direct.c");
 /// A host whose programs take part.
 const HOST: &str = "alpha";
 /// Where the tools are in a guest.
@@ -115,6 +118,18 @@ fn installed(rack: &Rack) -> Result<PathBuf> {
         .arg(assigned("OUT", &folder))
         .output()?;
     ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
+    let include = folder.join("include");
+    let made = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-o"])
+        .arg(folder.join("bin/direct"))
+        .arg(DIRECT)
+        .arg("-I")
+        .arg(&include)
+        .arg("-L")
+        .arg(folder.join("lib"))
+        .args(["-lsisci", "-Wl,-rpath,$ORIGIN/../lib"])
+        .output()?;
+    ensure!(made.status.success(), "{DIRECT}: {}", String::from_utf8_lossy(&made.stderr));
     Ok(folder)
 }
 
@@ -140,6 +155,14 @@ fn between(
     Ok(())
 }
 
+/// A host's node id.
+fn node_id(rack: &Rack, host: &str) -> Result<u64> {
+    let ids = rack.json(&["node-id"])?;
+    let found = ids.as_array().into_iter().flatten().find(|it| it["host"] == host);
+    let id = found.and_then(|it| it["node_id"].as_u64());
+    id.ok_or_else(|| Failure(format!("no id of {host} in {ids}")))
+}
+
 /// Runs the conformance tests in a guest, with a host as the other side.
 fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Result<()> {
     for test in ALONE {
@@ -147,14 +170,7 @@ fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Resu
             .begin(&format!("{TESTS}/{test}"), LIMIT)
             .and_then(|it| succeeded(name, test, &it.wait()?))?;
     }
-    let ids = rack.json(&["node-id"])?;
-    let id = |host: &str| {
-        let all = ids.as_array().into_iter().flatten();
-        let found = all.into_iter().find(|it| it["host"] == host);
-        found
-            .and_then(|it| it["node_id"].as_u64())
-            .ok_or(Failure(format!("no id of {host} in {ids}")))
-    };
+    let id = |host| node_id(rack, host);
     for (test, role) in TOGETHER {
         let other = if role == "owner" { "peer" } else { "owner" };
         let inside = guest.begin(&format!("{TESTS}/{test} {role} {}", id(HOST)?), LIMIT)?;
@@ -174,7 +190,8 @@ pub fn in_guests(world: &mut World) -> Result<()> {
     let folder = installed(rack)?.display().to_string();
     let mut guests = Vec::new();
     for (name, host, release) in GUESTS {
-        guests.push(Guest::start_with(rack, name, host, release, &[], &["--fabric"])?);
+        let functions: &[&str] = if guests.is_empty() { &[] } else { &[DRIVE] };
+        guests.push(Guest::start_with(rack, name, host, release, functions, &["--fabric"])?);
     }
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         guest.booted()?;
@@ -198,6 +215,10 @@ pub fn in_guests(world: &mut World) -> Result<()> {
         between(Side::Guest(first), Side::Guest(second), tool, more, &folder)?;
         between(Side::Guest(first), Side::Host(rack), tool, more, &folder)?;
     }
+    let owner = Running::host(rack, &format!("{folder}/bin/direct"), "own")?;
+    let id = node_id(rack, HOST)?;
+    second.run(&format!("{TOOLS}/direct {id} /dev/nvme0n1"))?;
+    owner.end()?;
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         conformance(rack, guest, name, &folder)?;
     }
