@@ -2,7 +2,7 @@
 //!
 //! A guest's virtiofs maps the pages of a file straight to a device's memory (DAX), so that loads and
 //! stores of the guest touch the host's memory. Files of no other file system but memory's own are mapped
-//! ([`Region`](crate::Region)), because their pages may wait for somebody; whoever has found a mounted
+//! ([`Region`]), because their pages may wait for somebody; whoever has found a mounted
 //! window says so ([`admit`]), proves that what is stored on one side is seen on the other, and takes the
 //! word back if it is not.
 //!
