@@ -96,11 +96,11 @@ impl std::fmt::Debug for Device {
 }
 
 /// Serves the device of one VM: waits at `socket` for QEMU, until the VM ends. `node` is the socket that
-/// processes attach to on the host that the guest is for.
+/// processes attach to on the host that the guest is for. Calls `connected` when QEMU has come.
 ///
 /// # Errors
 /// When the socket cannot be made, or QEMU says what makes no sense.
-pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
+pub fn serve(socket: &Path, node: &Path, connected: impl FnOnce()) -> Result<Served, ServeError> {
     let system = |what: &str| {
         let what = what.to_owned();
         move |cause| ServeError::System { what, cause }
@@ -137,7 +137,8 @@ pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
     spawn("bells", device.clone(), |device| device.hear_bells())?;
     let mut listener = vhost::vhost_user::Listener::from(listener);
     daemon.start(&mut listener).map_err(ServeError::Vhost)?;
-    // Nobody else is to connect, and whoever looks sees that somebody has.
+    connected();
+    // Nobody else is to connect.
     let _ = std::fs::remove_file(socket);
     tracing::info!("QEMU has connected");
     let outcome = daemon.wait();
