@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_memory::packets::Packet;
+use rackbus_memory::window::ReadBuffer;
 use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
 use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, Place, SESSION, TAG, object_name, proof};
 use rustix::io::Errno;
@@ -73,21 +74,19 @@ fn unescaped(path: &str) -> PathBuf {
 }
 
 /// The two conversations of a new session: calls, and events.
-pub(crate) fn open(
-    folder: &Path,
-) -> Result<(Arc<dyn PacketStream>, Arc<dyn PacketStream>), AttachError> {
+pub(crate) fn open(folder: &Path) -> Result<[Arc<dyn PacketStream>; 2], AttachError> {
     let path = folder.join(SESSION);
     let file = File::options().read(true).write(true).open(&path);
     let file = file.map_err(|cause| AttachError::NoNode { path, cause })?;
     let admitted = window::admit(&file);
     admitted.map_err(|cause| AttachError::System { what: "fstat", cause })?;
     let session = Arc::new(Session { file, folder: folder.to_owned(), over: false.into() });
-    let calls = Conversation::new(&session, Place::Calls);
+    let calls = Conversation::new(&session, Place::Calls)?;
     if let Err(error) = calls.prove() {
         window::withdraw();
         return Err(error);
     }
-    Ok((Arc::new(calls), Arc::new(Conversation::new(&session, Place::Events))))
+    Ok([Arc::new(calls), Arc::new(Conversation::new(&session, Place::Events)?)])
 }
 
 /// The file that is the session.
@@ -113,7 +112,7 @@ impl Session {
 struct Conversation {
     session: Arc<Session>,
     place: Place,
-    frame: Mutex<Vec<u8>>,
+    frame: Mutex<ReadBuffer>,
 }
 
 /// What an error of the file means for the conversation.
@@ -125,9 +124,9 @@ fn broken(error: &std::io::Error) -> StreamError {
 }
 
 impl Conversation {
-    fn new(session: &Arc<Session>, place: Place) -> Conversation {
-        let frame = Mutex::new(vec![0; MAX_FRAME]);
-        Conversation { session: session.clone(), place, frame }
+    fn new(session: &Arc<Session>, place: Place) -> Result<Conversation, AttachError> {
+        let frame = Mutex::new(ReadBuffer::new(MAX_FRAME)?);
+        Ok(Conversation { session: session.clone(), place, frame })
     }
 
     /// Proves by the page of the greeting that what is stored here is seen outside, and the other way
@@ -166,7 +165,7 @@ impl Conversation {
             if self.session.over.load(Ordering::Acquire) {
                 return Err(StreamError::Closed);
             }
-            let read = self.session.file.read_at(&mut buffer, self.place.offset());
+            let read = buffer.read_at(&self.session.file, self.place.offset());
             let length = match read {
                 // Nothing was said for as long as the far side lets anybody wait.
                 Ok(0) if deadline.is_some_and(|at| Instant::now() >= at) => {
@@ -177,7 +176,7 @@ impl Conversation {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(broken(&error)),
             };
-            let frame = buffer.get(..length).and_then(Frame::decode);
+            let frame = Frame::decode(&buffer.bytes(length));
             let mut frame = frame.ok_or(StreamError::Socket(Errno::PROTO))?;
             let opened = frame.objects.iter().map(|number| self.file(*number));
             let files: Result<Vec<OwnedFd>, std::io::Error> = opened.collect();

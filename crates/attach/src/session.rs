@@ -125,7 +125,7 @@ impl Session {
         match place.into() {
             Place::Host(location) => Session::open_on_host(&location),
             Place::Guest(folder) => {
-                let (calls, events) = guest::open(&folder)?;
+                let [calls, events] = guest::open(&folder)?;
                 Session::begin(Line::new(calls), events, &[], true)
             }
         }

@@ -29,10 +29,17 @@ struct Shell {
     sessions: BTreeSet<u64>,
     /// What QEMU has mapped.
     maps: BTreeMap<u64, u64>,
+    /// How often it was told to map, and to take away.
+    counts: (usize, usize),
 }
 
 /// Does what `data` says.
 pub fn run(data: &[u8]) {
+    drive(data);
+}
+
+/// The same; how often something was mapped, and taken away.
+fn drive(data: &[u8]) -> (usize, usize) {
     let mut input = Input::new(data);
     let mut shell = Shell {
         state: State::new(WINDOW),
@@ -42,6 +49,7 @@ pub fn run(data: &[u8]) {
         held: BTreeMap::new(),
         sessions: BTreeSet::new(),
         maps: BTreeMap::new(),
+        counts: (0, 0),
     };
     for _ in 0..STEPS {
         if input.is_empty() {
@@ -57,6 +65,7 @@ pub fn run(data: &[u8]) {
     shell.perform(actions);
     assert!(shell.asked.is_empty(), "requests {:?} were never answered", shell.asked);
     assert_eq!((shell.held.len(), shell.maps.len()), (0, 0));
+    shell.counts
 }
 
 impl Shell {
@@ -205,12 +214,14 @@ impl Shell {
                     let before = self.maps.range(..at + length).next_back();
                     assert!(before.is_none_or(|(begin, long)| begin + long <= at));
                     self.maps.insert(at, length);
+                    self.counts.0 += 1;
                     let answer = self.state.mapped(job, true);
                     self.perform(answer);
                 }
                 Action::Unmap { ranges, asked } => {
                     for (at, length) in ranges {
                         assert_eq!(self.maps.remove(&at), Some(length), "nothing is mapped there");
+                        self.counts.1 += 1;
                     }
                     if let Some(asked) = asked {
                         let bytes = fuse::done(asked.unique);
@@ -224,7 +235,7 @@ impl Shell {
     }
 
     fn connect(&mut self, session: u64) {
-        let page = (session % 5 != 0).then_some(Kind::Memory { size: 4096, write: true });
+        let page = (!session.is_multiple_of(5)).then_some(Kind::Memory { size: 4096, write: true });
         let (number, actions) = self.state.connected(session, page);
         if let Some(number) = number {
             self.held.insert(number, true);
@@ -246,4 +257,15 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let revoked = [&session[..], &[12, 0, 1, 2, 0, 0], &map].concat();
     let ended = [&session[..], &remove, &[0, 5, 0xc0, 3, 0, 1, 0, 0], &[13, 0xff, 0xff]].concat();
     vec![session, revoked, ended]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_map_and_take_away() {
+        let counts: Vec<_> = seeds().iter().map(|seed| drive(seed)).collect();
+        assert_eq!(counts, [(1, 1); 3]);
+    }
 }

@@ -152,11 +152,22 @@ impl Region {
     /// # Errors
     /// [`RegionError`] when the process has no room.
     pub fn reserve(length: u64, access: Access) -> Result<Region, RegionError> {
+        Region::anonymous(length, access, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    /// Memory of this process that its forks share: what is under way to it arrives, whoever forks.
+    ///
+    /// # Errors
+    /// As [`reserve`](Region::reserve).
+    pub(crate) fn shared_with_forks(length: u64) -> Result<Region, RegionError> {
+        Region::anonymous(length, Access::READ | Access::WRITE, MapFlags::SHARED)
+    }
+
+    fn anonymous(length: u64, access: Access, flags: MapFlags) -> Result<Region, RegionError> {
         let out = RegionError::OutOfFile { offset: 0, length, file_size: 0 };
         let mapped = usize::try_from(length).ok().filter(|length| *length > 0).ok_or(out)?;
         // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
         let base = unsafe {
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection(access), flags)
         }
         .map_err(system("mmap"))?;

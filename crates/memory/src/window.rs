@@ -2,18 +2,25 @@
 //!
 //! A guest's virtiofs maps the pages of a file straight to a device's memory (DAX), so that loads and
 //! stores of the guest touch the host's memory. Files of no other file system but memory's own are mapped
-//! ([`Region`](crate::Region)), because their pages may wait for somebody; whoever has found a mounted
+//! ([`Region`]), because their pages may wait for somebody; whoever has found a mounted
 //! window says so ([`admit`]), proves that what is stored on one side is seen on the other, and takes the
 //! word back if it is not.
 //!
 //! An eventfd of the host's cannot be had in a guest. In its place is a file of the same file system
 //! ([`WindowEvent`]): reading it waits for a ring, writing to it rings.
+//!
+//! Such files are read past the page cache: the guest's kernel has the far side write to the reader's own
+//! pages. Where a process forks meanwhile, Linux before 6.12 may leave those to the child, and the reader
+//! finds what was there before. So everything is read into memory that forks share ([`ReadBuffer`]).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::cell::RefCell;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
+
+use crate::region::{Region, RegionError};
 
 /// The device number of the file system that is admitted, and a bit that says that there is one.
 static ADMITTED: AtomicU64 = AtomicU64::new(0);
@@ -40,6 +47,59 @@ pub fn withdraw() {
 /// Whether files on the file system with this device number are windows to memory.
 pub(crate) fn is_admitted(device: u64) -> bool {
     ADMITTED.load(Ordering::Acquire) == device | THERE
+}
+
+/// Memory to read a window's files into.
+#[derive(Debug)]
+pub struct ReadBuffer(Region);
+
+impl ReadBuffer {
+    /// Of so many bytes.
+    ///
+    /// # Errors
+    /// When the process has no room.
+    pub fn new(bytes: usize) -> Result<ReadBuffer, RegionError> {
+        Ok(ReadBuffer(Region::shared_with_forks(bytes as u64)?))
+    }
+
+    /// Reads from `offset` of `file`, as much as there is and has room; how much.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn read_at(&mut self, file: impl AsFd, offset: u64) -> std::io::Result<usize> {
+        let (place, fd) = (self.0.whole(), file.as_fd().as_raw_fd());
+        let offset = offset.try_into().map_err(|_| Errno::INVAL)?;
+        // SAFETY: the range is mapped as long as the region, which is borrowed for the call; it is
+        // accessed by nobody else but forks, through raw copies.
+        let read = unsafe { libc::pread(fd, place.as_ptr().cast(), place.len(), offset) };
+        usize::try_from(read).map_err(|_| std::io::Error::last_os_error())
+    }
+
+    /// The first bytes of what was read, at most so many.
+    pub fn bytes(&self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length.min(self.0.len())];
+        self.0.whole().copy_to(&mut bytes);
+        bytes
+    }
+}
+
+thread_local! {
+    /// What this thread waits for rings with, and in which process.
+    static RING: RefCell<Option<(u32, ReadBuffer)>> = const { RefCell::new(None) };
+}
+
+/// Reads eight bytes from `offset` of `file`; `None` when there are none.
+fn number_at(file: &OwnedFd, offset: u64) -> std::io::Result<Option<u64>> {
+    RING.with_borrow_mut(|ring| {
+        let process = std::process::id();
+        // A fork's would be its parent's as well.
+        if ring.as_ref().is_none_or(|(owner, _)| *owner != process) {
+            *ring = Some((process, ReadBuffer::new(8).map_err(std::io::Error::other)?));
+        }
+        let Some((_, buffer)) = ring.as_mut() else { return Ok(None) };
+        let read = buffer.read_at(file, offset)?;
+        Ok(buffer.bytes(read).try_into().map(u64::from_le_bytes).ok())
+    })
 }
 
 /// An event of the host's, as a file of the window.
@@ -76,10 +136,10 @@ impl WindowEvent {
     /// Sleeps until there was a ring after the one with the number `seen`; at most as long as the far side
     /// lets anybody wait, which is less than a second.
     pub(crate) fn wait(&self, seen: u64) {
-        let mut number = [0; 8];
-        match rustix::io::pread(&self.file, &mut number, seen) {
-            Ok(8) => self.seen.store(u64::from_le_bytes(number), Ordering::Release),
-            Ok(_) | Err(Errno::INTR) => {}
+        match number_at(&self.file, seen) {
+            Ok(Some(number)) => self.seen.store(number, Ordering::Release),
+            Ok(None) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             // The caller looks at the count again, and finds its end there.
             Err(_) => std::thread::sleep(PAUSE),
         }
@@ -98,6 +158,20 @@ mod tests {
     use crate::{Access, Region, RegionError};
 
     /// Which window is admitted is the process': one test for all of it.
+    #[test]
+    fn a_buffer_has_what_was_read_and_no_more() {
+        let file = crate::SharedMemory::create("test", 16).unwrap();
+        file.whole().copy_from(b"0123456789abcdef");
+        let (descriptor, mut buffer) = (file.descriptor().unwrap(), ReadBuffer::new(8).unwrap());
+        assert_eq!(buffer.read_at(&descriptor, 2).unwrap(), 8);
+        assert_eq!(buffer.bytes(8), b"23456789");
+        assert_eq!(buffer.read_at(&descriptor, 14).unwrap(), 2);
+        assert_eq!((buffer.bytes(2), buffer.bytes(100).len()), (b"ef".to_vec(), 8));
+        assert_eq!(number_at(&descriptor, 0).unwrap(), Some(u64::from_le_bytes(*b"01234567")));
+        assert_eq!(number_at(&descriptor, 12).unwrap(), None);
+        assert!(buffer.read_at(&descriptor, u64::MAX).is_err());
+    }
+
     #[test]
     fn only_files_of_the_admitted_window_are_mapped() {
         let path = std::env::temp_dir().join(format!("rackbus-window-{}", std::process::id()));

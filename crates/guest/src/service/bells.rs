@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_memory::Doorbell;
@@ -48,9 +49,9 @@ impl Bells {
 }
 
 impl Device {
-    /// Hears rings and keeps the time, until the process ends.
+    /// Hears rings and keeps the time, until the device is over.
     pub(super) fn hear_bells(self: &Arc<Self>) {
-        loop {
+        while !self.over.load(Ordering::Acquire) {
             let due = self.lock().state.next_tick();
             let left =
                 due.map_or(TICK, |due| Duration::from_millis(due.saturating_sub(self.now())));

@@ -14,6 +14,7 @@ mod window;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -84,6 +85,8 @@ struct Device {
     chains: Chains,
     window: Window,
     bells: Bells,
+    /// Its VM is.
+    over: AtomicBool,
 }
 
 impl std::fmt::Debug for Device {
@@ -93,11 +96,11 @@ impl std::fmt::Debug for Device {
 }
 
 /// Serves the device of one VM: waits at `socket` for QEMU, until the VM ends. `node` is the socket that
-/// processes attach to on the host that the guest is for.
+/// processes attach to on the host that the guest is for. Calls `connected` when QEMU has come.
 ///
 /// # Errors
 /// When the socket cannot be made, or QEMU says what makes no sense.
-pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
+pub fn serve(socket: &Path, node: &Path, connected: impl FnOnce()) -> Result<Served, ServeError> {
     let system = |what: &str| {
         let what = what.to_owned();
         move |cause| ServeError::System { what, cause }
@@ -124,6 +127,7 @@ pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
         chains: Chains::default(),
         window: Window::default(),
         bells: Bells::new().map_err(system("epoll"))?,
+        over: AtomicBool::new(false),
     });
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
     let backend = Arc::new(Backend::new(device.clone(), memory.clone()));
@@ -133,7 +137,8 @@ pub fn serve(socket: &Path, node: &Path) -> Result<Served, ServeError> {
     spawn("bells", device.clone(), |device| device.hear_bells())?;
     let mut listener = vhost::vhost_user::Listener::from(listener);
     daemon.start(&mut listener).map_err(ServeError::Vhost)?;
-    // Nobody else is to connect, and whoever looks sees that somebody has.
+    connected();
+    // Nobody else is to connect.
     let _ = std::fs::remove_file(socket);
     tracing::info!("QEMU has connected");
     let outcome = daemon.wait();
@@ -237,6 +242,8 @@ impl Device {
             actions
         });
         self.window.close();
+        self.over.store(true, Ordering::Release);
+        self.lock().order(Job::End);
     }
 
     /// A job of unmapping is done.

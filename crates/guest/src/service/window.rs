@@ -20,8 +20,19 @@ const WRITABLE: u64 = 1;
 /// Something for QEMU to do.
 #[derive(Debug)]
 pub(super) enum Job {
-    Map { job: u64, file: Arc<OwnedFd>, at: u64, offset: u64, length: u64 },
-    Unmap { ranges: Vec<(u64, u64)>, asked: Option<Asked> },
+    Map {
+        job: u64,
+        file: Arc<OwnedFd>,
+        at: u64,
+        offset: u64,
+        length: u64,
+    },
+    Unmap {
+        ranges: Vec<(u64, u64)>,
+        asked: Option<Asked>,
+    },
+    /// The device is over.
+    End,
 }
 
 /// The way to ask QEMU.
@@ -113,6 +124,7 @@ impl Device {
                     }
                     self.unmapped(asked);
                 }
+                Job::End => return,
             }
         }
     }

@@ -175,3 +175,16 @@ fn rubbish_from_a_peer_ends_no_wait_late() {
         done.store(true, Ordering::Relaxed);
     });
 }
+
+/// A virtual machine counts a ring by itself and has it told by somebody outside.
+#[test]
+fn a_ring_that_was_counted_elsewhere_wakes_who_polls() {
+    let memory = memory();
+    let bell = doorbell(&memory);
+    assert!(bell.arm(0));
+    assert!(bell.line().ring().poller);
+    assert!(!bell.event.drain());
+    bell.relay();
+    assert!(bell.event.drain());
+    assert_eq!(bell.count(), 1);
+}

@@ -4,7 +4,9 @@
 //! with what is mapped, and waits for ever for anything new.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rackbus_node::segments::SOCKET;
 
@@ -43,11 +45,14 @@ impl Args {
         let node = run_dir.join(&self.host).join(SOCKET);
         loop {
             let (socket, place) = (self.socket.clone(), node.clone());
-            let serving =
-                tokio::task::spawn_blocking(move || rackbus_guest::serve(&socket, &place));
+            let connected = Arc::new(AtomicBool::new(false));
+            let here = connected.clone();
+            let serving = tokio::task::spawn_blocking(move || {
+                rackbus_guest::serve(&socket, &place, || here.store(true, Ordering::Release))
+            });
             tokio::select! {
                 outcome = serving => self.ended(outcome)?,
-                () = self.not_wanted(&run_dir) => break,
+                () = self.not_wanted(&run_dir, &connected) => break,
             }
             if !self.again || !is_up(&run_dir) {
                 break;
@@ -74,19 +79,14 @@ impl Args {
         }
     }
 
-    /// Waits until no VM will come, or its rack is gone before one has. Where a VM has connected, the
-    /// socket is gone, and this waits for ever.
-    async fn not_wanted(&self, run_dir: &Path) {
-        if !self.again {
-            tokio::time::sleep(CONNECTED).await;
-            while !self.socket.exists() {
-                tokio::time::sleep(LOOK).await;
-            }
-            return;
-        }
+    /// Waits until no VM will come, or its rack is gone before one has. Where one has come, it waits for
+    /// ever.
+    async fn not_wanted(&self, run_dir: &Path, connected: &AtomicBool) {
+        let begun = Instant::now();
         loop {
             tokio::time::sleep(LOOK).await;
-            if self.socket.exists() && !is_up(run_dir) {
+            let late = !self.again && begun.elapsed() > CONNECTED;
+            if !connected.load(Ordering::Acquire) && (late || !is_up(run_dir)) {
                 return;
             }
         }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use rackbus_e2e::rack::beside;
 use rackbus_e2e::guest::succeeded;
+use rackbus_e2e::rack::beside;
 use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
 use serde_json::Value;
 
@@ -14,16 +14,37 @@ use crate::World;
 
 /// What installs library, headers and tools.
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
+/// What builds the conformance tests.
+const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
 /// The guests: each is the host of the rack that has its name, and runs on another one.
 const GUESTS: [(&str, &str, &str); 2] =
     [("inside", "beta", "bookworm"), ("within", "gamma", "trixie")];
+/// A drive that the second of them has borrowed, and the program that has it read into a segment.
+const DRIVE: &str = "alpha/nvme2";
+const DIRECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/direct.c");
 /// A host whose programs take part.
 const HOST: &str = "alpha";
 /// Where the tools are in a guest.
 const TOOLS: &str = "/var/DIS/bin";
+const TESTS: &str = "/var/DIS/tests";
 /// How long a tool may take under TCG on a busy machine.
 const LIMIT: Duration = Duration::from_secs(200);
 const ROUNDS: &str = "200";
+
+/// The conformance tests of the library: what one process runs, and what two do, of which the guest's is the
+/// one that is named.
+const ALONE: [&str; 7] = ["binary", "forks", "handles", "library", "query", "sharing", "signals"];
+const TOGETHER: [(&str, &str); 9] = [
+    ("segments", "owner"),
+    ("maps", "peer"),
+    ("segment_events", "owner"),
+    ("interrupts", "peer"),
+    ("data_interrupts", "owner"),
+    ("dma", "peer"),
+    ("copy", "owner"),
+    ("reflective", "peer"),
+    ("removals", "owner"),
+];
 
 /// One side of an exchange.
 enum Side<'a> {
@@ -54,14 +75,16 @@ impl Running {
                 let script = format!("{TOOLS}/{tool} {arguments}");
                 Ok(Running::Guest(name, guest.begin(&script, LIMIT)?))
             }
-            Side::Host(rack) => {
-                let mut command = Command::new(format!("{tools}/bin/{tool}"));
-                command.args(arguments.split_whitespace());
-                command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
-                command.stdout(Stdio::piped()).stderr(Stdio::piped());
-                Ok(Running::Host(command.spawn()?))
-            }
+            Side::Host(rack) => Running::host(rack, &format!("{tools}/bin/{tool}"), arguments),
         }
+    }
+
+    fn host(rack: &Rack, program: &str, arguments: &str) -> Result<Running> {
+        let mut command = Command::new(program);
+        command.args(arguments.split_whitespace());
+        command.env("RACKBUS_RUN_DIR", rack.run_dir()).env("RACKBUS_HOST", HOST);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(Running::Host(command.spawn()?))
     }
 
     fn end(self) -> Result<String> {
@@ -77,7 +100,7 @@ impl Running {
     }
 }
 
-/// Library, headers and tools, as they are installed on a host.
+/// Library, headers and tools, as they are installed on a host, with the conformance tests beside them.
 fn installed(rack: &Rack) -> Result<PathBuf> {
     let folder = rack.run_dir().join("sisci");
     let library = beside("libsisci.so")?;
@@ -88,6 +111,25 @@ fn installed(rack: &Rack) -> Result<PathBuf> {
         .env_remove("DESTDIR")
         .output()?;
     ensure!(made.status.success(), "{INSTALL}: {}", String::from_utf8_lossy(&made.stderr));
+    let assigned = |name: &str, value: &std::path::Path| format!("{name}={}", value.display());
+    let made = Command::new("make")
+        .args(["--silent", "-C", CRATE, "tests", "RPATH="])
+        .arg(assigned("LIB", &folder.join("lib")))
+        .arg(assigned("OUT", &folder))
+        .output()?;
+    ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
+    let include = folder.join("include");
+    let made = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-o"])
+        .arg(folder.join("bin/direct"))
+        .arg(DIRECT)
+        .arg("-I")
+        .arg(&include)
+        .arg("-L")
+        .arg(folder.join("lib"))
+        .args(["-lsisci", "-Wl,-rpath,$ORIGIN/../lib"])
+        .output()?;
+    ensure!(made.status.success(), "{DIRECT}: {}", String::from_utf8_lossy(&made.stderr));
     Ok(folder)
 }
 
@@ -113,6 +155,34 @@ fn between(
     Ok(())
 }
 
+/// A host's node id.
+fn node_id(rack: &Rack, host: &str) -> Result<u64> {
+    let ids = rack.json(&["node-id"])?;
+    let found = ids.as_array().into_iter().flatten().find(|it| it["host"] == host);
+    let id = found.and_then(|it| it["node_id"].as_u64());
+    id.ok_or_else(|| Failure(format!("no id of {host} in {ids}")))
+}
+
+/// Runs the conformance tests in a guest, with a host as the other side.
+fn conformance(rack: &Rack, guest: &mut Guest, name: &str, folder: &str) -> Result<()> {
+    for test in ALONE {
+        guest
+            .begin(&format!("{TESTS}/{test}"), LIMIT)
+            .and_then(|it| succeeded(name, test, &it.wait()?))?;
+    }
+    let id = |host| node_id(rack, host);
+    for (test, role) in TOGETHER {
+        let other = if role == "owner" { "peer" } else { "owner" };
+        let inside = guest.begin(&format!("{TESTS}/{test} {role} {}", id(HOST)?), LIMIT)?;
+        let inside = Running::Guest(format!("{name}, {test}"), inside);
+        let arguments = format!("{other} {}", id(name)?);
+        let outside = Running::host(rack, &format!("{folder}/tests/{test}"), &arguments)?;
+        outside.end()?;
+        inside.end()?;
+    }
+    Ok(())
+}
+
 /// Ping-pong through segments, interrupts and transfers: two guests of two hosts with each other, and each
 /// with a host, with either as the owner.
 pub fn in_guests(world: &mut World) -> Result<()> {
@@ -120,7 +190,8 @@ pub fn in_guests(world: &mut World) -> Result<()> {
     let folder = installed(rack)?.display().to_string();
     let mut guests = Vec::new();
     for (name, host, release) in GUESTS {
-        guests.push(Guest::start_with(rack, name, host, release, &[], &["--fabric"])?);
+        let functions: &[&str] = if guests.is_empty() { &[] } else { &[DRIVE] };
+        guests.push(Guest::start_with(rack, name, host, release, functions, &["--fabric"])?);
     }
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         guest.booted()?;
@@ -143,6 +214,13 @@ pub fn in_guests(world: &mut World) -> Result<()> {
     ] {
         between(Side::Guest(first), Side::Guest(second), tool, more, &folder)?;
         between(Side::Guest(first), Side::Host(rack), tool, more, &folder)?;
+    }
+    let owner = Running::host(rack, &format!("{folder}/bin/direct"), "own")?;
+    let id = node_id(rack, HOST)?;
+    second.run(&format!("{TOOLS}/direct {id} /dev/nvme0n1"))?;
+    owner.end()?;
+    for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
+        conformance(rack, guest, name, &folder)?;
     }
     for guest in guests {
         guest.stop(rack)?;
