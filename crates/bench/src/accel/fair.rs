@@ -45,10 +45,10 @@ pub fn pairs() -> Vec<(&'static str, [Sends; 2])> {
         ("the same", [equal.clone(), equal]),
         ("noise and zeroes", [sends(deflate, noise(64 << 10)), sends(deflate, vec![0; 64 << 10])]),
         (
-            "64 KiB and 64 B",
+            "64 KiB and 4 KiB",
             [
                 sends(Operation::Sha3_512, vec![0; 64 << 10]),
-                sends(Operation::Sha3_512, vec![0; 64]),
+                sends(Operation::Sha3_512, vec![0; 4 << 10]),
             ],
         ),
     ]
