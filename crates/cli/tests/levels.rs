@@ -66,6 +66,7 @@ fn a_level_is_changed_while_it_is_used_refused_with_what_fits_and_on_record() {
     let lease = rack.json(&["borrow", "--accel", level, "--for", "beta"]);
     let mut accel = open(&lease);
     use_it(&mut accel, 1);
+    rack.good(&["accel", "level", "1", level]);
     let said = rack.good(&["accel", "level", "1", "crc32c 160 Mbit/s message 64 KiB"]);
     assert!(
         said.contains("beta has `crc32c 160 Mbit/s message 64 KiB` of alpha/accel0.vf1"),

@@ -238,25 +238,6 @@ impl LentFunctions {
         self.fence.lock().arm_done(device, epoch, outcome.map_err(|error| error.to_string()))
     }
 
-    /// Gives the borrower of `epoch` another service level while it goes on. A level that cannot be kept changes
-    /// nothing.
-    pub fn change_level(
-        &self,
-        device: &str,
-        epoch: Epoch,
-        number: u64,
-        level: Option<&str>,
-    ) -> Vec<LenderAction> {
-        let outcome = self.find(device).and_then(|lent| {
-            lent.lendable.change_level(level).map_err(LendError::Level)?;
-            *lent.promised() = level.map(str::to_owned);
-            Ok(())
-        });
-        let outcome = outcome.map_err(|error| error.to_string());
-        tracing::info!(device, level, ?outcome, "another service level");
-        self.fence.lock().level_done(device, epoch, number, outcome)
-    }
-
     /// Takes the function back from `epoch` and everything older. On return nothing of that
     /// borrower's is read or written any more, and the function is reset and scrubbed. Revoking
     /// again, or what was never armed, changes nothing.
@@ -427,15 +408,6 @@ impl Lent {
         let lease = self.fence.lock().admitted(&self.name).map(|holder| holder.lease);
         (report.lease, report.last_lease) = self.tenancy().reports(lease, &report);
         report
-    }
-
-    /// What the function counts and how it is, now.
-    fn describe(&self) -> DeviceReport {
-        self.lendable.describe(DeviceReport::default())
-    }
-
-    fn tenancy(&self) -> MutexGuard<'_, Tenancy> {
-        self.tenancy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hangs(&self) -> LendError {

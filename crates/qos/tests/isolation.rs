@@ -222,7 +222,7 @@ fn a_minimum_that_is_not_kept_is_on_record() {
         let loads = [load(4096, SHA3), load(4096, SHA3), seldom];
         let mut arbiter = shaped(&shares, 1);
         run(&mut arbiter, 1, &loads, 3 * SECOND, seed);
-        let mut kept = |id| arbiter.kept(TenantId(id), 3 * SECOND).unwrap();
+        let kept = |id| arbiter.kept(TenantId(id), 3 * SECOND).unwrap();
         let kept = [0, 1, 2].map(kept);
         for of in &kept[..2] {
             let part = of.delivered as f64 / of.promised as f64;

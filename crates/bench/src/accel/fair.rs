@@ -1,7 +1,6 @@
 //! Two tenants on one engine: what each gets, and what both get together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_devices::accel::{Pool, PoolOptions};
@@ -11,6 +10,7 @@ use rackbus_spec::accel::{Descriptor, Operation};
 
 use super::queue::{failed, function};
 use crate::BenchError;
+use crate::machine::{CLIENT_CPU, pin, unpin};
 
 /// What a tenant sends: an operation, and a message that it always has under way many times.
 #[derive(Debug, Clone)]
@@ -20,8 +20,6 @@ pub struct Sends {
 }
 
 const DEPTH: u16 = 64;
-/// Messages that are done again before the clock is looked at.
-const PAUSE: Duration = Duration::from_micros(200);
 
 /// Megabytes each second of the minimum that is measured.
 pub const PROMISED: f64 = 10.0;
@@ -47,10 +45,10 @@ pub fn pairs() -> Vec<(&'static str, [Sends; 2])> {
         ("the same", [equal.clone(), equal]),
         ("noise and zeroes", [sends(deflate, noise(64 << 10)), sends(deflate, vec![0; 64 << 10])]),
         (
-            "64 KiB and 64 B",
+            "64 KiB and 4 KiB",
             [
                 sends(Operation::Sha3_512, vec![0; 64 << 10]),
-                sends(Operation::Sha3_512, vec![0; 64]),
+                sends(Operation::Sha3_512, vec![0; 4 << 10]),
             ],
         ),
     ]
@@ -75,20 +73,14 @@ impl Tenant {
         Ok(Tenant { accel, descriptor })
     }
 
-    /// Fills the queue and takes what has come, until told to stop.
-    fn flood(&mut self, stop: &AtomicBool) -> Result<u64, BenchError> {
-        let mut done = 0;
-        while !stop.load(Ordering::Relaxed) {
-            while self.accel.under_way(0) < DEPTH.into() {
-                self.accel.push(0, &self.descriptor).map_err(failed)?;
-            }
-            self.accel.ring(0).map_err(failed)?;
-            while self.accel.poll(0).map_err(failed)?.is_some() {
-                done += 1;
-            }
-            std::thread::yield_now();
+    /// Fills the queue and takes what has come.
+    fn go_on(&mut self) -> Result<(), BenchError> {
+        while self.accel.under_way(0) < DEPTH.into() {
+            self.accel.push(0, &self.descriptor).map_err(failed)?;
         }
-        Ok(done)
+        self.accel.ring(0).map_err(failed)?;
+        while self.accel.poll(0).map_err(failed)?.is_some() {}
+        Ok(())
     }
 }
 
@@ -104,37 +96,35 @@ fn describe(accel: &Accel, sends: &Sends, at: usize) -> Result<Descriptor, Bench
     accel.describe(&work, (at, length), (at + (128 << 10), room)).map_err(failed)
 }
 
-/// Has both tenants send for a time, after a tenth of it: engine time, bytes in and operations of each.
+/// Has both tenants send for a time, after a tenth of it, from this thread: engine time, bytes in and operations of
+/// each.
 fn together(
     pool: &Arc<Pool>,
-    tenants: [Tenant; 2],
+    mut tenants: [Tenant; 2],
     time: Duration,
 ) -> Result<[[u64; 3]; 2], BenchError> {
-    let stop = AtomicBool::new(false);
+    pin(CLIENT_CPU);
     let used = || {
         [1, 2].map(|number| {
             let usage = pool.usage(TenantId(number)).unwrap_or_default();
             [usage.engine_ns, usage.ingress, usage.operations]
         })
     };
-    std::thread::scope(|scope| {
-        let threads = tenants.map(|mut tenant| {
-            let stop = &stop;
-            scope.spawn(move || tenant.flood(stop))
-        });
-        std::thread::sleep(time / 10);
-        let before = used();
+    let mut send = |time: Duration| {
         let begun = Instant::now();
         while begun.elapsed() < time {
-            std::thread::sleep(PAUSE);
+            tenants.iter_mut().try_for_each(Tenant::go_on)?;
         }
+        Ok::<_, BenchError>(())
+    };
+    let sent = send(time / 10).and_then(|()| {
+        let before = used();
+        send(time)?;
         let after = used();
-        stop.store(true, Ordering::Relaxed);
-        for thread in threads {
-            thread.join().map_err(|_| BenchError::Peer("a tenant failed".to_owned()))??;
-        }
         Ok([0, 1].map(|nth| [0, 1, 2].map(|of| after[nth][of] - before[nth][of])))
-    })
+    });
+    unpin();
+    sent
 }
 
 /// Engine time of the first tenant over that of the second.
@@ -196,6 +186,7 @@ fn alternate(
     for (id, descriptor) in (0..).zip(&mut descriptors) {
         descriptor.id = id;
     }
+    pin(CLIENT_CPU);
     let (begun, mut sent) = (Instant::now(), 0usize);
     while begun.elapsed() < time {
         while accel.under_way(0) < (2 * DEPTH).into() {
@@ -206,8 +197,8 @@ fn alternate(
         while let Some(completion) = accel.poll(0).map_err(failed)? {
             ended(usize::from(completion.id).min(1), completion.value);
         }
-        std::thread::yield_now();
     }
+    unpin();
     Ok(())
 }
 

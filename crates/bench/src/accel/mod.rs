@@ -164,7 +164,7 @@ impl Bench<'_> {
         let case = "crc32c 64 B, 32 under way";
         if self.wanted(case) {
             let mut queue = Queue::new(&[operation], &message, SMALL, DEPTH)?;
-            let load = Load { bytes: PAGE, depth: DEPTH.into(), write: false, random: false };
+            let load = Load { bytes: PAGE, depth: DEPTH, write: false, random: false };
             self.pairs(
                 case,
                 "a ring in shared memory",

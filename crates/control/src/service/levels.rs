@@ -20,12 +20,16 @@ impl Service {
         let level = &request.level;
         check_level(level.as_deref())?;
         let ask = |answer| Request::ChangeLevel { lease, level: level.clone(), answer };
+        // None where it has that level anyway.
         let number = self.writing.ask(ask).await?.map_err(explain)?;
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let answered = self.shared.wait(deadline, |known| {
             let record = known.leases.get(&lease)?;
             if !matches!(record.state, LeaseState::Active { .. }) {
                 return Some(Err(ended(lease, &record.state)));
+            }
+            if number == 0 {
+                return Some(Ok(present(record)));
             }
             // Somebody else may have changed it again already.
             let change = record.change.as_ref().filter(|change| change.number >= number)?;

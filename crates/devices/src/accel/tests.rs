@@ -164,8 +164,10 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
     first.model(&folders).unwrap();
 }
 
+type Configs = Vec<Arc<dyn DeviceConfig>>;
+
 /// Functions of an accelerator with these keys, each with its model, and what of `sha256` fits beside what is promised.
-fn functions(keys: &str) -> (Vec<Arc<dyn DeviceConfig>>, Vec<Box<dyn Function>>) {
+fn functions(keys: &str) -> (Configs, Vec<Box<dyn Function>>) {
     let rack = format!(
         "name = \"lab\"\n[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 3\n{keys}"
     );

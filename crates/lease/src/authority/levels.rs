@@ -7,7 +7,8 @@ use crate::message::{LeaseId, Message, Millis};
 use super::{Authority, LeaseRecord, LeaseState, Outcome};
 
 impl Authority {
-    /// Asks the lender of `lease` for another service level. To ask again for what is under way changes nothing.
+    /// Asks the lender of `lease` for another service level. To ask for what it has, or again for what is under way,
+    /// changes nothing.
     ///
     /// # Errors
     /// [`ChangeRefused`]; nothing changes then.
@@ -29,6 +30,7 @@ impl Authority {
         match record.asked_level() {
             Some(asked) if asked.level == level => return Ok(self.take()),
             Some(_) => return Err(ChangeRefused::UnderWay(lease)),
+            None if record.level == level => return Ok(self.take()),
             None => {}
         }
         let number = record.change.as_ref().map_or(0, |change| change.number) + 1;

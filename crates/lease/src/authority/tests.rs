@@ -265,6 +265,7 @@ fn a_level_is_asked_for_until_its_lender_answers_and_a_refused_one_changes_nothi
     assert_eq!(asked(&authority.tick(resend + 1000)), 1, "it is said again");
     authority.receive(2000, "alpha", level_set(1, "a", Ok(())));
     assert_eq!(levels(&authority, lease), (Some("a"), Some((1, true))));
+    assert_eq!(change(&mut authority, "a"), Ok(Outcome::default()), "it has that");
     change(&mut authority, "b").unwrap();
     authority.receive(2001, "alpha", level_set(1, "a", Ok(())));
     assert_eq!(levels(&authority, lease), (Some("a"), Some((2, false))), "that was the one before");

@@ -1,8 +1,13 @@
-//! What a function's leases use: the counters when one begins, and what that makes of the counters now.
+//! What a function's leases are promised and use: the counters when one begins, and what that makes of the counters
+//! now.
+
+use std::sync::{MutexGuard, PoisonError};
 
 use rackbus_control::api::DeviceReport;
 use rackbus_control::usage::LeaseReport;
-use rackbus_lease::LeaseId;
+use rackbus_lease::{Epoch, LeaseId, LenderAction};
+
+use super::{LendError, Lent, LentFunctions};
 
 /// The lease that has a function, and the one before.
 #[derive(Debug, Default)]
@@ -36,5 +41,37 @@ impl Tenancy {
         let lease = self.begun.as_ref();
         let lease = lease.and_then(|(lease, begun)| LeaseReport::between(*lease, begun, now));
         (lease, self.last.clone())
+    }
+}
+
+impl LentFunctions {
+    /// Gives the borrower of `epoch` another service level while it goes on. A level that cannot be kept changes
+    /// nothing.
+    pub fn change_level(
+        &self,
+        device: &str,
+        epoch: Epoch,
+        number: u64,
+        level: Option<&str>,
+    ) -> Vec<LenderAction> {
+        let outcome = self.find(device).and_then(|lent| {
+            lent.lendable.change_level(level).map_err(LendError::Level)?;
+            *lent.promised() = level.map(str::to_owned);
+            Ok(())
+        });
+        let outcome = outcome.map_err(|error| error.to_string());
+        tracing::info!(device, level, ?outcome, "another service level");
+        self.fence.lock().level_done(device, epoch, number, outcome)
+    }
+}
+
+impl Lent {
+    /// What the function counts and how it is, now.
+    pub(super) fn describe(&self) -> DeviceReport {
+        self.lendable.describe(DeviceReport::default())
+    }
+
+    pub(super) fn tenancy(&self) -> MutexGuard<'_, Tenancy> {
+        self.tenancy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
