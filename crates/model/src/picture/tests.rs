@@ -42,7 +42,7 @@ fn all_pictures_are_well_formed() {
         &Bars { title: "t".into(), subtitle: "s".into(), pairs: vec![pair] }.svg()
     ));
     let case = |first, second| Compared { name: "a<b".into(), first, second };
-    let cases = vec![case(8.4, 1.0), case(0.03, 0.98), case(f64::INFINITY, 0.0)];
+    let cases = vec![case(8.4, 1.0), case(0.03, 0.98), case(1e6, 1e-6)];
     let names = ["off", "shaped"];
     let comparison =
         Comparison { title: "t".into(), subtitle: "s".into(), names, ideal: 1.0, cases };
