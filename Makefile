@@ -7,12 +7,13 @@ PREFIX ?= /usr/local
 BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme lending model datapath memory
+AREA ?= nvme lending model datapath memory accel
 
-.PHONY: help build install setup demo test test-cargo test-loom test-e2e sim fuzz bench check clean
+.PHONY: help build install setup demo demo-machines test test-cargo test-loom test-e2e sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
+	@echo "make demo-machines  the same over a network: machines in namespaces, a cable that is pulled (needs root)"
 	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
 	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
 	@echo "             and librackbus_accel with its header for programs that drive accelerators"
@@ -41,6 +42,10 @@ demo: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
 	target/release/demo examples/demo/rack.toml target/demo
 
+demo-machines: setup
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	target/release/demo-machines examples/machines/rack.toml
+
 test: test-cargo test-loom test-e2e
 
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
@@ -55,9 +60,11 @@ test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
 
 test-e2e: setup
-	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/e2e target/e2e
+	@if [ "$$(id -u)" = 0 ]; then target/release/demo-machines examples/machines/rack.toml; \
+		else echo "demo-machines: left out, it needs root"; fi
 
 sim:
 	@CARGO="$(CARGO)" scripts/sim
@@ -70,7 +77,7 @@ bench:
 	$(CARGO) build --release -p rackbus-cli
 	$(CARGO) build --release -p rackbus-bench --features peers
 	@for area in $(AREA); do \
-		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
+		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$(CACHE)/dpdk/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done
 
 check:

@@ -26,6 +26,7 @@
 
 mod cmmc;
 mod events;
+mod guest;
 mod interrupts;
 mod line;
 mod location;
@@ -39,10 +40,11 @@ mod session;
 
 pub use cmmc::{Area, AreaKey, Copier, CopyError, RemoteArea, Signal, Writing, Written};
 pub use events::{Callback, SegmentEvent, Watch};
+pub use guest::WindowError;
 pub use interrupts::{
     DataInterrupt, Interrupt, InterruptError, RemoteDataInterrupt, RemoteInterrupt,
 };
-pub use location::{Location, LocationError};
+pub use location::{Location, LocationError, Place};
 pub use locks::{LOCK_BYTES, RackBarrier, RackMutex};
 pub use memory::Mapping;
 pub use pages::{Extent, RemotePages};

@@ -2,11 +2,12 @@
 //! whose answer tells nothing is not waited for: its answer is taken in before a later one's.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, Packets};
+use rackbus_memory::{AdaptiveSpin, PacketStream};
 use rackbus_segment::message::{Reply, Request, decode, encode};
 
 use crate::session::AttachError;
@@ -21,7 +22,7 @@ const MOST_OWED: usize = 16;
 /// The socket of requests.
 #[derive(Debug)]
 pub(crate) struct Line {
-    pub packets: Packets,
+    pub packets: Arc<dyn PacketStream>,
     buffer: Vec<u8>,
     spin: AdaptiveSpin,
     /// Answers to what was posted that have not been taken in.
@@ -29,7 +30,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) fn new(packets: Packets) -> Line {
+    pub(crate) fn new(packets: Arc<dyn PacketStream>) -> Line {
         let (buffer, spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
         Line { packets, buffer, spin, owed: 0 }
     }
@@ -112,13 +113,14 @@ fn ending(reply: &Reply) -> Option<Request> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rackbus_memory::Packets;
     use rackbus_segment::Handle;
 
     /// What answers that nobody needs say is nobody's business: the next answer is the next request's.
     #[test]
     fn an_owed_answer_that_is_none_is_not_taken_for_the_next_one() {
         let (own, node) = Packets::pair().unwrap();
-        let mut line = Line::new(own);
+        let mut line = Line::new(Arc::new(own));
         let request = Request::Disconnect { connection: Handle(1) };
         line.post(&request).unwrap();
         node.send(&[0xff; 3], &[]).unwrap();

@@ -75,6 +75,38 @@ impl Location {
     }
 }
 
+/// Where a process finds its node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// On a host.
+    Host(Location),
+    /// In a virtual machine, through the file system that is mounted in this folder.
+    Guest(PathBuf),
+}
+
+impl Place {
+    /// What the environment says, as [`Location::from_environment`]; where it does not say anything and a
+    /// rack's file system is mounted, this is a virtual machine.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_environment() -> Result<Place, LocationError> {
+        let said = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        if !said(RUN_DIR)
+            && let Some(folder) = crate::guest::find()
+        {
+            return Ok(Place::Guest(folder));
+        }
+        Location::from_environment().map(Place::Host)
+    }
+}
+
+impl From<&Location> for Place {
+    fn from(location: &Location) -> Place {
+        Place::Host(location.clone())
+    }
+}
+
 /// The only folder in `dir` that has a file `mark`.
 fn only(
     dir: &Path,

@@ -54,6 +54,8 @@ pub(crate) struct Memory {
     state: Mutex<State>,
     moved: Condvar,
     access: Access,
+    /// Bytes of it; its file has whole pages.
+    size: u64,
 }
 
 #[derive(Debug)]
@@ -66,14 +68,14 @@ struct State {
 }
 
 impl Memory {
-    pub(crate) fn new(file: Option<OwnedFd>, write: bool) -> Arc<Memory> {
+    pub(crate) fn new(file: Option<OwnedFd>, write: bool, size: u64) -> Arc<Memory> {
         let access = match write {
             true => Access::READ | Access::WRITE,
             false => Access::READ,
         };
         let state =
             State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, ended: false };
-        Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access })
+        Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access, size })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -105,6 +107,10 @@ impl Memory {
         address: Option<usize>,
         read_only: bool,
     ) -> Result<Mapping, AttachError> {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.size);
+        if !inside || length == 0 {
+            return Err(RegionError::OutOfFile { offset, length, file_size: self.size }.into());
+        }
         let state = self.lock();
         let waited = self.moved.wait_timeout_while(state, PATIENCE, |state| state.frozen);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -214,7 +220,7 @@ mod tests {
     fn counts_while_it_moves(mut seed: u64) {
         const SIZE: u64 = 8 * 4096 + 100;
         const WRITERS: u64 = 3;
-        let memory = Memory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true);
+        let memory = Memory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true, SIZE);
         let stop = AtomicBool::new(false);
         let mappings: Vec<(Mapping, usize, usize)> = (0..WRITERS)
             .map(|writer| {
@@ -284,7 +290,7 @@ mod tests {
     #[test]
     fn a_writer_goes_on_when_the_move_that_it_waits_for_never_ends() {
         let file = SharedMemory::reserve("test", 8192).unwrap();
-        let memory = Memory::new(Some(file), true);
+        let memory = Memory::new(Some(file), true, 8192);
         let mapping = memory.map((0, 8192), None, false).unwrap();
         memory.freeze(0, 8192).unwrap();
         std::thread::scope(|scope| {
@@ -304,7 +310,7 @@ mod tests {
     #[test]
     fn nobody_writes_before_all_mappings_have_moved() {
         let (old, new) = (SharedMemory::reserve("old", 8192), SharedMemory::reserve("new", 8192));
-        let memory = Memory::new(Some(old.unwrap()), true);
+        let memory = Memory::new(Some(old.unwrap()), true, 8192);
         let (one, other) = (memory.map((0, 8192), None, false), memory.map((0, 8192), None, false));
         let (one, other) = (one.unwrap(), other.unwrap());
         memory.freeze(0, 8192).unwrap();

@@ -36,7 +36,7 @@ impl Session {
         else {
             return Err(AttachError::Protocol);
         };
-        let memory = Memory::new(Some(file), true);
+        let memory = Memory::new(Some(file), true, size);
         let mapping = memory.map((0, size), None, false)?;
         // Its pages move one by one: the file as a whole is never mapped again, hence no size.
         let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
@@ -58,6 +58,10 @@ impl Session {
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
         self.registry().watch(handle, watched, self);
         let held = Held { session: self.clone(), handle };
+        if !write && self.in_guest() {
+            // Only the guest's own kernel would keep a process from storing.
+            return Err(AttachError::ReadOnly);
+        }
         let region = pieces(&lengths, fds, write)?;
         Ok(RemotePages { _held: held, mapping: Mapping::new(Arc::new(region)), write, watch })
     }

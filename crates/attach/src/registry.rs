@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
+use rackbus_memory::{AdaptiveSpin, PacketStream, StreamError};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{Change, Event, Notice, Refusal, decode, encode};
 
@@ -102,7 +102,7 @@ impl Registry {
         self.watch_from(handle, watched, session.events());
     }
 
-    fn watch_from(&self, handle: Handle, watched: Watched, events: &Packets) {
+    fn watch_from(&self, handle: Handle, watched: Watched, events: &dyn PacketStream) {
         // What comes from now on waits until this is done with what came before.
         let _order = lock(&self.order);
         let early: Vec<_> = {
@@ -129,7 +129,7 @@ impl Registry {
         lock(&self.watched).get(&handle).cloned()
     }
 
-    pub(crate) fn listen(&self, events: &Packets) {
+    pub(crate) fn listen(&self, events: &dyn PacketStream) {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
         while let Ok(packet) = events.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
@@ -147,7 +147,7 @@ impl Registry {
         self.finished.end();
     }
 
-    fn came(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
+    fn came(&self, event: Event, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
         let _order = lock(&self.order);
         self.heard(event, fds, events);
     }
@@ -171,7 +171,7 @@ impl Registry {
     }
 
     /// Deals with an event; the caller holds `order`.
-    fn heard(&self, event: Event, fds: Vec<OwnedFd>, events: &Packets) {
+    fn heard(&self, event: Event, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
         if let Some(handle) = about(&event) {
             let mut early = lock(&self.early);
             if !lock(&self.watched).contains_key(&handle) {
@@ -254,7 +254,7 @@ fn about(event: &Event) -> Option<Handle> {
     }
 }
 
-fn answer(events: &Packets, notice: Notice) {
+fn answer(events: &dyn PacketStream, notice: Notice) {
     if let Err(error) = events.send(&encode(&notice), &[]) {
         tracing::warn!(%error, "the node could not be answered");
     }
@@ -264,7 +264,7 @@ fn answer(events: &Packets, notice: Notice) {
 mod tests {
     use std::sync::Arc;
 
-    use rackbus_memory::SharedMemory;
+    use rackbus_memory::{Packets, SharedMemory};
 
     use super::*;
 
@@ -324,7 +324,7 @@ mod tests {
     fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
         for number in 0..50 {
             let file = SharedMemory::reserve("test", 4096).unwrap();
-            let (memory, keeper) = (Memory::new(Some(file), true), Handle(number));
+            let (memory, keeper) = (Memory::new(Some(file), true, 4096), Handle(number));
             let watch = Watch::new(None);
             let watched = Watched {
                 watch: Arc::downgrade(&watch),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rackbus_memory::Region;
 use rackbus_segment::Handle;
+use rackbus_segment::guest::ReadOnly;
 use rackbus_segment::message::{
     BROADCAST_NODE, Connected, NodeId, Reply, Request, SegmentId, SegmentKind, Target, Withdrawal,
 };
@@ -72,7 +73,7 @@ impl Session {
         let Reply::Created { segment: handle, id, address } = reply else {
             return Err(AttachError::Protocol);
         };
-        let memory = Memory::new(fds.into_iter().next(), true);
+        let memory = Memory::new(fds.into_iter().next(), true, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),
@@ -139,7 +140,11 @@ impl Session {
             return Err(AttachError::Protocol);
         };
         let Connected { connection: handle, size, write, address } = connected;
-        let memory = Memory::new(Some(file), write);
+        if !write && self.in_guest() {
+            self.disconnect(handle);
+            return Err(ReadOnly { node, segment: id }.into());
+        }
+        let memory = Memory::new(Some(file), write, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),

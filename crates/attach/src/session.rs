@@ -4,21 +4,22 @@
 //! second one, on which a thread answers what concerns moved memory by itself. So a call never
 //! waits for an event, and an event never for a callback.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::region::RegionError;
-use rackbus_memory::{Packets, StreamError};
+use rackbus_memory::{PacketStream, Packets, StreamError};
 use rackbus_segment::message::{
     Holder, NodeId, Refusal, Reply, Request, SegmentEntry, SegmentId, Share, VERSION, Welcome,
 };
 use rackbus_segment::{Handle, SessionId};
 
 use crate::events::Calls;
+use crate::guest::{self, WindowError};
 use crate::line::Line;
-use crate::location::Location;
+use crate::location::{Location, Place};
 use crate::memory::Memory;
 use crate::registry::Registry;
 
@@ -73,6 +74,12 @@ pub enum AttachError {
     /// Memory may only be read.
     #[error("the memory may only be read")]
     ReadOnly,
+    /// In a virtual machine: its memory and its host's are not the same.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    /// In a virtual machine: what may only be read is not given.
+    #[error(transparent)]
+    ReadOnlyInGuest(#[from] rackbus_segment::guest::ReadOnly),
     /// A lock cannot be where it was asked for.
     #[error("a lock lies inside of writable memory, at a multiple of 64, between its own parties")]
     Misplaced,
@@ -97,7 +104,9 @@ pub struct Session(Arc<Inner>);
 struct Inner {
     welcome: Welcome,
     calls: Mutex<Line>,
-    events: Arc<Packets>,
+    events: Arc<dyn PacketStream>,
+    /// Whether the process is in a virtual machine.
+    in_guest: bool,
     registry: Arc<Registry>,
     /// The process that attached. A fork of it has the same sockets, and must not use them.
     process: u32,
@@ -108,34 +117,59 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    /// Attaches to the node of the host that the process is on.
+    /// Attaches to the node of the host that the process is on, or that its virtual machine is for.
     ///
     /// # Errors
     /// [`AttachError`] when no node is there, or does not let this process in.
-    pub fn open(location: &Location) -> Result<Session, AttachError> {
+    pub fn open(place: impl Into<Place>) -> Result<Session, AttachError> {
+        match place.into() {
+            Place::Host(location) => Session::open_on_host(&location),
+            Place::Guest(folder) => {
+                let (calls, events) = guest::open(&folder)?;
+                Session::begin(Line::new(calls), events, &[], true)
+            }
+        }
+    }
+
+    fn open_on_host(location: &Location) -> Result<Session, AttachError> {
         let path = location.socket();
         let packets = Packets::connect(&path)
             .map_err(|cause| AttachError::NoNode { path: path.clone(), cause })?;
         let failed = |what| move |cause| AttachError::System { what, cause };
         let (events, theirs) = Packets::pair().map_err(failed("socketpair"))?;
-        let mut line = Line::new(packets);
+        let line = Line::new(Arc::new(packets));
+        Session::begin(line, Arc::new(events), &[theirs.as_fd()], false)
+    }
+
+    /// Says hello, with the node's end of the events beside it.
+    fn begin(
+        mut line: Line,
+        events: Arc<dyn PacketStream>,
+        theirs: &[BorrowedFd<'_>],
+        in_guest: bool,
+    ) -> Result<Session, AttachError> {
+        let failed = |what| move |cause| AttachError::System { what, cause };
         let hello = Request::Hello { version: VERSION };
-        let welcome = match line.call(&hello, &[theirs.as_fd()])? {
+        let welcome = match line.call(&hello, theirs)? {
             (Reply::Welcome(welcome), _) => welcome,
             (Reply::Refused(refusal), _) => return Err(refusal.into()),
             _ => return Err(AttachError::Protocol),
         };
         let calls = Calls::start().map_err(failed("a thread for callbacks"))?;
         let registry = Arc::new(Registry::new(calls));
-        let events = Arc::new(events);
         let (listening, registered) = (events.clone(), registry.clone());
-        let listen = move || registered.listen(&listening);
+        let listen = move || registered.listen(&*listening);
         std::thread::Builder::new()
             .name("rackbus events".into())
             .spawn(listen)
             .map_err(failed("a thread for events"))?;
         let (calls, process) = (Mutex::new(line), std::process::id());
-        Ok(Session(Arc::new(Inner { welcome, calls, events, registry, process })))
+        Ok(Session(Arc::new(Inner { welcome, calls, events, in_guest, registry, process })))
+    }
+
+    /// Whether the process is in a virtual machine, and has its host's memory through a window.
+    pub fn in_guest(&self) -> bool {
+        self.0.in_guest
     }
 
     /// This host's node id.
@@ -227,8 +261,8 @@ impl Session {
         self.0.is_own()
     }
 
-    pub(crate) fn events(&self) -> &Packets {
-        &self.0.events
+    pub(crate) fn events(&self) -> &dyn PacketStream {
+        &*self.0.events
     }
 
     pub(crate) fn registry(&self) -> &Registry {

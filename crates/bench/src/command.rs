@@ -9,7 +9,7 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, against, datapath, lending, memory, model, nvme};
+use crate::{BenchError, Report, accel, against, datapath, lending, memory, model, nvme};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -49,6 +49,12 @@ pub enum Command {
     },
     /// The data path of shared memory: interrupts, messages, copies.
     Datapath {
+        /// Settings that all areas have.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Accelerators: engines through queue pairs, tenants beside each other.
+    Accel {
         /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
@@ -193,6 +199,14 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = datapath::Settings { runs, time, only, patience, again };
             datapath::run(&settings, &regime, &mut report)
+        }
+        Command::Accel { common } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
+            let Common { runs, only, .. } = common;
+            let settings = accel::Settings { runs, time, only, patience, again };
+            accel::run(&settings, &regime, &mut report)
         }
         Command::Against { before, pairs, dir, arguments } => {
             let slower = against::run(&against::Settings { before, arguments, pairs, dir })?;

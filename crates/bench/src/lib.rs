@@ -4,6 +4,7 @@
 //! wake-up regime, and the median of the paired ratios counts; one figure alone says more about
 //! the machine's mood than about the program. Each case is a row of [`Row`]s.
 
+pub mod accel;
 mod against;
 #[cfg(feature = "peers")]
 mod blkio_peer;

@@ -70,13 +70,14 @@ enum Command {
     Mem(mem::Args),
     On(on::Args),
     Vm(vm::Args),
+    Guest(guest::Args),
     Accel(accel::Args),
     Model(model::Args),
     Bench(bench::Args),
     Completions(completions::Args),
-    #[command(hide = true)]
+    Token(token::Args),
+    Testbed(testbed::Args),
     Node(node::Args),
-    #[command(hide = true)]
     Control(control::Args),
 }
 
@@ -119,10 +120,13 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Mem(args) => args.run(common, output),
         Command::On(args) => args.run(common),
         Command::Vm(args) => args.run(common, output).await,
+        Command::Guest(args) => args.run(common, output).await,
         Command::Accel(args) => args.run(common, output).await,
         Command::Model(args) => args.run(common, output).await,
         Command::Bench(args) => args.run(output),
         Command::Completions(args) => args.run(),
+        Command::Token(args) => args.run(common, output).await,
+        Command::Testbed(args) => args.run(output).await,
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common).await,
     }

@@ -34,6 +34,25 @@ pub struct Running {
     pub state_dir: PathBuf,
 }
 
+impl Running {
+    /// Leaves it in the run directory.
+    pub fn note(&self, run_dir: &Path) -> Result<(), Failure> {
+        let path = run_dir.join("rack.json");
+        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
+        fs::write(&path, text).map_err(|cause| {
+            Failure::new(format!("{}: {cause}", path.display()), "see to the run directory")
+        })
+    }
+
+    /// Of the rack that `file` describes.
+    pub fn of(rack: &Rack, file: &Path, state_dir: &Path) -> Result<Running, Failure> {
+        let file = file.canonicalize().map_err(|cause| {
+            Failure::usage(format!("{}: {cause}", file.display()), "name a rack file")
+        })?;
+        Ok(Running { rack: rack.name.clone(), file, state_dir: state_dir.to_owned() })
+    }
+}
+
 /// Makes the run directory of rack `name`, or takes the one there is, and says where it is.
 pub fn make_run_dir(common: &Common, name: &str) -> Result<PathBuf, Failure> {
     let dir = match &common.run_dir {

@@ -52,9 +52,14 @@ fn every_chapter_is_in_the_summary_and_every_link_leads_somewhere() {
 #[test]
 fn every_command_is_described() {
     let text = chapter("commands.md");
-    for (before, most) in
-        [(&[][..], 5), (&["vm"], 5), (&["model"], 2), (&["mem"], 0), (&["accel"], 3)]
-    {
+    for (before, most) in [
+        (&[][..], 5),
+        (&["vm"], 5),
+        (&["model"], 2),
+        (&["mem"], 0),
+        (&["accel"], 3),
+        (&["guest"], 0),
+    ] {
         let help = Command::new(env!("CARGO_BIN_EXE_rackbus")).args(before).arg("--help").output();
         let help = String::from_utf8(help.unwrap().stdout).unwrap();
         let listed = help.split("Commands:\n").nth(1).unwrap().lines();

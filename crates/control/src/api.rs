@@ -7,6 +7,9 @@ use rackbus_lease::{Message, Terms};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::levels::check_level;
+use crate::usage::LeaseReport;
+
 /// The rack as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RackStatus {
@@ -181,6 +184,12 @@ pub struct DeviceReport {
     pub shaping: std::collections::BTreeMap<String, u64>,
     /// What it has done, by kind of operation (`read`); kinds of which there was none are left out.
     pub operations: std::collections::BTreeMap<String, OperationReport>,
+    /// The service level that its user was promised.
+    pub level: Option<String>,
+    /// What the lease that has it used so far, where there is a shaper.
+    pub lease: Option<LeaseReport>,
+    /// The same of the lease that ended last.
+    pub last_lease: Option<LeaseReport>,
 }
 
 /// Upper bounds, in nanoseconds, of the times that [`OperationReport::latency`] counts by: 100 ns to
@@ -316,6 +325,10 @@ pub struct Lease {
     /// The service level that the lender promised, for a function of a class that has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
+    /// Another level, which its lender was asked for and has not answered; `none` for what a lease without a level
+    /// has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level_asked: Option<String>,
     /// How far lender and borrower have been told of it.
     pub stage: LeaseStage,
     /// Where the borrower serves the function (a vfio-user socket), while it is active.
@@ -431,19 +444,7 @@ impl BorrowRequest {
                 lease: None,
             });
         }
-        let long =
-            |level: &String| level.len() > LONGEST_LEVEL || level.chars().any(char::is_control);
-        if self.level.as_ref().is_some_and(long) {
-            return Err(ApiError {
-                code: "bad_request".to_owned(),
-                error: "the service level is too long, or not one line".to_owned(),
-                remedy: format!(
-                    "write it in {LONGEST_LEVEL} bytes at most, as `aes256gcm 4 Gbit/s`"
-                ),
-                holder: None,
-                lease: None,
-            });
-        }
+        check_level(self.level.as_deref())?;
         Ok(Terms {
             placement: self.placed()?,
             group: self.group.clone(),

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
@@ -9,15 +10,20 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use rackbus_identity::rustls::ClientConfig;
 use rackbus_lease::Message;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, Event, EventKind, Lease, NodeMessages, RackStatus,
 };
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
-
+use crate::levels::LevelRequest;
+use crate::machines::{
+    self, Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest,
+};
 use crate::node::{NodeProcess, RestartRequest};
 use crate::reach::ReachedRange;
 
@@ -30,10 +36,10 @@ const BEFORE_REPEATING: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No process listens at the socket, or it is gone.
-    #[error("the control plane does not answer at {socket}: {cause}")]
+    #[error("the control plane does not answer at {}: {cause}", .place.display())]
     Unreachable {
-        /// Where it should be.
-        socket: PathBuf,
+        /// Where it should be: a socket's path, or an address.
+        place: PathBuf,
         /// What the system says.
         cause: std::io::Error,
     },
@@ -52,13 +58,20 @@ pub enum ClientError {
 /// which was restarted is found again.
 #[derive(Debug, Clone)]
 pub struct Client {
-    socket: PathBuf,
+    place: PathBuf,
+    /// For an address: by which TLS.
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Client {
     /// A client of the control plane that listens at `socket`.
     pub fn new(socket: &Path) -> Self {
-        Client { socket: socket.to_owned() }
+        Client { place: socket.to_owned(), tls: None }
+    }
+
+    /// A client of the control plane at `address` (`HOST:PORT`), on whatever machine.
+    pub fn over_tls(address: &str, tls: Arc<ClientConfig>) -> Self {
+        Client { place: address.into(), tls: Some(tls) }
     }
 
     /// The rack as a whole.
@@ -117,6 +130,19 @@ impl Client {
     /// [`ClientError`].
     pub async fn give_back(&self, lease: u64) -> Result<Lease, ClientError> {
         self.change(Method::DELETE, &format!("/v1/leases/{lease}"), &()).await
+    }
+
+    /// Changes the service level of a lease; answers when its lender has decided.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] says what would fit.
+    pub async fn change_level(
+        &self,
+        lease: u64,
+        level: Option<&str>,
+    ) -> Result<Lease, ClientError> {
+        let request = LevelRequest { level: level.map(str::to_owned) };
+        self.change(Method::PUT, &format!("/v1/leases/{lease}/level"), &request).await
     }
 
     /// The compositions of the rack.
@@ -199,6 +225,44 @@ impl Client {
     /// [`ClientError`]; always, as it is not answered otherwise.
     pub async fn restart_node(&self, request: &RestartRequest) -> Result<(), ClientError> {
         self.call(Method::POST, "/v1/restart", request).await
+    }
+
+    /// Makes a token with which `host` joins once within `time`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn token(&self, host: &str, time: Duration) -> Result<String, ClientError> {
+        let asked = TokenRequest { host: host.to_owned(), seconds: time.as_secs() };
+        let made: NewToken = self.call(Method::POST, "/v1/tokens", &asked).await?;
+        Ok(made.token)
+    }
+
+    /// Joins the rack, as a host that has no certificate yet; the certificates (PEM).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn join(&self, asked: &JoinRequest) -> Result<String, ClientError> {
+        let signed: Certificates = self.call(Method::POST, "/v1/join", asked).await?;
+        Ok(signed.certificates)
+    }
+
+    /// New certificates (PEM) for the node whose credentials the client has.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn renew(&self, request: &str) -> Result<String, ClientError> {
+        let asked = RenewRequest { request: request.to_owned() };
+        let signed: Certificates = self.call(Method::POST, "/v1/renew", &asked).await?;
+        Ok(signed.certificates)
+    }
+
+    /// The rack file, of a rack of several machines.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn rack_file(&self) -> Result<String, ClientError> {
+        let file: RackFile = self.get("/v1/rack").await?;
+        Ok(file.text)
     }
 
     /// The OpenAPI document.
@@ -340,11 +404,14 @@ impl Client {
         body: &impl Serialize,
         key: Option<&str>,
     ) -> Result<Response<Incoming>, ClientError> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|cause| ClientError::Unreachable { socket: self.socket.clone(), cause })?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
+        let unreachable = |cause| ClientError::Unreachable { place: self.place.clone(), cause };
+        let mut sender = match &self.tls {
+            None => speak(UnixStream::connect(&self.place).await.map_err(unreachable)?).await?,
+            Some(tls) => {
+                let address = self.place.to_string_lossy();
+                speak(machines::connect(&address, tls.clone()).await.map_err(unreachable)?).await?
+            }
+        };
         let text =
             serde_json::to_vec(body).map_err(|cause| ClientError::Answer(cause.to_string()))?;
         let mut request = Request::builder()
@@ -360,6 +427,15 @@ impl Client {
             .map_err(|cause| ClientError::Answer(cause.to_string()))?;
         Ok(sender.send_request(request).await?)
     }
+}
+
+/// Begins HTTP on a connection.
+async fn speak(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<http1::SendRequest<Full<Bytes>>, ClientError> {
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
 }
 
 /// A key that no other request has: 128 bits, seeded by the system.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rackbus_lease::{EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState};
 
 use crate::api::{DeviceReport, Event, EventKind, PeerReport};
+use crate::usage::LeaseReport;
 
 /// Events that are kept at most; the oldest are forgotten first.
 pub const MOST_EVENTS: usize = 10_000;
@@ -51,11 +52,19 @@ impl Draft {
 
     /// A lease's new state. Nothing where it is not news.
     pub fn of_lease(before: Option<&LeaseRecord>, lease: &LeaseRecord) -> Option<Draft> {
-        if before.is_some_and(|before| before.state == lease.state) {
-            return None;
-        }
         let LeaseRecord { function, borrower, .. } = lease;
-        let (kind, text) = match &lease.state {
+        let of = |(kind, text)| Draft {
+            kind,
+            host: Some(borrower.clone()),
+            function: Some(function.to_string()),
+            lease: Some(lease.lease),
+            epoch: Some(lease.epoch),
+            text,
+        };
+        if let Some(before) = before.filter(|before| before.state == lease.state) {
+            return new_level(before, lease).map(of);
+        }
+        Some(of(match &lease.state {
             LeaseState::Arming if before.is_none() => {
                 (EventKind::Lease, format!("{function} is being lent to {borrower}"))
             }
@@ -71,15 +80,7 @@ impl Draft {
             LeaseState::Ended { reason } => {
                 (kind_of(reason), format!("the lease of {function} to {borrower} ended: {reason}"))
             }
-        };
-        Some(Draft {
-            kind,
-            host: Some(borrower.clone()),
-            function: Some(function.to_string()),
-            lease: Some(lease.lease),
-            epoch: Some(lease.epoch),
-            text,
-        })
+        }))
     }
 
     /// A function's new state, as far as its lease does not tell it.
@@ -122,6 +123,7 @@ impl Draft {
             let text = format!("{refused} times {function} let nobody in; the last: {last}");
             drafts.push(event(EventKind::Refusal, text));
         }
+        drafts.extend(of_lease_reports(host, function, before, now));
         match (&before.trouble, &now.trouble) {
             (before, Some(trouble)) if before.as_ref() != Some(trouble) => {
                 drafts.push(event(EventKind::Fault, format!("{function}: {trouble}")));
@@ -147,6 +149,66 @@ impl Draft {
             |text: &String| Draft::of_function(EventKind::Refusal, host, function, text.clone());
         new.map(event).collect()
     }
+}
+
+/// What is new in what a node says of a function's leases: a minimum that was not kept, and what one used that ended.
+fn of_lease_reports(
+    host: &str,
+    function: &str,
+    before: &DeviceReport,
+    now: &DeviceReport,
+) -> Vec<Draft> {
+    let event = |kind, lease: &LeaseReport, text| Draft {
+        lease: Some(lease.lease),
+        ..Draft::of_function(kind, host, function, text)
+    };
+    let mut drafts = Vec::new();
+    let ended = now.last_lease.as_ref();
+    let known = before.last_lease.as_ref().map(|ended| ended.lease);
+    if let Some(lease) = ended.filter(|lease| Some(lease.lease) != known) {
+        let text = format!("what lease {} of {function} used: {}", lease.lease, lease.summary());
+        drafts.push(event(EventKind::Lease, lease, text));
+    }
+    if let Some(lease) = &now.lease {
+        let earlier = before.lease.as_ref().filter(|before| before.lease == lease.lease);
+        let earlier = earlier.map_or(0, |before| before.shaped("violations"));
+        let violations = lease.shaped("violations");
+        // One that goes on is told again whenever it has doubled.
+        if violations.checked_ilog2() > earlier.checked_ilog2() {
+            let text = format!(
+                "{function} gave lease {} less than the minimum of `{}` in {violations} s so far; of all of it \
+                 {:.1} %",
+                lease.lease,
+                lease.level.as_deref().unwrap_or_default(),
+                lease.kept().unwrap_or(1.0) * 100.0,
+            );
+            drafts.push(event(EventKind::Fault, lease, text));
+        }
+    }
+    drafts
+}
+
+/// What a lender answered that was asked for another service level.
+fn new_level(before: &LeaseRecord, lease: &LeaseRecord) -> Option<(EventKind, String)> {
+    let LeaseRecord { function, borrower, .. } = lease;
+    let change = lease.change.as_ref().filter(|_| lease.change != before.change)?;
+    let name = |level: &Option<String>| match level {
+        Some(level) => format!("the level `{level}`"),
+        None => "no level of its own".to_owned(),
+    };
+    let (asked, had) = (name(&change.level), name(&before.level));
+    Some(match change.outcome.as_ref()? {
+        Ok(()) => {
+            let text = format!("{borrower} has {asked} of {function} from now on; before: {had}");
+            (EventKind::Lease, text)
+        }
+        Err(reason) => {
+            let text = format!(
+                "{borrower} was refused {asked} of {function}, and goes on with {had}: {reason}"
+            );
+            (EventKind::Refusal, text)
+        }
+    })
 }
 
 fn kind_of(reason: &EndReason) -> EventKind {
@@ -256,6 +318,12 @@ impl Log {
         for event in events {
             *self.counts.entry(event.kind).or_default() += 1;
         }
+    }
+
+    /// Whether this was said of the lease.
+    pub fn says(&self, draft: &Draft) -> bool {
+        let same = |event: &&Event| event.lease == draft.lease && event.text == draft.text;
+        draft.lease.is_some() && self.events.iter().rev().any(|event| same(&event))
     }
 
     /// How many events of a kind there were in this life of the control plane.

@@ -22,14 +22,15 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use utoipa::{IntoParams, OpenApi};
 
+use crate::access::Peer;
 use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
     HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
     RackStatus,
 };
-use crate::compositions;
 use crate::service::{Service, problem};
+use crate::{compositions, levels, machines};
 
 type Shared = State<Arc<Service>>;
 
@@ -57,6 +58,7 @@ type Shared = State<Arc<Service>>;
         HostStatus,
         Lease,
         LeaseStage,
+        crate::usage::LeaseReport,
         NodeMessages,
         NodeReport,
         OperationReport,
@@ -70,6 +72,8 @@ struct Document;
 pub fn openapi() -> String {
     let mut document = Document::openapi();
     document.merge(compositions::Document::openapi());
+    document.merge(levels::Document::openapi());
+    document.merge(machines::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -78,7 +82,7 @@ pub fn openapi() -> String {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.code.as_str() {
-            "not_the_node" => StatusCode::FORBIDDEN,
+            "not_the_node" | "forbidden" => StatusCode::FORBIDDEN,
             "bad_name" | "bad_key" | "bad_request" => StatusCode::BAD_REQUEST,
             "unknown_function"
             | "unknown_host"
@@ -86,8 +90,8 @@ impl IntoResponse for ApiError {
             | "unknown_place"
             | "unknown_composition"
             | "no_way" => StatusCode::NOT_FOUND,
-            "exists" | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
-            | "cannot_restart" => StatusCode::CONFLICT,
+            "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
+            | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" => StatusCode::UNPROCESSABLE_ENTITY,
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
@@ -157,9 +161,11 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     (status = 503, body = ApiError, description = "A node that is needed is silent")))]
 async fn borrow(
     State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
     Json(request): Json<BorrowRequest>,
 ) -> Result<Json<Lease>, ApiError> {
+    peer.acts_for(&request.borrower)?;
     service.borrow(&request, key(&headers)?).await.map(Json)
 }
 
@@ -174,9 +180,13 @@ async fn borrow(
     (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn give_back(
     State(service): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
     Path(lease): Path<u64>,
 ) -> Result<Json<Lease>, ApiError> {
+    if let Some(known) = service.lease(lease) {
+        peer.acts_for(&known.borrower)?;
+    }
     service.give_back(lease, key(&headers)?).await.map(Json)
 }
 
@@ -263,7 +273,7 @@ async fn listen(
     ConnectInfo(peer): ConnectInfo<Peer>,
     Path(host): Path<String>,
 ) -> Result<Response, ApiError> {
-    service.check_node(&host, peer.process)?;
+    service.check_node(&host, &peer)?;
     Ok(lines(ReceiverStream::new(service.listen(&host)?)))
 }
 
@@ -277,7 +287,7 @@ async fn say(
     Path(host): Path<String>,
     Json(said): Json<NodeMessages>,
 ) -> Result<Json<()>, ApiError> {
-    service.check_node(&host, peer.process)?;
+    service.check_node(&host, &peer)?;
     service.receive(&host, said).await.map(Json)
 }
 
@@ -309,6 +319,7 @@ pub fn routes(service: Arc<Service>) -> Router {
             get(|| async { ([(header::CONTENT_TYPE, "application/json")], openapi()) }),
         )
         .merge(compositions::routes())
+        .merge(levels::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }
@@ -347,26 +358,28 @@ pub(crate) fn listen_at(socket: &FilePath) -> std::io::Result<net::UnixListener>
 /// Serves `routes` to who connects to `listener`, until the process ends, to processes of the same user
 /// and root's.
 pub(crate) async fn serve_on(routes: Router, listener: UnixListener) -> std::io::Result<()> {
-    let listener = OwnUsers(listener);
-    axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>()).await
-}
-
-/// Who is at the other end of a connection to the API.
-#[derive(Debug, Clone, Copy)]
-pub struct Peer {
-    /// Its process, as the kernel says; `None` when the kernel does not.
-    pub process: Option<i32>,
+    axum::serve(OwnUsers(listener), routes.into_make_service_with_connect_info::<Peer>()).await
 }
 
 impl Connected<IncomingStream<'_, OwnUsers>> for Peer {
     fn connect_info(stream: IncomingStream<'_, OwnUsers>) -> Self {
         let credentials = stream.io().peer_cred();
-        Peer { process: credentials.ok().and_then(|peer| peer.pid()) }
+        Peer::Local(credentials.ok().and_then(|peer| peer.pid()))
     }
 }
 
 /// Accepts connections of the same user's processes, and root's.
-struct OwnUsers(UnixListener);
+pub(crate) struct OwnUsers(UnixListener);
+
+impl OwnUsers {
+    /// Of those who connect to `listener`.
+    ///
+    /// # Errors
+    /// When the runtime cannot watch it.
+    pub(crate) fn new(listener: net::UnixListener) -> std::io::Result<OwnUsers> {
+        UnixListener::from_std(listener).map(OwnUsers)
+    }
+}
 
 impl axum::serve::Listener for OwnUsers {
     type Io = UnixStream;

@@ -6,23 +6,30 @@
 //! * [`http`]: the routes, and the OpenAPI document that describes them.
 //! * [`store`]: what is remembered, behind a trait: an SQLite file.
 //! * [`compositions`]: functions that are borrowed together, as the API has them.
+//! * [`levels`]: the service level of a lease is changed, as the API has it.
 //! * [`answers`]: requests with an idempotency key, and their answers.
 //! * [`events`]: what happened, with its cause.
+//! * [`usage`]: what a lease used, and how far it got what it was promised.
+//! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`client`]: the other side, for the command line and the nodes.
 
+pub mod access;
 pub mod answers;
 pub mod api;
 pub mod client;
 pub mod compositions;
 pub mod events;
 pub mod http;
+pub mod levels;
+pub mod machines;
 pub mod metrics;
 pub mod node;
 pub mod reach;
 pub mod service;
 pub mod store;
+pub mod usage;
 
 pub use client::{Client, ClientError};
 pub use events::lease_span;

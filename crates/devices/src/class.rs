@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, Rack, RackError};
 use rackbus_fabric::text::{Outcome, list, wrong};
-use rackbus_pci::Function;
+use rackbus_pci::{Function, MediumAccess};
 
 use crate::lost::Lost;
 use crate::upstream::{UpstreamClass, UpstreamServer};
@@ -58,15 +58,15 @@ pub trait Class: Sync {
         Ok(Vec::new())
     }
 
-    /// The front of a medium of this class that another node has, as it described it and with the
-    /// files that it gave; `lost` says when that node is gone.
+    /// The front of a medium of this class that another node has, as it described it and by the
+    /// access that it gave; `lost` says when that node is gone.
     ///
     /// # Errors
     /// [`FrontError`].
     fn front(
         &self,
         _description: &str,
-        _files: Vec<OwnedFd>,
+        _access: MediumAccess,
         _lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         Err(FrontError::None(self.name().to_owned()))
@@ -83,7 +83,7 @@ pub trait Class: Sync {
         files: Vec<OwnedFd>,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        self.front(description, files, lost)
+        self.front(description, MediumAccess::Files(files), lost)
     }
 }
 
@@ -103,19 +103,36 @@ pub trait DeviceConfig: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Promises its user this service level from now on, or what the rack file says.
+    /// The service level that its user was promised.
+    fn level(&self) -> Option<String> {
+        None
+    }
+
+    /// Another user comes, or nobody: promises it this service level, or what the rack file says.
     ///
     /// # Errors
     /// Why not, and what could be promised instead.
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
-        match level {
-            None => Ok(()),
-            Some(_) => Err("there are no service levels for functions of this class".to_owned()),
-        }
+    fn set_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+        no_levels(level)
+    }
+
+    /// Promises its user another service level from now on, or what the rack file says. One that cannot be kept
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// As [`set_level`](DeviceConfig::set_level).
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
+        no_levels(level)
     }
 
     /// Whether its front can run at the borrower, apart from its medium, as strict isolation needs it.
     fn is_separable(&self) -> bool {
+        false
+    }
+
+    /// Whether that borrower may be another machine: all that its front asks of the medium are operations,
+    /// which a link can carry.
+    fn is_carried(&self) -> bool {
         false
     }
 
@@ -133,6 +150,28 @@ pub trait DeviceConfig: Debug + Send + Sync {
     }
 }
 
+/// Who a function is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LentTo {
+    /// Nobody: it is given back.
+    Nobody,
+    /// The host that it is in.
+    Owner,
+    /// Another host.
+    Borrower,
+}
+
+/// The answer of a class that has no service levels.
+///
+/// # Errors
+/// That there are none, where one is asked for.
+pub fn no_levels(level: Option<&str>) -> Result<(), String> {
+    match level {
+        None => Ok(()),
+        Some(_) => Err("there are no service levels for functions of this class".to_owned()),
+    }
+}
+
 /// Why a front could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontError {
@@ -145,6 +184,9 @@ pub enum FrontError {
     /// What was offered is not fit.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
+    /// The other node is on another machine.
+    #[error("memory cannot be mapped on another machine; borrow it on its lender's")]
+    Unmapped,
     /// It came with the wrong number of files.
     #[error("{0} descriptors came with the medium, not {1}")]
     Files(usize, usize),
@@ -160,11 +202,11 @@ pub enum FrontError {
 pub fn front(
     class: &str,
     description: &str,
-    files: Vec<OwnedFd>,
+    access: MediumAccess,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
     match find(class) {
-        Some(class) => class.front(description, files, lost),
+        Some(class) => class.front(description, access, lost),
         None => Err(FrontError::None(class.to_owned())),
     }
 }
@@ -323,7 +365,7 @@ mod tests {
     #[test]
     fn a_front_of_no_class_is_refused() {
         for class in ["tape", "gpu"] {
-            let front = front(class, "{}", Vec::new(), Lost::new(|| {}));
+            let front = front(class, "{}", MediumAccess::Files(Vec::new()), Lost::new(|| {}));
             let said = front.err().expect("there is none").to_string();
             assert_eq!(said, format!("there is no front for a medium of class {class:?}"));
         }

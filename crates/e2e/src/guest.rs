@@ -97,6 +97,18 @@ impl Guest {
         rack.json(&["vm", "stop", &self.name]).map(drop)
     }
 
+    /// The VM's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Lets go of the guest's agent, which serves one at a time, so that a command can use it; the next
+    /// request takes it again.
+    pub fn release(&mut self) {
+        self.vm = Vm::attach(self.vm.record().clone());
+    }
+
     /// The VM that the guest runs in.
     #[must_use]
     pub fn vm(&mut self) -> &mut Vm {

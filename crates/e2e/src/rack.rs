@@ -21,6 +21,9 @@ const START: Duration = Duration::from_secs(20);
 pub struct Rack {
     rackbus: PathBuf,
     run_dir: PathBuf,
+    /// The testbed's folder and the machine of it that commands run on; `None` on this machine, where the rack
+    /// was started here and ends with this.
+    machine: Option<(PathBuf, String)>,
 }
 
 impl Rack {
@@ -32,7 +35,7 @@ impl Rack {
         let rackbus = beside("rackbus")?;
         // Sockets need short paths, and a build folder may be deep.
         let run_dir = std::env::temp_dir().join(format!("rackbus-{}", std::process::id()));
-        let rack = Rack { rackbus, run_dir };
+        let rack = Rack { rackbus, run_dir, machine: None };
         rack.end_when_interrupted();
         let state = dir.join("state").display().to_string();
         let file = file.display().to_string();
@@ -87,8 +90,24 @@ impl Rack {
     /// When the program cannot be run.
     pub fn output(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = Command::new(&self.rackbus);
-        let output = command.args(arguments).env("RACKBUS_RUN_DIR", &self.run_dir);
-        Ok(output.stdin(Stdio::null()).output()?)
+        match &self.machine {
+            None => command.env("RACKBUS_RUN_DIR", &self.run_dir),
+            Some((dir, machine)) => {
+                command.args(["testbed", "on", machine, "--dir"]).arg(dir);
+                command.arg("--").arg(&self.rackbus)
+            }
+        };
+        Ok(command.args(arguments).stdin(Stdio::null()).output()?)
+    }
+
+    /// The rack as it is seen on `machine` of the testbed in `dir`.
+    ///
+    /// # Errors
+    /// When there is no `rackbus` beside this program.
+    pub fn on(dir: &Path, machine: &str) -> Result<Rack> {
+        let run_dir = dir.join(machine).join("run");
+        let machine = Some((dir.to_owned(), machine.to_owned()));
+        Ok(Rack { rackbus: beside("rackbus")?, run_dir, machine })
     }
 
     /// Runs a command with `--json` and gives what it says.
@@ -212,6 +231,9 @@ impl Rack {
     #[must_use]
     pub fn tail(&self) -> String {
         let mut text = String::new();
+        if let Some((dir, machine)) = &self.machine {
+            return fs::read_to_string(dir.join(machine).join("log")).unwrap_or_default();
+        }
         for role in ["control", "alpha", "beta", "gamma"] {
             let log = fs::read_to_string(self.log(role)).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
@@ -258,6 +280,9 @@ fn kill_all(run_dir: &Path, chosen: impl Fn(Pid) -> bool) {
 
 impl Drop for Rack {
     fn drop(&mut self) {
+        if self.machine.is_some() {
+            return;
+        }
         // VMs first, then the rack in order; what is left over after that is killed.
         kill_all(&self.run_dir, is_vm);
         let _ = self.output(&["down"]);

@@ -10,8 +10,9 @@ use axum::extract::connect_info::MockConnectInfo;
 use axum::http::{Request, StatusCode, header};
 use axum::response::Response;
 use http_body_util::BodyExt;
+use rackbus_control::access::Peer;
 use rackbus_control::api::{ApiError, Lease, NodeMessages, RackStatus};
-use rackbus_control::http::{Peer, routes};
+use rackbus_control::http::routes;
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Options, Service};
 use rackbus_lease::{Config, Message};
@@ -147,7 +148,7 @@ async fn get<T: serde::de::DeserializeOwned>(router: &Router, uri: &str) -> T {
 async fn converse(mut input: Input<'_>) {
     // This process may speak for any host.
     let process = i32::try_from(std::process::id()).ok();
-    let router = routes(service()).layer(MockConnectInfo(Peer { process }));
+    let router = routes(service()).layer(MockConnectInfo(Peer::Local(process)));
     let mut callers: Vec<JoinHandle<()>> = Vec::new();
     let mut count = 0;
     while !input.is_empty() && count < MOST {

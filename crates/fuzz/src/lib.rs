@@ -12,12 +12,14 @@
 //! * [`accel`]: what a tenant says to an accelerator.
 //! * [`state`]: saved functions that another process goes on with.
 //! * [`link`], [`segment`]: what other nodes and processes say.
+//! * [`guest`]: what a guest's kernel says to the device that it shares memory through.
 //! * [`files`]: rack files, timing and workloads.
 //! * [`api`]: the control plane's HTTP API.
 
 pub mod accel;
 pub mod api;
 pub mod files;
+pub mod guest;
 pub mod input;
 pub mod link;
 pub mod nvme;
@@ -46,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },
+    Target { name: "guest", run: guest::run, seeds: guest::seeds, words: &[] },
     Target { name: "rack", run: files::rack, seeds: files::rack_seeds, words: files::WORDS },
     Target { name: "model", run: files::model, seeds: files::model_seeds, words: files::WORDS },
     Target { name: "tools", run: files::tools, seeds: files::tools_seeds, words: &[] },

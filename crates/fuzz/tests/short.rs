@@ -74,6 +74,7 @@ targets! {
     state: "state", 2000;
     link: "link", 2000;
     segment: "segment", 10000;
+    guest: "guest", 10000;
     rack: "rack", 2000;
     model: "model", 2000;
     tools: "tools", 2000;

@@ -2,12 +2,15 @@
 //! where a lease is enforced: the node that runs the functions asks here before it lets anybody in,
 //! and keeps no record of its own of who may.
 
+mod levels;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::message::{Epoch, Incarnation, LeaseId, Message, Placement};
 use crate::under_way::UnderWay;
+use levels::Change;
 
 /// What the node must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,20 @@ pub enum LenderAction {
         /// The borrowing host's name in the rack file.
         borrower: String,
         /// The service level that it is to have.
+        level: Option<String>,
+    },
+    /// Give the borrower of this epoch, which is armed, another service level; then call
+    /// [`Lender::level_done`].
+    SetLevel {
+        /// The device's name at its lender: `accel0.vf1`.
+        device: String,
+        /// The lease's number.
+        lease: LeaseId,
+        /// The lease's fencing epoch.
+        epoch: Epoch,
+        /// Which change of this lease's level it is.
+        number: u64,
+        /// The level; none for what anybody gets.
         level: Option<String>,
     },
     /// Nobody of this epoch or an older one may attach any more. End the conversation of who
@@ -135,6 +152,9 @@ struct Device {
     /// Who was refused last, and why: an arming that is said again has the same answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<(Holder, String)>,
+    /// The newest change of a borrower's service level.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    change: Option<Change>,
 }
 
 /// The state machine of one lender, for one life of its node. It is a value that another process can go
@@ -158,7 +178,8 @@ impl Lender {
 
     /// Lends `device` too. Nothing changes when it is there already.
     pub fn add(&mut self, device: String) {
-        let free = Device { state: State::Free, attached: None, newest: 0, refused: None };
+        let (refused, change) = (None, None);
+        let free = Device { state: State::Free, attached: None, newest: 0, refused, change };
         self.devices.entry(device).or_insert(free);
     }
 
@@ -173,6 +194,7 @@ impl Lender {
         self.devices.iter().find_map(|(device, entry)| match entry.state {
             State::Arming(_) => Some(UnderWay::Arming(device.clone())),
             State::Revoking(_) => Some(UnderWay::Revoking(device.clone())),
+            State::Armed(_) if entry.changes() => Some(UnderWay::Level(device.clone())),
             State::Free | State::Armed(_) => None,
         })
     }
@@ -194,6 +216,11 @@ impl Lender {
                 if incarnation == self.incarnation =>
             {
                 self.arm(device, Holder { lease, epoch, borrower, placement }, level)
+            }
+            Message::SetLevel { incarnation, device, epoch, number, level }
+                if incarnation == self.incarnation =>
+            {
+                self.set_level(device, Change { epoch, number, level, outcome: None })
             }
             Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
                 self.revoke(device, epoch)
@@ -240,6 +267,14 @@ impl Lender {
                 vec![self.revoked(device.to_owned(), epoch)]
             }
             _ => Vec::new(),
+        }
+    }
+
+    /// Who may attach to `device` now, or as soon as it is ready.
+    pub fn holder(&self, device: &str) -> Option<&Holder> {
+        match &self.devices.get(device)?.state {
+            State::Arming(holder) | State::Armed(holder) => Some(holder),
+            State::Free | State::Revoking(_) => None,
         }
     }
 
@@ -317,7 +352,10 @@ impl Lender {
         };
         match &entry.state {
             State::Armed(current) if *current == wanted => {
-                vec![LenderAction::Send(Message::Armed { incarnation, device, epoch })]
+                // Whoever asks may not know of the newest change of its level.
+                let level = entry.level_set(incarnation, &device);
+                let armed = Message::Armed { incarnation, device, epoch };
+                std::iter::once(armed).chain(level).map(LenderAction::Send).collect()
             }
             State::Arming(current) if *current == wanted => Vec::new(),
             // It failed, was revoked, or was somebody else's: if the authority still waits for it,
@@ -331,7 +369,7 @@ impl Lender {
                 vec![LenderAction::Send(failed)]
             }
             State::Free => {
-                (entry.newest, entry.refused) = (epoch, None);
+                (entry.newest, entry.refused, entry.change) = (epoch, None, None);
                 entry.state = State::Arming(wanted.clone());
                 let Holder { lease, epoch, borrower, placement: _ } = wanted;
                 vec![LenderAction::Arm { device, lease, epoch, borrower, level }]

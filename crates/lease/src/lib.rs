@@ -19,7 +19,8 @@
 //! registering, renewing and reporting a loss begin at a node, which repeats those.
 //!
 //! Requests for a function that somebody has may wait in a [`Queue`]. A [`Composition`] is several functions that
-//! are borrowed whole or not at all.
+//! are borrowed whole or not at all. The service level of a lease can be [changed](LevelChange) while it is used;
+//! its lender decides whether that can be kept.
 //!
 //! A node's process may be replaced by another one that goes on in its place, the same incarnation: the
 //! lender's and the borrower's machines are values, which are complete when nothing is
@@ -29,6 +30,7 @@
 
 pub mod authority;
 pub mod borrower;
+pub mod change;
 pub mod composition;
 pub mod lender;
 pub mod message;
@@ -40,6 +42,7 @@ pub use authority::{
     LeaseRecord, LeaseState, Outcome, Record, ReturnRefused,
 };
 pub use borrower::{Borrower, BorrowerAction};
+pub use change::{ChangeRefused, LevelChange};
 pub use composition::{Composition, CompositionRefused};
 pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
 pub use message::{

@@ -208,6 +208,34 @@ pub enum Message {
         /// What prevented or ended it, for people.
         reason: String,
     },
+    /// Authority to lender: this lease, which is armed, is to have another service level from now on.
+    SetLevel {
+        /// The lender's life that is meant.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `accel0.vf1`.
+        device: String,
+        /// The lease's fencing epoch.
+        epoch: Epoch,
+        /// Which change of this lease's level it is; later ones have greater numbers.
+        number: u64,
+        /// The level, as the class of the device writes it; none for what anybody gets.
+        level: Option<String>,
+    },
+    /// Lender: what became of the newest change of a lease's service level.
+    LevelSet {
+        /// Which start of the lender's node says so.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `accel0.vf1`.
+        device: String,
+        /// The lease's fencing epoch.
+        epoch: Epoch,
+        /// Which change of this lease's level it is.
+        number: u64,
+        /// The level that was asked for.
+        level: Option<String>,
+        /// It is in force; or why not, for people. Then the level before goes on.
+        outcome: Result<(), String>,
+    },
     /// Authority to lender: take the function back from this epoch and all older ones.
     Revoke {
         /// The lender's life that is meant.

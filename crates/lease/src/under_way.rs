@@ -11,6 +11,8 @@ pub enum UnderWay {
     Arming(String),
     /// The device is taken back from a borrower.
     Revoking(String),
+    /// The service level of the device's borrower is changed.
+    Level(String),
     /// The socket of a lease is made.
     Opening(LeaseId),
     /// The socket of a lease is closed, after its user let go.
@@ -22,6 +24,7 @@ impl fmt::Display for UnderWay {
         match self {
             UnderWay::Arming(device) => write!(f, "{device} is being made ready"),
             UnderWay::Revoking(device) => write!(f, "{device} is being taken back"),
+            UnderWay::Level(device) => write!(f, "the service level of {device} is being changed"),
             UnderWay::Opening(lease) => write!(f, "lease {lease} is being opened"),
             UnderWay::Closing(lease) => write!(f, "lease {lease} is being closed"),
         }

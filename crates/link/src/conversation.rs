@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rackbus_memory::{PacketStream, Packets, Stream, StreamError};
+use rackbus_memory::{Carrier, PacketStream, Packets, Stream, StreamError};
 
 /// A connection between two nodes, as their link made it. What a function's conversation needs is a
 /// [`Stream`]; that about segments is one of packets.
@@ -21,6 +21,12 @@ pub trait Conversation: Stream {
     /// # Errors
     /// [`StreamError`]; what the peer offers instead is [`StreamError::Closed`].
     fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError>;
+
+    /// What carries the operations of a medium to the peer, where no memory can be shared with it: from
+    /// then on nothing else is received here. `None` where memory is shared.
+    fn carrier(&self) -> Option<Box<dyn Carrier>> {
+        None
+    }
 }
 
 impl Conversation for UnixStream {

@@ -7,12 +7,15 @@
 //! for, which carries bytes or packets, and what leads to memory.
 //!
 //! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped
-//! once needs no software afterwards. Nothing above this crate knows how it finds and knows its peers.
+//! once needs no software afterwards. [`tcp`] is the one between machines: a medium's operations are carried
+//! over TLS. Nothing above this crate knows how a link finds and knows its peers.
 
 mod conversation;
 mod medium;
 pub mod presence;
 pub mod shm;
+pub mod tcp;
+mod tls;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;

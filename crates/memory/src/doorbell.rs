@@ -27,6 +27,7 @@ use rustix::thread::futex;
 use crate::peer_event::PeerEvent;
 use crate::region::Region;
 use crate::spin::{AdaptiveSpin, Spinning, nanoseconds};
+use crate::window::WindowEvent;
 
 pub(crate) use line::{Line, Look};
 
@@ -109,12 +110,60 @@ impl Doorbell {
         spin: &mut AdaptiveSpin,
         timeout: Option<Duration>,
     ) -> Result<u32, WaitError> {
-        let sharing = futex::Flags::empty();
-        match wait_on(self.line(), seen, || self.is_closed(), sharing, spin, timeout) {
+        let outcome = match self.event.window() {
+            Some(event) => self.wait_far(event, seen, spin, timeout),
+            None => {
+                let sharing = futex::Flags::empty();
+                wait_on(self.line(), seen, || self.is_closed(), sharing, spin, timeout)
+            }
+        };
+        match outcome {
             Some(Look::Rung(count)) => Ok(count),
             Some(_) => Err(WaitError::Closed),
             None => Err(WaitError::TimedOut),
         }
+    }
+
+    /// The same in a virtual machine, whose futexes nobody outside of it can wake: sleeps for the event.
+    fn wait_far(
+        &self,
+        event: &WindowEvent,
+        seen: u32,
+        spin: &mut AdaptiveSpin,
+        timeout: Option<Duration>,
+    ) -> Option<Look> {
+        let found = || {
+            let look = if self.is_closed() { Look::Closed } else { self.line().look(seen) };
+            Some(look).filter(|look| *look != Look::Same)
+        };
+        let begun = Instant::now();
+        let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
+        let mut spinning = Spinning::new(spin.budget().min(timeout.unwrap_or(Duration::MAX)));
+        loop {
+            if let Some(found) = found() {
+                spin.waited(nanoseconds(begun.elapsed()));
+                return Some(found);
+            }
+            if spinning.goes_on() {
+                continue;
+            }
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return found();
+            }
+            // Taken before it is announced that somebody waits: a ring that comes between is a later one.
+            let rung = event.seen();
+            if self.line().arm(seen) == Look::Same {
+                event.wait(rung);
+            }
+        }
+    }
+
+    /// Wakes all who sleep for it or poll its event, without a ring: for one that was counted where they
+    /// cannot be woken from, in a virtual machine.
+    pub fn relay(&self) {
+        // Whoever rang has moved the turn on already: nothing in the line says who still sleeps.
+        wake_all(self.line().turn_word(), futex::Flags::empty());
+        self.event.ring();
     }
 
     /// Closes it for ever, for everybody, and wakes all who wait. Counts as one more ring.
@@ -128,6 +177,9 @@ impl Doorbell {
     /// ends go on.
     pub fn leave(&self) {
         self.closed.store(true, Ordering::SeqCst);
+        if self.event.window().is_some() {
+            return self.event.ring();
+        }
         if self.line().rouse() {
             wake_all(self.line().turn_word(), futex::Flags::empty());
         }
@@ -167,6 +219,12 @@ impl Doorbell {
 
     #[inline]
     fn wake(&self, wake: line::Wake) {
+        if self.event.window().is_some() {
+            if wake.sleepers || wake.poller {
+                self.event.ring();
+            }
+            return;
+        }
         if wake.sleepers {
             wake_all(self.line().turn_word(), futex::Flags::empty());
         }

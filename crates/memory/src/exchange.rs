@@ -1,23 +1,27 @@
-//! Questions and answers between two processes that trust each other with nothing: one memory file
-//! with a ring of messages and a doorbell in each direction, and room for the data that goes along.
+//! Questions and answers between two processes that trust each other with nothing, and the data that goes
+//! along.
 //!
 //! Every question has a *tag*, and every tag a place for data of its own, so that neither side has to
-//! agree with the other on what lies where. The memory is made, and sealed, by the side that answers:
-//! it holds no memory of the side that asks. What comes out of a ring is a copy; data in a place may
-//! change while it is used, by whoever has the other end.
+//! agree with the other on what lies where. Processes that can share memory do ([`shared`]): one memory
+//! file with a ring of messages and a doorbell in each direction, made, and sealed, by the side that answers:
+//! it holds no memory of the side that asks. Between machines each side has places of its own, and messages
+//! and data are [`carried`] as bytes. Either way, data in a place may change while it is used, by whoever has
+//! the other end.
+
+mod carried;
+mod shared;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_fabric::Access;
-
-use crate::doorbell::{DOORBELL_BYTES, Doorbell};
-use crate::event::Event;
-use crate::peer_event::PeerEvent;
-use crate::region::{Region, RegionError, SharedMemory};
-use crate::ring::{Consumer, Producer, PushError, RingLayout};
+use crate::doorbell::DOORBELL_BYTES;
+use crate::region::{Region, RegionError};
+use crate::ring::{PushError, RingLayout};
 use crate::slice::PinnedSlice;
+
+use carried::CarriedEnd;
+pub use carried::Carrier;
+use shared::SharedEnd;
 
 /// Bytes of the longest message: with its length, one cache line.
 pub const MESSAGE_BYTES: usize = 60;
@@ -104,23 +108,25 @@ pub enum ExchangeError {
 
 /// One end of an exchange.
 #[derive(Debug)]
-pub struct Exchange {
-    incoming: Consumer,
-    outgoing: Producer,
-    heard: Doorbell,
-    rung: Doorbell,
-    region: Arc<Region>,
-    memory: OwnedFd,
-    layout: ExchangeLayout,
-    data: usize,
-    /// Its doorbell: 0 for who answers.
-    own: usize,
-    /// Another process has this end now.
-    passed_on: AtomicBool,
+pub struct Exchange(End);
+
+#[derive(Debug)]
+enum End {
+    Shared(SharedEnd),
+    Carried(CarriedEnd),
+}
+
+macro_rules! of_end {
+    ($exchange:expr, $end:ident => $call:expr) => {
+        match $exchange {
+            End::Shared($end) => $call,
+            End::Carried($end) => $call,
+        }
+    };
 }
 
 impl Exchange {
-    /// Makes one, for the side that answers.
+    /// Makes one in shared memory, for the side that answers.
     ///
     /// # Errors
     /// [`ExchangeError`].
@@ -128,14 +134,8 @@ impl Exchange {
         name: &str,
         layout: ExchangeLayout,
     ) -> Result<(Exchange, ExchangeFiles), ExchangeError> {
-        let places = layout.places().ok_or_else(|| unfit(layout))?;
-        let memory = SharedMemory::create(name, places.total as u64)?;
-        let events = [Event::new()?, Event::new()?];
-        let copies = [copy(&events[0])?, copy(&events[1])?];
-        let files = ExchangeFiles { memory: memory.descriptor()?, events: copies };
-        let events = events.map(PeerEvent::from);
-        let (region, memory) = (memory.region().clone(), memory.descriptor()?);
-        Ok((Exchange::over(region, memory, events, layout, 0)?, files))
+        let (end, files) = SharedEnd::create(name, layout)?;
+        Ok((Exchange(End::Shared(end)), files))
     }
 
     /// The other end, for the side that asks; also where another process had it before.
@@ -143,7 +143,7 @@ impl Exchange {
     /// # Errors
     /// [`ExchangeError`].
     pub fn join(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
-        Exchange::of(files, layout, 1)
+        Ok(Exchange(End::Shared(SharedEnd::join(files, layout)?)))
     }
 
     /// The end of the side that answers, which another process had.
@@ -151,145 +151,111 @@ impl Exchange {
     /// # Errors
     /// [`ExchangeError`].
     pub fn resume(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
-        Exchange::of(files, layout, 0)
+        Ok(Exchange(End::Shared(SharedEnd::resume(files, layout)?)))
     }
 
-    fn of(
-        files: ExchangeFiles,
+    /// An end whose messages and data `carrier` carries, for either side.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn carried(
+        name: &str,
+        carrier: Box<dyn Carrier>,
         layout: ExchangeLayout,
-        own: usize,
     ) -> Result<Exchange, ExchangeError> {
-        let places = layout.places().ok_or_else(|| unfit(layout))?;
-        let access = Access::READ | Access::WRITE;
-        let region = Region::map(files.memory.as_fd(), 0, places.total as u64, access)?;
-        let [answers, asks] = files.events;
-        let events = [PeerEvent::new(answers)?, PeerEvent::new(asks)?];
-        Exchange::over(Arc::new(region), files.memory, events, layout, own)
+        Ok(Exchange(End::Carried(CarriedEnd::new(name, carrier, layout)?)))
     }
 
     /// What another process needs to go on with this end, between two messages of this side. Dropping
     /// this end then ends nothing.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// When the process has no descriptors left; one that is carried stays in its process.
     pub fn pass_on(&self) -> std::io::Result<ExchangeFiles> {
-        let [heard, rung] = [&self.heard, &self.rung].map(|bell| bell.as_fd().try_clone_to_owned());
-        let events = if self.own == 0 { [heard?, rung?] } else { [rung?, heard?] };
-        let memory = self.memory.try_clone()?;
-        self.passed_on.store(true, Ordering::Relaxed);
-        Ok(ExchangeFiles { memory, events })
+        match &self.0 {
+            End::Shared(end) => end.pass_on(),
+            End::Carried(_) => Err(std::io::ErrorKind::Unsupported.into()),
+        }
     }
 
-    /// The end that hears doorbell `own`: 0 for who answers.
-    fn over(
-        region: Arc<Region>,
-        memory: OwnedFd,
-        [first, second]: [PeerEvent; 2],
-        layout: ExchangeLayout,
-        own: usize,
-    ) -> Result<Exchange, ExchangeError> {
-        let parts = layout.places().and_then(|places| {
-            let first = Doorbell::new(region.clone(), 0, first)?;
-            let second = Doorbell::new(region.clone(), DOORBELL_BYTES, second)?;
-            let (heard, rung) = if own == 0 { (first, second) } else { (second, first) };
-            let incoming = Consumer::new(region.clone(), places.rings[own], places.ring)?;
-            let outgoing = Producer::new(region.clone(), places.rings[1 - own], places.ring)?;
-            Some((heard, rung, incoming, outgoing, places.data))
-        });
-        let (heard, rung, incoming, outgoing, data) = parts.ok_or_else(|| unfit(layout))?;
-        let passed_on = AtomicBool::new(false);
-        Ok(Exchange {
-            incoming,
-            outgoing,
-            heard,
-            rung,
-            region,
-            memory,
-            layout,
-            data,
-            own,
-            passed_on,
-        })
-    }
-
-    /// Puts a message in, behind all others. The other side hears of it with the next
-    /// [`ring`](Exchange::ring).
+    /// Puts a message in, behind all others, with so many bytes of data of a tag, if any. The other side
+    /// hears of it with the next [`ring`](Exchange::ring). The data stay as they are until it has answered.
     ///
     /// # Errors
     /// [`PushError`], and nothing was put in.
     #[inline]
-    pub fn send(&mut self, message: &[u8]) -> Result<(), PushError> {
-        self.outgoing.push(message)
+    pub fn send(&mut self, message: &[u8], data: Option<(u32, usize)>) -> Result<(), PushError> {
+        match &mut self.0 {
+            // They are where they are needed.
+            End::Shared(end) => end.send(message),
+            End::Carried(end) => end.send(message, data),
+        }
     }
 
     /// Tells the other side to look.
     #[inline]
-    pub fn ring(&self) {
-        self.rung.ring();
+    pub fn ring(&mut self) {
+        of_end!(&mut self.0, end => end.ring());
     }
 
     /// Takes the next message out, if there is one; its length.
     #[inline]
     pub fn receive(&mut self, message: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
-        self.incoming.pop(message)
+        of_end!(&mut self.0, end => end.receive(message))
     }
 
     /// Arranges that the next ring makes the descriptor ([`AsFd`]) readable; false when there is a
     /// message already, or nothing will come any more.
     pub fn rest(&mut self) -> bool {
-        self.heard.disarm();
-        let armed = self.heard.arm(self.heard.count());
-        // After it: what was sent before rings nobody.
-        armed && self.incoming.is_empty()
+        of_end!(&mut self.0, end => end.rest())
     }
 
     /// The first `length` bytes of the place for data of `tag`; `None` when it has not so many.
     pub fn data(&self, tag: u32, length: usize) -> Option<PinnedSlice> {
-        if tag >= self.layout.tags || length > self.layout.data_bytes {
-            return None;
-        }
-        let stride = self.layout.data_bytes.next_multiple_of(PAGE);
-        PinnedSlice::new(self.region.clone(), self.data + tag as usize * stride, length)
+        of_end!(&self.0, end => end.data(tag, length))
     }
 
     /// Ends it for both sides.
     pub fn close(&self) {
-        self.heard.close();
-        self.rung.close();
+        of_end!(&self.0, end => end.close());
     }
 
     /// Whether either side ended it, or its memory is gone.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        self.heard.is_closed()
-    }
-}
-
-impl Drop for Exchange {
-    fn drop(&mut self) {
-        if !*self.passed_on.get_mut() {
-            self.close();
-        }
+        of_end!(&self.0, end => end.is_closed())
     }
 }
 
 impl AsFd for Exchange {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.heard.as_fd()
+        of_end!(&self.0, end => end.as_fd())
     }
+}
+
+/// The first `length` bytes of the place of `tag` in `region`, where places begin at `first`.
+fn place(
+    region: &Arc<Region>,
+    layout: ExchangeLayout,
+    first: usize,
+    tag: u32,
+    length: usize,
+) -> Option<PinnedSlice> {
+    if tag >= layout.tags || length > layout.data_bytes {
+        return None;
+    }
+    let stride = layout.data_bytes.next_multiple_of(PAGE);
+    PinnedSlice::new(region.clone(), first + tag as usize * stride, length)
 }
 
 fn unfit(layout: ExchangeLayout) -> ExchangeError {
     ExchangeError::Layout { tags: layout.tags, data_bytes: layout.data_bytes }
 }
 
-fn copy(event: &Event) -> std::io::Result<OwnedFd> {
-    event.as_fd().try_clone_to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Event;
 
     const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 4, data_bytes: 5000 };
 
@@ -304,14 +270,14 @@ mod tests {
         let mut message = [0; MESSAGE_BYTES];
         assert!(answers.rest() && answers.receive(&mut message).is_none());
         asks.data(3, 5000).unwrap().get().fill(7);
-        asks.send(b"three").unwrap();
+        asks.send(b"three", None).unwrap();
         asks.ring();
         assert!(!answers.rest());
         assert_eq!(answers.receive(&mut message), Some(5));
         let mut data = [0; 5000];
         answers.data(3, 5000).unwrap().get().copy_to(&mut data);
         assert_eq!((&message[..5], data), (&b"three"[..], [7; 5000]));
-        answers.send(b"ok").unwrap();
+        answers.send(b"ok", None).unwrap();
         answers.ring();
         assert_eq!(asks.receive(&mut message), Some(2));
     }
@@ -340,11 +306,11 @@ mod tests {
     #[test]
     fn both_ends_go_on_where_others_left_them() {
         let (mut answers, mut asks) = both();
-        asks.send(b"one").unwrap();
-        asks.send(b"two").unwrap();
+        asks.send(b"one", None).unwrap();
+        asks.send(b"two", None).unwrap();
         let mut message = [0; MESSAGE_BYTES];
         assert_eq!((answers.receive(&mut message), &message[..3]), (Some(3), &b"one"[..]));
-        answers.send(b"first").unwrap();
+        answers.send(b"first", None).unwrap();
         let files = answers.pass_on().unwrap();
         drop(answers);
         let mut answers = Exchange::resume(files, LAYOUT).unwrap();
@@ -354,7 +320,7 @@ mod tests {
         assert_eq!((answers.receive(&mut message), &message[..3]), (Some(3), &b"two"[..]));
         assert_eq!((asks.receive(&mut message), &message[..5]), (Some(5), &b"first"[..]));
         assert!(answers.rest());
-        asks.send(b"three").unwrap();
+        asks.send(b"three", None).unwrap();
         asks.ring();
         assert!(Event::wait_any(&[answers.as_fd()], Some(0)), "its event is another");
         drop(asks);

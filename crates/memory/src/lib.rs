@@ -22,6 +22,7 @@
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 //! * [`descriptors`]: room for those.
+//! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
 
 pub mod copy;
 pub mod descriptors;
@@ -46,10 +47,11 @@ pub mod spin;
 pub mod stream;
 mod sync;
 pub mod ticks;
+pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
-pub use exchange::{Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use exchange::{Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
 pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;
 pub use packets::{PacketListener, PacketStream, Packets};

@@ -16,15 +16,22 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::event::Event;
+use crate::window::WindowEvent;
 
 /// Completions that the context keeps; nobody reads them, they are thrown away in batches.
 const EVENTS: u32 = 256;
 const CMD_PREAD: u16 = 0;
 const FLAG_RESFD: u32 = 1;
 
-/// An eventfd that a peer passed, to be rung.
+/// An eventfd that a peer passed, to be rung; in a virtual machine, the file that stands for one.
 #[derive(Debug)]
-pub struct PeerEvent(OwnedFd);
+pub struct PeerEvent(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Eventfd(OwnedFd),
+    Window(WindowEvent),
+}
 
 impl PeerEvent {
     /// Takes a descriptor that a peer passed. Only an eventfd is accepted: other files (a pipe, a
@@ -33,29 +40,47 @@ impl PeerEvent {
     /// # Errors
     /// When it is no eventfd.
     pub fn new(fd: OwnedFd) -> std::io::Result<PeerEvent> {
+        let fd = match WindowEvent::new(fd) {
+            Ok(event) => return Ok(PeerEvent(Kind::Window(event))),
+            Err(fd) => fd,
+        };
         let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if name.as_os_str() != "anon_inode:[eventfd]" {
             return Err(std::io::Error::other(format!("{} is not an eventfd", name.display())));
         }
-        Ok(PeerEvent(fd))
+        Ok(PeerEvent(Kind::Eventfd(fd)))
+    }
+
+    /// The file that stands for an eventfd, in a virtual machine.
+    pub(crate) fn window(&self) -> Option<&WindowEvent> {
+        match &self.0 {
+            Kind::Window(event) => Some(event),
+            Kind::Eventfd(_) => None,
+        }
     }
 
     /// Rings. A full counter is left as it is: it is ringing already.
     pub fn ring(&self) {
-        if !Context::get().is_some_and(|context| context.ring(self.0.as_fd())) {
+        if let Kind::Window(event) = &self.0 {
+            return event.ring();
+        }
+        if !Context::get().is_some_and(|context| context.ring(self.as_fd())) {
             self.ring_if_ready();
         }
     }
 
     /// Takes the counter back to zero; true when it had been rung.
     pub fn drain(&self) -> bool {
+        if self.window().is_some() {
+            return true;
+        }
         let mut count = [0; 8];
         // At no offset: an eventfd has no place to read from.
         let parts = &mut [std::io::IoSliceMut::new(&mut count)];
-        match rustix::io::preadv2(&self.0, parts, u64::MAX, ReadWriteFlags::NOWAIT) {
+        match rustix::io::preadv2(self, parts, u64::MAX, ReadWriteFlags::NOWAIT) {
             // A kernel that knows no such read of an eventfd (before 5.8).
             Err(Errno::OPNOTSUPP) => {
-                self.is(PollFlags::IN) && rustix::io::read(&self.0, &mut count).is_ok()
+                self.is(PollFlags::IN) && rustix::io::read(self, &mut count).is_ok()
             }
             outcome => outcome.is_ok(),
         }
@@ -65,30 +90,33 @@ impl PeerEvent {
     /// blocks writers as a full one does.
     fn is(&self, ready: PollFlags) -> bool {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut polled = [PollFd::new(&self.0, ready)];
+        let mut polled = [PollFd::new(self, ready)];
         rustix::event::poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(ready)
     }
 
     fn ring_if_ready(&self) {
-        let flags = rustix::fs::fcntl_getfl(&self.0);
+        let flags = rustix::fs::fcntl_getfl(self);
         let blocking = |flags: &rustix::fs::OFlags| !flags.contains(rustix::fs::OFlags::NONBLOCK);
         if flags.is_ok_and(|flags| blocking(&flags)) && !self.is(PollFlags::OUT) {
             return;
         }
         // Nothing to do about a descriptor that takes no ring: it is its owner's.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(self, &1u64.to_ne_bytes());
     }
 }
 
 impl From<Event> for PeerEvent {
     fn from(event: Event) -> PeerEvent {
-        PeerEvent(event.into())
+        PeerEvent(Kind::Eventfd(event.into()))
     }
 }
 
 impl AsFd for PeerEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        match &self.0 {
+            Kind::Eventfd(fd) => fd.as_fd(),
+            Kind::Window(event) => event.as_fd(),
+        }
     }
 }
 

@@ -314,7 +314,7 @@ impl Agent {
                 self.borrowing.set_incarnation(self.incarnation);
                 self.register_at = now;
             }
-            Message::Arm { .. } | Message::Revoke { .. } => {
+            Message::Arm { .. } | Message::Revoke { .. } | Message::SetLevel { .. } => {
                 let actions = self.lender.receive(message);
                 self.do_lender(actions);
             }
@@ -329,12 +329,24 @@ impl Agent {
         for action in actions {
             let (lender, heard) = (self.lender.clone(), self.heard.clone());
             match action {
+                // With what the lease used, as long as that is the last one.
+                LenderAction::Send(message @ Message::Revoked { .. }) => {
+                    let report = Some(self.report(self.now()));
+                    self.tell(NodeMessages { messages: vec![message], report });
+                }
                 LenderAction::Send(message) => self.say(message),
                 LenderAction::Arm { device, lease, epoch, borrower, level } => {
                     self.by_device.run(device.clone(), move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(device, epoch, borrower, "to be lent");
                         let said = lender.arm(&device, epoch, level.as_deref());
+                        let _ = heard.send(Heard::Lending(said));
+                    });
+                }
+                LenderAction::SetLevel { device, lease, epoch, number, level } => {
+                    self.by_device.run(device.clone(), move || {
+                        let _about = lease_span(lease).entered();
+                        let said = lender.change_level(&device, epoch, number, level.as_deref());
                         let _ = heard.send(Heard::Lending(said));
                     });
                 }

@@ -18,7 +18,8 @@ use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
 use rackbus_link::{Connect, Hello, Medium, Service, VERSION};
-use rackbus_memory::{Gate, Stream};
+use rackbus_memory::Gate;
+use rackbus_pci::MediumAccess;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Server, Shown, ShownWith};
 use rackbus_vm::{Interrupts, interrupts};
 use rustix::io::Errno;
@@ -362,7 +363,7 @@ impl AttachOpener {
     fn attach(
         &self,
         open: &Arc<Open>,
-        stream: Arc<dyn Stream>,
+        stream: Arc<dyn rackbus_link::Conversation>,
     ) -> Result<Box<dyn Device>, DeviceError> {
         let on_lost = self.on_lost();
         let none = |error: String| DeviceError::new(Errno::NODEV, error);
@@ -383,7 +384,11 @@ impl AttachOpener {
                 let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
                 let lending = lending.map_err(|error| none(error.to_string()))?;
                 let name = &function.device;
-                let device = PlacedDevice::start(name, &medium, files, stream, lending, on_lost)?;
+                let access = match stream.carrier() {
+                    Some(carrier) => MediumAccess::Carried(carrier),
+                    None => MediumAccess::Files(files),
+                };
+                let device = PlacedDevice::start(name, &medium, access, stream, lending, on_lost)?;
                 open.attached(Attachment::Medium(device.conversation()));
                 show(open, self.follow(open, device, None))
             }
@@ -512,7 +517,7 @@ mod tests {
         functions.close(1);
         let mut lender =
             Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
-        let offer = lender.serve_medium().unwrap();
+        let offer = lender.serve_medium(None).unwrap();
         let medium = Medium { class: offer.class.to_owned(), description: offer.description };
         let (theirs, ours) = UnixStream::pair().unwrap();
         medium.send(&theirs, &offer.files).unwrap();

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_devices::{FrontError, Lost, class};
-use rackbus_link::{Handles, Medium};
+use rackbus_link::Medium;
 use rackbus_memory::{Access, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, EngineDevice, SavedSession};
-use rackbus_pci::{Engine, EngineHandle, Function, RestoreError, SaveError};
+use rackbus_pci::{Engine, EngineHandle, Function, MediumAccess, RestoreError, SaveError};
 use rustix::io::Errno;
 
 use crate::remote::{NoSocket, OnLost};
@@ -125,12 +125,12 @@ impl PlacedDevice {
     pub fn start(
         name: &str,
         medium: &Medium,
-        handles: Handles,
+        access: MediumAccess,
         stream: Arc<dyn Stream>,
         lending: Lending,
         on_lost: OnLost,
     ) -> Result<PlacedDevice, DeviceError> {
-        let model = |lost| class::front(&medium.class, &medium.description, handles, lost);
+        let model = |lost| class::front(&medium.class, &medium.description, access, lost);
         PlacedDevice::with(name, medium, model, stream, on_lost, |device| {
             device.session_of(lending, None)
         })
@@ -285,7 +285,7 @@ mod tests {
     fn a_front_that_lost_its_medium_reaches_no_memory_any_more() {
         let config = NvmeConfig::memory(1 << 20, "M1");
         let mut lender = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
-        let offer = lender.serve_medium().unwrap();
+        let offer = lender.serve_medium(None).unwrap();
         let medium = Medium { class: offer.class.to_owned(), description: offer.description };
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
@@ -293,7 +293,14 @@ mod tests {
         let reached = lending.fabric().clone();
         let reached = || reached.with(|fabric| fabric.reached("host/function").unwrap().len());
         let lost = Box::new(drop);
-        let front = PlacedDevice::start("nvme0", &medium, offer.files, stream, lending, lost);
+        let front = PlacedDevice::start(
+            "nvme0",
+            &medium,
+            MediumAccess::Files(offer.files),
+            stream,
+            lending,
+            lost,
+        );
         let front = front.unwrap();
         let memory = SharedMemory::create("guest", 4096).unwrap();
         let both = Access::READ | Access::WRITE;
@@ -318,12 +325,18 @@ mod tests {
         let start = || {
             let mut lender =
                 Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
-            let offer = lender.serve_medium().unwrap();
+            let offer = lender.serve_medium(None).unwrap();
             let medium = Medium { class: offer.class.to_owned(), description: offer.description };
             let (stream, lenders) = UnixStream::pair().unwrap();
             let (stream, lost) = (Arc::new(stream), Box::new(drop));
-            let front =
-                PlacedDevice::start("nvme0", &medium, offer.files, stream, lending.clone(), lost);
+            let front = PlacedDevice::start(
+                "nvme0",
+                &medium,
+                MediumAccess::Files(offer.files),
+                stream,
+                lending.clone(),
+                lost,
+            );
             (front.unwrap(), lender, lenders)
         };
         let reached = || lending.fabric().with(|it| it.reached("host/function").unwrap().len());

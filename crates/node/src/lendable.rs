@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::api::DeviceReport;
+use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
-use rackbus_memory::{Lending, Stream};
+use rackbus_memory::{Carrier, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{Conversation, Device, EngineDevice, SavedSession};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
@@ -39,11 +40,19 @@ pub trait Lendable: Debug + Send + Sync {
     /// [`NotReady`].
     fn arm(&self, limit: Duration) -> Result<(), NotReady>;
 
-    /// Promises its next user this service level, or as much as anybody gets.
+    /// Promises its next user this service level, or as much as anybody gets; nobody has what the one before had.
     ///
     /// # Errors
     /// Why not, and what could be promised instead.
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+    fn set_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+        no_levels(level)
+    }
+
+    /// Promises the user that it has another service level from now on. One that cannot be kept changes nothing.
+    ///
+    /// # Errors
+    /// As [`set_level`](Lendable::set_level).
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
         no_levels(level)
     }
 
@@ -105,20 +114,14 @@ pub enum NotSaved {
     Refused(SaveError),
 }
 
-fn no_levels(level: Option<&str>) -> Result<(), String> {
-    match level {
-        None => Ok(()),
-        Some(_) => Err("there are no service levels for functions of this class".to_owned()),
-    }
-}
-
 /// A function in the hands of one user.
 pub trait Attached: Device {
-    /// Hands its medium to a front at the user's, instead of itself, until it is dropped.
+    /// Hands its medium to a front at the user's, instead of itself, until it is dropped; where that shares
+    /// no memory with this process, by operations that `carrier` carries.
     ///
     /// # Errors
     /// Why the medium cannot be had.
-    fn serve_medium(&self) -> Result<MediumOffer, String>;
+    fn serve_medium(&self, carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String>;
 }
 
 /// Makes a function's device model, anew after each failure of it.
@@ -196,9 +199,16 @@ impl Modelled {
 }
 
 impl Lendable for Modelled {
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+    fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
         match &self.config {
-            Some(config) => config.set_level(level),
+            Some(config) => config.set_level(level, to),
+            None => no_levels(level),
+        }
+    }
+
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
+        match &self.config {
+            Some(config) => config.change_level(level),
             None => no_levels(level),
         }
     }
@@ -238,7 +248,8 @@ impl Lendable for Modelled {
     fn describe(&self, known: DeviceReport) -> DeviceReport {
         let counters = self.config.iter().flat_map(|config| config.shaping());
         let shaping = counters.map(|(name, count)| (name.to_owned(), count)).collect();
-        let known = DeviceReport { shaping, ..known };
+        let level = self.config.as_ref().and_then(|config| config.level());
+        let known = DeviceReport { shaping, level, ..known };
         match &*self.engine() {
             Some(engine) => report::of_engine(engine, known),
             None => known,
@@ -324,8 +335,8 @@ pub fn of_host(
 }
 
 impl Attached for EngineDevice {
-    fn serve_medium(&self) -> Result<MediumOffer, String> {
-        let offered = self.engine().call(|endpoint| endpoint.serve_medium());
+    fn serve_medium(&self, carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String> {
+        let offered = self.engine().call(|endpoint| endpoint.serve_medium(carrier));
         let offered = offered.map_err(|stopped| stopped.to_string())?;
         offered.map_err(|refused| refused.to_string())
     }

@@ -11,6 +11,7 @@
 //! after a while, and the revocation ends when the engine answers again.
 
 pub(crate) mod saved;
+mod tenancy;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
 use rackbus_control::lease_span;
+use rackbus_devices::class::LentTo;
 use rackbus_fabric::{FabricHandle, Lending, UnknownPart};
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
@@ -28,6 +30,7 @@ use rackbus_memory::{Passage, Stream};
 use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
 
 use crate::lendable::{Attached, Lendable, NotReady};
+use tenancy::Tenancy;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
@@ -108,6 +111,8 @@ struct Lent {
     seen: Mutex<Seen>,
     /// The service level that its borrower was promised.
     promised: Mutex<Option<String>>,
+    /// What its leases use.
+    tenancy: Mutex<Tenancy>,
     /// Signalled when a conversation has ended and the function is scrubbed.
     idle: Condvar,
 }
@@ -174,6 +179,7 @@ impl LentFunctions {
             state: Mutex::default(),
             idle: Condvar::new(),
             promised: Mutex::default(),
+            tenancy: Mutex::default(),
         });
         self.fence.lock().add(device.to_owned());
         self.lent.insert(device.to_owned(), lent.clone());
@@ -211,11 +217,36 @@ impl LentFunctions {
     pub fn arm(&self, device: &str, epoch: Epoch, level: Option<&str>) -> Vec<LenderAction> {
         let outcome = self.find(device).and_then(|lent| {
             lent.start(&lent.lock())?;
-            lent.lendable.set_level(level).map_err(LendError::Level)?;
+            let holder = self.fence.lock().holder(device).cloned();
+            let own = holder.as_ref().is_some_and(|holder| holder.borrower == self.host);
+            let to = if own { LentTo::Owner } else { LentTo::Borrower };
+            lent.lendable.set_level(level, to).map_err(LendError::Level)?;
             *lent.promised() = level.map(str::to_owned);
+            if let Some(Holder { lease, .. }) = holder {
+                lent.tenancy().begin(lease, lent.describe());
+            }
             Ok(())
         });
         self.fence.lock().arm_done(device, epoch, outcome.map_err(|error| error.to_string()))
+    }
+
+    /// Gives the borrower of `epoch` another service level while it goes on. A level that cannot be kept changes
+    /// nothing.
+    pub fn change_level(
+        &self,
+        device: &str,
+        epoch: Epoch,
+        number: u64,
+        level: Option<&str>,
+    ) -> Vec<LenderAction> {
+        let outcome = self.find(device).and_then(|lent| {
+            lent.lendable.change_level(level).map_err(LendError::Level)?;
+            *lent.promised() = level.map(str::to_owned);
+            Ok(())
+        });
+        let outcome = outcome.map_err(|error| error.to_string());
+        tracing::info!(device, level, ?outcome, "another service level");
+        self.fence.lock().level_done(device, epoch, number, outcome)
     }
 
     /// Takes the function back from `epoch` and everything older. On return nothing of that
@@ -256,7 +287,8 @@ impl LentFunctions {
         // What was promised to the former borrower can be promised to others.
         let back = self.find(device).map(|lent| {
             *lent.promised() = None;
-            lent.lendable.set_level(None)
+            lent.tenancy().end(&lent.describe());
+            lent.lendable.set_level(None, LentTo::Nobody)
         });
         if let Ok(Err(reason)) = back {
             tracing::error!(device, reason, "the function's own service level is not kept");
@@ -336,7 +368,7 @@ impl LentFunctions {
 
 /// Hands the medium of `session`'s function to the front that connected, and waits for its end.
 fn serve_medium(lent: &Lent, incoming: Incoming, session: &dyn Attached, passage: &Passage) {
-    let offer = match session.serve_medium() {
+    let offer = match session.serve_medium(incoming.stream.carrier()) {
         Ok(offer) => offer,
         Err(refused) => return incoming.refuse(&refused),
     };
@@ -383,7 +415,19 @@ impl Lent {
             ..DeviceReport::default()
         };
         drop(seen);
-        self.lendable.describe(report)
+        let mut report = self.lendable.describe(report);
+        let lease = self.fence.lock().admitted(&self.name).map(|holder| holder.lease);
+        (report.lease, report.last_lease) = self.tenancy().reports(lease, &report);
+        report
+    }
+
+    /// What the function counts and how it is, now.
+    fn describe(&self) -> DeviceReport {
+        self.lendable.describe(DeviceReport::default())
+    }
+
+    fn tenancy(&self) -> MutexGuard<'_, Tenancy> {
+        self.tenancy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hangs(&self) -> LendError {
@@ -508,7 +552,7 @@ impl Lent {
         // A model that failed since it was armed was started anew just now, and knows of no promise.
         let promised = self.promised().clone();
         if promised.is_some() {
-            self.lendable.set_level(promised.as_deref()).map_err(LendError::Level)?;
+            self.lendable.change_level(promised.as_deref()).map_err(LendError::Level)?;
         }
         let attached = self.lendable.attach(lending, stream);
         let attached = attached.map_err(|cause| self.broken(cause))?;
@@ -536,7 +580,11 @@ mod tests {
             Ok(())
         }
 
-        fn set_level(&self, level: Option<&str>) -> Result<(), String> {
+        fn set_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+            self.change_level(level)
+        }
+
+        fn change_level(&self, level: Option<&str>) -> Result<(), String> {
             self.0.lock().unwrap().push(level.map(str::to_owned));
             Ok(())
         }

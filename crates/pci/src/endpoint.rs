@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rackbus_fabric::{Lending, LoanError};
-use rackbus_memory::{Access, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks};
+use rackbus_memory::{
+    Access, Carrier, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
+};
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
 use crate::function::{
@@ -322,8 +324,11 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`MediumRefused`].
-    pub fn serve_medium(&mut self) -> Result<MediumOffer, MediumRefused> {
-        self.function.serve_medium()
+    pub fn serve_medium(
+        &mut self,
+        carrier: Option<Box<dyn Carrier>>,
+    ) -> Result<MediumOffer, MediumRefused> {
+        self.function.serve_medium(carrier)
     }
 
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return

@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::DmaSpace;
+use rackbus_memory::{Carrier, DmaSpace};
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
@@ -173,8 +173,17 @@ pub struct MediumOffer {
     /// What the front shows, as its class writes it (JSON).
     pub description: String,
     /// The files by which it reaches the medium, as its class has them: those of an exchange, or
-    /// the medium's own memory.
+    /// the medium's own memory. None where the medium's operations are carried.
     pub files: Vec<OwnedFd>,
+}
+
+/// How a front reaches the medium that another node offered.
+#[derive(Debug)]
+pub enum MediumAccess {
+    /// By the files of the [offer](MediumOffer::files).
+    Files(Vec<OwnedFd>),
+    /// By operations that this carries.
+    Carried(Box<dyn Carrier>),
 }
 
 /// Why a function's medium cannot be had apart from it.
@@ -186,6 +195,9 @@ pub enum MediumRefused {
     /// A front has it already.
     #[error("another front has the medium")]
     InUse,
+    /// The medium is memory that its user maps.
+    #[error("the medium is memory, which a front on another machine cannot map")]
+    Unmapped,
     /// Memory or descriptors could not be had.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
@@ -234,11 +246,16 @@ pub trait Function: Send {
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// Hands the medium to a front elsewhere, until the next reset: from now on
-    /// [`poll`](Function::poll) serves that front, and the function itself does nothing.
+    /// [`poll`](Function::poll) serves that front, and the function itself does nothing. Where the front's
+    /// process shares no memory with this one, `carrier` carries the medium's operations.
     ///
     /// # Errors
     /// [`MediumRefused`]; the function goes on as it was.
-    fn serve_medium(&mut self) -> Result<MediumOffer, MediumRefused> {
+    fn serve_medium(
+        &mut self,
+        carrier: Option<Box<dyn Carrier>>,
+    ) -> Result<MediumOffer, MediumRefused> {
+        let _ = carrier;
         Err(MediumRefused::Inseparable)
     }
 

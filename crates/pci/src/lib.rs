@@ -29,8 +29,8 @@ pub mod vfio_user;
 pub use endpoint::Endpoint;
 pub use engine::{Engine, EngineHandle};
 pub use function::{
-    Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
-    ResetKind, Work,
+    Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumAccess, MediumOffer,
+    MediumRefused, ResetKind, Work,
 };
 pub use interrupts::{Interrupts, Mode};
 pub use operations::Operations;

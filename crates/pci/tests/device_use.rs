@@ -247,6 +247,6 @@ fn flr_resets_the_function_but_not_its_users_mappings() {
 #[test]
 fn a_medium_that_cannot_be_had_apart_is_refused() {
     let mut endpoint = rackbus_pci::endpoint::Endpoint::new(common::Copier::new());
-    let refused = endpoint.serve_medium().unwrap_err();
+    let refused = endpoint.serve_medium(None).unwrap_err();
     assert!(matches!(refused, rackbus_pci::MediumRefused::Inseparable), "{refused}");
 }

@@ -94,12 +94,53 @@ pub struct Admission {
     capacity: Capacity,
     profiles: BTreeMap<String, Profile>,
     promised: BTreeMap<u64, (ServiceLevel, Need)>,
+    /// What is promised before anybody comes for it.
+    reserved: Option<Reserved>,
+}
+
+#[derive(Debug, Clone)]
+struct Reserved {
+    level: ServiceLevel,
+    need: Need,
+    /// Who has it now.
+    taken: Option<u64>,
 }
 
 impl Admission {
     /// Nothing promised yet by a device with this capacity and these engines.
     pub fn new(capacity: Capacity, profiles: BTreeMap<String, Profile>) -> Admission {
-        Admission { capacity, profiles, promised: BTreeMap::new() }
+        Admission { capacity, profiles, promised: BTreeMap::new(), reserved: None }
+    }
+
+    /// Promises `level` to whoever [takes](Admission::take_reserved) it: nobody else is promised what it needs.
+    ///
+    /// # Errors
+    /// [`Refused`]; what was reserved before still is.
+    pub fn reserve(&mut self, level: &ServiceLevel) -> Result<(), Refused> {
+        let (need, _) = self.fits(None, level)?;
+        self.reserved = Some(Reserved { level: level.clone(), need, taken: None });
+        Ok(())
+    }
+
+    /// The level that is reserved, unless somebody else has it.
+    pub fn reserved_for(&self, holder: u64) -> Option<&ServiceLevel> {
+        let free = |reserved: &&Reserved| reserved.taken.is_none_or(|taken| taken == holder);
+        self.reserved.as_ref().filter(free).map(|reserved| &reserved.level)
+    }
+
+    /// Promises `holder` what is reserved, in the place of what that has, until it is
+    /// [released](Admission::release) or has another level. None where nothing is reserved, or somebody has it.
+    pub fn take_reserved(&mut self, holder: u64) -> Option<Share> {
+        let reserved = self.reserved.as_mut()?;
+        if reserved.taken.is_some_and(|taken| taken != holder) {
+            return None;
+        }
+        reserved.taken = Some(holder);
+        let Reserved { level, need, .. } = reserved.clone();
+        let cost_ns = self.profiles.get(&level.engine)?.cost_ns(level.message, level.ratio);
+        let share = Share::of(&level, cost_ns);
+        self.promised.insert(holder, (level, need));
+        Some(share)
     }
 
     /// The engines' profiles.
@@ -117,6 +158,14 @@ impl Admission {
     /// # Errors
     /// [`Refused`]; what the holder had, it still has.
     pub fn admit(&mut self, holder: u64, level: &ServiceLevel) -> Result<Share, Refused> {
+        let (need, share) = self.fits(Some(holder), level)?;
+        self.give_up_reserved(holder);
+        self.promised.insert(holder, (level.clone(), need));
+        Ok(share)
+    }
+
+    /// What `level` needs and is, if it can be kept in the place of what `holder` has.
+    fn fits(&self, holder: Option<u64>, level: &ServiceLevel) -> Result<(Need, Share), Refused> {
         level.check()?;
         let Some(profile) = self.profiles.get(&level.engine) else {
             let there: Vec<_> = self.profiles.keys().map(String::as_str).collect();
@@ -126,7 +175,7 @@ impl Admission {
         let cost_ns = profile.cost_ns(level.message, level.ratio);
         let (ingress, egress) = level.directions();
         let need = Need { engine_ns: level.operations() * cost_ns, ingress, egress };
-        let left = self.left(Some(holder));
+        let left = self.left(holder);
         let mut least: Option<(f64, Resource)> = None;
         for (needed, left, what) in [
             (need.engine_ns, Some(left.engine_ns), Resource::EngineTime),
@@ -149,13 +198,19 @@ impl Admission {
                 fits: rounded(Rate { per_second, unit: level.min.unit }),
             });
         }
-        self.promised.insert(holder, (level.clone(), need));
-        Ok(Share::of(level, cost_ns))
+        Ok((need, Share::of(level, cost_ns)))
     }
 
     /// What `holder` was promised, it has no more.
     pub fn release(&mut self, holder: u64) {
+        self.give_up_reserved(holder);
         self.promised.remove(&holder);
+    }
+
+    fn give_up_reserved(&mut self, holder: u64) {
+        if let Some(reserved) = &mut self.reserved {
+            reserved.taken = reserved.taken.filter(|taken| *taken != holder);
+        }
     }
 
     /// Thousandths of the engines' time that could still be promised.
@@ -172,7 +227,10 @@ impl Admission {
             egress: of(self.capacity.egress.unwrap_or(0) as f64),
         };
         let others = self.promised.iter().filter(|(holder, _)| Some(**holder) != but);
-        others.fold(whole, |left, (_, (_, need))| Need {
+        // What somebody else has of what is reserved is among these.
+        let free = |reserved: &&Reserved| reserved.taken.is_none() || reserved.taken == but;
+        let reserved = self.reserved.iter().filter(free).map(|reserved| &reserved.need);
+        others.map(|(_, (_, need))| need).chain(reserved).fold(whole, |left, need| Need {
             engine_ns: left.engine_ns - need.engine_ns,
             ingress: left.ingress - need.ingress,
             egress: left.egress - need.egress,
@@ -243,6 +301,39 @@ mod tests {
         assert_eq!((admission.level(1), admission.engine_left()), (None, 950));
         let unknown = admission.admit(1, &level("lzma 1 Gbit/s")).unwrap_err().to_string();
         assert_eq!(unknown, "there is no engine `lzma`; there are aes256gcm, deflate");
+    }
+
+    #[test]
+    fn what_is_reserved_is_sold_to_nobody_and_there_whenever_it_is_taken() {
+        let mut admission = admission();
+        admission.reserve(&level("deflate 1 Gbit/s weight 7")).unwrap();
+        assert!(admission.reserve(&level("deflate 9 Gbit/s")).is_err());
+        let refused = admission.admit(1, &level("deflate 1.5 Gbit/s")).unwrap_err();
+        let Refused::TooMuch { fits, .. } = refused else { panic!("{refused}") };
+        admission.admit(1, &ServiceLevel { min: fits, ..level("deflate 1.5 Gbit/s") }).unwrap();
+        let share = admission.take_reserved(2).unwrap();
+        assert_eq!((share.weight, share.guarantee.is_some()), (7, true));
+        assert_eq!((admission.take_reserved(3), admission.reserved_for(3)), (None, None));
+        // Whoever has it and wants another level competes for that one like everybody.
+        assert!(admission.admit(2, &level("deflate 900 Mbit/s")).is_err());
+        assert_eq!(admission.level(2), Some(&level("deflate 1 Gbit/s weight 7")));
+        admission.release(2);
+        assert!(admission.admit(4, &level("deflate 900 Mbit/s")).is_err());
+        assert!(admission.take_reserved(3).is_some());
+        admission.admit(3, &level("deflate 0 Gbit/s weight 2")).unwrap();
+        assert!(admission.reserved_for(5).is_some());
+    }
+
+    /// A level without a minimum promises nothing, and is a part of what is left.
+    #[test]
+    fn a_weight_alone_is_always_admitted() {
+        let mut admission = admission();
+        admission.admit(1, &level("deflate 1.6 Gbit/s")).unwrap();
+        let share = admission.admit(2, &level("aes256gcm 0 Gbit/s weight 30")).unwrap();
+        assert_eq!((share.guarantee, share.weight), (None, 30));
+        let heavy = ServiceLevel { weight: 1001, ..level("aes256gcm 0 Gbit/s") };
+        let refused = admission.admit(3, &heavy).unwrap_err().to_string();
+        assert!(refused.starts_with("a weight is from 1 to 1000, not 1001"), "{refused}");
     }
 
     #[test]

@@ -8,138 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::drr::Drr;
+use crate::kept::Kept;
 use crate::tenant::{Share, Spent, Tenant};
-
-/// A tenant: a number that its owner gives it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TenantId(pub u32);
-
-/// How the engines are shared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// Engine time of a turn, in nanoseconds: who comes with something urgent waits for one.
-    pub slice_ns: u64,
-    /// Turns that are under way at the same time.
-    pub workers: u32,
-    /// Messages of a turn at most.
-    pub batch: usize,
-    /// What a message is charged at least, in nanoseconds: what it takes to fetch and to complete one.
-    pub least_ns: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings { slice_ns: 50_000, workers: 1, batch: 32, least_ns: 100 }
-    }
-}
-
-/// A message that waits for an engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Message {
-    /// Its owner's name for it.
-    pub tag: u64,
-    /// Bytes that go in.
-    pub ingress: u64,
-    /// Bytes that will come out, as far as is known.
-    pub egress: u64,
-    /// What it will cost, as far as is known, in nanoseconds.
-    pub cost_ns: u64,
-    /// It may be interrupted at multiples of so many input bytes; 0 for nowhere.
-    pub granule: u64,
-    /// Input bytes that are done.
-    pub done: u64,
-}
-
-/// A part of a message in a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// The message.
-    pub message: Message,
-    /// Input bytes that this turn is to do, from [`done`](Message::done) on. Whoever does it puts here
-    /// what it did, which may be less.
-    pub length: u64,
-    /// Nothing of the message is left afterwards. Whoever does it may say so earlier, or later.
-    pub over: bool,
-}
-
-impl Piece {
-    /// It is the first of its message of which anything was done.
-    fn begins(&self) -> bool {
-        self.message.done == 0 && (self.length > 0 || self.over)
-    }
-}
-
-/// Work for one engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// Of which of its queues.
-    pub queue: u16,
-    /// The messages, in order.
-    pub pieces: Vec<Piece>,
-    /// The engine stops after so many nanoseconds, at the next place where it can.
-    pub budget_ns: u64,
-    guaranteed: bool,
-    estimated: Spent,
-}
-
-impl Turn {
-    /// A message that is done whole, whatever it takes: for policies that charge nothing.
-    pub(crate) fn unbounded(tenant: TenantId, queue: u16, piece: Piece) -> Turn {
-        let estimated = Spent::default();
-        let pieces = vec![piece];
-        Turn { tenant, queue, pieces, budget_ns: u64::MAX, guaranteed: false, estimated }
-    }
-}
-
-/// What became of a turn.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Done {
-    /// Engine time that it took, in nanoseconds.
-    pub engine_ns: u64,
-    /// Bytes that came out.
-    pub egress: u64,
-}
-
-/// What an engine that is free does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
-    /// This.
-    Run(Turn),
-    /// Nothing until then, unless something new comes: tenants are at their limits.
-    Wait(u64),
-    /// Nothing until something comes.
-    Idle,
-}
-
-/// What a tenant used, and what was done about it. All of it only grows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Operations that are over.
-    pub operations: u64,
-    /// Bytes that went into engines.
-    pub ingress: u64,
-    /// Bytes that came out.
-    pub egress: u64,
-    /// Engine time, in nanoseconds.
-    pub engine_ns: u64,
-    /// Of that, by its guarantee.
-    pub guaranteed_ns: u64,
-    /// Turns.
-    pub turns: u64,
-    /// Messages that did not end in the turn in which they were begun.
-    pub split: u64,
-    /// Messages that shared a turn with one before them.
-    pub batched: u64,
-    /// How often it had to wait because of its own limits.
-    pub throttled: u64,
-    /// For how long, in nanoseconds.
-    pub throttled_ns: u64,
-}
+use crate::turn::{Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
 
 /// Arbitrates tenants.
 #[derive(Debug)]
@@ -150,6 +22,8 @@ pub struct Arbiter {
     levels: [Drr<TenantId>; 2],
     timers: BTreeSet<(u64, Level, TenantId)>,
     under_way: u32,
+    /// Tenants that there were.
+    lives: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,6 +44,7 @@ impl Arbiter {
             levels: [Drr::new(slice_ns), Drr::new(slice_ns)],
             timers: BTreeSet::new(),
             under_way: 0,
+            lives: 0,
         }
     }
 
@@ -180,8 +55,12 @@ impl Arbiter {
 
     /// A tenant comes, or gets another share.
     pub fn set(&mut self, id: TenantId, share: Share, now: u64) {
-        let new = || Tenant::new(share, self.settings.slice_ns, now);
-        let tenant = self.tenants.entry(id).or_insert_with(new);
+        let Arbiter { tenants, lives, settings, .. } = self;
+        let new = || {
+            *lives += 1;
+            Tenant::new(*lives, share, settings.slice_ns, now)
+        };
+        let tenant = tenants.entry(id).or_insert_with(new);
         tenant.change(share, now);
         tenant.timers = [None; 2];
         self.timers.retain(|(.., other)| *other != id);
@@ -208,18 +87,33 @@ impl Arbiter {
         queues.into_values().flatten().collect()
     }
 
+    /// Another tenant comes in the place of one: it owes nothing of what that one spent, and what waited of that
+    /// one is returned. What was counted goes on.
+    pub fn renew(&mut self, id: TenantId, share: Share, now: u64) -> Vec<Message> {
+        let counted = self.tenants.get_mut(&id).map(|tenant| (tenant.usage, tenant.kept(now)));
+        let left = self.remove(id);
+        self.set(id, share, now);
+        if let (Some(tenant), Some((usage, kept))) = (self.tenants.get_mut(&id), counted) {
+            tenant.usage = usage;
+            tenant.go_on_counting(kept);
+        }
+        left
+    }
+
     /// Nothing of a tenant waits any more. What waited is returned.
-    pub fn clear(&mut self, id: TenantId) -> Vec<Message> {
+    pub fn clear(&mut self, id: TenantId, now: u64) -> Vec<Message> {
         let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
         tenant.waiting = 0;
+        tenant.note(now);
         tenant.queues.values_mut().flat_map(std::mem::take).collect()
     }
 
     /// Nothing of one of a tenant's queues waits any more. What waited is returned.
-    pub fn clear_queue(&mut self, id: TenantId, queue: u16) -> Vec<Message> {
+    pub fn clear_queue(&mut self, id: TenantId, queue: u16, now: u64) -> Vec<Message> {
         let Some(tenant) = self.tenants.get_mut(&id) else { return Vec::new() };
         let cleared = tenant.queues.get_mut(&queue).map(std::mem::take).unwrap_or_default();
         tenant.waiting -= cleared.len();
+        tenant.note(now);
         cleared.into()
     }
 
@@ -231,6 +125,25 @@ impl Arbiter {
     /// What a tenant has used so far.
     pub fn usage(&self, id: TenantId) -> Option<Usage> {
         self.tenants.get(&id).map(|tenant| tenant.usage)
+    }
+
+    /// How far a tenant got its minimum so far.
+    pub fn kept(&mut self, id: TenantId, now: u64) -> Option<Kept> {
+        self.tenants.get_mut(&id).map(|tenant| tenant.kept(now))
+    }
+
+    /// Something was done for a tenant in no turn of its, and took so much time of a processor: of its guarantee
+    /// where that has something left, else of its part of the rest.
+    pub fn charge(&mut self, id: TenantId, engine_ns: u64, now: u64) {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let guaranteed = tenant.guaranteed_at(now) <= now;
+        let spent = Spent { engine_ns, ..Spent::default() };
+        tenant.spend(guaranteed, spent);
+        tenant.got(spent, now);
+        tenant.usage.engine_ns += engine_ns;
+        tenant.usage.guaranteed_ns += if guaranteed { engine_ns } else { 0 };
+        let level = if guaranteed { Level::Guaranteed } else { Level::Rest };
+        self.levels[level as usize].charge(id, engine_ns);
     }
 
     /// Engine time that a tenant owes, in nanoseconds.
@@ -279,10 +192,11 @@ impl Arbiter {
     }
 
     /// A turn has ended. Of its messages, those that are not over wait again, before all others of
-    /// their queue.
-    pub fn complete(&mut self, turn: &Turn, done: Done, now: u64) {
+    /// their queue. False when its tenant has gone: then they do not, and nobody is charged.
+    pub fn complete(&mut self, turn: &Turn, done: Done, now: u64) -> bool {
         self.under_way = self.under_way.saturating_sub(1);
-        let Some(tenant) = self.tenants.get_mut(&turn.tenant) else { return };
+        let tenant = self.tenants.get_mut(&turn.tenant);
+        let Some(tenant) = tenant.filter(|tenant| tenant.life == turn.life) else { return false };
         let overhead = self.settings.least_ns.saturating_mul(turn.pieces.len() as u64);
         let actual = Spent {
             engine_ns: done.engine_ns.max(overhead),
@@ -292,6 +206,7 @@ impl Arbiter {
             egress: done.egress,
         };
         tenant.settle(turn.guaranteed, turn.estimated, actual);
+        tenant.got(actual, now);
         tenant.turns.settle(turn.queue, turn.estimated.engine_ns, actual.engine_ns);
         let usage = &mut tenant.usage;
         usage.operations += turn.pieces.iter().filter(|piece| piece.over).count() as u64;
@@ -311,6 +226,7 @@ impl Arbiter {
         if tenant.waiting > 0 {
             self.wake(turn.tenant, now);
         }
+        true
     }
 
     /// A tenant has work: it is looked at, unless it is known when it may go on.
@@ -332,6 +248,9 @@ impl Arbiter {
             }
             let mut at = tenant.free_at(now);
             let limited = at > now;
+            if limited {
+                tenant.hold(at, now);
+            }
             if level == Level::Guaranteed {
                 at = at.max(tenant.guaranteed_at(now));
             }
@@ -361,6 +280,7 @@ impl Arbiter {
             queue,
             pieces: Vec::new(),
             budget_ns: slice_ns,
+            life: tenant.life,
             guaranteed,
             estimated: Spent::default(),
         };
@@ -391,6 +311,7 @@ impl Arbiter {
                 break;
             }
         }
+        tenant.note(now);
         tenant.usage.turns += 1;
         tenant.turns.charge(queue, turn.estimated.engine_ns);
         self.levels[level as usize].charge(id, turn.estimated.engine_ns);
@@ -409,6 +330,7 @@ fn enqueue(tenant: &mut Tenant, queue: u16, message: Message, first: bool, now: 
         messages.push_back(message)
     }
     tenant.waiting += 1;
+    tenant.note(now);
     tenant.turns.wake(queue, now, 1);
 }
 

@@ -12,7 +12,8 @@
 //! * [`level`]: what a tenant asks for.
 //! * [`profile`]: what operations cost by size and output. [`estimate`]: what this tenant's will.
 //! * [`admission`]: which levels can be kept together, and what would fit instead.
-//! * [`arbiter`]: who is served next, with [`drr`] and [`bucket`] as its parts.
+//! * [`arbiter`]: who is served next, with [`drr`] and [`bucket`] as its parts; [`turn`]: what it is given and
+//!   gives out. [`kept`]: how far tenants got what they were promised.
 //! * [`simulation`]: tenants and engines in simulated time, for the experiments.
 //!
 //! Time is nanoseconds as a number that the caller passes in; it need only grow.
@@ -22,17 +23,21 @@ pub mod arbiter;
 pub mod bucket;
 pub mod drr;
 pub mod estimate;
+pub mod kept;
 pub mod level;
 pub mod profile;
 pub mod simulation;
 mod tenant;
+pub mod turn;
 
 pub use admission::{Admission, Capacity, Refused};
-pub use arbiter::{Arbiter, Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
+pub use arbiter::Arbiter;
 pub use estimate::Estimate;
+pub use kept::Kept;
 pub use level::{LevelError, Rate, ServiceLevel, Unit};
 pub use profile::{Point, Profile, ProfileError};
 pub use tenant::{Guarantee, Limit, Share};
+pub use turn::{Done, Message, Next, Piece, Settings, TenantId, Turn, Usage};
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;

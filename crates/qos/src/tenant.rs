@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::arbiter::{Message, Usage};
 use crate::bucket::Bucket;
 use crate::drr::Drr;
+use crate::kept::{Keeping, Kept, Promise};
 use crate::level::{ServiceLevel, Unit};
+use crate::turn::{Message, Usage};
 
 /// For so long a tenant's unused minimum or maximum is kept, in nanoseconds: longer than an engine that
 /// is busy with others' turns, or was not scheduled, lets it wait.
@@ -42,6 +43,8 @@ pub struct Guarantee {
     pub units: Limit,
     /// Which of the two.
     pub unit: Unit,
+    /// Units of one message of the kind that it was bought for.
+    pub one: u64,
 }
 
 /// What a tenant may have.
@@ -80,6 +83,7 @@ impl Share {
             engine: Limit::new(engine(level.operations()), burst_ns),
             units: limit(level.min.per_second),
             unit: level.min.unit,
+            one,
         });
         let bytes = |rate: u64| Limit::new(rate, level.largest.min(level.burst.max(level.message)));
         let max = |unit: Unit| level.max.filter(|_| level.min.unit == unit);
@@ -102,6 +106,8 @@ fn part(rate: u64, ns: u64) -> u64 {
 /// A tenant at the arbiter.
 #[derive(Debug)]
 pub(crate) struct Tenant {
+    /// Which of all tenants that there were.
+    pub(crate) life: u64,
     share: Share,
     /// Engine time and units of the guarantee.
     guarantee: Option<(Bucket, Bucket, Unit)>,
@@ -115,6 +121,7 @@ pub(crate) struct Tenant {
     /// When it is looked at again: for its limits, and for its guarantee.
     pub(crate) timers: [Option<u64>; 2],
     pub(crate) usage: Usage,
+    keeping: Keeping,
 }
 
 /// What a tenant spends at once.
@@ -127,8 +134,9 @@ pub(crate) struct Spent {
 }
 
 impl Tenant {
-    pub(crate) fn new(share: Share, slice_ns: u64, now: u64) -> Tenant {
+    pub(crate) fn new(life: u64, share: Share, slice_ns: u64, now: u64) -> Tenant {
         Tenant {
+            life,
             share,
             guarantee: share.guarantee.map(|g| buckets(g, now)),
             operations: share.operations.map(|limit| limit.bucket(now)),
@@ -139,7 +147,37 @@ impl Tenant {
             waiting: 0,
             timers: [None; 2],
             usage: Usage::default(),
+            keeping: Keeping::new(share.guarantee.map(promise), now),
         }
+    }
+
+    /// Whether it has work waiting may be otherwise now.
+    pub(crate) fn note(&mut self, now: u64) {
+        self.keeping.wait(self.waiting > 0, now);
+    }
+
+    /// Its own limits hold it back until then.
+    pub(crate) fn hold(&mut self, until: u64, now: u64) {
+        self.keeping.hold(until, now);
+    }
+
+    /// So much was done for it.
+    pub(crate) fn got(&mut self, done: Spent, now: u64) {
+        let units = match self.share.guarantee.map(|guarantee| guarantee.unit) {
+            Some(Unit::Operations) => done.operations,
+            _ => done.ingress,
+        };
+        self.keeping.got(units, done.engine_ns, now);
+    }
+
+    /// How far it got its minimum.
+    pub(crate) fn kept(&mut self, now: u64) -> Kept {
+        self.keeping.total(now)
+    }
+
+    /// Counts on from what was counted before it.
+    pub(crate) fn go_on_counting(&mut self, kept: Kept) {
+        self.keeping.go_on(kept);
     }
 
     pub(crate) fn share(&self) -> &Share {
@@ -164,6 +202,7 @@ impl Tenant {
             (guarantee, new) => *guarantee = new.map(|new| buckets(new, now)),
         }
         self.share = share;
+        self.keeping.promise(share.guarantee.map(promise), now);
     }
 
     /// When its limits let it go on: now, or later.
@@ -203,6 +242,11 @@ impl Tenant {
             }
         }
     }
+}
+
+fn promise(guarantee: Guarantee) -> Promise {
+    let Guarantee { engine, units, one, .. } = guarantee;
+    Promise { units: units.rate, engine_ns: engine.rate, one }
 }
 
 fn buckets(guarantee: Guarantee, now: u64) -> (Bucket, Bucket, Unit) {

@@ -185,7 +185,13 @@ fn every_minimum_is_met_within_one_percent_over_any_second() {
     SIMULATION.run(|seed, _| {
         for (texts, others) in mixes.iter().flat_map(|texts| [(texts, 2), (texts, 32)]) {
             let (levels, shares, loads) = sold(texts, 1, others);
-            let reports = run(&mut shaped(&shares, 1), 1, &loads, 11 * SECOND / 10, seed);
+            let mut arbiter = shaped(&shares, 1);
+            let reports = run(&mut arbiter, 1, &loads, 11 * SECOND / 10, seed);
+            let kept = (0..levels.len())
+                .filter_map(|id| arbiter.kept(TenantId(id as u32), 11 * SECOND / 10));
+            if let Some(broken) = kept.into_iter().find(|it| it.violations > 0 || it.windows != 1) {
+                return Err(format!("{texts:?} beside {others}: {broken:?} on record"));
+            }
             for (level, report) in levels.iter().zip(&reports) {
                 let got = units(level, report, 0) as f64 / level.min.per_second as f64;
                 if got < 0.99 {
@@ -198,6 +204,37 @@ fn every_minimum_is_met_within_one_percent_over_any_second() {
             }
         }
         Ok(())
+    });
+}
+
+/// More is promised than there is, which admission would refuse: the record says who did not get it, and of those who
+/// asked for less than that, nothing.
+#[test]
+fn a_minimum_that_is_not_kept_is_on_record() {
+    SIMULATION.run(|seed, _| {
+        let promised = |rate: u64| {
+            let min = rackbus_qos::Rate { per_second: rate, unit: rackbus_qos::Unit::Bytes };
+            Share::of(&ServiceLevel::new("sha3-512", min), SHA3.0 + 4096.0 * SHA3.1)
+        };
+        // One engine does some 298 MB/s of it.
+        let shares = [promised(250_000_000), promised(250_000_000), promised(100_000_000)];
+        let seldom = Load { arrivals: Arrivals::Open { per_second: 1000 }, ..load(4096, SHA3) };
+        let loads = [load(4096, SHA3), load(4096, SHA3), seldom];
+        let mut arbiter = shaped(&shares, 1);
+        run(&mut arbiter, 1, &loads, 3 * SECOND, seed);
+        let mut kept = |id| arbiter.kept(TenantId(id), 3 * SECOND).unwrap();
+        let kept = [0, 1, 2].map(kept);
+        for of in &kept[..2] {
+            let part = of.delivered as f64 / of.promised as f64;
+            if of.violations < 2 || of.violations != of.windows || !(0.5..0.7).contains(&part) {
+                return Err(format!("{of:?}, {part:.3} of it"));
+            }
+        }
+        if kept[2].violations > 0 {
+            Err(format!("{:?} of who asked for little", kept[2]))
+        } else {
+            Ok(())
+        }
     });
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rackbus_attach::{Location, Session};
+use rackbus_attach::{Place, Session};
 
 use crate::constants::errors::*;
 use crate::constants::*;
@@ -73,9 +73,9 @@ pub(crate) fn session() -> Outcome<Session> {
         }
         _ => {}
     }
-    let opened = Location::from_environment()
+    let opened = Place::from_environment()
         .map_err(|error| error.to_string())
-        .and_then(|location| Session::open(&location).map_err(|error| error.to_string()));
+        .and_then(|place| Session::open(place).map_err(|error| error.to_string()));
     match opened {
         Ok(opened) => {
             *session = Some((process, opened.clone()));

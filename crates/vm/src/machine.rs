@@ -68,6 +68,7 @@ impl Vm {
                 Boot::Firmware => "firmware".to_owned(),
             },
             ports: spec.functions.len() + usize::from(spec.spare_ports),
+            fabric: spec.fabric.is_some(),
             dir: spec.dir.clone(),
         };
         if spec.boot == Boot::Firmware {
@@ -173,6 +174,43 @@ impl Vm {
         let id = self.record.note_plugged(name, socket)?;
         qmp.command("device_add", &device(name, socket, &port))?;
         Ok(id)
+    }
+
+    /// Plugs in a disk with the bytes of `file`, to be read only, for as long as `work` takes: more than
+    /// goes through the agent. The guest finds it by its serial number, some milliseconds later.
+    ///
+    /// # Errors
+    /// When no port is free, QEMU refuses, or `work` fails.
+    pub fn with_disk<T>(
+        &mut self,
+        file: &Path,
+        serial: &str,
+        work: impl FnOnce(&mut Vm) -> Result<T>,
+    ) -> Result<T> {
+        const ID: &str = "rackbus-disk";
+        let mut qmp = self.record.qmp()?;
+        let port = free_port(&mut qmp, self.record.ports)?
+            .ok_or_else(|| VmError::NoFreePort(self.record.name.clone()))?;
+        let name = file.display().to_string();
+        let node = json!({"driver": "raw", "node-name": ID, "read-only": true, "file": {
+            "driver": "file", "filename": name, "locking": "off"}});
+        qmp.command("blockdev-add", &node)?;
+        let device = json!({"driver": "virtio-blk-pci", "id": ID, "drive": ID, "bus": port,
+            "serial": serial});
+        let outcome = match qmp.command("device_add", &device) {
+            Ok(_) => {
+                // One conversation at a time.
+                drop(qmp);
+                let outcome = work(self);
+                let gone = self.hot_remove(ID);
+                qmp = self.record.qmp()?;
+                outcome.and_then(|done| gone.map(|()| done))
+            }
+            Err(error) => Err(error),
+        };
+        // It fails only where the device is still there, which was said.
+        let _ = qmp.command("blockdev-del", &json!({"node-name": ID}));
+        outcome
     }
 
     /// Unplugs a function: asks the guest and waits until it has let go.

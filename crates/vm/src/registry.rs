@@ -40,6 +40,9 @@ pub struct Record {
     pub boot: String,
     /// PCIe ports that functions can be plugged into, used ones among them.
     pub ports: usize,
+    /// Whether it has the device through which its guest shares memory with the rack.
+    #[serde(default)]
+    pub fabric: bool,
     /// Where its sockets and its description are.
     #[serde(skip)]
     pub dir: PathBuf,

@@ -23,6 +23,9 @@ pub const DEFAULT_SPARE_PORTS: u8 = 4;
 /// without `caching-mode` guests turn it on at boot, and QEMU ends.
 const REMAPPER: &str = "intel-iommu,intremap=on,dma-translation=off";
 
+/// QEMU's id of the device through which a guest shares memory with the rack.
+pub const FABRIC_ID: &str = "rackbus-fabric";
+
 /// What the VM starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
@@ -82,6 +85,8 @@ pub struct VmSpec {
     pub spare_ports: u8,
     /// Where the serial console goes.
     pub console: Console,
+    /// The socket of the helper through which the guest shares memory with the rack.
+    pub fabric: Option<PathBuf>,
     /// More QEMU arguments, passed on as they are.
     pub extra: Vec<String>,
 }
@@ -100,6 +105,7 @@ impl VmSpec {
             functions: Vec::new(),
             spare_ports: DEFAULT_SPARE_PORTS,
             console: Console::Socket,
+            fabric: None,
             extra: Vec::new(),
         }
     }
@@ -133,6 +139,9 @@ impl VmSpec {
         );
         self.boot_args(assets, &mut args)?;
         self.control_args(&mut args);
+        if let Some(socket) = &self.fabric {
+            args.fabric(&text(socket)?);
+        }
         self.port_args(&mut args);
         args.0.extend(self.extra.iter().cloned());
         Ok(args.0)
@@ -162,7 +171,8 @@ impl VmSpec {
             return invalid(format!("{} functions and spare ports: at most 28", self.ports()));
         }
         let longest = self.dir.join("console.sock");
-        let sockets = self.functions.iter().map(|f| &f.socket).chain([&longest]);
+        let sockets =
+            self.functions.iter().map(|f| &f.socket).chain([&longest]).chain(&self.fabric);
         for socket in sockets {
             // struct sockaddr_un has 108 bytes with the terminating zero.
             if socket.as_os_str().len() > 107 {
@@ -300,9 +310,14 @@ fn ends_at_boot(argument: &str) -> bool {
 }
 
 /// What a VM that people start themselves needs of arguments, so that it can use these functions:
-/// shared memory, and a port for each.
+/// shared memory, and a port for each; and the device through which it shares memory with the rack, whose
+/// helper listens at `fabric`.
 #[must_use]
-pub fn own_vm_args(memory_mib: u32, functions: &[FunctionSpec]) -> Vec<String> {
+pub fn own_vm_args(
+    memory_mib: u32,
+    functions: &[FunctionSpec],
+    fabric: Option<&Path>,
+) -> Vec<String> {
     let size = u64::from(memory_mib) << 20;
     let mut args = Args(Vec::new());
     args.put("-m", &format!("{memory_mib}M"));
@@ -315,6 +330,9 @@ pub fn own_vm_args(memory_mib: u32, functions: &[FunctionSpec]) -> Vec<String> {
         let chassis = 200 + index;
         args.put("-device", &format!("pcie-root-port,id={port},chassis={chassis}"));
         args.json("-device", &device(&function.name, &function.socket, &port));
+    }
+    if let Some(socket) = fabric {
+        args.fabric(&socket.display().to_string());
     }
     args.0
 }
@@ -360,6 +378,21 @@ impl Args {
 
     fn json(&mut self, option: &str, value: &Value) {
         self.put(option, &value.to_string());
+    }
+
+    /// The device that a guest shares memory with the rack through: a file system (26) whose memory window
+    /// the helper at `socket` fills. It is there when the guest boots: plugged in later, behind a port, its
+    /// window would have no address, and the guest would mount it without one.
+    fn fabric(&mut self, socket: &str) {
+        let path = socket.replace(',', ",,");
+        self.put("-chardev", &format!("socket,id={FABRIC_ID},path={path}"));
+        self.put(
+            "-device",
+            &format!(
+                "vhost-user-test-device-pci,id={FABRIC_ID},chardev={FABRIC_ID},virtio-id=26,num_vqs=2,\
+                 vq_size=256,config_size=40"
+            ),
+        );
     }
 }
 
@@ -414,7 +447,22 @@ mod tests {
         for own in ["intel-iommu,intremap=on,caching-mode=on", "virtio-iommu-pci", REMAPPER] {
             assert_eq!(iommus(&["-device", own]), [own]);
         }
-        assert!(own_vm_args(256, &[]).contains(&REMAPPER.to_owned()));
+        assert!(own_vm_args(256, &[], None).contains(&REMAPPER.to_owned()));
+    }
+
+    #[test]
+    fn a_guest_shares_memory_by_a_device_that_is_there_from_the_start() {
+        let device = |args: Vec<String>| {
+            let mut all = args.into_iter().filter(|a| a.starts_with("vhost-user-test-device-pci,"));
+            all.next().is_some_and(|a| a.contains("virtio-id=26") && !a.contains("bus="))
+        };
+        let mut spec = spec();
+        assert!(!device(spec.args(&Assets::of_user()).expect("args")));
+        spec.fabric = Some("/run/r/f,1.sock".into());
+        let args = spec.args(&Assets::of_user()).expect("args");
+        assert!(args.contains(&format!("socket,id={FABRIC_ID},path=/run/r/f,,1.sock")));
+        assert!(device(args));
+        assert!(device(own_vm_args(256, &[], Some(Path::new("/run/s")))));
     }
 
     #[test]

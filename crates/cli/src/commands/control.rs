@@ -2,23 +2,40 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
+use rackbus_control::machines::{self, Joining, Renewed};
 use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
-use rackbus_fabric::rack::Composition;
+use rackbus_devices::class::parse_rack;
+use rackbus_fabric::rack::{Composition, Rack};
+use rackbus_identity::{Authority, Subject};
 use rackbus_lease::{Config, Placement};
 use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
-use crate::commands::read_devices;
+use crate::commands::{misread, read_devices, read_text};
 use crate::output::Failure;
+use crate::paths::Running;
 use crate::{log, paths, process};
 
 /// Run the control plane, in the foreground.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus control rack.toml --listen 0.0.0.0:7420     a rack whose hosts are machines
+  rackbus token beta >beta.token                      lets the machine of host beta join
+
+`rackbus up` starts a rack whose hosts are all on this machine, with its control plane.")]
 pub struct Args {
+    /// The rack file; that of the rack which runs in the run directory unless named.
+    file: Option<PathBuf>,
+    /// Serve nodes on other machines at this address, over TLS.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Where the database and the rack's certificate authority are kept.
+    #[arg(long, value_name = "DIR", env = paths::STATE_DIR)]
+    state_dir: Option<PathBuf>,
     /// The file that stderr goes to, which is exchanged when it has grown.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -31,21 +48,24 @@ impl Args {
     pub async fn run(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
         log::start(self.log.as_deref());
-        let run_dir = paths::find_run_dir(common)?;
-        let running = paths::running(&run_dir)?;
-        let (rack, devices) = read_devices(&running.file)?;
+        let (run_dir, running) = self.place(common)?;
+        let text = read_text(&running.file)?;
+        let (rack, devices) =
+            parse_rack(&running.file.display().to_string(), &text).map_err(misread)?;
         let _held = process::hold(
             &process::pid_file(&run_dir, None),
             process::runs_already("the control plane"),
         )?;
         paths::make_private(&running.state_dir)?;
         let _state = process::own_state(&running.state_dir)?;
+        let apart = self.listen.is_some();
         let offered = devices.iter().filter_map(|device| {
             let function = device.function.parse().ok()?;
             // Devices that only the timing model knows are not there to borrow.
             let config = device.config.as_ref()?;
             let (kind, detail) = (device.kind.to_owned(), config.detail());
-            Some(InventoryDevice { function, kind, detail, separable: config.is_separable() })
+            let separable = if apart { config.is_carried() } else { config.is_separable() };
+            Some(InventoryDevice { function, kind, detail, separable })
         });
         let topology = rackbus_fabric::derive::topology(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
@@ -57,6 +77,7 @@ impl Args {
                 devices: offered.collect(),
                 compositions: rack.compositions.iter().filter_map(saved).collect(),
                 topology,
+                apart,
             },
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
             database: running.state_dir.join("control.db"),
@@ -66,11 +87,91 @@ impl Args {
         let failed = |error: String| Failure::new(error, "see to the cause, and start again");
         let service = Service::open(options).map_err(|error| failed(error.to_string()))?;
         let socket = rackbus_node::control_socket(&run_dir);
+        let scraped = scraped(service.clone(), self.metrics);
         tracing::info!(rack = rack.name, "control plane up");
+        let served = async {
+            match self.listen {
+                None => serve(service, &socket).await.map_err(|error| failed(error.to_string())),
+                Some(listen) => {
+                    let machines = Machines::open(&rack, text, &running.state_dir, listen).await?;
+                    let Machines { listener, joining, credentials } = machines;
+                    let served = machines::serve(service, &socket, listener, joining, credentials);
+                    served.await.map_err(|error| failed(error.to_string()))
+                }
+            }
+        };
         tokio::select! {
-            outcome = scraped(service.clone(), self.metrics) => outcome,
-            outcome = serve(service, &socket) => outcome.map_err(|error| failed(error.to_string())),
+            outcome = scraped => outcome,
+            outcome = served => outcome,
             () = process::asked_to_end() => Ok(()),
+        }
+    }
+
+    /// The run directory, and what is in it: noted now where a file is named, else by who started the rack.
+    fn place(&self, common: &Common) -> Result<(PathBuf, Running), Failure> {
+        let Some(file) = &self.file else {
+            let run_dir = paths::find_run_dir(common)?;
+            let running = paths::running(&run_dir)?;
+            return Ok((run_dir, running));
+        };
+        let (rack, _) = read_devices(file)?;
+        let run_dir = paths::make_run_dir(common, &rack.name)?;
+        paths::check_lengths(&rack, &run_dir)?;
+        let state_dir = paths::state_dir(self.state_dir.as_deref(), &rack.name)?;
+        let running = Running::of(&rack, file, &state_dir)?;
+        running.note(&run_dir)?;
+        Ok((run_dir, running))
+    }
+}
+
+/// What a control plane has for nodes on other machines.
+struct Machines {
+    listener: tokio::net::TcpListener,
+    joining: Arc<Joining>,
+    credentials: Renewed,
+}
+
+impl Machines {
+    async fn open(
+        rack: &Rack,
+        text: String,
+        state_dir: &Path,
+        listen: SocketAddr,
+    ) -> Result<Machines, Failure> {
+        let hosts: Vec<String> = rack.hosts.iter().map(|host| host.name.clone()).collect();
+        if let Some(host) = hosts.iter().find(|host| !Subject::Node((*host).clone()).is_valid()) {
+            return Err(Failure::usage(
+                format!("host {host} cannot have a certificate of its name"),
+                "name hosts on machines of their own with lower-case letters, digits and `-`",
+            ));
+        }
+        let folder = state_dir.join("identity");
+        paths::make_private(&folder)?;
+        let failed = |error: String| Failure::new(error, "see to the state directory");
+        let authority = Authority::open(&folder, &rack.name).map_err(|e| failed(e.to_string()))?;
+        let own = authority.issue(&Subject::Control).map_err(|e| failed(e.to_string()))?;
+        let joining = Joining::new(authority, &folder, hosts, text);
+        let joining = Arc::new(joining.map_err(|e| failed(e.to_string()))?);
+        let credentials = Arc::new(RwLock::new(own));
+        tokio::spawn(renew(joining.clone(), credentials.clone()));
+        let listener = tokio::net::TcpListener::bind(listen).await.map_err(|error| {
+            let error = format!("nodes cannot be listened to at {listen}: {error}");
+            Failure::new(error, "name an address of this machine and a port that is free")
+        })?;
+        Ok(Machines { listener, joining, credentials })
+    }
+}
+
+/// Renews the control plane's own certificate.
+async fn renew(joining: Arc<Joining>, credentials: Renewed) {
+    loop {
+        tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
+        let due = credentials.read().unwrap_or_else(PoisonError::into_inner).is_due();
+        if due {
+            match joining.own() {
+                Ok(next) => *credentials.write().unwrap_or_else(PoisonError::into_inner) = next,
+                Err(error) => tracing::error!(%error, "the certificate was not renewed"),
+            }
         }
     }
 }

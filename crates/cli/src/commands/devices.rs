@@ -95,6 +95,7 @@ fn detail(device: &Device, output: &Output) {
         let refused = format!("{}{}", report.dma_refused, last.unwrap_or_default());
         rows.push(vec!["DMA refused".into(), refused.into()]);
         rows.extend(counters(report));
+        rows.extend(shaped(report));
     }
     if let Some(front) = &device.front {
         let host = device.holder.as_deref().unwrap_or_default();
@@ -124,6 +125,21 @@ fn counters(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<> {
         ("peer bytes written", report.peer_bytes_written),
     ];
     counters.into_iter().map(|(name, count)| vec![name.into(), count.to_string().into()])
+}
+
+/// What a shaper did: for the function's users, and for the lease that has it.
+fn shaped(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<'_> {
+    let level = report.level.iter().map(|level| vec!["level".into(), level.clone().into()]);
+    let counters = report.shaping.iter().map(|(name, count)| {
+        let of_lease = report.lease.as_ref().map(|lease| lease.shaped(name));
+        let of_lease = of_lease.map(|count| format!(" (this lease: {count})")).unwrap_or_default();
+        vec![name.replace('_', " ").into(), format!("{count}{of_lease}").into()]
+    });
+    let last = report
+        .last_lease
+        .iter()
+        .map(|last| vec![format!("lease {}", last.lease).into(), last.summary().into()]);
+    level.chain(counters).chain(last)
 }
 
 /// What it reaches of other functions of its user.

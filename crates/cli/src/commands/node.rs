@@ -1,6 +1,7 @@
 //! `rackbus node`: one host's node, in the foreground. `up` starts it, `restart` has it go on as another
 //! program ([`succession`]).
 
+mod joined;
 mod succession;
 
 use std::ffi::OsString;
@@ -11,8 +12,9 @@ use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, Pool};
 use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
+use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
-use rackbus_node::NodeOptions;
+use rackbus_node::{NodeOptions, Program};
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
@@ -23,6 +25,11 @@ use succession::{NodeProgram, RackSource};
 
 /// Run the node of one host, in the foreground.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus node --host beta --join https://control:7420 --token-file beta.token
+  rackbus node --host beta --join https://control:7420     again: it has its certificate
+
+`rackbus up` starts the nodes of a rack whose hosts are all on this machine.")]
 pub struct Args {
     /// The host.
     #[arg(long)]
@@ -34,11 +41,13 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Say whether this program can go on as the node that asks.
-    #[arg(long, conflicts_with = "resume")]
+    #[arg(long, hide = true, conflicts_with = "resume")]
     can_resume: bool,
     /// Go on as the node whose process this is.
-    #[arg(long)]
+    #[arg(long, hide = true, conflicts_with = "join")]
     resume: bool,
+    #[command(flatten)]
+    joining: joined::JoinArgs,
 }
 
 impl Args {
@@ -49,7 +58,11 @@ impl Args {
         process::detach();
         log::start(self.log.as_deref());
         process::make_room();
-        let run_dir = paths::find_run_dir(common)?;
+        let joined = self.joining.join(&self.host, common).await?;
+        let run_dir = match &joined {
+            Some(joined) => joined.run_dir.clone(),
+            None => paths::find_run_dir(common)?,
+        };
         let inherited = self.resume.then(succession::inherited).transpose()?;
         let from = match &inherited {
             Some(inherited) => RackSource::carried(inherited.carried())?,
@@ -58,6 +71,7 @@ impl Args {
         let (rack, devices) = from.parse()?;
         named_host(&rack, &self.host)?;
         let state_dir = from.state_dir.join(&self.host);
+        let own_machine = joined.is_some();
         let mut held = Vec::new();
         // What the process before held, it holds: it is the same.
         if inherited.is_none() {
@@ -74,8 +88,13 @@ impl Args {
         let folders = Folders { state: state_dir, rack: rack_dir };
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
-        let names = rack.hosts.iter().map(|host| host.name.as_str());
-        let link = ShmLink::new(&rack.name, &run_dir, names);
+        let link: Arc<dyn Link> = match &joined {
+            Some(joined) => Arc::new(joined.link.clone()),
+            None => {
+                let names = rack.hosts.iter().map(|host| host.name.as_str());
+                Arc::new(ShmLink::new(&rack.name, &run_dir, names))
+            }
+        };
         let program = NodeProgram {
             host: self.host.clone(),
             args: self.again(&run_dir),
@@ -87,11 +106,12 @@ impl Args {
             host: self.host.clone(),
             devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders),
             run_dir,
-            link: Arc::new(link),
+            link,
             topology,
             segments: segments(&rack, &self.host),
             log_lines_left_out: log::lines_left_out,
-            program: Some(Arc::new(program)),
+            // What is restarted in place has a link that can be passed on.
+            program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
         };
         let node = async {
             match inherited {
@@ -99,7 +119,14 @@ impl Args {
                 None => rackbus_node::run(options).await,
             }
         };
+        let served = async {
+            match joined {
+                Some(joined) => joined.serve().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            outcome = served => outcome,
             outcome = node => outcome.map_err(|error| {
                 Failure::new(error.to_string(), "correct the rack file or the device, and start again")
             }),

@@ -57,7 +57,7 @@ impl Args {
         })?;
         check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;
-        self.note(&rack, &run_dir, &state_dir)?;
+        Running::of(&rack, &self.file, &state_dir)?.note(&run_dir)?;
         let begun = Instant::now();
         output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
         for RackDevice { function, kind, .. } in devices.iter().filter(|d| d.config.is_none()) {
@@ -98,15 +98,6 @@ impl Args {
             crate::commands::down::stop(&run_dir, output);
         }
         Ok(())
-    }
-
-    fn note(&self, rack: &Rack, run_dir: &Path, state_dir: &Path) -> Result<(), Failure> {
-        let failed =
-            |cause: std::io::Error| Failure::new(cause.to_string(), "see to the run directory");
-        let file = self.file.canonicalize().map_err(failed)?;
-        let running = Running { rack: rack.name.clone(), file, state_dir: state_dir.to_owned() };
-        let text = serde_json::to_vec_pretty(&running).unwrap_or_default();
-        std::fs::write(run_dir.join("rack.json"), text).map_err(failed)
     }
 
     /// Starts the processes, each noted in `children` at once: a later one may fail.

@@ -1,5 +1,6 @@
 //! `rackbus vm`: virtual machines with borrowed functions.
 
+mod fabric;
 mod leases;
 
 use std::io::Write as _;
@@ -24,6 +25,7 @@ use crate::commands::{named_host, read_rack};
 use crate::output::{Cell, Failure, Output};
 use crate::paths::{find_run_dir, running};
 use crate::process::{self, EndRequests};
+use fabric::Helper;
 use leases::{
     borrow_all, borrow_composition, function, give_back, give_back_all, leases_at, leases_of, show,
 };
@@ -35,6 +37,7 @@ use leases::{
   rackbus vm run --host beta --name db --detach --disk db.qcow2 -- -nic user
   rackbus vm add db alpha/nvme0                               plug a drive in while it runs
   rackbus vm exec vm1 -- nvme list
+  rackbus vm run --host beta --name vm1 --fabric              share memory with the rack: rackbus guest --help
   eval \"qemu-system-x86_64 $(rackbus vm args --host beta --borrow alpha/nvme0) …\"")]
 pub struct Args {
     #[command(subcommand)]
@@ -107,6 +110,10 @@ struct RunArgs {
     /// ends, whatever becomes of their lender
     #[arg(long)]
     msix: bool,
+    /// Share memory with the rack from inside of the guest, which is this host of the rack file; without
+    /// a name the one that has the VM's
+    #[arg(long, value_name = "HOST", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    fabric: Option<String>,
     /// Leave the VM running and come back
     #[arg(long)]
     detach: bool,
@@ -122,8 +129,11 @@ struct OwnArgs {
     #[arg(long)]
     host: String,
     /// A function to borrow for it, as HOST/DEVICE; may be repeated
-    #[arg(long, value_name = "FUNCTION", required = true)]
+    #[arg(long, value_name = "FUNCTION", required_unless_present = "fabric")]
     borrow: Vec<String>,
+    /// Share memory with the rack from inside of the guest, which is this host of the rack file
+    #[arg(long, value_name = "HOST")]
+    fabric: Option<String>,
     #[command(flatten)]
     trust: Trust,
     /// The group that they are borrowed for, whose functions reach each other's memory by DMA [default: one
@@ -302,12 +312,25 @@ async fn launch(args: &RunArgs, leases: &[Lease], context: &Context<'_>) -> Resu
             Some(name) => name,
             None => free_name(context)?,
         };
-        let spec = spec(args, &name, leases, context);
+        let mut spec = spec(args, &name, leases, context);
+        let helper = match &args.fabric {
+            Some(asked) => {
+                let guest = fabric::identity(&context.run_dir, asked, &name)?;
+                let vm = (args.host.as_str(), name.as_str());
+                Some(Helper::start(&context.run_dir, vm, &guest, false)?)
+            }
+            None => None,
+        };
+        spec.fabric = helper.as_ref().map(|helper| helper.socket.clone());
         let start = move || Vm::launch(&Assets::of_user(), &spec);
         match joined(tokio::task::spawn_blocking(start).await)? {
             // Somebody else took the free name in between.
             Err(VmError::Exists(_)) if args.name.is_none() => tokio::task::yield_now().await,
-            outcome => return Ok(outcome?),
+            outcome => {
+                let vm = outcome?;
+                helper.into_iter().for_each(Helper::keep);
+                return Ok(vm);
+            }
         }
     }
 }
@@ -373,7 +396,16 @@ async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<(), Failure> 
         // Nothing is known of that QEMU.
         functions.iter().try_for_each(|f| Interrupts::MsixKept.note(&f.socket))?;
     }
-    let arguments = own_vm_args(args.memory, &functions);
+    let helper = match &args.fabric {
+        Some(asked) => {
+            let guest = fabric::identity(&context.run_dir, asked, asked)?;
+            Some(Helper::start(&context.run_dir, (&args.host, "own"), &guest, true)?)
+        }
+        None => None,
+    };
+    let socket = helper.as_ref().map(|helper| helper.socket.as_path());
+    let arguments = own_vm_args(args.memory, &functions, socket);
+    helper.into_iter().for_each(Helper::keep);
     let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
     for number in numbers {
         context.output.progress(&format!("when the VM has ended: rackbus return {number}"));
@@ -554,7 +586,7 @@ fn described(record: &Record) -> Value {
     json!({
         "vm": record.name, "host": record.host, "process": record.pid,
         "started": record.started, "memory_mib": record.memory_mib, "cpus": record.cpus,
-        "accel": record.accel, "boot": record.boot, "folder": record.dir, "functions": functions,
+        "accel": record.accel, "boot": record.boot, "fabric": record.fabric, "folder": record.dir, "functions": functions,
     })
 }
 

@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod machines;
+
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -5,6 +5,7 @@
 
 mod compositions;
 mod known;
+mod levels;
 mod metrics;
 pub(crate) mod paths;
 mod turns;
@@ -19,10 +20,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use rackbus_fabric::Topology;
 use rackbus_lease::{
     Authority, BorrowRefused, Composition, Config, FunctionId, LeaseRecord, LeaseState, Message,
-    Outcome, Priority, Queue, Record, ReturnRefused, Terms,
+    Outcome, Placement, Priority, Queue, Record, ReturnRefused, Terms,
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
+use crate::access::Peer;
 use crate::answers::Answers;
 use crate::api::{
     ApiError, BorrowRequest, Change, Event, EventKind, Lease, NodeMessages, NodeReport,
@@ -60,6 +62,8 @@ pub struct Inventory {
     pub compositions: Vec<Composition>,
     /// The components and links that `rackbus path` goes along.
     pub topology: Topology,
+    /// Hosts are machines that share no memory: fronts run at their borrowers only.
+    pub apart: bool,
 }
 
 /// One function of the rack file.
@@ -71,7 +75,8 @@ pub struct InventoryDevice {
     pub kind: String,
     /// Size and backing, for people.
     pub detail: String,
-    /// Its front can run at the borrower, apart from what is lent.
+    /// Its front can run at the borrower, apart from what is lent; on another machine where hosts are
+    /// [apart](Inventory::apart).
     pub separable: bool,
 }
 
@@ -231,6 +236,15 @@ impl Service {
     ) -> Result<Lease, ApiError> {
         let id = function_id(&request.function)?;
         let (wait, priority) = (request.wait()?, request.priority);
+        if self.shared.inventory.apart && request.placement == Some(Placement::Lender) {
+            return Err(problem(
+                "inseparable",
+                format!(
+                    "the hosts of this rack are machines: the front of {id} can run at its borrower only"
+                ),
+                "ask for placement `borrower`, or for no placement",
+            ));
+        }
         let asked = Asked {
             functions: vec![id],
             borrower: &request.borrower,
@@ -253,7 +267,10 @@ impl Service {
         wait: Option<Duration>,
         priority: Priority,
     ) -> Result<Granted, ApiError> {
-        let Asked { functions, borrower, terms, key } = asked;
+        let Asked { functions, borrower, mut terms, key } = asked;
+        if self.shared.inventory.apart {
+            terms.placement = Placement::Borrower;
+        }
         self.shared.check_placement(&functions, terms.placement)?;
         let (begun, now) = (Instant::now(), tokio::time::Instant::now());
         let wait_until = wait.map(|wait| now + wait);
@@ -372,14 +389,19 @@ impl Service {
     /// Lets only the node of `host` speak for it: what a node says ends leases.
     ///
     /// # Errors
-    /// [`ApiError`] when the rack has no such host, or `process` is not its node.
-    pub fn check_node(&self, host: &str, process: Option<i32>) -> Result<(), ApiError> {
+    /// [`ApiError`] when the rack has no such host, or `peer` is not its node.
+    pub fn check_node(&self, host: &str, peer: &Peer) -> Result<(), ApiError> {
         self.shared.check_host(host)?;
-        let own = |process: &i32| u32::try_from(*process) == Ok(std::process::id());
-        if process.is_some_and(|process| own(&process) || (self.is_node)(host, process)) {
+        let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
+        let is_node = match peer {
+            Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
+            Peer::Local(None) | Peer::Stranger => false,
+            Peer::Node(node) => node == host,
+        };
+        if is_node {
             return Ok(());
         }
-        tracing::warn!(host, process, "a process that is not the host's node was refused");
+        tracing::warn!(host, ?peer, "somebody who is not the host's node was refused");
         let error = format!("you are not the node of {host}");
         Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
     }
@@ -460,6 +482,7 @@ impl Shared {
         if before.as_ref().is_some_and(|before| before.restarts_in_place < restarts) {
             drafts.push(Draft::of_restart_in_place(host, pause_us));
         }
+        let first = before.is_none();
         let before = before.unwrap_or_default();
         for device in own {
             let name = &device.function.device;
@@ -469,7 +492,9 @@ impl Shared {
                 let _ = self.changes.send(Change::Device(Box::new(self.device(&known, device))));
             }
             let function = device.function.to_string();
-            drafts.extend(Draft::of_report(host, &function, &before, &now));
+            let news = Draft::of_report(host, &function, &before, &now).into_iter();
+            // After a restart of the control plane everything in a report is new to it.
+            drafts.extend(news.filter(|draft| !first || !known.log.says(draft)));
         }
         for (function, now) in known.reports.get(host).iter().flat_map(|report| &report.fronts) {
             let before = before.fronts.get(function).cloned().unwrap_or_default();

@@ -74,11 +74,12 @@ impl Shared {
             Some(device) if placement == Placement::Borrower => Err(problem(
                 "inseparable",
                 format!(
-                    "{} cannot be borrowed with strict isolation: a function of kind {} runs whole at \
-                     its lender",
+                    "{} cannot be borrowed with strict isolation, or from another machine: a function of \
+                     kind {} runs whole at its lender",
                     device.function, device.kind
                 ),
-                "borrow it without, if the lender may have memory of the borrower's",
+                "borrow it on its lender's machine without strict isolation, if the lender may have memory of \
+                 the borrower's",
             )),
             _ => Ok(()),
         }
@@ -226,6 +227,9 @@ pub(crate) fn present(record: &LeaseRecord) -> Lease {
         placement: record.placement,
         group: record.group.clone(),
         level: record.level.clone(),
+        level_asked: record
+            .asked_level()
+            .map(|asked| asked.level.clone().unwrap_or_else(|| "none".to_owned())),
         stage,
         socket,
         reason: reason.map(EndReason::to_string),

@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, BorrowRefused, Composition, CompositionRefused, FunctionId, FunctionState, LeaseId,
-    Message, Outcome, Place, Priority, ReturnRefused, Terms,
+    Authority, BorrowRefused, ChangeRefused, Composition, CompositionRefused, FunctionId,
+    FunctionState, LeaseId, Message, Outcome, Place, Priority, ReturnRefused, Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,6 +45,12 @@ pub(super) enum Request {
         lease: LeaseId,
         key: Option<String>,
         answer: Answer<Result<Returned, ReturnRefused>>,
+    },
+    /// Asks a lease's lender for another service level; the answer is which change of it that is.
+    ChangeLevel {
+        lease: LeaseId,
+        level: Option<String>,
+        answer: Answer<Result<u64, ChangeRefused>>,
     },
     /// Saves or forgets a composition.
     Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
@@ -289,6 +295,17 @@ impl Writer {
                     };
                     match changed {
                         Ok(outcome) => (Ok(()), outcome.into()),
+                        Err(refused) => (Err(refused), Step::default()),
+                    }
+                }));
+            }
+            Request::ChangeLevel { lease, level, answer } => {
+                let _ = answer.send(self.step(|authority, now| {
+                    match authority.change_level(now, lease, level) {
+                        Ok(outcome) => {
+                            let change = authority.lease(lease).and_then(|it| it.change.as_ref());
+                            (Ok(change.map_or(0, |change| change.number)), outcome.into())
+                        }
                         Err(refused) => (Err(refused), Step::default()),
                     }
                 }));

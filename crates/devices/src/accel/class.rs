@@ -11,7 +11,7 @@ use rackbus_qos::{ServiceLevel, TenantId};
 use super::CLASS;
 use super::function::Accelerator;
 use super::pool::{Pool, PoolOptions};
-use crate::class::{Class, DeviceConfig};
+use crate::class::{Class, DeviceConfig, LentTo};
 use crate::place::{Folders, digest};
 
 /// Functions of a device at most.
@@ -43,22 +43,23 @@ impl Class for AcceleratorClass {
         &self,
         section: &DeviceSection<'_>,
     ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
-        let keys = section.keys(&["kind", "functions", "workers", "slice", "level"])?;
+        let keys = section.keys(&["kind", "functions", "workers", "slice", "level", "provider"])?;
         let functions = keys.count("functions", 1, MOST_FUNCTIONS)?;
         let workers = keys.count("workers", 1, MOST_WORKERS)?;
         let slice = keys.picoseconds("slice", SLICES.1)?;
         if slice.is_some_and(|slice| slice < SLICES.0) {
             return wrong(keys.place("slice"), "`slice` is too short", "it is from 10 us to 10 ms");
         }
-        let level = match keys.text("level", LEVEL)? {
-            None => None,
+        let level = |key: &'static str, what: &'static str| match keys.text(key, what)? {
+            None => Ok(None),
             Some((text, span)) => match text.parse::<ServiceLevel>() {
-                Ok(level) => Some(level),
-                Err(error) => return wrong(span, error.to_string(), LEVEL),
+                Ok(level) => Ok(Some(level)),
+                Err(error) => wrong(span, error.to_string(), what),
             },
         };
+        let (level, provider) = (level("level", LEVEL)?, level("provider", PROVIDER)?);
         let Some(functions) = functions else {
-            let engines = ["workers", "slice", "level"];
+            let engines = ["workers", "slice", "level", "provider"];
             return match engines.into_iter().find(|key| keys.get(key).is_some()) {
                 Some(key) => wrong(
                     keys.place(key),
@@ -71,7 +72,7 @@ impl Class for AcceleratorClass {
         let usual = PoolOptions::default();
         let slice_ns = slice.map_or(usual.slice_ns, |slice| slice / 1000);
         let workers = workers.map_or(usual.workers, |workers| workers as u32);
-        let pool = Pool::new(PoolOptions { workers, slice_ns });
+        let pool = Pool::new(PoolOptions { workers, slice_ns, provider });
         let function = |number: u64| {
             let name = format!("{}.vf{number}", section.function());
             let tenant = TenantId(number as u32);
@@ -85,19 +86,34 @@ impl Class for AcceleratorClass {
 
 const LEVEL: &str = "`level` is what each function is promised, as in \"aes256gcm 4 Gbit/s\"";
 
+const PROVIDER: &str =
+    "`provider` is what the device's own host is promised, as in \"deflate 200 Mbit/s\"";
+
 /// A virtual function as the rack file describes it. All of a device have its pool.
 #[derive(Debug)]
 struct AcceleratorFunction {
     name: String,
     tenant: TenantId,
     level: Option<ServiceLevel>,
-    /// The level that its user was promised, which a model that is made anew has too.
-    promised: Mutex<Option<ServiceLevel>>,
+    /// What its user was promised, which a model that is made anew has too.
+    promised: Mutex<Promised>,
     pool: Arc<Pool>,
 }
 
+#[derive(Debug, Default)]
+struct Promised {
+    /// The level that was asked for.
+    asked: Option<ServiceLevel>,
+    /// The host that has the device is the user: without a level it takes what is reserved for it.
+    own: bool,
+}
+
+fn parsed(level: Option<&str>) -> Result<Option<ServiceLevel>, String> {
+    level.map(str::parse::<ServiceLevel>).transpose().map_err(|error| error.to_string())
+}
+
 impl AcceleratorFunction {
-    fn promised(&self) -> MutexGuard<'_, Option<ServiceLevel>> {
+    fn promised(&self) -> MutexGuard<'_, Promised> {
         self.promised.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,10 +121,13 @@ impl AcceleratorFunction {
     fn make(&self, medium: Option<OwnedFd>) -> std::io::Result<Accelerator> {
         let serial = digest(&self.name);
         let promised = self.promised();
-        let level = promised.as_ref().or(self.level.as_ref());
+        let level = promised.asked.as_ref().or(self.level.as_ref());
         let mut function = Accelerator::new(&self.pool, self.tenant, level, serial)
             .map_err(std::io::Error::other)?;
         function.medium = medium;
+        if promised.own && promised.asked.is_none() {
+            self.pool.set_own(self.tenant);
+        }
         Ok(function)
     }
 }
@@ -127,6 +146,7 @@ impl DeviceConfig for AcceleratorFunction {
 
     fn shaping(&self) -> Vec<(&'static str, u64)> {
         let Some(usage) = self.pool.usage(self.tenant) else { return Vec::new() };
+        let kept = self.pool.kept(self.tenant).unwrap_or_default();
         vec![
             ("engine_ns", usage.engine_ns),
             ("guaranteed_ns", usage.guaranteed_ns),
@@ -137,19 +157,39 @@ impl DeviceConfig for AcceleratorFunction {
             ("batched", usage.batched),
             ("throttled", usage.throttled),
             ("throttled_ns", usage.throttled_ns),
+            ("promised", kept.promised),
+            ("delivered", kept.delivered),
+            ("windows", kept.windows),
+            ("violations", kept.violations),
         ]
     }
 
-    fn set_level(&self, level: Option<&str>) -> Result<(), String> {
-        let asked = level.map(str::parse::<ServiceLevel>).transpose();
-        let asked = asked.map_err(|error| error.to_string())?;
+    fn level(&self) -> Option<String> {
+        self.pool.level(self.tenant).map(|level| level.to_string())
+    }
+
+    fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
+        let (asked, own) = (parsed(level)?, to == LentTo::Owner);
         let mut promised = self.promised();
+        let taken = own && asked.is_none() && self.pool.begin_own(self.tenant);
         let level = asked.as_ref().or(self.level.as_ref());
-        let set = self.pool.set_level(self.tenant, level).map_err(|refused| refused.to_string());
-        if set.is_ok() || asked.is_none() {
-            *promised = asked;
+        let set = if taken { Ok(()) } else { self.pool.begin(self.tenant, level) };
+        if set.is_ok() || to == LentTo::Nobody {
+            *promised = Promised { asked, own };
         }
-        set
+        set.map_err(|refused| refused.to_string())
+    }
+
+    fn change_level(&self, level: Option<&str>) -> Result<(), String> {
+        let asked = parsed(level)?;
+        let mut promised = self.promised();
+        let taken = promised.own && asked.is_none() && self.pool.set_own(self.tenant);
+        let level = asked.as_ref().or(self.level.as_ref());
+        let set = if taken { Ok(()) } else { self.pool.set_level(self.tenant, level) };
+        if set.is_ok() {
+            promised.asked = asked;
+        }
+        set.map_err(|refused| refused.to_string())
     }
 
     fn model(&self, _folders: &Folders) -> std::io::Result<Box<dyn Function>> {

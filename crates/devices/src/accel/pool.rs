@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::Event;
 use rackbus_qos::{
-    Admission, Arbiter, Capacity, Done, Estimate, Message, Next, Profile, Refused, ServiceLevel,
-    Settings, Share, TenantId, Turn, Usage,
+    Admission, Arbiter, Capacity, Done, Estimate, Kept, Message, Next, Profile, Refused,
+    ServiceLevel, Settings, Share, TenantId, Turn, Usage,
 };
 
 use super::job::{CHUNK, Finished, Job, Ran};
@@ -24,17 +24,19 @@ const GRANULE: u64 = 4096;
 const SPIN: Duration = Duration::from_micros(20);
 
 /// How a device's engines are run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolOptions {
     /// Engines that work at the same time.
     pub workers: u32,
     /// Engine time of a turn, in nanoseconds.
     pub slice_ns: u64,
+    /// What the host that has the device is promised for its own work.
+    pub provider: Option<ServiceLevel>,
 }
 
 impl Default for PoolOptions {
     fn default() -> PoolOptions {
-        PoolOptions { workers: 1, slice_ns: 50_000 }
+        PoolOptions { workers: 1, slice_ns: 50_000, provider: None }
     }
 }
 
@@ -127,10 +129,27 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+impl Shared {
+    /// Promises a tenant a level in the place of what it has, or takes that away.
+    fn promise(
+        &mut self,
+        tenant: TenantId,
+        level: Option<&ServiceLevel>,
+    ) -> Result<Share, Refused> {
+        match level {
+            Some(level) => self.admission.admit(tenant.0.into(), level),
+            None => {
+                self.admission.release(tenant.0.into());
+                Ok(Share::default())
+            }
+        }
+    }
+}
+
 impl Pool {
     /// A pool whose engines start when they are first needed.
     pub fn new(options: PoolOptions) -> Arc<Pool> {
-        let PoolOptions { workers, slice_ns } = options;
+        let PoolOptions { workers, slice_ns, .. } = options;
         let settings = Settings { slice_ns, workers, ..Settings::default() };
         let capacity = Capacity { workers, ingress: None, egress: None };
         Arc::new_cyclic(|this| Pool {
@@ -162,7 +181,13 @@ impl Pool {
             let mut failed = None;
             let profiles = measure_all();
             let capacity = Capacity { workers: self.options.workers, ingress: None, egress: None };
-            self.lock().admission = Admission::new(capacity, profiles.clone());
+            let mut admission = Admission::new(capacity, profiles.clone());
+            if let Some(provider) = &self.options.provider
+                && let Err(refused) = admission.reserve(provider)
+            {
+                failed = Some(format!("`provider` cannot be kept: {refused}"));
+            }
+            self.lock().admission = admission;
             for number in 0..self.options.workers {
                 let pool = self.this.clone();
                 let thread = std::thread::Builder::new().name(format!("accel {number}"));
@@ -187,23 +212,67 @@ impl Pool {
         &self.options
     }
 
-    /// A tenant comes, or has another level: the one it asks for, or a part of what is left.
+    /// A tenant has another level: the one it asks for, or a part of what is left.
     ///
     /// # Errors
     /// [`Refused`], with what would fit; the tenant has what it had.
     pub fn set_level(&self, tenant: TenantId, level: Option<&ServiceLevel>) -> Result<(), Refused> {
         let mut shared = self.lock();
-        let share = match level {
-            Some(level) => shared.admission.admit(tenant.0.into(), level)?,
-            None => {
-                shared.admission.release(tenant.0.into());
-                Share::default()
-            }
-        };
+        let share = shared.promise(tenant, level)?;
         let now = self.now_ns();
         shared.arbiter.set(tenant, share, now);
         self.work.notify_all();
         Ok(())
+    }
+
+    /// A tenant comes in the place of the one before, whose debts and level are not its own.
+    ///
+    /// # Errors
+    /// [`Refused`], with what would fit; the tenant has what the one before had.
+    pub fn begin(&self, tenant: TenantId, level: Option<&ServiceLevel>) -> Result<(), Refused> {
+        let mut shared = self.lock();
+        let share = shared.promise(tenant, level)?;
+        self.renew(&mut shared, tenant, share);
+        Ok(())
+    }
+
+    /// The same for the host that has the device, which takes what is promised to it; false where nothing is, or
+    /// another tenant of that host has it.
+    pub fn begin_own(&self, tenant: TenantId) -> bool {
+        let mut shared = self.lock();
+        let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
+        self.renew(&mut shared, tenant, share);
+        true
+    }
+
+    /// A tenant of the host that has the device takes what is promised to that from now on; false as for
+    /// [`begin_own`](Pool::begin_own).
+    pub fn set_own(&self, tenant: TenantId) -> bool {
+        let mut shared = self.lock();
+        let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
+        shared.arbiter.set(tenant, share, self.now_ns());
+        self.work.notify_all();
+        true
+    }
+
+    fn renew(&self, shared: &mut Shared, tenant: TenantId, share: Share) {
+        for message in shared.arbiter.renew(tenant, share, self.now_ns()) {
+            shared.jobs.remove(&message.tag);
+        }
+        shared.estimates.retain(|(of, _), _| *of != tenant);
+        self.work.notify_all();
+    }
+
+    /// Something was done for a tenant outside of the engines, and took so much time of a processor.
+    pub fn charge(&self, tenant: TenantId, engine_ns: u64) {
+        let now = self.now_ns();
+        self.lock().arbiter.charge(tenant, engine_ns, now);
+    }
+
+    /// How far a tenant got its minimum.
+    pub fn kept(&self, tenant: TenantId) -> Option<Kept> {
+        let now = self.now_ns();
+        self.lock().arbiter.kept(tenant, now)
     }
 
     /// A tenant goes: what it waits for is not done any more. Its level is free.
@@ -219,7 +288,7 @@ impl Pool {
     /// Nothing that a tenant waits for is done any more.
     pub fn clear(&self, tenant: TenantId) {
         let mut shared = self.lock();
-        for message in shared.arbiter.clear(tenant) {
+        for message in shared.arbiter.clear(tenant, self.now_ns()) {
             shared.jobs.remove(&message.tag);
         }
         shared.estimates.retain(|(of, _), _| *of != tenant);
@@ -228,7 +297,7 @@ impl Pool {
     /// Nothing that a tenant waits for in one of its queues is done any more.
     pub fn clear_queue(&self, tenant: TenantId, queue: u16) {
         let mut shared = self.lock();
-        for message in shared.arbiter.clear_queue(tenant, queue) {
+        for message in shared.arbiter.clear_queue(tenant, queue, self.now_ns()) {
             shared.jobs.remove(&message.tag);
         }
     }
@@ -358,16 +427,15 @@ impl Pool {
         {
             let mut shared = self.lock();
             let now = self.now_ns();
-            shared.arbiter.complete(&turn, Done { engine_ns, egress }, now);
+            // Of a tenant that has gone meanwhile, nothing goes on.
+            let there = shared.arbiter.complete(&turn, Done { engine_ns, egress }, now);
             if let Some(Some(job)) = jobs.first()
-                && shared.arbiter.share(turn.tenant).is_some()
+                && there
             {
                 let key = (turn.tenant, job.kind);
                 shared.estimates.entry(key).or_default().observe(profile_ns, engine_ns);
             }
-            // Of a tenant that has gone meanwhile, nothing goes on.
-            let gone = shared.arbiter.share(turn.tenant).is_none();
-            for piece in turn.pieces.iter().filter(|piece| piece.over || gone) {
+            for piece in turn.pieces.iter().filter(|piece| piece.over || !there) {
                 shared.jobs.remove(&piece.message.tag);
             }
             let failures = finished.iter().filter(|(_, end)| end.status as u8 == FAILED).count();

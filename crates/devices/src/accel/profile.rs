@@ -138,6 +138,13 @@ fn context(operation: Operation) -> Option<Context> {
     Context::new(operation, &Zeroizing::new(data.to_vec())).ok()
 }
 
+/// A message for `operation` of `size` bytes, or what becomes of so many where it reverses another; nothing where
+/// that fails.
+pub fn sample(operation: Operation, size: usize, content: Content) -> Vec<u8> {
+    let context = context(operation);
+    message(operation, size, content, context.as_ref()).unwrap_or_default()
+}
+
 /// A message for `operation`: what it reverses is done first.
 fn message(
     operation: Operation,

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Event, SharedMemory};
-use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::{Endpoint, Function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, Status, registers as reg,
@@ -21,7 +21,7 @@ use super::job::{Job, Order};
 use super::pipeline::Pipeline;
 use super::pool::Outbox;
 use super::*;
-use crate::class::parse_rack;
+use crate::class::{DeviceConfig, LentTo, parse_rack};
 
 mod saved;
 
@@ -133,6 +133,7 @@ fn what_the_rack_file_says_is_read_or_refused_with_its_place() {
         ("functions = 1\nslice = \"1 s\"", "rack.toml:5:9: `slice` is 1 s; it is at most 10000 us"),
         ("functions = 1\nlevel = \"fast\"", "rack.toml:5:9: there is no rate; a service level is"),
         ("functions = 1\nsize = 1", "rack.toml:5:1: unknown key `size`"),
+        ("functions = 1\nprovider = \"sha256\"", "rack.toml:5:12: there is no rate"),
     ] {
         let said = read(keys);
         assert!(said.contains(expected), "{keys:?}\n gives {said}\n not {expected}");
@@ -148,19 +149,79 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
     let [first, second] = [0, 1].map(|number| devices[number].config.clone().unwrap());
     let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
     let model = first.model(&folders).unwrap();
-    let refused = first.set_level(Some("sha256 1000000 Gbit/s")).unwrap_err();
+    let refused = first.set_level(Some("sha256 1000000 Gbit/s"), LentTo::Borrower).unwrap_err();
     let fits = refused.split("; ").nth(1).unwrap().replace(" would fit", "");
     let level = format!("sha256 {fits}");
-    first.set_level(Some(&level)).unwrap();
+    first.set_level(Some(&level), LentTo::Borrower).unwrap();
     drop(model);
     let model = first.model(&folders).unwrap();
     let _other = second.model(&folders).unwrap();
-    second.set_level(Some(&level)).unwrap_err();
+    second.set_level(Some(&level), LentTo::Borrower).unwrap_err();
     // The lease is over, and so is the promise.
-    first.set_level(None).unwrap();
-    second.set_level(Some(&level)).unwrap();
+    first.set_level(None, LentTo::Nobody).unwrap();
+    second.set_level(Some(&level), LentTo::Borrower).unwrap();
     drop(model);
     first.model(&folders).unwrap();
+}
+
+/// Functions of an accelerator with these keys, each with its model, and what of `sha256` fits beside what is promised.
+fn functions(keys: &str) -> (Vec<Arc<dyn DeviceConfig>>, Vec<Box<dyn Function>>) {
+    let rack = format!(
+        "name = \"lab\"\n[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 3\n{keys}"
+    );
+    let (_, devices) = parse_rack("rack.toml", &rack).unwrap();
+    let configs: Vec<_> = devices.iter().map(|device| device.config.clone().unwrap()).collect();
+    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let models = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
+    (configs, models)
+}
+
+const TOO_MUCH: &str = "sha256 1000000 Gbit/s";
+
+fn fits(refused: &str) -> String {
+    format!("sha256 {}", refused.split("; ").nth(1).unwrap().replace(" would fit", ""))
+}
+
+#[test]
+fn a_level_is_changed_while_it_is_used_and_a_refused_one_changes_nothing() {
+    let (configs, _models) = functions("");
+    let [first, second, _] = &configs[..] else { panic!("there are three") };
+    first.set_level(Some("sha256 8 Mbit/s"), LentTo::Borrower).unwrap();
+    let most = fits(&first.change_level(Some(TOO_MUCH)).unwrap_err());
+    assert_eq!(first.level().unwrap(), "sha256 8 Mbit/s message 4 KiB");
+    first.change_level(Some(&most)).unwrap();
+    second.set_level(Some("sha256 80 Mbit/s"), LentTo::Borrower).unwrap_err();
+    first.change_level(Some("sha256 8 Mbit/s")).unwrap();
+    second.set_level(Some("sha256 80 Mbit/s"), LentTo::Borrower).unwrap();
+    first.change_level(None).unwrap();
+    assert_eq!(first.level(), None);
+}
+
+/// The host that has the device does its own work like another tenant, whose level is kept for it.
+#[test]
+fn what_is_kept_for_the_devices_own_host_is_sold_to_nobody() {
+    let own = "crc32c 8 Mbit/s message 4 KiB weight 3";
+    let (configs, models) = functions(&format!("provider = \"{own}\""));
+    let [first, second, third] = &configs[..] else { panic!("there are three") };
+    let most = fits(&first.set_level(Some(TOO_MUCH), LentTo::Borrower).unwrap_err());
+    first.set_level(Some(&most), LentTo::Borrower).unwrap();
+    assert_eq!(second.level(), None);
+    second.set_level(None, LentTo::Owner).unwrap();
+    third.set_level(None, LentTo::Owner).unwrap();
+    assert_eq!((second.level().as_deref(), third.level()), (Some(own), None), "the first has it");
+    // A model that is made anew for the same user has it too, and so has who asked for another level meanwhile.
+    drop(models);
+    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let models: Vec<_> = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
+    assert_eq!(second.level().as_deref(), Some(own));
+    second.change_level(Some(TOO_MUCH)).unwrap_err();
+    second.change_level(Some("crc32c 0 Gbit/s weight 2")).unwrap();
+    third.change_level(None).unwrap();
+    assert_eq!(third.level().as_deref(), Some(own), "it was free");
+    third.set_level(None, LentTo::Nobody).unwrap();
+    second.change_level(None).unwrap();
+    assert_eq!(second.level().as_deref(), Some(own));
+    drop(models);
 }
 
 const IOVA: u64 = 1 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, format_size};
 use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
-use rackbus_pci::Function;
+use rackbus_pci::{Function, MediumAccess};
 
 use super::CLASS;
 use super::function::Memory;
@@ -35,11 +35,14 @@ impl Class for MemoryClass {
     fn front(
         &self,
         description: &str,
-        files: Vec<OwnedFd>,
+        access: MediumAccess,
         // Memory is loaded from and stored into without asking; there is nothing to give up.
         _lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        Ok(Box::new(Memory::front(description, files)?))
+        match access {
+            MediumAccess::Files(files) => Ok(Box::new(Memory::front(description, files)?)),
+            MediumAccess::Carried(_) => Err(FrontError::Unmapped),
+        }
     }
 }
 

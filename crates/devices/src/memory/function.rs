@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rackbus_memory::Carrier;
 use rackbus_pci::{
     Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
     ModelState, ResetKind, RestoreError, SaveError, Work,
@@ -168,7 +169,13 @@ impl Function for Memory {
         None
     }
 
-    fn serve_medium(&mut self) -> Result<MediumOffer, MediumRefused> {
+    fn serve_medium(
+        &mut self,
+        carrier: Option<Box<dyn Carrier>>,
+    ) -> Result<MediumOffer, MediumRefused> {
+        if carrier.is_some() {
+            return Err(MediumRefused::Unmapped);
+        }
         if self.served {
             return Err(MediumRefused::InUse);
         }

@@ -144,8 +144,8 @@ fn a_truncated_file_reads_as_ones_and_is_whole_for_the_next_user() {
 #[test]
 fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
     let mut lender = endpoint(Span::memory(SIZE, AtReturn::Zero).unwrap());
-    let offer = lender.serve_medium().unwrap();
-    assert!(matches!(lender.serve_medium(), Err(MediumRefused::InUse)));
+    let offer = lender.serve_medium(None).unwrap();
+    assert!(matches!(lender.serve_medium(None), Err(MediumRefused::InUse)));
     let lost = Lost::new(|| {});
     let front = crate::class::front(offer.class, &offer.description, offer.files, lost).unwrap();
     let mut front = Endpoint::new(front);
@@ -161,7 +161,7 @@ fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
     enable(&mut lender);
     old.write_all_at(b"too late", 0).unwrap();
     assert_eq!(read(&mut lender, 0), [0; 8]);
-    lender.serve_medium().unwrap();
+    lender.serve_medium(None).unwrap();
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn memory_that_could_not_be_taken_away_is_nobodys_in_no_life() {
     enable(&mut endpoint);
     assert!(endpoint.health().trouble().is_some());
     assert_eq!(read(&mut endpoint, 0), [0xff; 8]);
-    assert!(matches!(endpoint.serve_medium(), Err(MediumRefused::Files(_))));
+    assert!(matches!(endpoint.serve_medium(None), Err(MediumRefused::Files(_))));
     let refused = endpoint.save().map(drop).unwrap_err();
     assert!(matches!(refused, SaveError::Descriptors(_)), "{refused}");
     std::fs::create_dir(&own).unwrap();

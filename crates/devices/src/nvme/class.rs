@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rackbus_fabric::rack::{DeviceSection, format_size};
 use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
 use rackbus_memory::ExchangeFiles;
-use rackbus_pci::Function;
+use rackbus_pci::{Function, MediumAccess};
 
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
@@ -39,10 +39,13 @@ impl Class for DriveClass {
     fn front(
         &self,
         description: &str,
-        files: Vec<OwnedFd>,
+        access: MediumAccess,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        Ok(Box::new(medium::front(description, exchange(files)?, lost)?))
+        Ok(Box::new(match access {
+            MediumAccess::Files(files) => medium::front(description, exchange(files)?, lost)?,
+            MediumAccess::Carried(carrier) => medium::front_carried(description, carrier, lost)?,
+        }))
     }
 
     fn front_again(
@@ -116,6 +119,10 @@ impl DriveSection {
 
 impl DeviceConfig for DriveSection {
     fn is_separable(&self) -> bool {
+        true
+    }
+
+    fn is_carried(&self) -> bool {
         true
     }
 

@@ -4,6 +4,7 @@
 //! sent; an authority restored from its records goes on where the old one stopped. It repeats
 //! what was not answered, so it does not matter which messages its death swallowed.
 
+mod levels;
 mod nodes;
 mod records;
 mod steps;
@@ -17,6 +18,7 @@ pub use records::{
     Record, ReturnRefused,
 };
 
+use crate::change::LevelChange;
 use crate::composition::{Composition, CompositionRefused};
 use crate::message::{FunctionId, LeaseId, Message, Millis, Terms};
 
@@ -255,6 +257,7 @@ impl Authority {
             placement,
             group,
             level,
+            change: None,
             since: now,
             until: None,
             state,
@@ -361,6 +364,11 @@ impl Authority {
                     self.finish(now, lease, EndReason::LenderFailed(reason));
                 }
             }
+            Message::LevelSet { incarnation, device, epoch, number, level, outcome } => {
+                if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    self.level_set(lease, LevelChange { number, level, outcome: Some(outcome) });
+                }
+            }
             Message::Revoked { incarnation, device, epoch } => {
                 self.revoked(host, incarnation, device, epoch);
             }
@@ -426,11 +434,10 @@ impl Authority {
     /// When [`tick`](Authority::tick) is to be called next, if nothing else happens before.
     pub fn next_tick(&self) -> Option<Millis> {
         let waiting = !self.unconfirmed.is_empty()
-            || self.leases.values().any(|l| {
-                matches!(
-                    l.state,
-                    LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. }
-                )
+            || self.leases.values().any(|l| match l.state {
+                LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. } => true,
+                LeaseState::Active { .. } => l.asked_level().is_some(),
+                LeaseState::Ended { .. } => false,
             })
             || self.functions.values().any(|f| matches!(f.state, FunctionState::Revoking { .. }));
         let resend = waiting.then_some(self.resend_at);

@@ -112,9 +112,11 @@ impl Authority {
 
     /// The lender lets the lease's borrower in.
     pub(super) fn armed(&mut self, lease: LeaseId) {
-        self.unconfirmed.remove(&lease);
+        let confirmed = self.unconfirmed.remove(&lease);
         if self.leases.get(&lease).is_some_and(|l| l.state == LeaseState::Arming) {
             self.set_lease_state(lease, LeaseState::Opening);
+            self.say(lease);
+        } else if confirmed {
             self.say(lease);
         }
     }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::change::LevelChange;
 use crate::composition::Composition;
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement};
 
@@ -87,6 +88,9 @@ pub struct LeaseRecord {
     /// The service level that the lender promised, as its class of devices writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
+    /// The newest change of that level.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<LevelChange>,
     /// When it was asked for.
     pub since: Millis,
     /// When it ended, on the authority's clock; none while it has not.
@@ -96,6 +100,11 @@ pub struct LeaseRecord {
 }
 
 impl LeaseRecord {
+    /// A change of its service level that its lender has not answered.
+    pub fn asked_level(&self) -> Option<&LevelChange> {
+        self.change.as_ref().filter(|change| change.outcome.is_none())
+    }
+
     /// Whether it is not over.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, LeaseState::Ended { .. })

@@ -108,7 +108,8 @@ impl Authority {
                 let reason = reason.to_string();
                 self.send(&record.borrower, Message::Ended { lease, reason });
             }
-            LeaseState::Active { .. } | LeaseState::Ended { .. } => {}
+            LeaseState::Active { .. } => self.say_level(&record),
+            LeaseState::Ended { .. } => {}
         }
     }
 

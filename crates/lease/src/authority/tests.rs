@@ -1,6 +1,7 @@
 //! The authority by itself, and with a faultless rack around it.
 
 use super::*;
+use crate::change::ChangeRefused;
 use crate::message::Placement;
 
 fn registered(hosts: &[(&str, &[&str])]) -> Authority {
@@ -224,4 +225,73 @@ fn who_has_not_registered_since_a_restart_gets_nothing_yet() {
         register(&mut returned, 5, host, if host == "alpha" { &["nvme0"] } else { &[] });
     }
     assert!(returned.borrow(5, &function, "beta", Placement::Lender).is_ok());
+}
+
+fn records(authority: &Authority) -> Vec<Record> {
+    (authority.hosts.values().cloned().map(Record::Host))
+        .chain(authority.functions.values().cloned().map(Record::Function))
+        .chain(authority.leases.values().cloned().map(Record::Lease))
+        .collect()
+}
+
+fn level_set(number: u64, level: &str, outcome: Result<(), String>) -> Message {
+    let (device, level) = ("nvme0".to_owned(), Some(level.to_owned()));
+    Message::LevelSet { incarnation: 1, device, epoch: 1, number, level, outcome }
+}
+
+/// The level in force, and the newest change: its number, whether it was answered.
+fn levels(authority: &Authority, lease: LeaseId) -> (Option<&str>, Option<(u64, bool)>) {
+    let record = authority.lease(lease).unwrap();
+    let change = record.change.as_ref();
+    (record.level.as_deref(), change.map(|change| (change.number, change.outcome.is_some())))
+}
+
+#[test]
+fn a_level_is_asked_for_until_its_lender_answers_and_a_refused_one_changes_nothing() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    assert_eq!(authority.change_level(0, 1, None), Err(ChangeRefused::Unknown(1)));
+    let lease = lend(&mut authority, 0);
+    let change = |authority: &mut Authority, level: &str| {
+        authority.change_level(1, lease, Some(level.to_owned()))
+    };
+    let asked = |outcome: &Outcome| {
+        let said = outcome.messages.iter();
+        said.filter(|(host, m)| host == "alpha" && matches!(m, Message::SetLevel { .. })).count()
+    };
+    assert_eq!(asked(&change(&mut authority, "a").unwrap()), 1);
+    assert_eq!(asked(&change(&mut authority, "a").unwrap()), 0, "it is under way");
+    assert_eq!(change(&mut authority, "b"), Err(ChangeRefused::UnderWay(lease)));
+    let resend = authority.next_tick().unwrap();
+    assert_eq!(asked(&authority.tick(resend + 1000)), 1, "it is said again");
+    authority.receive(2000, "alpha", level_set(1, "a", Ok(())));
+    assert_eq!(levels(&authority, lease), (Some("a"), Some((1, true))));
+    change(&mut authority, "b").unwrap();
+    authority.receive(2001, "alpha", level_set(1, "a", Ok(())));
+    assert_eq!(levels(&authority, lease), (Some("a"), Some((2, false))), "that was the one before");
+    authority.receive(2002, "alpha", level_set(2, "b", Err("too much".to_owned())));
+    assert_eq!(levels(&authority, lease), (Some("a"), Some((2, true))));
+    authority.give_back(2003, lease).unwrap();
+    assert_eq!(change(&mut authority, "c"), Err(ChangeRefused::NotActive(lease)));
+    authority.receive(2004, "beta", Message::Closed { lease });
+    assert!(matches!(change(&mut authority, "c"), Err(ChangeRefused::Ended { .. })));
+}
+
+/// The records are an older copy: what the lender did since is so, and what is asked for is asked anew.
+#[test]
+fn a_lender_that_knows_of_a_later_change_of_a_level_is_believed() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 0);
+    let mut returned = Authority::restore(Config::default(), 5, records(&authority));
+    register(&mut returned, 5, "alpha", &["nvme0"]);
+    returned.change_level(6, lease, Some("new".to_owned())).unwrap();
+    let armed = Message::Armed { incarnation: 1, device: "nvme0".to_owned(), epoch: 1 };
+    let outcome = returned.receive_all(7, "alpha", [armed, level_set(1, "lost", Ok(()))]);
+    assert_eq!(levels(&returned, lease), (Some("lost"), Some((2, false))));
+    let last = outcome.messages.last();
+    assert!(
+        matches!(last, Some((_, Message::SetLevel { number: 2, level: Some(level), .. })) if level == "new"),
+        "{last:?}"
+    );
+    returned.receive(8, "alpha", level_set(2, "new", Ok(())));
+    assert_eq!(levels(&returned, lease), (Some("new"), Some((2, true))));
 }

@@ -114,11 +114,12 @@ impl World {
         match &lease.state {
             LeaseState::Arming => self.patience.begin(number),
             LeaseState::Active { .. } => {
-                self.patience.begin(number);
                 let before = self.stored.get(&Record::Lease(lease.clone()).key());
+                // A change of its level renews nothing.
                 if !matches!(before, Some(Record::Lease(l)) if l.state == LeaseState::Opening) {
                     return Ok(());
                 }
+                self.patience.begin(number);
                 let function = &lease.function;
                 let Some(Record::Host(life)) = self.stored.get(&format!("host/{}", function.host))
                 else {
@@ -151,6 +152,33 @@ impl World {
     pub fn give_back(&mut self, lease: LeaseId) -> Result<(), String> {
         let give_back = |a: &mut Authority, now| ((), a.give_back(now, lease).unwrap_or_default());
         self.decide(give_back).map(drop)
+    }
+
+    /// Asks for another service level of a lease.
+    pub fn change_level(&mut self, lease: LeaseId) -> Result<(), String> {
+        let level = Some(self.random.below(4).to_string());
+        self.note(|| format!("lease {lease} is to have the level {level:?}"));
+        let change =
+            |a: &mut Authority, now| ((), a.change_level(now, lease, level).unwrap_or_default());
+        self.decide(change).map(drop)
+    }
+
+    /// What the records say that borrowers have is what their lenders gave them, when no change is under way.
+    pub fn check_levels(&self) -> Result<(), String> {
+        let active = |lease: &&LeaseRecord| matches!(lease.state, LeaseState::Active { .. });
+        let leases = self.authority.iter().flat_map(Authority::leases).filter(active);
+        for lease in leases {
+            let LeaseRecord { function, epoch, level, change, .. } = lease;
+            let Some(node) = &self.nodes[host_index(&function.host)] else { continue };
+            let armed = node.lender.admitted(&function.device).map(|holder| holder.epoch);
+            let has = &node.devices[&function.device].level;
+            if armed == Some(*epoch) && lease.asked_level().is_none() && has != level {
+                return Err(format!(
+                    "{function} has the level {has:?}, not {level:?} ({change:?})"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Borrows; `None` when that was not decided, or is not stored.

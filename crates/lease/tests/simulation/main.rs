@@ -8,6 +8,8 @@
 //!   function is scrubbed before another epoch's borrower touches it.
 //! * A lease expires after a whole time to live in which the control plane was awake and heard
 //!   nothing, and then it does.
+//! * A change of a lease's service level is made or refused once the faults stop, and the records then say
+//!   what its borrower has.
 //! * A lease that becomes active is one that its lender lets in.
 //! * When the faults stop, what was asked for is granted and what was crashed is offered again.
 //!
@@ -44,6 +46,8 @@ enum Mistake {
     Amnesia,
     /// An authority whose store fails starts again from what is stored.
     FreshStart,
+    /// A node gives its borrower the service level that it refuses.
+    RefusedLevel,
 }
 
 fn run(seed: u64, mistake: Mistake, traced: bool) -> Result<(), (String, String)> {
@@ -71,6 +75,7 @@ fn planted_mistakes_are_found() {
         Mistake::Sleepwalker,
         Mistake::FreshStart,
         Mistake::Amnesia,
+        Mistake::RefusedLevel,
     ] {
         let found = (0..5000).find(|seed| run(*seed, mistake, false).is_err());
         assert!(found.is_some(), "{mistake:?} went unnoticed");

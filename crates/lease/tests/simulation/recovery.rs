@@ -1,6 +1,6 @@
 //! After the last fault: everything is to be had again.
 
-use rackbus_lease::{FunctionId, FunctionState, LeaseState};
+use rackbus_lease::{Authority, FunctionId, FunctionState, LeaseRecord, LeaseState};
 
 use crate::world::World;
 use crate::{CONFIG, HOSTS};
@@ -38,7 +38,13 @@ impl World {
                 self.start_node(host);
             }
         }
-        self.settle(|w| w.nodes.iter().flatten().all(|n| n.registered && n.pending.is_empty()))?;
+        self.settle(|w| {
+            let mut leases = w.authority.iter().flat_map(Authority::leases);
+            let active = |l: &LeaseRecord| matches!(l.state, LeaseState::Active { .. });
+            w.nodes.iter().flatten().all(|n| n.registered && n.pending.is_empty())
+                && leases.all(|l| !active(l) || l.asked_level().is_none())
+        })?;
+        self.check_levels()?;
         // Whoever has something gives it back; then everything is to be had again.
         for lease in self.live() {
             self.give_back(lease)?;

@@ -22,6 +22,8 @@ pub struct Device {
     pub dirty: Option<Epoch>,
     /// The newest epoch whose revocation was answered.
     pub revoked: Epoch,
+    /// The service level that its borrower has.
+    pub level: Option<String>,
 }
 
 /// One life of a node, or none.
@@ -39,7 +41,8 @@ pub struct Node {
 }
 
 pub enum Work {
-    Arm(String, Epoch),
+    Arm(String, Epoch, Option<String>),
+    Level { device: String, epoch: Epoch, number: u64, level: Option<String> },
     Revoke(String, Epoch),
     Open(LeaseId),
     Close(LeaseId),
@@ -197,7 +200,7 @@ impl World {
                 node.borrower.set_incarnation(node.incarnation);
                 node.register_at = self.now;
             }
-            Message::Arm { .. } | Message::Revoke { .. } => {
+            Message::Arm { .. } | Message::Revoke { .. } | Message::SetLevel { .. } => {
                 let actions = node.lender.receive(message);
                 self.lender_actions(to, &mut node, actions);
             }
@@ -214,8 +217,11 @@ impl World {
         for action in actions {
             match action {
                 LenderAction::Send(message) => self.send(host, AUTHORITY, message),
-                LenderAction::Arm { device, epoch, .. } => {
-                    node.pending.push(Work::Arm(device, epoch));
+                LenderAction::Arm { device, epoch, level, .. } => {
+                    node.pending.push(Work::Arm(device, epoch, level));
+                }
+                LenderAction::SetLevel { device, epoch, number, level, .. } => {
+                    node.pending.push(Work::Level { device, epoch, number, level });
                 }
                 LenderAction::Revoke { device, epoch, .. } => {
                     node.pending.push(Work::Revoke(device, epoch));
@@ -252,10 +258,26 @@ impl World {
         if !node.pending.is_empty() {
             let index = self.random.below(node.pending.len());
             match node.pending.remove(index) {
-                Work::Arm(device, epoch) => {
+                Work::Arm(device, epoch, level) => {
                     let failed = self.faults && self.random.chance(5);
                     let outcome = if failed { Err("broken".to_owned()) } else { Ok(()) };
+                    if let Some(device) = node.devices.get_mut(&device).filter(|_| !failed) {
+                        device.level = level;
+                    }
                     let actions = node.lender.arm_done(&device, epoch, outcome);
+                    self.lender_actions(host, &mut node, actions);
+                }
+                Work::Level { device, epoch, number, level } => {
+                    let refused = self.random.chance(30);
+                    let outcome = if refused { Err("too much".to_owned()) } else { Ok(()) };
+                    let actions = node.lender.level_done(&device, epoch, number, outcome);
+                    // What a revocation came before is not done any more.
+                    if let Some(device) = node.devices.get_mut(&device)
+                        && (!refused || self.mistake == Mistake::RefusedLevel)
+                        && !actions.is_empty()
+                    {
+                        device.level = level;
+                    }
                     self.lender_actions(host, &mut node, actions);
                 }
                 Work::Revoke(name, epoch) => {
@@ -336,6 +358,10 @@ impl World {
 
     pub fn user(&mut self) -> Result<(), String> {
         let live = self.live();
+        if !live.is_empty() && self.random.chance(30) {
+            let lease = live[self.random.below(live.len())];
+            return self.change_level(lease);
+        }
         if !live.is_empty() && self.random.chance(50) {
             let lease = live[self.random.below(live.len())];
             self.note(|| format!("return {lease}"));

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 
 use super::{RegionError, system};
+use crate::window;
 
 /// File systems whose pages never wait for anybody: tmpfs (memfd) and hugetlbfs. A file of any
 /// other kind could block the thread that touches it for as long as its owner likes.
@@ -26,10 +27,10 @@ pub(super) fn check_memory(
     let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
     #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
     let kind = kind.f_type as i64;
-    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind) {
+    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
+    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind) && !window::is_admitted(stat.st_dev) {
         return Err(RegionError::NotMemory);
     }
-    let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
     let file_size = u64::try_from(stat.st_size).unwrap_or(0);
     match offset.checked_add(length) {
         Some(end) if length > 0 && end <= file_size => {}

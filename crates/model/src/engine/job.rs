@@ -7,7 +7,8 @@ use crate::random::Distribution;
 use crate::time::Time;
 
 use super::{
-    Arrivals, DistributionId, Event, FlowId, NONE, ResourceId, RouteId, ScriptId, StreamId, World,
+    Admitted, Arrivals, DistributionId, Event, FlowId, GateId, NONE, ResourceId, RouteId, ScriptId,
+    StreamId, World,
 };
 
 /// When a step that moves bytes is over.
@@ -36,6 +37,10 @@ pub enum Step {
     Take(ResourceId),
     /// It is given back.
     Give(ResourceId),
+    /// A gate lets the job through, in its turn.
+    Enter(GateId, Admitted),
+    /// What it was let through for is over.
+    Leave(GateId),
     /// Bytes are written, in packets of the requester's MPS at most.
     Write {
         /// The queue pair or core whose requester makes the packets.
@@ -286,6 +291,14 @@ impl World {
             Step::Take(resource) => self.take(resource, id),
             Step::Give(resource) => {
                 self.give(resource);
+                true
+            }
+            Step::Enter(gate, admitted) => {
+                self.enter(gate, id, admitted);
+                false
+            }
+            Step::Leave(gate) => {
+                self.leave(gate, id);
                 true
             }
             Step::Write { stream, route, address, bytes, until } => {

@@ -16,6 +16,7 @@
 
 mod arrivals;
 mod direction;
+mod gate;
 mod iommu;
 mod job;
 mod kinds;
@@ -32,6 +33,7 @@ use crate::time::Time;
 
 pub use arrivals::{Addresses, Arrivals, Bursts, Flow, TracedJob};
 pub use direction::{Credits, DirectionParameters, DirectionStats};
+pub use gate::Admitted;
 pub use iommu::{Iommu, IommuParameters};
 pub use job::{Script, Step, Until};
 pub use kinds::PartParameters;
@@ -40,6 +42,7 @@ pub use requester::RequesterParameters;
 pub use stats::{BATCHES, Batches, FlowStats, Histogram, confidence};
 
 use direction::Direction;
+use gate::Gate;
 use job::{Job, Resource};
 use packet::{Request, Room, Route, Slab, Tlp};
 use part::Part;
@@ -78,6 +81,8 @@ ids! {
     StreamId;
     /// Something that only so many jobs can have at a time.
     ResourceId;
+    /// Where a policy decides whose job is next.
+    GateId;
     /// What spans are drawn from.
     DistributionId;
     /// What a job does, step by step.
@@ -123,6 +128,8 @@ enum Event {
     Arrival(u32),
     /// A flow's next job comes after a thought.
     Next(u32),
+    /// A gate looks whether somebody may go on.
+    Gate(u32),
 }
 
 /// A packet's stay on one hop, for a trace.
@@ -190,6 +197,7 @@ pub struct World {
     jobs: Slab<Job>,
     scripts: Vec<Script>,
     resources: Vec<Resource>,
+    gates: Vec<Gate>,
     flows: Vec<arrivals::Source>,
     /// Requesters that may have something to send, after the event at hand.
     pumps: Vec<u32>,
@@ -232,6 +240,7 @@ impl World {
             jobs: Slab::new(),
             scripts: Vec::new(),
             resources: Vec::new(),
+            gates: Vec::new(),
             flows: Vec::new(),
             pumps: Vec::new(),
             measured_from: Time::ZERO,
@@ -381,6 +390,7 @@ impl World {
             && self.requesters.iter().all(Requester::is_whole)
             && self.parts.iter().all(Part::is_whole)
             && self.resources.iter().all(Resource::is_whole)
+            && self.gates.iter().all(Gate::is_whole)
     }
 
     /// Lets everything happen before `until`, or until nothing is left to happen; at most `most`
@@ -424,6 +434,7 @@ impl World {
             Event::Job(job) => self.go_on(job),
             Event::Arrival(flow) => self.arrival(flow),
             Event::Next(flow) => self.next_job(flow),
+            Event::Gate(gate) => self.gate_timer(gate),
         }
         while let Some(requester) = self.pumps.pop() {
             self.pump(requester);

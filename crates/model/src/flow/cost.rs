@@ -107,7 +107,8 @@ fn steps(
                 }
                 cost.unloaded += longest;
             }
-            Step::Mark(_) => {}
+            // A gate orders what is under way anyway.
+            Step::Mark(_) | Step::Enter(..) | Step::Leave(_) => {}
         }
     }
     cost

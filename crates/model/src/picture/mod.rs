@@ -6,12 +6,14 @@
 //!
 //! * [`chart`]: lines over two axes, with what was published beside what was modelled.
 //! * [`bars`]: published and modelled values beside each other.
+//! * [`compare`]: two values of each case, on one scale.
 //! * [`diagram`]: a rack's links and how busy they are.
 //! * [`timeline`]: a transaction, hop by hop.
 
 mod axis;
 pub mod bars;
 pub mod chart;
+pub mod compare;
 pub mod diagram;
 mod distribution;
 mod label;

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::bars::{Bars, Pair};
 use super::chart::{Chart, Series};
+use super::compare::{Compared, Comparison};
 use super::diagram::{Diagram, Edge, Node};
 use super::timeline::{Passage, Timeline};
 use super::*;
@@ -40,6 +41,12 @@ fn all_pictures_are_well_formed() {
     assert!(well_formed(
         &Bars { title: "t".into(), subtitle: "s".into(), pairs: vec![pair] }.svg()
     ));
+    let case = |first, second| Compared { name: "a<b".into(), first, second };
+    let cases = vec![case(8.4, 1.0), case(0.03, 0.98), case(f64::INFINITY, 0.0)];
+    let names = ["off", "shaped"];
+    let comparison =
+        Comparison { title: "t".into(), subtitle: "s".into(), names, ideal: 1.0, cases };
+    assert!(well_formed(&comparison.svg()));
     let passages = (0..200).map(|nth| {
         let (begin, end) = (f64::from(nth), f64::from(nth + 4));
         Passage { from: 0, to: 1, begin, end, label: format!("MRd {nth} B"), kind: 0 }

@@ -7,16 +7,16 @@ use crate::workload::{FlowKind, FlowSpec};
 use super::Row;
 use super::lab::{Lab, flow, read, wait, write};
 
-const NIC: &str = "host/nic";
-const FPGA: &str = "host/fpga";
+pub(super) const NIC: &str = "host/nic";
+pub(super) const FPGA: &str = "host/fpga";
 /// RDMA reads of a queue pair that are under way at a time.
 const OUTSTANDING_READS: u32 = 2;
 /// How long each mixture is watched.
-const SPAN: Time = Time::from_us(400);
+pub(super) const SPAN: Time = Time::from_us(400);
 /// Shares that count as even.
 const FAIR: (f64, f64) = (0.95, 1.05);
 /// Message sizes of observations 5 and 6.
-const SIZES: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
+pub(super) const SIZES: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
 
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = pairs();
@@ -48,7 +48,7 @@ fn message(lab: &Lab, bytes: u64, reads: bool) -> FlowSpec {
 
 /// Rates in bytes per second of queue pairs beside each other: of each its message's bytes, and whether
 /// it reads.
-fn queue_pairs(pairs: &[(u64, bool)]) -> Vec<f64> {
+pub(super) fn queue_pairs(pairs: &[(u64, bool)]) -> Vec<f64> {
     let lab = &mut Lab::new("accelerator-connectx6");
     let flows = pairs.iter().map(|(bytes, read)| message(lab, *bytes, *read)).collect();
     lab.rates(flows, SPAN)
@@ -107,7 +107,7 @@ fn directions() -> Vec<Row> {
 
 /// Rates in bytes per second of two tenants of the prototype, each with messages to spare: of each its
 /// message's bytes, and whether it reads.
-fn tenants(of: [(u64, bool); 2]) -> [f64; 2] {
+pub(super) fn tenants(of: [(u64, bool); 2]) -> [f64; 2] {
     let lab = &mut Lab::new("accelerator-arria10");
     let flows = of.map(|(bytes, reads)| {
         let (from, to) = (FPGA.to_owned(), "host".to_owned());

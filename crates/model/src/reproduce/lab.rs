@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::rack::{Host, Rack};
 use rackbus_fabric::text::FileError;
+use rackbus_qos::simulation::Policy;
 
 use crate::assembly::{Assembly, End};
 use crate::engine::{Arrivals, FlowStats, Until};
@@ -131,7 +132,28 @@ impl Lab {
         run.results().flows.iter().map(|flow| flow.bytes_per_second).collect()
     }
 
+    /// The same, where jobs come to gates at which these policies decide, with so many turns under way.
+    pub(super) fn rates_through(
+        &mut self,
+        gates: Vec<(&str, usize, Box<dyn Policy + Send>)>,
+        flows: Vec<FlowSpec>,
+        span: Time,
+    ) -> Vec<f64> {
+        let run = self.simulate_through(gates, flows, span / 10, span);
+        run.results().flows.iter().map(|flow| flow.bytes_per_second).collect()
+    }
+
     fn simulate(&mut self, flows: Vec<FlowSpec>, warmup: Time, duration: Time) -> &Run {
+        self.simulate_through(Vec::new(), flows, warmup, duration)
+    }
+
+    fn simulate_through(
+        &mut self,
+        gates: Vec<(&str, usize, Box<dyn Policy + Send>)>,
+        flows: Vec<FlowSpec>,
+        warmup: Time,
+        duration: Time,
+    ) -> &Run {
         let workload = Workload {
             seed: 1,
             duration,
@@ -142,6 +164,9 @@ impl Lab {
         };
         let run = Run::new(&self.rack, &self.timing, &workload);
         let mut run = run.unwrap_or_else(|error| panic!("{}: {error}", self.rack.name));
+        for (gate, units, policy) in gates {
+            run.set_policy(gate, units, policy);
+        }
         if let Err(stuck) = run.go(MOST) {
             panic!("{}: {stuck}", self.rack.name);
         }

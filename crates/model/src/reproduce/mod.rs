@@ -11,6 +11,7 @@ mod lab;
 mod marlin;
 mod pcie_bench;
 mod pictures;
+pub mod shaped;
 mod sisci;
 
 use std::fmt;

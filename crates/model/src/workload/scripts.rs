@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
+use rackbus_qos::simulation::Policy;
+use rackbus_qos::simulation::unshaped::RoundRobin;
 
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, tenants};
 use super::writer::{Writer, misfit};
 use super::{FlowKind, FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
-    Addresses, Arrivals, Batches, Bursts, Class, DirectionId, DistributionId, Flow, FlowId,
+    Addresses, Arrivals, Batches, Bursts, Class, DirectionId, DistributionId, Flow, FlowId, GateId,
     Histogram, Passage, ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
@@ -46,6 +48,8 @@ pub struct Run {
     pub(super) media: BTreeMap<End, ResourceId>,
     /// By name: units that steps use.
     units: BTreeMap<String, ResourceId>,
+    /// By name: gates that steps go through.
+    gates: BTreeMap<String, GateId>,
     /// By device: the word of what it is.
     kinds: BTreeMap<String, String>,
 }
@@ -169,6 +173,7 @@ impl Run {
             flows: Vec::new(),
             media: BTreeMap::new(),
             units: BTreeMap::new(),
+            gates: BTreeMap::new(),
             kinds: rack
                 .functions()
                 .map(|(name, device)| (name.to_string(), device.kind.clone()))
@@ -237,6 +242,22 @@ impl Run {
         let unit = self.assembly.world.add_resource(count);
         self.units.insert(name.to_owned(), unit);
         unit
+    }
+
+    /// The gate of that name; one that nothing was said of takes turns among queues, a message at a time.
+    pub(super) fn gate(&mut self, name: &str) -> GateId {
+        if let Some(gate) = self.gates.get(name) {
+            return *gate;
+        }
+        let gate = self.assembly.world.add_gate(1, Box::new(RoundRobin::default()));
+        self.gates.insert(name.to_owned(), gate);
+        gate
+    }
+
+    /// Who decides at the gate of that name, and how many turns are under way there at a time.
+    pub fn set_policy(&mut self, gate: &str, units: usize, policy: Box<dyn Policy + Send>) {
+        let gate = self.gate(gate);
+        self.assembly.world.set_policy(gate, units, policy);
     }
 
     /// What a distribution is drawn from, where it is one.

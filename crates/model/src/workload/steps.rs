@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::file::MOST_BYTES;
 use super::spread::spread;
-use crate::engine::Until;
+use crate::engine::{Admitted, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 
@@ -37,6 +37,8 @@ pub enum StepSpec {
         /// The steps that each time does, one after the other.
         steps: Vec<StepSpec>,
     },
+    /// Steps are done when the gate of that name lets the job through; files have none.
+    Admitted(String, Admitted, Vec<StepSpec>),
     /// Lists of steps are done side by side.
     Together(Vec<Vec<StepSpec>>),
     /// Bytes are written, read or copied.
@@ -86,9 +88,9 @@ impl StepSpec {
     /// Its ends, and those of the steps in it.
     pub(super) fn all_ends(&self) -> Vec<&str> {
         match self {
-            StepSpec::Hold(_, steps) | StepSpec::Each { steps, .. } => {
-                steps.iter().flat_map(StepSpec::all_ends).collect()
-            }
+            StepSpec::Hold(_, steps)
+            | StepSpec::Admitted(_, _, steps)
+            | StepSpec::Each { steps, .. } => steps.iter().flat_map(StepSpec::all_ends).collect(),
             StepSpec::Together(lists) => {
                 lists.iter().flatten().flat_map(StepSpec::all_ends).collect()
             }

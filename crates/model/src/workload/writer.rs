@@ -181,6 +181,13 @@ impl Writer<'_> {
                 self.script.extend(inner);
                 self.script.push(Step::Give(unit));
             }
+            StepSpec::Admitted(gate, admitted, steps) => {
+                let gate = self.run.gate(gate);
+                let inner = self.steps(steps, nth)?;
+                self.script.push(Step::Enter(gate, *admitted));
+                self.script.extend(inner);
+                self.script.push(Step::Leave(gate));
+            }
             StepSpec::Each { count, apart, steps } => {
                 let inner = self.steps(steps, nth)?;
                 let script = self.run.assembly.world.add_script(inner);

@@ -12,6 +12,9 @@ use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 use rackbus_segment::{ObjectId, Objects};
 use rustix::fs::{Mode, OFlags};
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
 /// A piece of memory or an event.
 #[derive(Debug)]
 pub struct Object {
@@ -83,7 +86,9 @@ impl Store {
     }
 
     fn memory_named(&mut self, name: &str, size: u64) -> Result<ObjectId, String> {
-        let memory = SharedMemory::reserve(name, size).map_err(|error| error.to_string())?;
+        // Whole pages: QEMU maps no others into a virtual machine.
+        let pages = size.checked_next_multiple_of(PAGE).ok_or("memory that cannot be")?;
+        let memory = SharedMemory::reserve(name, pages).map_err(|error| error.to_string())?;
         // Whoever has another user's rights gets at it by descriptor only.
         rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(|error| error.to_string())?;
         Ok(self.add(memory))

@@ -120,11 +120,11 @@ fn a_queue_that_goes_takes_its_messages_with_it() {
         arbiter.submit(A, tag as u16 % 2, message(tag, 64, 100), 0);
     }
     let left = |messages: Vec<Message>| messages.iter().map(|m| m.tag).collect::<Vec<_>>();
-    assert_eq!(left(arbiter.clear_queue(A, 1)), [1, 3]);
-    assert_eq!((arbiter.waiting(A), arbiter.clear_queue(A, 1)), (2, Vec::new()));
+    assert_eq!(left(arbiter.clear_queue(A, 1, 0)), [1, 3]);
+    assert_eq!((arbiter.waiting(A), arbiter.clear_queue(A, 1, 0)), (2, Vec::new()));
     let turn = run(&mut arbiter, 0);
     arbiter.complete(&turn, Done { engine_ns: 100, egress: 64 }, 0);
-    assert_eq!(left(arbiter.clear_queue(A, 0)), [2]);
+    assert_eq!(left(arbiter.clear_queue(A, 0, 0)), [2]);
     assert_eq!(arbiter.waiting(A), 0);
     assert!(!matches!(arbiter.next(10 * SECOND), Next::Run(_)));
 }
@@ -161,6 +161,51 @@ fn a_tenant_that_goes_leaves_nothing_and_its_turns_are_nobodys() {
     arbiter.complete(&turn, Done { engine_ns: 100, egress: 64 }, 0);
     assert_eq!((arbiter.next(0), arbiter.under_way()), (Next::Idle, 0));
     assert!(!arbiter.submit(A, 0, message(3, 64, 100), 0));
+}
+
+/// What a user owes, of its bounds and of engine time, is not the next one's; what was counted goes on.
+#[test]
+fn another_user_in_the_place_of_one_owes_nothing() {
+    let slow = Share { egress: Some(Limit { rate: 1000, burst: 1 }), ..Share::default() };
+    let mut arbiter = arbiter([slow, Share::default()]);
+    arbiter.submit(A, 0, message(1, 64, 100), 0);
+    let first = run(&mut arbiter, 0);
+    arbiter.submit(A, 0, message(2, 64, 100), 0);
+    arbiter.complete(&first, Done { engine_ns: 900_000, egress: 1 << 20 }, 0);
+    assert!(!matches!(arbiter.next(SECOND), Next::Run(_)), "it owes a thousand seconds");
+    arbiter.set(A, slow, SECOND);
+    assert!(
+        !matches!(arbiter.next(SECOND), Next::Run(_)),
+        "the same user, whose share is changed, still does"
+    );
+    let left = arbiter.renew(A, slow, SECOND);
+    assert_eq!(left.iter().map(|message| message.tag).collect::<Vec<_>>(), [2]);
+    assert_eq!((arbiter.debt_ns(A), arbiter.usage(A).unwrap().engine_ns), (0, 900_000));
+    // A turn of the one before ends late, and is nobody's.
+    arbiter.submit(A, 0, message(3, 64, 100), SECOND);
+    let last = run(&mut arbiter, SECOND);
+    arbiter.renew(A, slow, SECOND);
+    assert!(!arbiter.complete(&last, Done { engine_ns: 100, egress: 1 << 20 }, SECOND));
+    arbiter.submit(A, 0, message(4, 64, 100), SECOND);
+    assert_eq!(run(&mut arbiter, SECOND).pieces[0].message.tag, 4);
+}
+
+/// A tenant has something done outside of the engines that takes as long as a hundred of the other's messages.
+#[test]
+fn what_is_done_outside_of_turns_is_charged_too() {
+    let mut arbiter = arbiter([Share::default(); 2]);
+    for tag in 0..200 {
+        arbiter.submit(A, 0, message(tag, 4096, 50_000), 0);
+        arbiter.submit(B, 0, message(tag, 4096, 50_000), 0);
+    }
+    arbiter.charge(A, 100 * 50_000, 0);
+    let mut served = [0; 2];
+    for _ in 0..100 {
+        let turn = run(&mut arbiter, 0);
+        served[turn.tenant.0 as usize] += 1;
+        arbiter.complete(&turn, Done { engine_ns: 50_000, egress: 4096 }, 0);
+    }
+    assert!(served[0] <= 1 && arbiter.usage(A).unwrap().engine_ns >= 5_000_000, "{served:?}");
 }
 
 proptest! {

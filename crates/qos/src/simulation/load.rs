@@ -1,7 +1,7 @@
 //! What a simulated tenant sends, and what its operations really cost.
 
 use crate::SECOND;
-use crate::arbiter::{Message, Piece};
+use crate::turn::{Message, Piece};
 
 /// When messages come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

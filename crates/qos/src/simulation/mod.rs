@@ -12,7 +12,8 @@ pub mod unshaped;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use crate::arbiter::{Arbiter, Done, Message, Next, TenantId, Turn};
+use crate::arbiter::Arbiter;
+use crate::turn::{Done, Message, Next, TenantId, Turn};
 
 pub use load::{Arrivals, Content, Load};
 use load::{Operation, Source};

@@ -1,6 +1,6 @@
 //! What a simulated tenant got.
 
-use crate::arbiter::{Done, Turn};
+use crate::turn::{Done, Turn};
 
 use super::load::Operation;
 

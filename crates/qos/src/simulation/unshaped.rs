@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Policy;
-use crate::arbiter::{Done, Message, Next, Piece, TenantId, Turn};
 use crate::drr::Drr;
+use crate::turn::{Done, Message, Next, Piece, TenantId, Turn};
 
 /// Each queue in its turn has one message done (seed paper, observation 4).
 #[derive(Debug, Default)]

@@ -4,10 +4,11 @@ use rackbus_control::api::Device;
 
 use crate::Common;
 use crate::commands::client;
-use crate::output::{Failure, Output, duration};
+use crate::output::{Cell, Failure, Output, Tone, duration};
 
-/// List the accelerators' functions, who has them, what they did, how much engine time they took for it, and
-/// for how long their users' own limits made them wait.
+/// List the accelerators' functions, who has them, and of the lease that each has: its service level, what was
+/// done, how much engine time that took, for how long its own limits made it wait, the part of its minimum that it
+/// got while it had work waiting, and the seconds in which it got less.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus accel list
@@ -25,10 +26,13 @@ impl Args {
                 "state",
                 "holder",
                 "lease",
+                "level",
                 "operations",
-                "bytes",
+                "bytes in",
                 "engine time",
                 "waited",
+                "kept",
+                "violations",
             ];
             o.table(&head, devices.iter().map(row).collect());
         });
@@ -36,23 +40,25 @@ impl Args {
     }
 }
 
-fn row(device: &Device) -> Vec<crate::output::Cell> {
+fn row(device: &Device) -> Vec<Cell> {
     let report = device.report.as_ref();
-    let operations = || report.into_iter().flat_map(|report| report.operations.values());
-    let done: u64 = operations().map(|operation| operation.done).sum();
-    let bytes: u64 = operations().map(|operation| operation.bytes).sum();
-    let shaped = |name: &str| report.and_then(|report| report.shaping.get(name)).copied();
-    let time = |name: &str| duration(shaped(name).unwrap_or(0) as f64 / 1e3);
+    let lease = report.and_then(|report| report.lease.clone()).unwrap_or_default();
+    let time = |name: &str| duration(lease.shaped(name) as f64 / 1e3);
     let none = || "-".to_owned();
+    let violations = lease.shaped("violations");
+    let tone = if violations > 0 { Tone::Bad } else { Tone::Plain };
     vec![
         device.function.clone().into(),
         device.detail.clone().into(),
         format!("{:?}", device.state).to_lowercase().into(),
         device.holder.clone().unwrap_or_else(none).into(),
         device.lease.map_or_else(none, |lease| lease.to_string()).into(),
-        done.to_string().into(),
-        bytes.to_string().into(),
+        report.and_then(|report| report.level.clone()).unwrap_or_else(none).into(),
+        lease.all_operations().done.to_string().into(),
+        lease.shaped("ingress_bytes").to_string().into(),
         time("engine_ns").into(),
         time("throttled_ns").into(),
+        lease.kept().map_or_else(none, |kept| format!("{:.1} %", kept * 100.0)).into(),
+        Cell(violations.to_string(), tone),
     ]
 }

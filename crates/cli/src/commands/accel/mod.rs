@@ -1,6 +1,7 @@
 //! `rackbus accel`: accelerators that were borrowed, what they cost, and experiments with them.
 
 mod experiment;
+mod level;
 mod list;
 mod profile;
 mod run;
@@ -10,7 +11,7 @@ use rackbus_driver::AccelError;
 use crate::Common;
 use crate::output::{Failure, Output};
 
-/// Accelerators: what there is, operations on one that was borrowed, what operations cost.
+/// Accelerators: what there is, operations on one that was borrowed and its service level, what operations cost.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,6 +22,7 @@ pub struct Args {
 enum Command {
     List(list::Args),
     Run(run::Args),
+    Level(level::Args),
     Profile(profile::Args),
     Experiment(experiment::Args),
 }
@@ -30,6 +32,7 @@ impl Args {
         match &self.command {
             Command::List(args) => args.run(common, output).await,
             Command::Run(args) => args.run(common, output).await,
+            Command::Level(args) => args.run(common, output).await,
             Command::Profile(args) => args.run(output),
             Command::Experiment(args) => args.run(output),
         }

@@ -29,7 +29,7 @@ use view::{Screen, View};
   rackbus top --once
   rackbus top --json | jq '.functions[] | select(.p99_us > 100)'
 
-Keys: 1 functions, 2 hosts, 3 events, Tab the next; s sorts by another column, p pauses, q quits.")]
+Keys: 1 functions, 2 hosts, 3 events, 4 accelerators, Tab the next; s sorts by another column, p pauses, q quits.")]
 pub struct Args {
     /// Seconds from one picture to the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]

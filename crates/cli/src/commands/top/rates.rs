@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use rackbus_control::api::{Device, DeviceReport, DeviceState, OperationReport, RackStatus};
+use rackbus_control::usage::all;
 use serde::Serialize;
 
 /// What the rack does.
@@ -60,6 +61,14 @@ pub struct Row {
     pub wakeups: f64,
     /// Polls a second that found work.
     pub busy_polls: f64,
+    /// What its user was promised, where there is a shaper.
+    pub level: Option<String>,
+    /// What the shaper counted each second, by name.
+    pub shaping: BTreeMap<String, f64>,
+    /// The part of its minimum that its user got while it had work waiting, in whole seconds.
+    pub kept: Option<f64>,
+    /// Seconds in which its user got less than its minimum, since it has the function.
+    pub violations: u64,
     #[serde(skip)]
     is_reported: bool,
 }
@@ -102,6 +111,13 @@ impl Rates {
             sleeps: 0.0,
             wakeups: 0.0,
             busy_polls: 0.0,
+            level: now.as_ref().and_then(|now| now.level.clone()),
+            shaping: BTreeMap::new(),
+            kept: None,
+            violations: now
+                .as_ref()
+                .and_then(|now| now.lease.as_ref())
+                .map_or(0, |lease| lease.shaped("violations")),
             is_reported: now.is_some(),
         };
         if let Some((seconds, since)) = since {
@@ -143,7 +159,12 @@ fn difference(before: &DeviceReport, now: &DeviceReport) -> DeviceReport {
         let earlier = before.operations.get(kind).cloned().unwrap_or_default();
         (kind.clone(), counts.since(&earlier))
     });
+    let shaping = now.shaping.iter().map(|(name, count)| {
+        let earlier = before.shaping.get(name).copied().unwrap_or_default();
+        (name.clone(), count.saturating_sub(earlier))
+    });
     DeviceReport {
+        shaping: shaping.collect(),
         busy_polls: now.busy_polls.saturating_sub(before.busy_polls),
         parks: now.parks.saturating_sub(before.parks),
         wakeups: now.wakeups.saturating_sub(before.wakeups),
@@ -159,24 +180,23 @@ impl Row {
         let (read, write) = (of("read"), of("write"));
         (self.reads, self.read_bytes) = (rate(read.done), rate(read.bytes));
         (self.writes, self.written_bytes) = (rate(write.done), rate(write.bytes));
-        let all: u64 = since.operations.values().map(|counts| counts.done).sum();
-        self.others = rate(all.saturating_sub(read.done + write.done));
+        let done: u64 = since.operations.values().map(|counts| counts.done).sum();
+        self.others = rate(done.saturating_sub(read.done + write.done));
         self.failed = rate(since.operations.values().map(|counts| counts.failed).sum());
         self.sleeps = rate(since.parks);
         self.wakeups = rate(since.wakeups);
         self.busy_polls = rate(since.busy_polls);
-        let both = together(&read, &write);
-        let us = |part| both.percentile_ns(part).map(|ns: f64| ns / 1e3);
+        // A drive's times are those of what was read and written; engines do nothing else.
+        let (drive, engine) = (all([&read, &write].into_iter()), all(since.operations.values()));
+        let times = if drive.done > 0 { drive } else { engine };
+        let us = |part| times.percentile_ns(part).map(|ns: f64| ns / 1e3);
+        let shaping = since.shaping.iter();
+        self.shaping = shaping.map(|(name, count)| (name.clone(), rate(*count))).collect();
+        let shaped = |name: &str| since.shaping.get(name).copied().unwrap_or_default();
+        let promised = shaped("promised");
+        self.kept = (promised > 0).then(|| shaped("delivered") as f64 / promised as f64);
         (self.p50_us, self.p99_us) = (us(0.5), us(0.99));
     }
-}
-
-/// The times of both kinds in one distribution.
-fn together(a: &OperationReport, b: &OperationReport) -> OperationReport {
-    let length = a.latency.len().max(b.latency.len());
-    let at = |of: &OperationReport, place: usize| of.latency.get(place).copied().unwrap_or(0);
-    let latency = (0..length).map(|place| at(a, place) + at(b, place)).collect();
-    OperationReport { latency, ..OperationReport::default() }
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub enum View {
     Hosts,
     /// The events of the rack, newest first.
     Events,
+    /// What accelerators' users get of what they were promised.
+    Accelerators,
 }
 
 /// What functions are sorted by.
@@ -60,11 +62,13 @@ impl Screen {
             KeyCode::Char('1') => self.view = View::Functions,
             KeyCode::Char('2') => self.view = View::Hosts,
             KeyCode::Char('3') => self.view = View::Events,
+            KeyCode::Char('4') => self.view = View::Accelerators,
             KeyCode::Tab => {
                 self.view = match self.view {
                     View::Functions => View::Hosts,
                     View::Hosts => View::Events,
-                    View::Events => View::Functions,
+                    View::Events => View::Accelerators,
+                    View::Accelerators => View::Functions,
                 }
             }
             KeyCode::Char('s') => {
@@ -96,6 +100,21 @@ const FUNCTIONS: [&str; 13] = [
     "sleeps/s",
     "DMA refused",
 ];
+const ACCELERATORS: [&str; 13] = [
+    "function",
+    "holder",
+    "level",
+    "op/s",
+    "in B/s",
+    "out B/s",
+    "engines",
+    "p50",
+    "p99",
+    "kept",
+    "violations",
+    "held back",
+    "split/s",
+];
 const HOSTS: [&str; 6] = ["host", "node", "offers", "borrows", "shares", "conversations"];
 
 /// Draws what the user looks at.
@@ -107,16 +126,23 @@ pub fn draw(picture: &Picture, screen: &Screen, frame: &mut Frame<'_>) {
     let table = match screen.view {
         View::Functions => table(&FUNCTIONS, functions(picture, screen.sort)),
         View::Hosts => table(&HOSTS, hosts(picture)),
+        View::Accelerators => table(&ACCELERATORS, accelerators(picture, screen.sort)),
         View::Events => table(&events::HEAD, screen.events.iter().map(events::row).collect()),
     };
     frame.render_widget(table, body);
-    let keys = Line::from("1 functions  2 hosts  3 events  s sort  p pause  q quit");
+    let keys =
+        Line::from("1 functions  2 hosts  3 events  4 accelerators  s sort  p pause  q quit");
     frame.render_widget(keys.style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
-/// The same for a file or a pipe: functions, then hosts.
+/// The same for a file or a pipe: functions, accelerators where there are any, then hosts.
 pub fn print(picture: &Picture, output: &Output) {
     output.table(&FUNCTIONS, functions(picture, Sort::Name));
+    let accelerators = accelerators(picture, Sort::Name);
+    if !accelerators.is_empty() {
+        output.line("");
+        output.table(&ACCELERATORS, accelerators);
+    }
     output.line("");
     output.table(&HOSTS, hosts(picture));
 }
@@ -169,6 +195,44 @@ fn table(head: &[&'static str], rows: Vec<Vec<Cell>>) -> Table<'static> {
 }
 
 fn functions(picture: &Picture, sort: Sort) -> Vec<Vec<Cell>> {
+    sorted(picture, sort).into_iter().map(function).collect()
+}
+
+/// The functions that have a shaper.
+fn accelerators(picture: &Picture, sort: Sort) -> Vec<Vec<Cell>> {
+    let rows = sorted(picture, sort).into_iter();
+    rows.filter(|row| row.kind == rackbus_devices::accel::CLASS).map(accelerator).collect()
+}
+
+fn accelerator(row: &Row) -> Vec<Cell> {
+    let shaped = |name: &str| row.shaping.get(name).copied().unwrap_or(0.0);
+    let rate = |value: f64| match row.seconds {
+        Some(_) => number(value).into(),
+        None => Cell::from(""),
+    };
+    // Nanoseconds of each second.
+    let part = |value: f64| format!("{:.0} %", value / 1e7);
+    let time = |us: Option<f64>| us.map(duration).unwrap_or_default().into();
+    let tone = if row.violations > 0 { Tone::Bad } else { Tone::Plain };
+    let kept = row.kept.map(|kept| format!("{:.1} %", kept * 100.0)).unwrap_or_default();
+    vec![
+        row.function.clone().into(),
+        row.holder.clone().unwrap_or_default().into(),
+        row.level.clone().unwrap_or_default().into(),
+        rate(row.others),
+        rate(shaped("ingress_bytes")),
+        rate(shaped("egress_bytes")),
+        part(shaped("engine_ns")).into(),
+        time(row.p50_us),
+        time(row.p99_us),
+        Cell(kept, if row.kept.is_some_and(|kept| kept < 0.99) { Tone::Bad } else { Tone::Plain }),
+        Cell(row.violations.to_string(), tone),
+        part(shaped("throttled_ns")).into(),
+        rate(shaped("split")),
+    ]
+}
+
+fn sorted(picture: &Picture, sort: Sort) -> Vec<&Row> {
     let mut rows: Vec<&Row> = picture.functions.iter().collect();
     let key = |row: &Row| match sort {
         Sort::Name => 0.0,
@@ -178,7 +242,7 @@ fn functions(picture: &Picture, sort: Sort) -> Vec<Vec<Cell>> {
     };
     // Stable: those that do the same stay in the order of their names.
     rows.sort_by(|a, b| key(b).total_cmp(&key(a)));
-    rows.into_iter().map(function).collect()
+    rows
 }
 
 fn function(row: &Row) -> Vec<Cell> {
@@ -249,7 +313,8 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rackbus_control::api::EventKind;
+    use rackbus_control::api::{Device, DeviceReport, EventKind, OperationReport};
+    use rackbus_control::usage::LeaseReport;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use serde_json::json;
@@ -304,6 +369,52 @@ mod tests {
         }];
         let lines = shown(&screen);
         assert!(lines[0].contains("paused") && lines[3].contains("is lent to beta"), "{lines:#?}");
+    }
+
+    /// An accelerator's function that has done so many operations for its lease by this time.
+    fn accelerator(counted_ms: u64, done: u64) -> Device {
+        let counts = OperationReport { done, latency: vec![0, 0, 0, done], ..Default::default() };
+        let shaped = [
+            ("ingress_bytes", done * 4096),
+            ("engine_ns", done * 5000),
+            ("throttled_ns", done * 1000),
+            ("promised", done * 1000),
+            ("delivered", done * 985),
+            ("violations", done / 50_000),
+        ];
+        let shaping: std::collections::BTreeMap<String, u64> =
+            shaped.map(|(name, count)| (name.to_owned(), count)).into();
+        let lease = LeaseReport { lease: 1, shaping: shaping.clone(), ..LeaseReport::default() };
+        Device {
+            function: "alpha/accel0.vf1".into(),
+            kind: "accelerator".into(),
+            report: Some(DeviceReport {
+                counted_ms,
+                shaping,
+                level: Some("zstd 1 Gbit/s".into()),
+                lease: Some(lease),
+                operations: [("zstd".to_owned(), counts)].into(),
+                ..DeviceReport::default()
+            }),
+            ..drive(0, 0)
+        }
+    }
+
+    #[test]
+    fn accelerators_show_what_was_kept() {
+        let mut rates = Rates::default();
+        rates.picture(vec![drive(0, 0), accelerator(0, 0)], status(json!([])));
+        let picture =
+            rates.picture(vec![drive(0, 0), accelerator(1000, 100_000)], status(json!([])));
+        let rows = accelerators(&picture, Sort::Name);
+        let texts: Vec<&str> = rows[0].iter().map(|cell| cell.0.as_str()).collect();
+        assert_eq!(rows.len(), 1);
+        assert_eq!(
+            texts[..7],
+            ["alpha/accel0.vf1", "beta", "zstd 1 Gbit/s", "100k", "410M", "0", "50 %"]
+        );
+        assert_eq!(texts[9..12], ["98.5 %", "2", "10 %"], "{texts:?}");
+        assert!(texts[7].ends_with("ns") || texts[7].ends_with("us"), "{texts:?}");
     }
 
     #[test]

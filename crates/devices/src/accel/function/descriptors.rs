@@ -8,6 +8,7 @@ use zeroize::Zeroizing;
 
 use super::super::contexts::LARGEST_CONTEXT;
 use super::super::job::{Job, Order};
+use super::super::profile::engine_clock;
 use super::super::request::{self, Plan, check};
 use super::super::waiting::{self, Look};
 use super::{Accelerator, MOST, Pending};
@@ -123,6 +124,10 @@ impl Accelerator {
         let (input, _) = request::memory(bus.dma, from)?;
         let mut data = Zeroizing::new(vec![0; input.len()]);
         input.read(0, &mut data);
-        self.contexts.create(of, data)
+        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
+        let before = engine_clock();
+        let created = self.contexts.create(of, data);
+        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
+        created
     }
 }

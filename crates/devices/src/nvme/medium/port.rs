@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_memory::{Carrier, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
 use rackbus_pci::{Bus, Work};
 use rustix::event::epoll;
 use zerocopy::{FromBytes, IntoBytes};
@@ -41,6 +41,18 @@ impl Port {
     pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
         Ok((Port::over(exchange, backing, block)?, files))
+    }
+
+    /// The same for a front whose operations `carrier` carries.
+    ///
+    /// # Errors
+    /// As [`new`](Port::new).
+    pub fn carried(
+        carrier: Box<dyn Carrier>,
+        backing: &dyn Backing,
+        block: u64,
+    ) -> Result<Port, ExchangeError> {
+        Port::over(Exchange::carried("nvme-medium", carrier, LAYOUT)?, backing, block)
     }
 
     fn over(exchange: Exchange, backing: &dyn Backing, block: u64) -> Result<Port, ExchangeError> {
@@ -187,12 +199,14 @@ impl Port {
     }
 
     fn answer(&mut self, tag: u32, result: Result<(), MediaError>) {
-        if self.asks.get_mut(tag as usize).and_then(Option::take).is_some() {
-            self.under_way -= 1;
-        }
+        let ask = self.asks.get_mut(tag as usize).and_then(Option::take);
+        self.under_way -= usize::from(ask.is_some());
+        let read = ask.filter(|ask| ask.kind == kind::READ && result.is_ok());
+        // Its length was checked against the place.
+        let data = read.map(|ask| (tag, ask.length.get() as usize));
         let answer = Answer { tag: tag.into(), result: number(result).into() };
         // There is room for one answer of each tag, unless the front does not take them.
-        if self.exchange.send(answer.as_bytes()).is_err() {
+        if self.exchange.send(answer.as_bytes(), data).is_err() {
             self.close();
         }
     }

@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_memory::{
+    Carrier, DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice,
+};
 use rackbus_pci::Health;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -72,9 +74,26 @@ impl Remote {
         files: ExchangeFiles,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        Ok(Remote {
+        Ok(Remote::over(description, Exchange::join(files, LAYOUT)?, lost))
+    }
+
+    /// The same over what `carrier` carries.
+    ///
+    /// # Errors
+    /// As [`new`](Remote::new).
+    pub fn carried(
+        description: Description,
+        carrier: Box<dyn Carrier>,
+        lost: Lost,
+    ) -> Result<Remote, ExchangeError> {
+        let exchange = Exchange::carried("nvme-front", carrier, LAYOUT)?;
+        Ok(Remote::over(description, exchange, lost))
+    }
+
+    fn over(description: Description, exchange: Exchange, lost: Lost) -> Remote {
+        Remote {
             description,
-            exchange: Exchange::join(files, LAYOUT)?,
+            exchange,
             lost,
             operations: [const { None }; TAGS as usize],
             free: (0..TAGS).rev().collect(),
@@ -86,7 +105,7 @@ impl Remote {
             held_up_since: None,
             failed: false,
             health: Health::default(),
-        })
+        }
     }
 
     /// The same where an earlier life of the front is gone on with; [`expect`](Backing::expect) follows.
@@ -142,7 +161,7 @@ impl Remote {
             offset: 0.into(),
             length: 0.into(),
         };
-        let mut buffers = Vec::new();
+        let (mut buffers, mut data) = (Vec::new(), None);
         match request {
             Request::Read { offset, into } => {
                 (ask.kind, ask.offset) = (kind::READ, offset.into());
@@ -156,6 +175,7 @@ impl Remote {
                 self.copy(tag, &from, |place, host| {
                     place.copy_from_slice(host);
                 });
+                data = Some((tag, ask.length.get() as usize));
             }
             Request::Flush => {}
             Request::Zero { offset, length, deallocate } => {
@@ -167,7 +187,7 @@ impl Remote {
         self.operations[tag as usize] = Some(Operation { owner: Some(owner), into: buffers });
         // There is room for one question of each tag, unless the other side spoilt the ring: then
         // no answer comes, and the conversation is over.
-        if self.exchange.send(ask.as_bytes()).is_err() {
+        if self.exchange.send(ask.as_bytes(), data).is_err() {
             self.exchange.close();
         }
         self.unrung = true;

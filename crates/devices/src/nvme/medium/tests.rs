@@ -22,7 +22,7 @@ struct Both {
 /// A lender's function whose medium is had by a front.
 fn offered(config: &NvmeConfig) -> (Endpoint, MediumOffer) {
     let mut lender = Endpoint::new(Box::new(Nvme::new(config).unwrap()));
-    let offer = lender.serve_medium().unwrap();
+    let offer = lender.serve_medium(None).unwrap();
     (lender, offer)
 }
 
@@ -148,10 +148,10 @@ fn a_medium_that_does_not_answer_keeps_no_reset_waiting() {
 #[test]
 fn a_scrub_of_the_function_is_the_end_of_its_front() {
     let mut both = both(&NvmeConfig::memory(SIZE, "M1"));
-    assert!(matches!(both.lender.serve_medium(), Err(MediumRefused::InUse)));
+    assert!(matches!(both.lender.serve_medium(None), Err(MediumRefused::InUse)));
     both.start(7, Request::Flush);
     both.lender.scrub();
-    assert!(both.lender.serve_medium().is_ok());
+    assert!(both.lender.serve_medium(None).is_ok());
     let mut finished = Vec::new();
     both.front.background().unwrap().wait(&mut finished);
     assert_eq!(finished, [(7, Err(MediaError::Unreachable))]);
@@ -169,7 +169,7 @@ fn a_flush_that_was_given_up_keeps_no_engine_awake() {
     background.abort();
     Event::wait_any(&[backing.wake_fd().unwrap()], None);
     let mut lender = Endpoint::new(Box::new(Nvme::with_backing(&config, backing).unwrap()));
-    let _offer = lender.serve_medium().unwrap();
+    let _offer = lender.serve_medium(None).unwrap();
     let sleeps = (0..8).any(|_| {
         lender.poll(0);
         lender.park()
@@ -197,7 +197,7 @@ fn an_answer_to_nothing_ends_the_conversation() {
     let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
     let mut front = Remote::new(description, files, Lost::new(|| {})).unwrap();
-    port.send(Answer { tag: 3.into(), result: 0.into() }.as_bytes()).unwrap();
+    port.send(Answer { tag: 3.into(), result: 0.into() }.as_bytes(), None).unwrap();
     let mut finished = Vec::new();
     front.background().unwrap().reap(&mut finished);
     assert!(finished.is_empty() && port.is_closed());
@@ -211,7 +211,7 @@ fn a_front_that_broke_the_rules_is_not_listened_to_any_more() {
     let flush =
         Ask { tag: 1.into(), kind: kind::FLUSH, flags: 0, reserved: [0; 2], offset, length };
     for message in [&[0xff][..], flush.as_bytes(), flush.as_bytes()] {
-        front.send(message).unwrap();
+        front.send(message, None).unwrap();
     }
     for _ in 0..4 {
         lender.poll(0);
@@ -246,7 +246,7 @@ fn a_medium_that_answers_slowly_keeps_a_reset_waiting_for_so_long_only() {
     let slow = std::thread::spawn(move || {
         for tag in 0..TAGS {
             std::thread::sleep(patience / 2);
-            let _ = hostile.send(Answer { tag: tag.into(), result: 0.into() }.as_bytes());
+            let _ = hostile.send(Answer { tag: tag.into(), result: 0.into() }.as_bytes(), None);
             hostile.ring();
         }
     });
@@ -284,7 +284,7 @@ proptest! {
             background.start(tag, Request::Read { offset: 0, into });
         }
         for answer in &answers {
-            let _ = hostile.send(answer);
+            let _ = hostile.send(answer, None);
             background.reap(&mut finished);
         }
         lost.set();
@@ -304,7 +304,7 @@ proptest! {
         let (mut message, mut answered) = ([0; MESSAGE_BYTES], 0);
         let mut sent = 0;
         for ask in &asks {
-            sent += usize::from(front.send(ask).is_ok());
+            sent += usize::from(front.send(ask, None).is_ok());
             while lender.poll(0) == Work::Done {}
             while front.receive(&mut message).is_some() {
                 answered += 1;

@@ -163,7 +163,7 @@ fn nothing_is_begun_for_a_front_that_left_meanwhile() {
     let mut lender = Endpoint::with_clock(Box::new(nvme), Box::new(counter.clone()));
     let (user, stream) = UnixStream::pair().unwrap();
     lender.begin(Lending::alone(), Some(Arc::new(stream)));
-    let offer = lender.serve_medium().unwrap();
+    let offer = lender.serve_medium(None).unwrap();
     let front =
         medium::front(&offer.description, offer.files.try_into().unwrap(), Lost::new(|| {}))
             .unwrap();

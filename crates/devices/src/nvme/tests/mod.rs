@@ -327,9 +327,10 @@ impl Host {
         Some(cqe)
     }
 
-    /// Waits for the completion of command `cid` of queue `qid`.
+    /// Waits for the completion of command `cid` of queue `qid`: a disk that others use takes its time.
     pub fn wait(&mut self, qid: u16, cid: u16) -> Cqe {
-        for _ in 0..1_000_000 {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < std::time::Duration::from_secs(60) {
             if let Some(at) = self.early.iter().position(|cqe| (cqe.sq_id, cqe.cid) == (qid, cid)) {
                 return self.early.remove(at);
             }

@@ -12,6 +12,7 @@ mod firmware;
 mod guests;
 mod peers;
 mod restarts;
+mod segments;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 23] = [
+const SCENARIOS: [Scenario; 24] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -45,6 +46,7 @@ const SCENARIOS: [Scenario; 23] = [
     ("a guest's drive reaches the BARs of its other functions", peers::to_each_other),
     ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
     ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
+    ("programs in two guests share memory with each other and with a host", segments::in_guests),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),

@@ -1,0 +1,245 @@
+//! In a virtual machine: the conversations with the node outside, through a file system that the VM's host
+//! serves (`rackbus_segment::guest`), and the proof that its files are the host's memory.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rackbus_memory::packets::Packet;
+use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
+use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, Place, SESSION, TAG, object_name, proof};
+use rustix::io::Errno;
+
+use crate::session::{AttachError, lock};
+
+/// Why a guest's mapping of a segment would not be the segment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: {why}; the VM must be started with the device (rackbus vm run --fabric), and `dmesg | grep virtiofs` \
+     in it must say \"Cache len\"", folder.display()
+)]
+pub struct WindowError {
+    /// Where the file system is mounted.
+    pub folder: PathBuf,
+    /// What was found.
+    pub why: &'static str,
+}
+
+/// Bytes of the page that proves it.
+const PAGE: u64 = 4096;
+
+/// The folder that a rack's file system is mounted in, if this is a virtual machine that has one.
+pub(crate) fn find() -> Option<PathBuf> {
+    mounted(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)
+}
+
+/// The same from the list of mounts.
+fn mounted(list: &str) -> Option<PathBuf> {
+    list.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut what = after.split(' ');
+        if (what.next(), what.next()) != (Some("virtiofs"), Some(TAG)) {
+            return None;
+        }
+        before.split(' ').nth(4).map(unescaped)
+    })
+}
+
+/// A path in which the kernel wrote blanks and the like as `\040`.
+fn unescaped(path: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((first, others)) = rest.split_first() {
+        let code = others.get(..3).filter(|_| *first == b'\\');
+        let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &others[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = others;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+/// The two conversations of a new session: calls, and events.
+pub(crate) fn open(
+    folder: &Path,
+) -> Result<(Arc<dyn PacketStream>, Arc<dyn PacketStream>), AttachError> {
+    let path = folder.join(SESSION);
+    let file = File::options().read(true).write(true).open(&path);
+    let file = file.map_err(|cause| AttachError::NoNode { path, cause })?;
+    let admitted = window::admit(&file);
+    admitted.map_err(|cause| AttachError::System { what: "fstat", cause })?;
+    let session = Arc::new(Session { file, folder: folder.to_owned(), over: false.into() });
+    let calls = Conversation::new(&session, Place::Calls);
+    if let Err(error) = calls.prove() {
+        window::withdraw();
+        return Err(error);
+    }
+    Ok((Arc::new(calls), Arc::new(Conversation::new(&session, Place::Events))))
+}
+
+/// The file that is the session.
+#[derive(Debug)]
+struct Session {
+    file: File,
+    folder: PathBuf,
+    /// This side has ended it.
+    over: AtomicBool,
+}
+
+impl Session {
+    fn end(&self) {
+        if !self.over.swap(true, Ordering::AcqRel) {
+            // Who reads is told by the far side. Closing the file would do the same, later.
+            let _ = self.file.write_at(&[0], Place::End.offset());
+        }
+    }
+}
+
+/// One of a session's conversations.
+#[derive(Debug)]
+struct Conversation {
+    session: Arc<Session>,
+    place: Place,
+    frame: Mutex<Vec<u8>>,
+}
+
+/// What an error of the file means for the conversation.
+fn broken(error: &std::io::Error) -> StreamError {
+    match error.kind() {
+        ErrorKind::NotConnected => StreamError::Closed,
+        _ => StreamError::Socket(Errno::from_io_error(error).unwrap_or(Errno::IO)),
+    }
+}
+
+impl Conversation {
+    fn new(session: &Arc<Session>, place: Place) -> Conversation {
+        let frame = Mutex::new(vec![0; MAX_FRAME]);
+        Conversation { session: session.clone(), place, frame }
+    }
+
+    /// Proves by the page of the greeting that what is stored here is seen outside, and the other way
+    /// round: a guest's kernel that has no window would give pages of its own, which nobody else sees.
+    fn prove(&self) -> Result<(), AttachError> {
+        let refused = |why| WindowError { folder: self.session.folder.clone(), why };
+        let (frame, mut files) = self.next(None).map_err(AttachError::Gone)?;
+        if frame.message != GREETING {
+            return Err(AttachError::Protocol);
+        }
+        let page = files.pop().ok_or(AttachError::NoDescriptors)?;
+        let both = Access::READ | Access::WRITE;
+        let page = Region::map(page.as_fd(), 0, PAGE, both)
+            .map_err(|_| refused("its files cannot be mapped"))?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let word = now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40) | 1;
+        let (here, order) = (page.whole(), Ordering::SeqCst);
+        let stored = here.store_u64(0, word, order);
+        if stored.is_none() || page.truncated() {
+            return Err(refused("the guest's kernel maps its files without a memory window").into());
+        }
+        let seen = self.session.file.write_at(&word.to_le_bytes(), Place::Proof.offset());
+        if seen.is_err() {
+            return Err(refused("what the guest stores is not seen outside").into());
+        }
+        match here.load_u64(8, order) == Some(proof(word)) {
+            true => Ok(()),
+            false => Err(refused("what is stored outside is not seen in the guest").into()),
+        }
+    }
+
+    /// The next message with its files.
+    fn next(&self, deadline: Option<Instant>) -> Result<(Frame, Vec<OwnedFd>), StreamError> {
+        let mut buffer = lock(&self.frame);
+        loop {
+            if self.session.over.load(Ordering::Acquire) {
+                return Err(StreamError::Closed);
+            }
+            let read = self.session.file.read_at(&mut buffer, self.place.offset());
+            let length = match read {
+                // Nothing was said for as long as the far side lets anybody wait.
+                Ok(0) if deadline.is_some_and(|at| Instant::now() >= at) => {
+                    return Err(StreamError::TimedOut);
+                }
+                Ok(0) => continue,
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(broken(&error)),
+            };
+            let frame = buffer.get(..length).and_then(Frame::decode);
+            let mut frame = frame.ok_or(StreamError::Socket(Errno::PROTO))?;
+            let opened = frame.objects.iter().map(|number| self.file(*number));
+            let files: Result<Vec<OwnedFd>, std::io::Error> = opened.collect();
+            return Ok(match files {
+                Ok(files) => (frame, files),
+                Err(_) => {
+                    frame.lost = true;
+                    (frame, Vec::new())
+                }
+            });
+        }
+    }
+
+    /// A file that came along. What may only be read is opened for that, and cannot be mapped.
+    fn file(&self, number: u64) -> std::io::Result<OwnedFd> {
+        let path = self.session.folder.join(object_name(number));
+        Ok(File::options().read(true).write(true).open(path)?.into())
+    }
+}
+
+impl PacketStream for Conversation {
+    fn send(&self, message: &[u8], _fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        if self.session.over.load(Ordering::Acquire) {
+            return Err(StreamError::Closed);
+        }
+        match self.session.file.write_at(message, self.place.offset()) {
+            Ok(length) if length == message.len() => Ok(()),
+            Ok(_) => Err(StreamError::Closed),
+            Err(error) => Err(broken(&error)),
+        }
+    }
+
+    fn receive(
+        &self,
+        buffer: &mut [u8],
+        _spin: &mut AdaptiveSpin,
+        deadline: Option<Instant>,
+    ) -> Result<Packet, StreamError> {
+        let (frame, fds) = self.next(deadline)?;
+        let room = buffer.get_mut(..frame.message.len());
+        room.ok_or(StreamError::Socket(Errno::MSGSIZE))?.copy_from_slice(&frame.message);
+        Ok(Packet { length: frame.message.len(), fds, lost: frame.lost })
+    }
+
+    fn wait_sendable(&self) {}
+
+    fn shut_down(&self) {
+        self.session.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_racks_file_system_is_found_among_the_mounts() {
+        let list = "22 1 0:21 / /proc rw - proc proc rw\n\
+            30 1 0:40 / /mnt/other rw - virtiofs share rw\n\
+            31 1 0:41 / /run/with\\040blank rw,nosuid shared:5 - virtiofs rackbus rw\n";
+        assert_eq!(mounted(list), Some("/run/with blank".into()));
+        assert_eq!(mounted(&list.replace("virtiofs rackbus", "9p rackbus")), None);
+        assert_eq!(mounted(""), None);
+    }
+}

@@ -1,0 +1,241 @@
+//! `rackbus guest install`: library, headers, tools and the mount, in a guest.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rackbus_segment::guest::TAG;
+use rackbus_vm::{Record, Vm, registry};
+use serde_json::json;
+
+use crate::Common;
+use crate::output::{Failure, Output};
+use crate::paths::find_run_dir;
+
+/// Where it goes, as where `scripts/install-sisci` puts it on a host.
+const PREFIX: &str = "/opt/DIS";
+/// Where it goes in a prepared guest, whose root cannot be written to.
+const PREPARED: &str = "/var/DIS";
+/// The library's file.
+const LIBRARY: &str = "libsisci.so";
+/// Where the rack's file system is mounted.
+const MOUNT: &str = "/run/rackbus";
+
+/// How long the guest may take for a step.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The serial number of the disk by which the files come.
+const SERIAL: &str = "rackbus-install";
+
+/// Put the library into a running guest.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The VM's name
+    #[arg(required_unless_present = "print")]
+    vm: Option<String>,
+    /// The library [default: libsisci.so beside this program]
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// A folder that `scripts/install-sisci` has filled, to go into the guest as a whole
+    #[arg(long, value_name = "DIR", conflicts_with = "library")]
+    from: Option<PathBuf>,
+    /// Where in the guest [default: /opt/DIS; /var/DIS in a prepared guest]
+    #[arg(long, value_name = "DIR")]
+    prefix: Option<String>,
+    /// Print what to do in a guest that rackbus cannot run commands in
+    #[arg(long, conflicts_with = "vm")]
+    print: bool,
+}
+
+impl Args {
+    pub fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        let Some(name) = self.vm.as_deref().filter(|_| !self.print) else {
+            let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
+            let script = by_hand(prefix);
+            output.result(&json!({"script": script}), |o| o.line(script.trim_end()));
+            return Ok(());
+        };
+        let record = find(&find_run_dir(common)?, name)?;
+        if !record.fabric {
+            let error = format!("VM {name} was started without the device that shares memory");
+            return Err(Failure::new(
+                error,
+                "it cannot be plugged into a guest that runs; stop the VM and run it with --fabric",
+            ));
+        }
+        let prepared = record.boot.starts_with("guest ");
+        let default = if prepared { PREPARED } else { PREFIX };
+        let prefix = self.prefix.as_deref().unwrap_or(default);
+        let archive = self.archive()?;
+        let mut vm = Vm::attach(record);
+        let unpacked =
+            vm.with_disk(archive.path(), SERIAL, |vm| vm.exec(&unpack(prefix), LIMIT))?;
+        succeeded(&unpacked)?;
+        succeeded(&vm.exec(&set_up(prefix), LIMIT)?)?;
+        output.result(&json!({"vm": name, "prefix": prefix, "mount": MOUNT}), |o| {
+            o.line(&format!(
+                "the library is in {prefix}/lib of VM {name}, and the rack is at {MOUNT}"
+            ));
+        });
+        Ok(())
+    }
+
+    /// What goes into the guest, as a tar file.
+    fn archive(&self) -> Result<Archive, Failure> {
+        let archive = Archive::new()?;
+        let mut tar = Command::new("tar");
+        tar.arg("--create").arg("--file").arg(archive.path()).args(["--owner=0", "--group=0"]);
+        if let Some(from) = &self.from {
+            tar.arg("--directory").arg(from).arg(".");
+        } else {
+            let library = match &self.library {
+                Some(library) => library.clone(),
+                None => std::env::current_exe()
+                    .map(|program| program.with_file_name(LIBRARY))
+                    .map_err(|cause| Failure::new(cause.to_string(), "name it with --library"))?,
+            };
+            if !library.is_file() {
+                let error = format!("{} is not there", library.display());
+                return Err(Failure::new(error, "build it, or name it with --library"));
+            }
+            // Under its own name, wherever it lies and whatever it is called there.
+            tar.args(["--absolute-names", "--dereference", "--transform"]);
+            tar.arg(format!("s|.*|lib/{LIBRARY}|")).arg(library);
+        }
+        let made = tar
+            .output()
+            .map_err(|cause| Failure::new(format!("tar: {cause}"), "install tar on this host"))?;
+        match made.status.success() {
+            true => Ok(archive),
+            false => {
+                let said = String::from_utf8_lossy(&made.stderr).trim().replace('\n', "; ");
+                Err(Failure::new(format!("tar: {said}"), "name files that can be read"))
+            }
+        }
+    }
+}
+
+/// A file that is gone when this is dropped.
+struct Archive(PathBuf);
+
+impl Archive {
+    fn new() -> Result<Archive, Failure> {
+        let name = format!("rackbus-install-{}.tar", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let made = File::options().write(true).create_new(true).open(&path);
+        let failed =
+            |cause| Failure::new(format!("{}: {cause}", path.display()), "make room there");
+        made.map_err(failed)?;
+        Ok(Archive(path))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Archive {
+    fn drop(&mut self) {
+        // Nobody needs it.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn find(run_dir: &Path, name: &str) -> Result<Record, Failure> {
+    let hosts = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
+    for host in hosts.filter(|host| host.path().join("vms").is_dir()) {
+        let found = registry::list(run_dir, &host.file_name().to_string_lossy())?;
+        if let Some(record) = found.into_iter().find(|vm| vm.name == name) {
+            return Ok(record);
+        }
+    }
+    Err(Failure::new(format!("no VM named '{name}' runs"), "see `rackbus vm list`"))
+}
+
+/// Unpacks the disk, which may take a moment to appear.
+fn unpack(prefix: &str) -> String {
+    let prefix = quoted(prefix);
+    format!(
+        "for try in $(seq 200); do for disk in /sys/block/vd*; do\n\
+         [ \"$(cat $disk/serial 2>/dev/null)\" = {SERIAL} ] || continue\n\
+         mkdir -p {prefix} && tar -xf /dev/$(basename $disk) -C {prefix}; exit $?\n\
+         done; sleep 0.1; done; echo 'no disk with the files appears' >&2; exit 1\n"
+    )
+}
+
+fn succeeded(output: &rackbus_vm::Output) -> Result<(), Failure> {
+    if output.ok() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(Failure::new(format!("the guest refuses: {said}"), "see to the cause in the guest"))
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// Mounts the rack now, and where systemd runs at each boot; and tells the guest's loader.
+fn set_up(prefix: &str) -> String {
+    let lib = quoted(&format!("{prefix}/lib"));
+    format!(
+        "{}{unit}\
+         if [ -d /etc/ld.so.conf.d ] && [ -w /etc ]; then echo {lib} >/etc/ld.so.conf.d/rackbus.conf; ldconfig; fi\n",
+        mount(),
+        unit = unit(),
+    )
+}
+
+fn mount() -> String {
+    format!(
+        "set -e\n\
+         modprobe virtiofs 2>/dev/null || true\n\
+         mkdir -p {MOUNT}\n\
+         mountpoint -q {MOUNT} || mount -t virtiofs {TAG} {MOUNT}\n\
+         [ -e {MOUNT}/session ]\n"
+    )
+}
+
+/// The mount at each boot, before programs run.
+fn unit() -> String {
+    format!(
+        "if [ -d /run/systemd/system ]; then\n\
+         cat >/etc/systemd/system/run-rackbus.mount <<'END'\n\
+         [Unit]\n\
+         Description=Memory that is shared with the rack\n\
+         [Mount]\n\
+         What={TAG}\n\
+         Where={MOUNT}\n\
+         Type=virtiofs\n\
+         [Install]\n\
+         WantedBy=local-fs.target\n\
+         END\n\
+         systemctl daemon-reload\n\
+         systemctl enable --quiet run-rackbus.mount\n\
+         fi\n"
+    )
+}
+
+/// For a guest that has no agent of rackbus': what its root does.
+fn by_hand(prefix: &str) -> String {
+    format!(
+        "# In the guest, as root; first copy libsisci.so to {prefix}/lib (scp, or an image).\n{}",
+        set_up(prefix)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_done_by_hand_names_the_mount_and_the_library() {
+        let script = by_hand("/opt/DIS");
+        for wanted in
+            ["mount -t virtiofs rackbus /run/rackbus", "/opt/DIS/lib", "run-rackbus.mount"]
+        {
+            assert!(script.contains(wanted), "{script}");
+        }
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
+}

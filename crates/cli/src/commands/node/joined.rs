@@ -1,0 +1,246 @@
+//! A node on a machine of its own: it joins a rack whose control plane is elsewhere, and is known by its
+//! certificate from then on.
+//!
+//! What this machine's other commands ask at the run directory's `control.sock` is passed on to the control
+//! plane, as this host: they are the same as where the whole rack runs on one machine.
+
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use rackbus_control::machines::{JoinRequest, Renewed, forward};
+use rackbus_control::{Client, ClientError};
+use rackbus_devices::class::parse_rack;
+use rackbus_identity::{Credentials, Request, Subject, Token, joining_config};
+use rackbus_link::tcp::TcpLink;
+
+use crate::Common;
+use crate::commands::misread;
+use crate::output::Failure;
+use crate::paths::{self, Running};
+
+/// Between two looks whether the certificate is to be renewed.
+const RENEWALS: Duration = Duration::from_secs(3600);
+
+/// How a node joins a rack of several machines.
+#[derive(Debug, clap::Args)]
+pub struct JoinArgs {
+    /// Join the rack whose control plane is there: `https://control:7420`.
+    #[arg(long, value_name = "URL")]
+    join: Option<String>,
+    /// The file with the token to join with, which `rackbus token` makes; needed the first time only.
+    #[arg(long, value_name = "FILE", requires = "join")]
+    token_file: Option<PathBuf>,
+    /// Where other nodes reach this one.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7421", requires = "join")]
+    listen: SocketAddr,
+    /// What other nodes are told of that, where it is not the address by which the control plane is reached.
+    #[arg(long, value_name = "HOST:PORT", requires = "join")]
+    advertise: Option<String>,
+    /// Where the certificate and the drives in files are kept.
+    #[arg(long, value_name = "DIR", env = paths::STATE_DIR)]
+    state_dir: Option<PathBuf>,
+}
+
+/// A host that has joined.
+pub struct Joined {
+    pub run_dir: PathBuf,
+    pub link: TcpLink,
+    credentials: Renewed,
+    control: String,
+    state_dir: PathBuf,
+}
+
+impl JoinArgs {
+    /// Joins as `host`; `None` where the rack runs on one machine. What the rack is, is noted in the run
+    /// directory.
+    pub async fn join(&self, host: &str, common: &Common) -> Result<Option<Joined>, Failure> {
+        let Some(url) = &self.join else { return Ok(None) };
+        let control = address_of(url)?;
+        let state_dir = paths::state_dir(self.state_dir.as_deref(), &format!("{host}.node"))?;
+        paths::make_private(&state_dir)?;
+        let credentials = match Credentials::load(&state_dir).map_err(unusable)? {
+            Some(credentials) => credentials,
+            None => {
+                let credentials = self.first(host, &control).await?;
+                credentials.save(&state_dir).map_err(unusable)?;
+                credentials
+            }
+        };
+        if *credentials.subject() != Subject::Node(host.to_owned()) {
+            let error =
+                format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
+            return Err(Failure::usage(error, "name another --state-dir, or that host"));
+        }
+        let text = Client::over_tls(&control, credentials.client().clone()).rack_file().await;
+        let text = text.map_err(not_reached)?;
+        let file = state_dir.join("rack.toml");
+        let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
+        std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
+        let run_dir = paths::make_run_dir(common, &rack.name)?;
+        paths::check_lengths(&rack, &run_dir)?;
+        Running { rack: rack.name.clone(), file, state_dir: state_dir.clone() }.note(&run_dir)?;
+        let advertised = match &self.advertise {
+            Some(advertised) => advertised.clone(),
+            None => own_address(&control, self.listen)?.to_string(),
+        };
+        let credentials = Arc::new(RwLock::new(credentials));
+        let listen = self.listen.to_string();
+        let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
+        Ok(Some(Joined { run_dir, link, credentials, control, state_dir }))
+    }
+
+    /// The first certificate, for a token.
+    async fn first(&self, host: &str, control: &str) -> Result<Credentials, Failure> {
+        let remedy = "make a token with `rackbus token HOST` where the control plane runs, and name its file \
+                      with --token-file";
+        let Some(path) = &self.token_file else {
+            return Err(Failure::usage(format!("{host} has not joined this rack yet"), remedy));
+        };
+        let text = std::fs::read_to_string(path)
+            .map_err(|cause| Failure::usage(format!("{}: {cause}", path.display()), remedy))?;
+        let token: Token = text
+            .parse()
+            .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), remedy))?;
+        let request = Request::new().map_err(unusable)?;
+        let asked = JoinRequest {
+            host: host.to_owned(),
+            token: token.to_string(),
+            request: request.text().to_owned(),
+        };
+        let client = Client::over_tls(control, joining_config(&token));
+        let certificates = client.join(&asked).await.map_err(not_reached)?;
+        request.answered(&certificates).map_err(unusable)
+    }
+}
+
+impl Joined {
+    /// Passes on what this machine's commands ask, and renews the certificate, until the process ends.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub async fn serve(self) -> Result<(), Failure> {
+        let socket = rackbus_node::control_socket(&self.run_dir);
+        let renewing = renew(self.credentials.clone(), self.control.clone(), self.state_dir);
+        tokio::spawn(renewing);
+        let forwarded = forward(&socket, self.control, self.credentials).await;
+        forwarded.map_err(|cause| not_written(&socket, &cause))
+    }
+}
+
+async fn renew(credentials: Renewed, control: String, state_dir: PathBuf) {
+    loop {
+        let current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if current.is_due() {
+            match renewed(&current, &control, &state_dir).await {
+                Ok(next) => *credentials.write().unwrap_or_else(PoisonError::into_inner) = next,
+                Err(failure) => {
+                    tracing::error!(error = failure.error, "the certificate was not renewed");
+                }
+            }
+        }
+        tokio::time::sleep(RENEWALS).await;
+    }
+}
+
+async fn renewed(
+    current: &Credentials,
+    control: &str,
+    state_dir: &Path,
+) -> Result<Credentials, Failure> {
+    let request = Request::new().map_err(unusable)?;
+    let client = Client::over_tls(control, current.client().clone());
+    let certificates = client.renew(request.text()).await.map_err(not_reached)?;
+    let next = request.answered(&certificates).map_err(unusable)?;
+    next.save(state_dir).map_err(unusable)?;
+    Ok(next)
+}
+
+/// The address in `https://HOST:PORT`.
+fn address_of(url: &str) -> Result<String, Failure> {
+    let address = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/'));
+    let has_port = |address: &&str| {
+        let port =
+            address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
+        matches!(port, Some((false, Ok(1..))))
+    };
+    let wrong = || {
+        let error = format!("{url} is not where a control plane can be");
+        Failure::usage(error, "name it as `https://HOST:PORT`; it speaks TLS only")
+    };
+    address.filter(has_port).map(str::to_owned).ok_or_else(wrong)
+}
+
+/// Where others reach who listens at `listen`, if they reach it as the control plane does.
+fn own_address(control: &str, listen: SocketAddr) -> Result<SocketAddr, Failure> {
+    if !listen.ip().is_unspecified() {
+        return Ok(listen);
+    }
+    let towards = || -> std::io::Result<SocketAddr> {
+        let to = control.to_socket_addrs()?.next().ok_or(std::io::ErrorKind::NotFound)?;
+        let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
+        // No packet is sent: the system says which way one would take.
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(to)?;
+        socket.local_addr()
+    };
+    let own = towards().map_err(|cause| {
+        let error = format!("this machine's address towards {control} is not known: {cause}");
+        Failure::usage(error, "name it with --advertise")
+    })?;
+    Ok(SocketAddr::new(own.ip(), listen.port()))
+}
+
+fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
+    let remedy = "remove identity.pem from the state directory, and join with a new token";
+    Failure::new(error.to_string(), remedy)
+}
+
+fn not_reached(error: ClientError) -> Failure {
+    match error {
+        refused @ ClientError::Refused(_) => refused.into(),
+        other => Failure::new(
+            other.to_string(),
+            "start it with `rackbus control RACK.toml --listen ADDRESS:PORT`, and see that no firewall is \
+             between",
+        ),
+    }
+}
+
+fn not_written(path: &Path, cause: &std::io::Error) -> Failure {
+    Failure::new(format!("{}: {cause}", path.display()), "see to the folder")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_control_plane_is_named_by_https_with_its_port() {
+        for (url, address) in [
+            ("https://control:7420", "control:7420"),
+            ("https://10.0.0.1:7420/", "10.0.0.1:7420"),
+            ("https://[fd00::1]:7420", "[fd00::1]:7420"),
+        ] {
+            assert_eq!(address_of(url).unwrap(), address);
+        }
+        for url in [
+            "http://control:7420",
+            "control:7420",
+            "https://control",
+            "https://:7420",
+            "https://c:0",
+        ] {
+            assert!(address_of(url).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_named_is_the_one_that_others_are_told() {
+        let listen = "127.0.0.1:7421".parse().unwrap();
+        assert_eq!(own_address("127.0.0.1:1", listen).unwrap(), listen);
+        let any = "0.0.0.0:7421".parse().unwrap();
+        assert_eq!(own_address("127.0.0.1:1", any).unwrap(), listen);
+    }
+}

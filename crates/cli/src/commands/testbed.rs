@@ -1,0 +1,432 @@
+//! `rackbus testbed`: a rack of several machines on this one, to try it and to test it.
+//!
+//! A machine is a network namespace on one bridge, with a mount namespace in which it sees none of the others'
+//! files, and an IPC namespace: what machines have of each other goes over the network. Cables can be pulled.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rackbus_control::Client;
+use rackbus_control::api::HostState;
+use rackbus_fabric::rack::Rack;
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::commands::{read_rack, status};
+use crate::output::{Failure, Output};
+use crate::{paths, process};
+
+/// How long the machines may take to come up.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The port of the control plane.
+const CONTROL: u16 = 7420;
+/// The port of each node.
+const NODE: u16 = 7421;
+/// The machine of the control plane, beside those of the hosts.
+const CONTROL_MACHINE: &str = "control";
+/// The folder's note of what there is.
+const NOTE: &str = "testbed.json";
+
+/// Hides the other machines' folders: the machine's own, $2 in $1, is all that is left there.
+const APART: &str = "set -e
+mount --bind \"$1/$2\" /mnt
+mount -t tmpfs -o mode=700 none \"$1\" && mkdir \"$1/$2\"
+mount --move /mnt \"$1/$2\"
+shift 2
+exec \"$@\"";
+
+/// A rack of several machines on this one, to try it: network namespaces joined by a bridge. Needs root.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus testbed up examples/machines/rack.toml
+  rackbus testbed on beta -- rackbus borrow alpha/nvme0 --for beta
+  rackbus testbed cut alpha       its cable is pulled
+  rackbus testbed mend alpha
+  rackbus testbed down")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Action,
+    /// Where the machines' files are; short, since sockets are there.
+    #[arg(long, global = true, value_name = "DIR", default_value = "/run/rackbus-testbed")]
+    dir: PathBuf,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Start a machine for the control plane and one for each host of a rack file.
+    Up {
+        /// The rack file.
+        #[arg(default_value = "rack.toml")]
+        file: PathBuf,
+    },
+    /// End all machines. Their files stay.
+    Down,
+    /// Run a program on a machine.
+    On {
+        /// The host, or `control`.
+        machine: String,
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Pull a machine's cable.
+    Cut {
+        /// The host, or `control`.
+        machine: String,
+    },
+    /// Plug it in again.
+    Mend {
+        /// The host, or `control`.
+        machine: String,
+    },
+    /// End a host's node at once, as a crash would.
+    Kill {
+        /// The host.
+        machine: String,
+    },
+    /// Start the node of a host again.
+    Start {
+        /// The host.
+        machine: String,
+    },
+}
+
+/// What there is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Testbed {
+    rack: String,
+    file: PathBuf,
+    machines: Vec<Machine>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Machine {
+    name: String,
+    address: String,
+    /// The process that holds its namespaces.
+    process: i32,
+}
+
+fn failed(error: impl Into<String>) -> Failure {
+    Failure::new(error, "see to the cause; `rackbus testbed down` ends what was begun")
+}
+
+/// Runs a program that must succeed.
+fn run(program: &str, args: &[&str]) -> Result<(), Failure> {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    let output = output.map_err(|cause| failed(format!("{program}: {cause}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(failed(format!("{program} {}: {}", args.join(" "), said.trim())))
+}
+
+impl Testbed {
+    fn load(dir: &Path) -> Result<Testbed, Failure> {
+        let text = std::fs::read(dir.join(NOTE)).map_err(|_| {
+            let error = format!("there is no testbed in {}", dir.display());
+            Failure::new(error, "start one with `rackbus testbed up`")
+        })?;
+        serde_json::from_slice(&text).map_err(|cause| failed(cause.to_string()))
+    }
+
+    fn note(&self, dir: &Path) -> Result<(), Failure> {
+        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
+        std::fs::write(dir.join(NOTE), text).map_err(|cause| failed(cause.to_string()))
+    }
+
+    fn machine(&self, name: &str) -> Result<(usize, &Machine), Failure> {
+        let found = self.machines.iter().enumerate().find(|(_, machine)| machine.name == name);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.machines.iter().map(|it| it.name.as_str()).collect();
+            Failure::usage(
+                format!("there is no machine {name}"),
+                format!("there are {}", names.join(", ")),
+            )
+        })
+    }
+
+    /// The name of a machine's network namespace; the bridge has one, too.
+    fn namespace(&self, name: &str) -> String {
+        format!("rackbus-{}-{name}", self.rack)
+    }
+
+    /// The namespace of the bridge.
+    fn bridge(&self) -> String {
+        self.namespace("bridge")
+    }
+
+    /// Makes the namespaces and what joins them.
+    fn join(&self) -> Result<(), Failure> {
+        let bridge = self.bridge();
+        let ip = |args: &str| run("ip", &args.split(' ').collect::<Vec<_>>());
+        ip(&format!("netns add {bridge}"))?;
+        ip(&format!("-n {bridge} link add br0 type bridge"))?;
+        ip(&format!("-n {bridge} link set br0 up"))?;
+        for (number, machine) in self.machines.iter().enumerate() {
+            let own = self.namespace(&machine.name);
+            ip(&format!("netns add {own}"))?;
+            ip(&format!("-n {bridge} link add p{number} type veth peer name eth0 netns {own}"))?;
+            ip(&format!("-n {bridge} link set p{number} master br0"))?;
+            ip(&format!("-n {bridge} link set p{number} up"))?;
+            ip(&format!("-n {own} addr add {}/24 dev eth0", machine.address))?;
+            ip(&format!("-n {own} link set lo up"))?;
+            ip(&format!("-n {own} link set eth0 up"))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the namespaces away, as far as there are any.
+    fn part(&self) {
+        let machines = self.machines.iter().map(|machine| self.namespace(&machine.name));
+        for namespace in machines.chain([self.bridge()]) {
+            let _ = run("ip", &["netns", "delete", &namespace]);
+        }
+    }
+
+    /// Has `machine` run for as long as its first process does, which does nothing.
+    fn begin(&self, dir: &Path, machine: &Machine) -> Result<i32, Failure> {
+        let folder = dir.join(&machine.name);
+        std::fs::create_dir_all(&folder).map_err(|cause| failed(cause.to_string()))?;
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace(&machine.name)]);
+        command.args(["unshare", "--mount", "--ipc", "--propagation", "private"]);
+        command.args(["sh", "-c", APART, "sh"]).arg(dir).arg(&machine.name);
+        command.args(["sh", "-c", "echo ready && exec sleep infinity"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // It outlives this command, and a terminal's interrupt is not for it.
+        let mut child =
+            command.process_group(0).spawn().map_err(|cause| failed(format!("ip: {cause}")))?;
+        let mut said = [0; 6];
+        let ready =
+            child.stdout.take().map(|mut out| std::io::Read::read_exact(&mut out, &mut said));
+        if matches!(ready, Some(Ok(()))) {
+            return i32::try_from(child.id()).map_err(|error| failed(error.to_string()));
+        }
+        let output = child.wait_with_output().map_err(|cause| failed(cause.to_string()))?;
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(failed(format!("machine {} does not start: {said}", machine.name)))
+    }
+
+    /// A program on a machine, not started yet.
+    fn on(&self, dir: &Path, machine: &Machine, program: impl Into<OsString>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &machine.process.to_string(), "--net", "--mount", "--ipc"]);
+        command.arg("--").arg(program.into());
+        let folder = dir.join(&machine.name);
+        command.env(paths::RUN_DIR, folder.join("run"));
+        command.env(paths::STATE_DIR, folder.join("state"));
+        command
+    }
+
+    /// Starts the machine's part of the rack.
+    fn start(&self, dir: &Path, machine: &Machine, args: &[&str]) -> Result<(), Failure> {
+        let program = std::env::current_exe().map_err(|cause| failed(cause.to_string()))?;
+        let log = dir.join(&machine.name).join("log");
+        let log = std::fs::File::options().create(true).append(true).open(log);
+        let log = log.map_err(|cause| failed(cause.to_string()))?;
+        let mut command = self.on(dir, machine, program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command.process_group(0).spawn().map(drop).map_err(|cause| failed(cause.to_string()))
+    }
+
+    fn start_node(&self, dir: &Path, machine: &Machine) -> Result<(), Failure> {
+        let url = format!("https://{}:{CONTROL}", self.machines[0].address);
+        let listen = format!("{}:{NODE}", machine.address);
+        let token = dir.join(&machine.name).join("token").display().to_string();
+        let args = ["node", "--host", &machine.name, "--join", &url, "--listen", &listen];
+        self.start(dir, machine, &[&args[..], &["--token-file", &token]].concat())
+    }
+
+    /// A client of the control plane.
+    fn client(&self, dir: &Path) -> Client {
+        let run_dir = dir.join(CONTROL_MACHINE).join("run");
+        Client::new(&rackbus_node::control_socket(&run_dir))
+    }
+
+    /// All processes of the machines, those that hold them last.
+    fn end(&self, dir: &Path) {
+        let marks: Vec<String> = self
+            .machines
+            .iter()
+            .map(|it| format!("{}={}", paths::RUN_DIR, dir.join(&it.name).join("run").display()))
+            .collect();
+        let own = std::process::id();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
+            else {
+                continue;
+            };
+            let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+            let marked = environment.split(|byte| *byte == 0);
+            let marked = { marked }.any(|it| marks.iter().any(|mark| mark.as_bytes() == it));
+            if let Some(pid) = Pid::from_raw(pid).filter(|_| marked && pid.unsigned_abs() != own) {
+                process::end(pid);
+            }
+        }
+        for machine in &self.machines {
+            Pid::from_raw(machine.process).map(process::end);
+        }
+    }
+}
+
+impl Args {
+    /// Does it.
+    pub async fn run(&self, output: &Output) -> Result<(), Failure> {
+        if !rustix::process::geteuid().is_root() {
+            let remedy = "run it as root, or start the rack on this machine with `rackbus up`";
+            return Err(Failure::new("network namespaces are root's to make", remedy));
+        }
+        let dir = std::path::absolute(&self.dir).map_err(|cause| failed(cause.to_string()))?;
+        match &self.command {
+            Action::Up { file } => up(&dir, file, output).await,
+            Action::Down => {
+                let testbed = Testbed::load(&dir)?;
+                testbed.end(&dir);
+                testbed.part();
+                std::fs::remove_file(dir.join(NOTE)).map_err(|cause| failed(cause.to_string()))?;
+                output.result(&json!({ "ended": true }), |o| o.line("the machines have ended"));
+                Ok(())
+            }
+            Action::On { machine, command } => on(&dir, machine, command),
+            Action::Cut { machine } => cable(&dir, machine, "down", output),
+            Action::Mend { machine } => cable(&dir, machine, "up", output),
+            Action::Kill { machine } => kill(&dir, machine, output),
+            Action::Start { machine } => {
+                let testbed = Testbed::load(&dir)?;
+                let (_, machine) = testbed.machine(machine)?;
+                testbed.start_node(&dir, machine)?;
+                up_again(&testbed.client(&dir), &[&machine.name]).await?;
+                done(output, &machine.name, "started");
+                Ok(())
+            }
+        }
+    }
+}
+
+fn done(output: &Output, machine: &str, what: &str) {
+    output.result(&json!({ "machine": machine, "is": what }), |o| {
+        o.line(&format!("{machine}: {what}"));
+    });
+}
+
+async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
+    let rack: Rack = read_rack(file)?;
+    if dir.join(NOTE).exists() {
+        let error = format!("there is a testbed in {} already", dir.display());
+        return Err(Failure::new(
+            error,
+            "end it with `rackbus testbed down`, or name another --dir",
+        ));
+    }
+    paths::make_private(dir)?;
+    let file = file.canonicalize().map_err(|cause| failed(cause.to_string()))?;
+    let names = [CONTROL_MACHINE].into_iter().chain(rack.hosts.iter().map(|it| it.name.as_str()));
+    let machines = (1..).zip(names).map(|(number, name): (u32, &str)| Machine {
+        name: name.to_owned(),
+        address: format!("10.77.{}.{}", number / 250, number % 250),
+        process: 0,
+    });
+    let mut testbed = Testbed { rack: rack.name.clone(), file, machines: machines.collect() };
+    testbed.note(dir)?;
+    let outcome = begin(&mut testbed, dir, output).await;
+    if outcome.is_err() {
+        testbed.end(dir);
+        testbed.part();
+        let _ = std::fs::remove_file(dir.join(NOTE));
+    }
+    outcome
+}
+
+async fn begin(testbed: &mut Testbed, dir: &Path, output: &Output) -> Result<(), Failure> {
+    testbed.join()?;
+    for number in 0..testbed.machines.len() {
+        let process = testbed.begin(dir, &testbed.machines[number])?;
+        testbed.machines[number].process = process;
+        testbed.note(dir)?;
+    }
+    let [control, hosts @ ..] = &testbed.machines[..] else {
+        return Err(failed("there are no machines"));
+    };
+    output.progress(&format!("{} machines, joined by a bridge", testbed.machines.len()));
+    // The rack file is the control plane's own.
+    let own = dir.join(CONTROL_MACHINE).join("rack.toml");
+    std::fs::copy(&testbed.file, &own).map_err(|cause| failed(cause.to_string()))?;
+    let (own, listen) = (own.display().to_string(), format!("{}:{CONTROL}", control.address));
+    testbed.start(dir, control, &["control", &own, "--listen", &listen])?;
+    let client = testbed.client(dir);
+    let begun = Instant::now();
+    while client.status().await.is_err() {
+        if begun.elapsed() > PATIENCE {
+            let log = dir.join(CONTROL_MACHINE).join("log");
+            return Err(failed(format!("the control plane does not start; see {}", log.display())));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for host in hosts {
+        let token = client.token(&host.name, PATIENCE).await?;
+        let path = dir.join(&host.name).join("token");
+        std::fs::write(&path, token).map_err(|cause| failed(cause.to_string()))?;
+        testbed.start_node(dir, host)?;
+    }
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    up_again(&client, &names).await?;
+    output.progress(&format!("the rack is up after {} ms", begun.elapsed().as_millis()));
+    status::show(&client, output).await
+}
+
+/// Waits until these hosts' nodes are connected.
+async fn up_again(client: &Client, names: &[&str]) -> Result<(), Failure> {
+    let begun = Instant::now();
+    loop {
+        let hosts = client.status().await?.hosts;
+        let is_up = |name: &&str| {
+            hosts.iter().any(|host| host.host == **name && host.state == HostState::Up)
+        };
+        let Some(missing) = names.iter().find(|name| !is_up(name)) else { return Ok(()) };
+        if begun.elapsed() > PATIENCE {
+            return Err(failed(format!(
+                "{missing} has not joined after {PATIENCE:?}; see its log"
+            )));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Becomes a program on a machine; comes back only when that cannot be.
+fn on(dir: &Path, machine: &str, command: &[OsString]) -> Result<(), Failure> {
+    let testbed = Testbed::load(dir)?;
+    let (_, machine) = testbed.machine(machine)?;
+    let [program, arguments @ ..] = command else {
+        return Err(Failure::usage("no program is named", "name one after `--`"));
+    };
+    let cause = testbed.on(dir, machine, program).args(arguments).exec();
+    Err(failed(format!("nsenter: {cause}")))
+}
+
+fn cable(dir: &Path, machine: &str, state: &str, output: &Output) -> Result<(), Failure> {
+    let testbed = Testbed::load(dir)?;
+    let (number, machine) = testbed.machine(machine)?;
+    run("ip", &["-n", &testbed.bridge(), "link", "set", &format!("p{number}"), state])?;
+    done(output, &machine.name, if state == "up" { "reached again" } else { "cut off" });
+    Ok(())
+}
+
+fn kill(dir: &Path, machine: &str, output: &Output) -> Result<(), Failure> {
+    let testbed = Testbed::load(dir)?;
+    let (_, machine) = testbed.machine(machine)?;
+    let run_dir = dir.join(&machine.name).join("run");
+    let file = process::pid_file(&run_dir, Some(&machine.name));
+    let text = std::fs::read_to_string(&file).map_err(|cause| failed(cause.to_string()))?;
+    let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| failed(format!("{} names no process", file.display())))?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+        .map_err(|error| failed(error.to_string()))?;
+    done(output, &machine.name, "killed");
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! The helper through which a VM's guest shares memory with the rack.
+
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rackbus_node::segments::SOCKET;
+
+use crate::commands::{named_host, read_rack};
+use crate::output::Failure;
+use crate::paths::{make_private, running};
+use crate::process;
+
+/// How long the helper may take until QEMU can connect.
+const READY: Duration = Duration::from_secs(10);
+
+/// A helper that waits for its VM. Dropped before [`keep`](Helper::keep), it is ended.
+#[derive(Debug)]
+pub struct Helper {
+    /// Where QEMU connects.
+    pub socket: PathBuf,
+    child: Option<Child>,
+}
+
+impl Helper {
+    /// Starts one for a VM named `vm` on `host`, whose guest is the rack's host `guest`. `again`: for one
+    /// VM after the other.
+    pub fn start(
+        run_dir: &Path,
+        (host, vm): (&str, &str),
+        guest: &str,
+        again: bool,
+    ) -> Result<Helper, Failure> {
+        let folder = run_dir.join(host).join("fabric");
+        make_private(&folder)?;
+        let log = folder.join(format!("{vm}.log"));
+        // Others may try the same name at the same time.
+        let socket = folder.join(format!("{vm}.{}.sock", std::process::id()));
+        let (place, rack) = (socket.display().to_string(), run_dir.display().to_string());
+        let mut args = vec!["guest", "serve", "--socket", &place, "--host", guest];
+        args.extend(["--run-dir", &rack]);
+        if again {
+            args.push("--again");
+        }
+        let mut helper = Helper { socket, child: Some(process::start(&args, &log)?) };
+        let begun = Instant::now();
+        while !helper.socket.exists() {
+            let ended = helper.child.as_mut().is_none_or(|it| !matches!(it.try_wait(), Ok(None)));
+            if ended || begun.elapsed() > READY {
+                let error = format!("the helper of VM {vm} does not start");
+                return Err(Failure::new(error, format!("see {}", log.display())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(helper)
+    }
+
+    /// Its VM runs: the helper ends with it.
+    pub fn keep(mut self) {
+        self.child = None;
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+}
+
+/// Whom the guest of the VM `vm` is in the rack: the host that was asked for, or the one of the VM's name.
+pub fn identity(run_dir: &Path, asked: &str, vm: &str) -> Result<String, Failure> {
+    let name = if asked.is_empty() { vm } else { asked };
+    let rack = read_rack(&running(run_dir)?.file)?;
+    if asked.is_empty() && rack.host(name).is_none() {
+        let error = format!("the rack has no host {name} for the guest of VM {name} to be");
+        let remedy = format!(
+            "write [hosts.{name}] into the rack file, with node id and export of its own; or give --fabric=HOST, \
+             and the guest's programs are as those of that host"
+        );
+        return Err(Failure::usage(error, remedy));
+    }
+    named_host(&rack, name)?;
+    if !run_dir.join(name).join(SOCKET).exists() {
+        let error = format!("the node of {name} does not run");
+        return Err(Failure::new(error, "restart the rack with the host in its file: rackbus up"));
+    }
+    Ok(name.to_owned())
+}

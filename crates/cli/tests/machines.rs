@@ -1,0 +1,170 @@
+//! A rack whose hosts are machines: joining, borrowing over the network, and who may do what.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rackbus_driver::DriveError;
+use rustix::process::Signal;
+use support::machines::Machines;
+use support::{PATIENCE, Process, open, socket};
+
+const RACK: &str = r#"
+name = "lab"
+
+[control]
+lease_ttl = "500 ms"
+return_grace = "500 ms"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.alpha.devices.ram0]
+kind = "memory"
+size = "1 MiB"
+
+[hosts.beta]
+[hosts.gamma]
+"#;
+
+#[test]
+fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, beta, gamma] = ["alpha", "beta", "gamma"].map(|host| rack.joined(host));
+    // Each machine's own tools know the rack.
+    assert_eq!(beta.json(&["devices"])[0]["function"], "alpha/nvme0");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    assert_eq!(serde_json::to_value(lease.placement).unwrap(), "borrower");
+    let mut drive = open(&lease);
+    let pattern: Vec<u8> =
+        (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    drive.write(64, &pattern, false).unwrap();
+    drive.flush().unwrap();
+    let mut read = vec![0; pattern.len()];
+    drive.read(64, &mut read).unwrap();
+    assert!(read == pattern);
+    let busy = gamma.bad(&["borrow", "alpha/nvme0", "--for", "gamma"]);
+    assert!(busy.contains("beta"), "{busy}");
+    drop(drive);
+    beta.json(&["return", &lease.lease.to_string()]);
+    let lease = gamma.borrow("alpha/nvme0", "gamma");
+    let mut drive = open(&lease);
+    drive.read(64, &mut read).unwrap();
+    assert!(read == pattern, "gamma finds something else");
+    // Its lender's machine dies: what is absent says so, and does not hang.
+    alpha.crash();
+    let begun = Instant::now();
+    let gone = loop {
+        match drive.read(64, &mut read) {
+            Ok(()) => assert!(begun.elapsed() < PATIENCE, "the drive of a dead machine answers"),
+            Err(gone) => break gone,
+        }
+    };
+    assert!(begun.elapsed() < Duration::from_secs(10), "{gone} after {:?}", begun.elapsed());
+    drop(drive);
+    // It comes back by its certificate alone, and has the data.
+    rack.node(&mut alpha, "alpha", None);
+    rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    drive.read(64, &mut read).unwrap();
+    assert!(read == pattern, "acknowledged data is lost");
+}
+
+#[test]
+fn what_a_machine_does_not_answer_fails_in_bounded_time() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    drive.write(0, &[7; 4096], false).unwrap();
+    // It stands still: its kernel answers, its node does not.
+    let process = Process::of(rustix::process::Pid::from_child(alpha.process()));
+    process.signal(Signal::STOP);
+    let failed = drive.read(0, &mut [0; 4096]).unwrap_err();
+    assert!(
+        matches!(failed, DriveError::TimedOut(_) | DriveError::Absent | DriveError::Command { .. }),
+        "{failed}"
+    );
+    process.signal(Signal::CONT);
+    drop(drive);
+    beta.json(&["return", &lease.lease.to_string()]);
+    rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+}
+
+#[test]
+fn what_needs_shared_memory_is_refused_with_the_reason() {
+    let rack = Machines::start(RACK);
+    let [_alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let refused = beta.bad(&["borrow", "alpha/ram0", "--for", "beta"]);
+    assert!(refused.contains("or from another machine: a function of kind memory"), "{refused}");
+    let said = beta.bad(&["borrow", "alpha/nvme0", "--for", "beta", "--placement", "lender"]);
+    assert!(said.contains("hosts of this rack are machines"), "{said}");
+}
+
+#[test]
+fn a_token_is_good_once_for_its_host() {
+    let rack = Machines::start(RACK);
+    let token = rack.token("beta");
+    let token = token.to_str().unwrap();
+    let join = |host: &str, file: &str| {
+        rack.machine(&format!("{host}-{}", file.len())).bad(&[
+            "node",
+            "--host",
+            host,
+            "--join",
+            &rack.url,
+            "--listen",
+            "127.0.0.1:0",
+            "--token-file",
+            file,
+        ])
+    };
+    assert!(join("gamma", token).contains("the token is for host beta"));
+    assert!(join("delta", token).contains("no host delta"));
+    let mut beta = rack.machine("beta");
+    rack.node(&mut beta, "beta", Some(std::path::Path::new(token)));
+    assert!(join("beta", token).contains("used already"));
+    let forged = format!("{token}.forged");
+    let text = std::fs::read_to_string(token).unwrap();
+    std::fs::write(&forged, text.replace(&text[9..12], "000")).unwrap();
+    assert!(join("beta", &forged).contains("used already"));
+    let none = rack.machine("nobody").bad(&["node", "--host", "beta", "--join", &rack.url]);
+    assert!(none.contains("has not joined"), "{none}");
+    // The token of another rack: its authority is not the one that answers.
+    let other = Machines::start(RACK);
+    let foreign = other.token("beta");
+    let said = join("beta", foreign.to_str().unwrap());
+    assert!(said.contains("does not answer") && said.contains("certificate"), "{said}");
+}
+
+#[test]
+fn a_machine_acts_for_its_own_host_alone() {
+    let rack = Machines::start(RACK);
+    let [_alpha, beta, gamma] = ["alpha", "beta", "gamma"].map(|host| rack.joined(host));
+    let said = gamma.bad(&["borrow", "alpha/nvme0", "--for", "beta"]);
+    assert!(said.contains("gamma may not act for beta"), "{said}");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let said = gamma.bad(&["return", &lease.lease.to_string()]);
+    assert!(said.contains("gamma may not act for beta"), "{said}");
+    let said = gamma.bad(&["token", "beta"]);
+    assert!(said.contains("you may not ask for POST /v1/tokens"), "{said}");
+    assert!(socket(&lease).exists());
+    // Who speaks no TLS, or says nothing, is not waited for.
+    let address = rack.url.strip_prefix("https://").unwrap();
+    let mut silent: Vec<TcpStream> =
+        (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut scanner = TcpStream::connect(address).unwrap();
+    scanner.write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = scanner.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "it is answered without TLS");
+    beta.json(&["return", &lease.lease.to_string()]);
+    // They are let go.
+    let ended = silent[0].read(&mut [0; 1]);
+    assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+}

@@ -1,0 +1,399 @@
+//! The control plane for other machines: over TLS, and how hosts on them join.
+//!
+//! A host joins with a token and gets its certificate for it; from then on it is known by that. What its own
+//! machine's tools ask at its socket is passed on ([`forward`]), so that they are the same everywhere.
+
+use std::net::SocketAddr;
+use std::path::Path as FilePath;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, State};
+use axum::routing::{get, post};
+use axum::serve::{IncomingStream, Listener};
+use axum::{Json, Router};
+use rackbus_identity::{Authority, Credentials, Subject, Token, Tokens};
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use utoipa::{OpenApi, ToSchema};
+
+use crate::access::{self, Peer};
+use crate::api::ApiError;
+use crate::http::{OwnUsers, listen_at, routes};
+use crate::service::{Service, problem};
+
+/// How long somebody may take to be known.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+/// Connections from other machines at a time; those that are not known yet count.
+const CONNECTIONS: usize = 4096;
+/// Connections of this machine's processes that are passed on at a time.
+const FORWARDED: usize = 256;
+/// How long a token is good at most.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Credentials that are renewed while they are used.
+pub type Renewed = Arc<RwLock<Credentials>>;
+
+/// What hosts join by.
+#[derive(Debug)]
+pub struct Joining {
+    authority: Authority,
+    tokens: Mutex<Tokens>,
+    hosts: Vec<String>,
+    rack_file: String,
+}
+
+impl Joining {
+    /// For a rack of these hosts, which its file describes; with `authority`, and its tokens in `folder`.
+    ///
+    /// # Errors
+    /// When the tokens cannot be read.
+    pub fn new(
+        authority: Authority,
+        folder: &FilePath,
+        hosts: Vec<String>,
+        rack_file: String,
+    ) -> std::io::Result<Joining> {
+        let tokens = Mutex::new(Tokens::open(folder, authority.fingerprint())?);
+        Ok(Joining { authority, tokens, hosts, rack_file })
+    }
+
+    /// New credentials of the control plane.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub fn own(&self) -> Result<Credentials, rackbus_identity::AuthorityError> {
+        self.authority.issue(&Subject::Control)
+    }
+
+    fn check_host(&self, host: &str) -> Result<(), ApiError> {
+        if self.hosts.iter().any(|known| known == host) {
+            return Ok(());
+        }
+        let known = self.hosts.join(", ");
+        Err(problem(
+            "unknown_host",
+            format!("the rack has no host {host}"),
+            &format!("its hosts are {known}"),
+        ))
+    }
+
+    fn sign(&self, host: &str, request: &str) -> Result<Certificates, ApiError> {
+        let signed = self.authority.sign(&Subject::Node(host.to_owned()), request);
+        let refused = |error: rackbus_identity::AuthorityError| {
+            problem("bad_request", error.to_string(), "join with `rackbus node --join`")
+        };
+        Ok(Certificates { certificates: signed.map_err(refused)? })
+    }
+}
+
+/// Asks for a token.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenRequest {
+    /// The host that is to join with it.
+    pub host: String,
+    /// For how many seconds it is good.
+    pub seconds: u64,
+}
+
+/// A token. Whoever has it first is the host.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct NewToken {
+    /// As a host joins with it.
+    pub token: String,
+}
+
+/// A host wants to join.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// Its name in the rack.
+    pub host: String,
+    /// The token that was made for it.
+    pub token: String,
+    /// What asks for its certificate (PKCS #10, in PEM).
+    pub request: String,
+}
+
+/// A node wants a new certificate.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenewRequest {
+    /// What asks for it (PKCS #10, in PEM).
+    pub request: String,
+}
+
+/// A certificate and its authority's.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Certificates {
+    /// In PEM.
+    pub certificates: String,
+}
+
+/// The rack file.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RackFile {
+    /// Its text.
+    pub text: String,
+}
+
+type Shared = State<Arc<Joining>>;
+
+#[derive(OpenApi)]
+#[openapi(
+    paths(token, join, renew, rack),
+    components(schemas(
+        TokenRequest,
+        NewToken,
+        JoinRequest,
+        RenewRequest,
+        Certificates,
+        RackFile
+    ))
+)]
+pub(crate) struct Document;
+
+/// Makes a token with which a host joins once. Where the rack has several machines; for administrators.
+#[utoipa::path(post, path = "/v1/tokens", request_body = TokenRequest,
+    responses((status = 200, body = NewToken), (status = 404, body = ApiError)))]
+async fn token(
+    State(joining): Shared,
+    Json(asked): Json<TokenRequest>,
+) -> Result<Json<NewToken>, ApiError> {
+    joining.check_host(&asked.host)?;
+    let time = Duration::from_secs(asked.seconds).min(LONGEST);
+    let made = blocking(move || {
+        let mut tokens = joining.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.make(&asked.host, time)
+    });
+    let stored = |error: std::io::Error| {
+        problem("not_stored", error.to_string(), "see to the state directory")
+    };
+    Ok(Json(NewToken { token: made.await.map_err(stored)?.to_string() }))
+}
+
+/// A host joins.
+#[utoipa::path(post, path = "/v1/join", request_body = JoinRequest,
+    responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
+async fn join(
+    State(joining): Shared,
+    Json(asked): Json<JoinRequest>,
+) -> Result<Json<Certificates>, ApiError> {
+    let JoinRequest { host, token, request } = asked;
+    joining.check_host(&host)?;
+    let remedy = "make another with `rackbus token` on the machine of the control plane";
+    let token: Token =
+        token.parse().map_err(|error| problem("bad_request", format!("{error}"), remedy))?;
+    // What cannot be signed costs no token.
+    let signed = joining.sign(&host, &request)?;
+    let joins = host.clone();
+    let taken = blocking(move || {
+        let mut tokens = joining.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.take(&token, &joins)
+    });
+    taken.await.map_err(|error| {
+        tracing::warn!(host, %error, "a host was not let in");
+        problem("forbidden", error.to_string(), remedy)
+    })?;
+    tracing::info!(host, "a host has joined");
+    Ok(Json(signed))
+}
+
+/// A node gets a new certificate before its own is over.
+#[utoipa::path(post, path = "/v1/renew", request_body = RenewRequest,
+    responses((status = 200, body = Certificates), (status = 403, body = ApiError)))]
+async fn renew(
+    State(joining): Shared,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Json(asked): Json<RenewRequest>,
+) -> Result<Json<Certificates>, ApiError> {
+    let Peer::Node(host) = peer else {
+        let error = "only a node that has joined has a certificate to renew".to_owned();
+        return Err(problem("forbidden", error, "join with `rackbus node --join`"));
+    };
+    joining.sign(&host, &asked.request).map(Json)
+}
+
+/// The rack file, for nodes on other machines.
+#[utoipa::path(get, path = "/v1/rack", responses((status = 200, body = RackFile)))]
+async fn rack(State(joining): Shared) -> Json<RackFile> {
+    Json(RackFile { text: joining.rack_file.clone() })
+}
+
+async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(job).await {
+        Ok(done) => done,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}
+
+fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
+    let joining = Router::new()
+        .route("/v1/tokens", post(token))
+        .route("/v1/join", post(join))
+        .route("/v1/renew", post(renew))
+        .route("/v1/rack", get(rack))
+        .with_state(joining);
+    routes(service).merge(joining).layer(axum::middleware::from_fn(access::check))
+}
+
+/// Serves the API at `socket` to this machine, and at `listener` to others, until the process ends.
+///
+/// # Errors
+/// When the socket cannot be made, or fails.
+pub async fn serve(
+    service: Arc<Service>,
+    socket: &FilePath,
+    listener: TcpListener,
+    joining: Arc<Joining>,
+    credentials: Renewed,
+) -> std::io::Result<()> {
+    let own = OwnUsers::new(listen_at(socket)?)?;
+    let routes = all_routes(service, joining);
+    let local = routes.clone().into_make_service_with_connect_info::<Peer>();
+    let others = routes.into_make_service_with_connect_info::<Peer>();
+    let listener = TlsListener::new(listener, credentials)?;
+    tokio::try_join!(async { axum::serve(own, local).await }, async {
+        axum::serve(listener, others).await
+    },)?;
+    Ok(())
+}
+
+/// Accepts connections whose handshake is done: of each, nobody else waits for it.
+struct TlsListener {
+    ready: mpsc::Receiver<(Held, SocketAddr)>,
+    local: SocketAddr,
+}
+
+/// A connection, and its place among all.
+type Held = Counted<server::TlsStream<TcpStream>>;
+
+impl TlsListener {
+    fn new(listener: TcpListener, credentials: Renewed) -> std::io::Result<TlsListener> {
+        let local = listener.local_addr()?;
+        let (begun, ready) = mpsc::channel(16);
+        tokio::spawn(accept(listener, credentials, begun));
+        Ok(TlsListener { ready, local })
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    credentials: Renewed,
+    begun: mpsc::Sender<(Held, SocketAddr)>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let (socket, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::error!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            tracing::warn!(%address, "a connection was refused: there are too many");
+            continue;
+        };
+        let config = current(&credentials).open_server().clone();
+        let begun = begun.clone();
+        tokio::spawn(async move {
+            let _ = socket.set_nodelay(true);
+            let handshake = TlsAcceptor::from(config).accept(socket);
+            match tokio::time::timeout(HANDSHAKE, handshake).await {
+                Ok(Ok(stream)) => drop(begun.send((Counted::new(stream, place), address)).await),
+                Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
+                Err(_) => tracing::warn!(%address, "a connection was refused: it said nothing"),
+            }
+        });
+    }
+}
+
+fn current(credentials: &Renewed) -> Credentials {
+    credentials.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl Listener for TlsListener {
+    type Io = Held;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.ready.recv().await {
+            Some(ready) => ready,
+            // Whoever accepts goes on for as long as this is there.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(self.local)
+    }
+}
+
+impl Connected<IncomingStream<'_, TlsListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
+        let (_, tls) = stream.io().get().get_ref();
+        let certificate = tls.peer_certificates().and_then(|chain| chain.first());
+        match certificate.and_then(Subject::of) {
+            Some(Subject::Node(host)) => Peer::Node(host),
+            _ => Peer::Stranger,
+        }
+    }
+}
+
+/// Passes what processes of this machine say at `socket` on to the control plane at `address`, as the one
+/// whom the credentials name, until the process ends.
+///
+/// # Errors
+/// When the socket cannot be made.
+pub async fn forward(
+    socket: &FilePath,
+    address: String,
+    credentials: Renewed,
+) -> std::io::Result<()> {
+    let mut own = OwnUsers::new(listen_at(socket)?)?;
+    let places = Arc::new(Semaphore::new(FORWARDED));
+    loop {
+        let (mut ours, _) = own.accept().await;
+        let Ok(place) = places.clone().acquire_owned().await else { continue };
+        let (address, credentials) = (address.clone(), credentials.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            match connect(&address, current(&credentials).client().clone()).await {
+                // Either side ends the conversation as it likes.
+                Ok(mut theirs) => drop(tokio::io::copy_bidirectional(&mut ours, &mut theirs).await),
+                Err(error) => {
+                    tracing::warn!(%error, %address, "the control plane cannot be reached")
+                }
+            }
+        });
+    }
+}
+
+/// Connects to the control plane at `address`.
+///
+/// # Errors
+/// When it does not answer, or is another.
+pub(crate) async fn connect(
+    address: &str,
+    config: Arc<rackbus_identity::rustls::ClientConfig>,
+) -> std::io::Result<client::TlsStream<TcpStream>> {
+    let name = Subject::Control.server_name().ok_or(std::io::ErrorKind::InvalidInput)?;
+    let connected = async {
+        let socket = TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        TlsConnector::from(config).connect(name, socket).await
+    };
+    match tokio::time::timeout(HANDSHAKE, connected).await {
+        Ok(connected) => connected,
+        Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+    }
+}
+
+mod counted;
+use counted::Counted;

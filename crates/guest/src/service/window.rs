@@ -1,0 +1,119 @@
+//! The window: what QEMU is asked to map into the device's memory, one thing after the other.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use vhost::vhost_user::message::VhostUserMMap;
+use vhost::vhost_user::{Backend as Frontend, VhostUserFrontendReqHandler};
+
+use super::Device;
+use crate::state::Asked;
+
+/// How long QEMU may take from its answer until the mapping is there.
+const COMMIT: Duration = Duration::from_secs(1);
+
+/// Flag of a mapping that may be stored to.
+const WRITABLE: u64 = 1;
+
+/// Something for QEMU to do.
+#[derive(Debug)]
+pub(super) enum Job {
+    Map { job: u64, file: Arc<OwnedFd>, at: u64, offset: u64, length: u64 },
+    Unmap { ranges: Vec<(u64, u64)>, asked: Option<Asked> },
+}
+
+/// The way to ask QEMU.
+#[derive(Default)]
+pub(super) struct Window {
+    state: Mutex<Way>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Way {
+    frontend: Option<Frontend>,
+    /// Whether the queues run: QEMU is asked at no other time.
+    running: bool,
+    /// How often QEMU said that the VM's memory changed.
+    changes: u64,
+}
+
+impl Window {
+    fn lock(&self) -> MutexGuard<'_, Way> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn open(&self, frontend: Frontend) {
+        self.lock().frontend = Some(frontend);
+    }
+
+    pub(super) fn close(&self) {
+        self.lock().frontend = None;
+    }
+
+    pub(super) fn set_running(&self, running: bool) {
+        self.lock().running = running;
+    }
+
+    pub(super) fn memory_changed(&self) {
+        self.lock().changes += 1;
+        self.changed.notify_all();
+    }
+
+    /// The way to QEMU if it may be asked now, and how often memory has changed so far.
+    fn way(&self) -> Option<(Frontend, u64)> {
+        let way = self.lock();
+        way.frontend.clone().filter(|_| way.running).map(|frontend| (frontend, way.changes))
+    }
+
+    /// Maps, and waits until the mapping is there: QEMU answers before.
+    fn map(&self, request: &VhostUserMMap, file: &OwnedFd) -> bool {
+        let Some((frontend, before)) = self.way() else { return false };
+        if let Err(error) = frontend.shmem_map(request, file) {
+            tracing::warn!(%error, "QEMU does not map a part of a segment");
+            return false;
+        }
+        let unchanged = |way: &mut Way| way.changes == before;
+        let waited = self.changed.wait_timeout_while(self.lock(), COMMIT, unchanged);
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            tracing::warn!(
+                "QEMU has mapped a part of a segment, and does not say that it is there"
+            );
+        }
+        true
+    }
+
+    fn unmap(&self, request: &VhostUserMMap) {
+        let Some((frontend, _)) = self.way() else { return };
+        if let Err(error) = frontend.shmem_unmap(request) {
+            // A reset of the VM has taken it away before.
+            tracing::debug!(%error, "QEMU has no such mapping");
+        }
+    }
+}
+
+fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
+    VhostUserMMap { fd_offset: offset, shm_offset: at, len: length, flags, ..Default::default() }
+}
+
+impl Device {
+    /// Does the jobs, in their order, until the device is over.
+    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<Job>) {
+        for job in jobs {
+            match job {
+                Job::Map { job, file, at, offset, length } => {
+                    let done = self.window.map(&request((at, length), offset, WRITABLE), &file);
+                    self.act(|state, _| state.mapped(job, done));
+                }
+                Job::Unmap { ranges, asked } => {
+                    for range in ranges {
+                        self.window.unmap(&request(range, 0, 0));
+                    }
+                    self.unmapped(asked);
+                }
+            }
+        }
+    }
+}

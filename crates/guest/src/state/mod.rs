@@ -1,0 +1,371 @@
+//! What there is of a guest: sessions, the files that came with their messages, and the window's mappings.
+//!
+//! Pure: the shell says what the guest's kernel asks, what the node sends and which time it is, and does
+//! what it is told ([`Action`]). An answer goes to the request that it is for by the request's *token*, a
+//! number that the shell chooses.
+//!
+//! A file is there from the message that it came with until the guest's kernel forgets it; the kernel does
+//! so when the last descriptor and the last mapping are gone. What a mapping leads to is a file of the same
+//! guest, at a place in the window where nothing else is: that is looked at here, for QEMU ends the VM, or
+//! refuses, where it is not so.
+
+mod maps;
+mod objects;
+mod sessions;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use rackbus_segment::Handle;
+use rackbus_segment::guest::Place;
+
+use crate::fuse::{self, Attributes, Errno, Operation};
+use maps::Maps;
+use objects::Object;
+use sessions::Session;
+
+/// The folder.
+const ROOT: u64 = 1;
+/// The file that sessions are opened by.
+const CONTROL: u64 = 2;
+/// The first number of a file that came with a message, and of a session.
+const FIRST: u64 = 16;
+
+/// Sessions that a guest may have at a time.
+pub const MOST_SESSIONS: usize = 256;
+/// Files that a guest may have at a time: each is a descriptor.
+pub const MOST_OBJECTS: usize = 8192;
+/// Messages that wait for a process, and bytes of them; then its session ends.
+const MOST_WAITING: (usize, usize) = (1024, 1 << 20);
+
+/// How long a read waits for a message, and one for a ring, in milliseconds. A process of the guest cannot
+/// be ended meanwhile.
+const MESSAGE_WAIT: u64 = 1000;
+const RING_WAIT: u64 = 500;
+
+/// A request that is to be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// The shell's number for it.
+    pub token: u64,
+    /// The kernel's.
+    pub unique: u64,
+}
+
+/// What a descriptor is that came with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory.
+    Memory {
+        /// Bytes of it.
+        size: u64,
+        /// Whether stores are allowed.
+        write: bool,
+    },
+    /// The event of the doorbell in the memory before it.
+    Bell,
+    /// Nothing that a guest can use.
+    Other,
+}
+
+/// A message of the node's.
+#[derive(Debug, Clone)]
+pub struct Received<'a> {
+    /// The message itself.
+    pub message: &'a [u8],
+    /// What came beside it.
+    pub objects: Vec<Kind>,
+    /// Whether there was more, which had no room.
+    pub lost: bool,
+}
+
+/// What the shell is to do, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Give these bytes to the request with this token; none where it wants none.
+    Answer {
+        /// The request's token.
+        token: u64,
+        /// The answer.
+        bytes: Vec<u8>,
+    },
+    /// Connect to the node, and say how that went ([`State::connected`]).
+    Connect {
+        /// Number of the session.
+        session: u64,
+    },
+    /// Send a message to the node.
+    Send {
+        /// Number of the session.
+        session: u64,
+        /// In which of its conversations.
+        place: Place,
+        /// The message.
+        message: Vec<u8>,
+    },
+    /// End the conversations with the node.
+    End {
+        /// Number of the session.
+        session: u64,
+    },
+    /// Look whether a page begins with `word`, store its proof behind that, and answer ([`State::proven`]).
+    Prove {
+        /// Number of the page's file.
+        object: u64,
+        /// What the guest says that it has stored.
+        word: u64,
+        /// Who is to be answered.
+        asked: Asked,
+    },
+    /// Have a part of a file mapped, and say how that went ([`State::mapped`]).
+    Map {
+        /// Number of the job.
+        job: u64,
+        /// Number of the file.
+        object: u64,
+        /// Where in the window.
+        at: u64,
+        /// From where in the file.
+        offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// Have mappings taken away, each from where and how long, and then answer.
+    Unmap {
+        /// The mappings, as they were made.
+        ranges: Vec<(u64, u64)>,
+        /// Who waits for it.
+        asked: Option<Asked>,
+    },
+    /// Wake who waits for a doorbell.
+    Ring {
+        /// Number of the event's file.
+        object: u64,
+    },
+    /// Let go of a file's descriptor.
+    Forget {
+        /// Number of the file.
+        object: u64,
+    },
+}
+
+/// All of a guest.
+#[derive(Debug)]
+pub struct State {
+    sessions: BTreeMap<u64, Session>,
+    objects: BTreeMap<u64, Object>,
+    maps: Maps,
+    /// Numbers that were given to sessions and files so far. None is given twice.
+    next: u64,
+}
+
+impl State {
+    /// That of a guest that has not mounted anything yet, with a window of so many bytes.
+    pub fn new(window: u64) -> State {
+        let maps = Maps::new(window);
+        State { sessions: BTreeMap::new(), objects: BTreeMap::new(), maps, next: FIRST }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// How many sessions, files and mappings there are.
+    pub fn counts(&self) -> [usize; 3] {
+        [self.sessions.len(), self.objects.len(), self.maps.len()]
+    }
+
+    /// The guest's kernel asks something.
+    pub fn request(&mut self, now: u64, token: u64, bytes: &[u8]) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let Some(head) = fuse::head(bytes) else {
+            return vec![Action::Answer { token, bytes: Vec::new() }];
+        };
+        let asked = Asked { token, unique: head.unique };
+        let answered = match fuse::operation(bytes) {
+            Ok(operation) => self.operation(now, asked, head, operation, &mut actions),
+            Err(error) => Err(error),
+        };
+        match answered {
+            Ok(Some(bytes)) => actions.push(Action::Answer { token, bytes }),
+            Ok(None) => {}
+            Err(error) => {
+                let bytes = fuse::failed(head.unique, error);
+                actions.push(Action::Answer { token, bytes });
+            }
+        }
+        actions
+    }
+
+    /// The answer, unless it comes later or with an action.
+    fn operation(
+        &mut self,
+        now: u64,
+        asked: Asked,
+        head: fuse::Head,
+        operation: Operation<'_>,
+        actions: &mut Vec<Action>,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let fuse::Head { unique, node, .. } = head;
+        Ok(match operation {
+            Operation::Init { major, minor, flags_2 } => {
+                if major != fuse::MAJOR {
+                    return Err(Errno::INVAL);
+                }
+                self.clear(actions);
+                Some(fuse::ready(unique, minor, flags_2))
+            }
+            Operation::Destroy => {
+                self.clear(actions);
+                Some(fuse::done(unique))
+            }
+            Operation::Lookup { name } if node == ROOT => {
+                Some(fuse::entry(unique, &self.look_up(name)?))
+            }
+            Operation::Lookup { .. } => return Err(Errno::NOENT),
+            Operation::Forget(list) => {
+                list.iter().for_each(|(node, count)| self.forget(*node, *count, actions));
+                Some(Vec::new())
+            }
+            Operation::Interrupt => Some(Vec::new()),
+            Operation::Attributes => Some(fuse::attributes(unique, &self.attributes(node)?)),
+            Operation::Open if node == CONTROL => {
+                self.open_session(asked, head, actions)?;
+                None
+            }
+            Operation::Open => Some(fuse::opened(unique, 0, self.open_object(node)?)),
+            Operation::Read { handle, offset, size } if node == CONTROL => {
+                self.read_session(now, asked, handle, (offset, size))?
+            }
+            Operation::Read { offset, size, .. } => {
+                self.read_object(now, asked, node, (offset, size))?
+            }
+            Operation::Write { handle, offset, data } if node == CONTROL => {
+                self.write_session(asked, handle, (offset, data), actions)?
+            }
+            Operation::Write { data, .. } => {
+                self.write_object(node, actions)?;
+                Some(fuse::written(unique, data.len() as u32))
+            }
+            Operation::Release { handle } => {
+                if node == CONTROL {
+                    self.release_session(handle, actions);
+                }
+                Some(fuse::done(unique))
+            }
+            Operation::Nothing => Some(fuse::done(unique)),
+            Operation::OpenFolder if node == ROOT => Some(fuse::opened(unique, 0, true)),
+            Operation::ReadFolder { offset, size } if node == ROOT => {
+                let session = (CONTROL, rackbus_segment::guest::SESSION, false);
+                let list = [(ROOT, ".", true), (ROOT, "..", true), session];
+                Some(fuse::entries(unique, &list, offset, size))
+            }
+            Operation::OpenFolder | Operation::ReadFolder { .. } => return Err(Errno::INVAL),
+            Operation::Statistics => Some(fuse::statistics(unique)),
+            Operation::SetUpMapping { offset, length, at, .. } => {
+                self.set_up(asked, node, (offset, length, at), actions)?
+            }
+            Operation::RemoveMappings(list) => {
+                let ranges = list.iter().filter_map(|(at, _)| self.maps.take(*at)).collect();
+                actions.push(Action::Unmap { ranges, asked: Some(asked) });
+                None
+            }
+            Operation::Unknown(_) => return Err(Errno::NOSYS),
+        })
+    }
+
+    fn attributes(&self, node: u64) -> Result<Attributes, Errno> {
+        let of = |node, mode, links| Attributes {
+            node,
+            size: 0,
+            mode,
+            links,
+            user: 0,
+            group: 0,
+            dax: false,
+        };
+        match node {
+            ROOT => Ok(of(ROOT, 0o040_755, 2)),
+            // Whoever may do less is kept out where it is mounted.
+            CONTROL => Ok(of(CONTROL, 0o100_666, 1)),
+            _ => Ok(self.objects.get(&node).ok_or(Errno::NOENT)?.attributes(node)),
+        }
+    }
+
+    /// The guest begins anew: what its former life had is over.
+    pub fn clear(&mut self, actions: &mut Vec<Action>) {
+        for (session, it) in std::mem::take(&mut self.sessions) {
+            it.end(session, actions);
+        }
+        let ranges = self.maps.take_all();
+        if !ranges.is_empty() {
+            actions.push(Action::Unmap { ranges, asked: None });
+        }
+        for (object, it) in std::mem::take(&mut self.objects) {
+            it.end(actions);
+            actions.push(Action::Forget { object });
+        }
+    }
+
+    /// When [`tick`](State::tick) is to be called next.
+    pub fn next_tick(&self) -> Option<u64> {
+        let sessions = self.sessions.values().flat_map(Session::parked);
+        let rings = self.objects.values().flat_map(Object::parked);
+        sessions.chain(rings).map(|parked| parked.until).min()
+    }
+
+    /// Answers those who have waited long enough.
+    pub fn tick(&mut self, now: u64) -> Vec<Action> {
+        self.answer_parked(|parked| parked.until <= now)
+    }
+
+    /// Answers all who wait: the device's queues are about to stop.
+    pub fn stop(&mut self) -> Vec<Action> {
+        self.answer_parked(|_| true)
+    }
+
+    fn answer_parked(&mut self, which: impl Fn(&Parked) -> bool + Copy) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for session in self.sessions.values_mut() {
+            session.answer_parked(which, &mut actions);
+        }
+        for object in self.objects.values_mut() {
+            object.answer_parked(which, &mut actions);
+        }
+        actions
+    }
+
+    /// Takes everything that came for `keeper` of a session away from the guest.
+    fn revoke(&mut self, session: u64, keeper: Handle, actions: &mut Vec<Action>) {
+        for (number, object) in &mut self.objects {
+            if object.session == session && object.keeper == Some(keeper) {
+                object.revoked = true;
+                let ranges = self.maps.take_of(*number);
+                if !ranges.is_empty() {
+                    actions.push(Action::Unmap { ranges, asked: None });
+                }
+            }
+        }
+    }
+}
+
+/// A read that waits.
+#[derive(Debug, Clone, Copy)]
+struct Parked {
+    asked: Asked,
+    until: u64,
+}
+
+impl Parked {
+    fn answer(self, bytes: &[u8]) -> Action {
+        let Asked { token, unique } = self.asked;
+        Action::Answer { token, bytes: fuse::data(unique, bytes) }
+    }
+
+    fn fail(self, error: Errno) -> Action {
+        let Asked { token, unique } = self.asked;
+        Action::Answer { token, bytes: fuse::failed(unique, error) }
+    }
+}

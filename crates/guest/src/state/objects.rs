@@ -1,0 +1,175 @@
+//! Files that came with messages: memory, and events to wait for and to ring.
+
+use rackbus_segment::Handle;
+use rackbus_segment::guest::{SESSION, object_number};
+
+use super::{Action, Asked, CONTROL, Kind, Parked, RING_WAIT, ROOT, State};
+use crate::fuse::{self, Attributes, Errno};
+
+/// A file that came with a message.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub session: u64,
+    /// What it belongs to, as the node calls it.
+    pub keeper: Option<Handle>,
+    pub kind: Kind,
+    pub revoked: bool,
+    user: u32,
+    group: u32,
+    /// How often the guest's kernel has it from looking it up.
+    lookups: u64,
+    opened: bool,
+    /// Rings that were heard.
+    rings: u64,
+    parked: Vec<Parked>,
+}
+
+impl Object {
+    pub(super) fn new(session: u64, (user, group): (u32, u32), kind: Kind) -> Object {
+        Object {
+            session,
+            keeper: None,
+            kind,
+            revoked: false,
+            user,
+            group,
+            lookups: 0,
+            opened: false,
+            rings: 0,
+            parked: Vec::new(),
+        }
+    }
+
+    pub(super) fn attributes(&self, node: u64) -> Attributes {
+        let (size, dax) = match self.kind {
+            Kind::Memory { size, .. } => (size, true),
+            Kind::Bell | Kind::Other => (0, false),
+        };
+        // Without a name: it is gone from the guest when nobody has it open or mapped.
+        let (mode, links) = (0o100_600, 0);
+        Attributes { node, size, mode, links, user: self.user, group: self.group, dax }
+    }
+
+    pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {
+        self.parked.iter()
+    }
+
+    pub(super) fn answer_parked(
+        &mut self,
+        which: impl Fn(&Parked) -> bool,
+        actions: &mut Vec<Action>,
+    ) {
+        let rings = self.rings.to_le_bytes();
+        let (over, waiting) = self.parked.drain(..).partition(which);
+        self.parked = waiting;
+        actions.extend(Vec::into_iter(over).map(|parked: Parked| parked.answer(&rings)));
+    }
+
+    pub(super) fn end(mut self, actions: &mut Vec<Action>) {
+        actions.extend(self.parked.drain(..).map(|parked| parked.fail(Errno::NOTCONN)));
+    }
+
+    /// Whether nobody in the guest has it, or can have it again.
+    fn is_over(&self, session_lives: bool) -> bool {
+        self.lookups == 0 && (self.opened || !session_lives)
+    }
+}
+
+impl State {
+    pub(super) fn look_up(&mut self, name: &[u8]) -> Result<Attributes, Errno> {
+        if name == SESSION.as_bytes() {
+            return self.attributes(CONTROL);
+        }
+        let node = object_number(name).ok_or(Errno::NOENT)?;
+        let object = self.objects.get_mut(&node).ok_or(Errno::NOENT)?;
+        object.lookups = object.lookups.saturating_add(1);
+        Ok(object.attributes(node))
+    }
+
+    pub(super) fn forget(&mut self, node: u64, count: u64, actions: &mut Vec<Action>) {
+        if node == ROOT || node == CONTROL {
+            return;
+        }
+        let Some(object) = self.objects.get_mut(&node) else { return };
+        object.lookups = object.lookups.saturating_sub(count);
+        if object.is_over(self.sessions.contains_key(&object.session)) {
+            self.drop_object(node, actions);
+        }
+    }
+
+    /// Lets go of what a session's process has never opened, and never will.
+    pub(super) fn drop_unopened(&mut self, session: u64, actions: &mut Vec<Action>) {
+        let of = self.objects.iter().filter(|(_, it)| it.session == session && it.is_over(false));
+        let over: Vec<u64> = of.map(|(node, _)| *node).collect();
+        over.into_iter().for_each(|node| self.drop_object(node, actions));
+    }
+
+    fn drop_object(&mut self, node: u64, actions: &mut Vec<Action>) {
+        let Some(object) = self.objects.remove(&node) else { return };
+        let ranges = self.maps.take_of(node);
+        if !ranges.is_empty() {
+            actions.push(Action::Unmap { ranges, asked: None });
+        }
+        object.end(actions);
+        actions.push(Action::Forget { object: node });
+    }
+
+    /// Whether the file that is opened is mapped directly.
+    pub(super) fn open_object(&mut self, node: u64) -> Result<bool, Errno> {
+        let object = self.objects.get_mut(&node).ok_or(Errno::NOENT)?;
+        object.opened = true;
+        match object.kind {
+            Kind::Memory { .. } => Ok(true),
+            Kind::Bell => Ok(false),
+            Kind::Other => Err(Errno::ACCES),
+        }
+    }
+
+    /// Reading an event's file waits for a ring after the one whose number is the offset.
+    pub(super) fn read_object(
+        &mut self,
+        now: u64,
+        asked: Asked,
+        node: u64,
+        (offset, size): (u64, u32),
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let object = self.objects.get_mut(&node).ok_or(Errno::BADF)?;
+        match object.kind {
+            Kind::Bell if size < 8 => Err(Errno::INVAL),
+            Kind::Bell if object.rings != offset => {
+                Ok(Some(fuse::data(asked.unique, &object.rings.to_le_bytes())))
+            }
+            Kind::Bell => {
+                object.parked.push(Parked { asked, until: now + RING_WAIT });
+                Ok(None)
+            }
+            // A kernel that asks for memory's bytes would keep them in its page cache.
+            Kind::Memory { .. } | Kind::Other => Err(Errno::IO),
+        }
+    }
+
+    /// Writing to an event's file rings.
+    pub(super) fn write_object(
+        &mut self,
+        node: u64,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Errno> {
+        match self.objects.get(&node).ok_or(Errno::BADF)?.kind {
+            Kind::Bell => {
+                actions.push(Action::Ring { object: node });
+                Ok(())
+            }
+            Kind::Memory { .. } | Kind::Other => Err(Errno::IO),
+        }
+    }
+
+    /// An event rang.
+    pub fn rang(&mut self, object: u64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let Some(object) = self.objects.get_mut(&object) {
+            object.rings = object.rings.wrapping_add(1);
+            object.answer_parked(|_| true, &mut actions);
+        }
+        actions
+    }
+}

@@ -1,0 +1,292 @@
+//! Sessions: a guest's processes, each with its conversations with the node.
+
+use std::collections::VecDeque;
+
+use rackbus_segment::Handle;
+use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, MAX_MESSAGE, Place};
+use rackbus_segment::message::{Change, Event, Reply, decode};
+
+use super::objects::Object;
+use super::{
+    Action, Asked, Kind, MESSAGE_WAIT, MOST_OBJECTS, MOST_SESSIONS, MOST_WAITING, Parked, Received,
+    State,
+};
+use crate::fuse::{self, Errno, Head};
+
+/// A process' session.
+#[derive(Debug)]
+pub(super) struct Session {
+    user: (u32, u32),
+    phase: Phase,
+    /// The page that proves that stores are seen.
+    page: Option<u64>,
+    calls: Queue,
+    events: Queue,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Until the node is connected to, the guest's `open` waits.
+    Connecting(Asked),
+    Open,
+    Over,
+}
+
+/// Messages that wait for the process, or the process that waits for one.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Vec<u8>>,
+    bytes: usize,
+    parked: Option<Parked>,
+}
+
+impl Queue {
+    fn push(&mut self, frame: Vec<u8>, actions: &mut Vec<Action>) {
+        match self.parked.take() {
+            Some(parked) => actions.push(parked.answer(&frame)),
+            None => {
+                self.bytes += frame.len();
+                self.waiting.push_back(frame);
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let frame = self.waiting.pop_front()?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= MOST_WAITING.0 || self.bytes >= MOST_WAITING.1
+    }
+
+    fn end(&mut self, actions: &mut Vec<Action>) {
+        actions.extend(self.parked.take().map(|parked| parked.fail(Errno::NOTCONN)));
+    }
+}
+
+impl Session {
+    fn queue(&mut self, place: Place) -> Option<&mut Queue> {
+        match place {
+            Place::Calls => Some(&mut self.calls),
+            Place::Events => Some(&mut self.events),
+            Place::Proof | Place::End => None,
+        }
+    }
+
+    pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {
+        self.calls.parked.iter().chain(&self.events.parked)
+    }
+
+    pub(super) fn answer_parked(
+        &mut self,
+        which: impl Fn(&Parked) -> bool,
+        actions: &mut Vec<Action>,
+    ) {
+        for queue in [&mut self.calls, &mut self.events] {
+            actions.extend(queue.parked.take_if(|it| which(it)).map(|parked| parked.answer(&[])));
+        }
+    }
+
+    /// No more is said in it; what waits can still be read.
+    fn close(&mut self, actions: &mut Vec<Action>) {
+        if let Phase::Connecting(Asked { token, unique }) = self.phase {
+            let bytes = fuse::failed(unique, Errno::NOTCONN);
+            actions.push(Action::Answer { token, bytes });
+        }
+        self.phase = Phase::Over;
+        self.calls.end(actions);
+        self.events.end(actions);
+    }
+
+    pub(super) fn end(mut self, session: u64, actions: &mut Vec<Action>) {
+        self.close(actions);
+        actions.push(Action::End { session });
+    }
+}
+
+impl State {
+    pub(super) fn open_session(
+        &mut self,
+        asked: Asked,
+        head: Head,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), Errno> {
+        if self.sessions.len() >= MOST_SESSIONS {
+            return Err(Errno::NFILE);
+        }
+        let session = self.number();
+        let it = Session {
+            user: (head.user, head.group),
+            phase: Phase::Connecting(asked),
+            page: None,
+            calls: Queue::default(),
+            events: Queue::default(),
+        };
+        self.sessions.insert(session, it);
+        actions.push(Action::Connect { session });
+        Ok(())
+    }
+
+    /// The node was connected to, and there is a page to prove with; or it was not. The page's number,
+    /// unless the session is over already.
+    pub fn connected(&mut self, session: u64, page: Option<Kind>) -> (Option<u64>, Vec<Action>) {
+        let mut actions = Vec::new();
+        let Some(Phase::Connecting(asked)) = self.sessions.get(&session).map(|it| it.phase) else {
+            return (None, vec![Action::End { session }]);
+        };
+        let full = self.objects.len() >= MOST_OBJECTS;
+        let number = self.number();
+        let it = self.sessions.get_mut(&session).zip(page.filter(|_| !full));
+        let Some((it, kind)) = it else {
+            self.release_session(session, &mut actions);
+            return (None, actions);
+        };
+        (it.phase, it.page) = (Phase::Open, Some(number));
+        let greeting =
+            Frame { objects: vec![number], lost: false, message: GREETING.to_vec() }.encode();
+        it.calls.push(greeting, &mut actions);
+        self.objects.insert(number, Object::new(session, it.user, kind));
+        let bytes = fuse::opened(asked.unique, session, false);
+        actions.push(Action::Answer { token: asked.token, bytes });
+        (Some(number), actions)
+    }
+
+    pub(super) fn read_session(
+        &mut self,
+        now: u64,
+        asked: Asked,
+        handle: u64,
+        (offset, size): (u64, u32),
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
+        let phase = session.phase;
+        let queue = Place::at(offset).and_then(|place| session.queue(place)).ok_or(Errno::INVAL)?;
+        if (size as usize) < MAX_FRAME {
+            return Err(Errno::INVAL);
+        }
+        if let Some(frame) = queue.pop() {
+            return Ok(Some(fuse::data(asked.unique, &frame)));
+        }
+        if phase == Phase::Over {
+            return Err(Errno::NOTCONN);
+        }
+        if queue.parked.is_some() {
+            return Err(Errno::AGAIN);
+        }
+        queue.parked = Some(Parked { asked, until: now + MESSAGE_WAIT });
+        Ok(None)
+    }
+
+    pub(super) fn write_session(
+        &mut self,
+        asked: Asked,
+        handle: u64,
+        (offset, data): (u64, &[u8]),
+        actions: &mut Vec<Action>,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
+        let place = Place::at(offset).ok_or(Errno::INVAL)?;
+        match place {
+            Place::End => {
+                session.close(actions);
+                actions.push(Action::End { session: handle });
+            }
+            _ if session.phase != Phase::Open => return Err(Errno::NOTCONN),
+            Place::Proof => {
+                let word = data.try_into().map(u64::from_le_bytes).map_err(|_| Errno::INVAL)?;
+                let object = session.page.ok_or(Errno::INVAL)?;
+                actions.push(Action::Prove { object, word, asked });
+                return Ok(None);
+            }
+            Place::Calls | Place::Events => {
+                if data.is_empty() || data.len() > MAX_MESSAGE {
+                    return Err(Errno::INVAL);
+                }
+                let message = data.to_vec();
+                actions.push(Action::Send { session: handle, place, message });
+            }
+        }
+        Ok(Some(fuse::written(asked.unique, data.len() as u32)))
+    }
+
+    /// Whether the page had what the guest said that it stored.
+    pub fn proven(&mut self, asked: Asked, same: bool) -> Vec<Action> {
+        let Asked { token, unique } = asked;
+        let bytes = if same { fuse::written(unique, 8) } else { fuse::failed(unique, Errno::IO) };
+        vec![Action::Answer { token, bytes }]
+    }
+
+    pub(super) fn release_session(&mut self, session: u64, actions: &mut Vec<Action>) {
+        if let Some(it) = self.sessions.remove(&session) {
+            it.end(session, actions);
+            self.drop_unopened(session, actions);
+        }
+    }
+
+    /// The node has ended the session, or is gone.
+    pub fn over(&mut self, session: u64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let Some(it) = self.sessions.get_mut(&session) {
+            it.close(&mut actions);
+        }
+        actions
+    }
+
+    /// The node says something. The numbers of what came along, which the shell holds from now on.
+    pub fn received(
+        &mut self,
+        session: u64,
+        place: Place,
+        received: Received<'_>,
+    ) -> (Vec<u64>, Vec<Action>) {
+        let mut actions = Vec::new();
+        let room = self.objects.len() + received.objects.len() <= MOST_OBJECTS;
+        let numbers: Vec<u64> = match room {
+            true => received.objects.iter().map(|_| self.number()).collect(),
+            false => Vec::new(),
+        };
+        let Some(it) = self.sessions.get_mut(&session).filter(|it| it.phase == Phase::Open) else {
+            return (Vec::new(), actions);
+        };
+        let Some(queue) = it.queue(place) else { return (Vec::new(), actions) };
+        if queue.is_full() {
+            tracing::warn!(session, "a process of the guest that reads nothing is cut off");
+            it.close(&mut actions);
+            actions.push(Action::End { session });
+            return (Vec::new(), actions);
+        }
+        let lost = received.lost || !room;
+        let message = received.message.to_vec();
+        let frame = Frame { objects: numbers.clone(), lost, message }.encode();
+        queue.push(frame, &mut actions);
+        let (user, (keeper, revoked)) = (it.user, meaning(place, received.message));
+        for (number, kind) in numbers.iter().zip(&received.objects) {
+            let mut object = Object::new(session, user, *kind);
+            object.keeper = keeper;
+            self.objects.insert(*number, object);
+        }
+        if let Some(keeper) = keeper.filter(|_| revoked) {
+            self.revoke(session, keeper, &mut actions);
+        }
+        (numbers, actions)
+    }
+}
+
+/// What a message of the node's is about, and whether it takes that away.
+fn meaning(place: Place, message: &[u8]) -> (Option<Handle>, bool) {
+    if place == Place::Calls {
+        return match decode(message) {
+            Some(Reply::Connected(connected)) => (Some(connected.connection), false),
+            Some(Reply::Pages { connection, .. }) => (Some(connection), false),
+            Some(Reply::Created { segment, .. }) => (Some(segment), false),
+            _ => (None, false),
+        };
+    }
+    match decode(message) {
+        Some(Event::Adopt { keeper, .. }) => (Some(keeper), false),
+        Some(Event::Remote { connection, change: Change::Revoked }) => (Some(connection), true),
+        _ => (None, false),
+    }
+}

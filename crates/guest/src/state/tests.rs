@@ -1,0 +1,322 @@
+//! What a guest's kernel asks for, and what it must not get.
+
+use proptest::prelude::*;
+use rackbus_segment::Handle;
+use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, Place, object_name};
+use rackbus_segment::message::{Change, Connected, Event, Reply, encode};
+
+use super::*;
+use crate::fuse::REQUEST_HEAD;
+
+const WINDOW: u64 = 64 << 20;
+const PIECE: u64 = 2 << 20;
+
+fn words(fields: &[u64]) -> Vec<u8> {
+    fields.iter().flat_map(|field| field.to_le_bytes()).collect()
+}
+
+/// A guest's kernel, and the node behind the shell.
+struct Guest {
+    state: State,
+    now: u64,
+    token: u64,
+    /// What the last request led to.
+    actions: Vec<Action>,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        let mut guest = Guest { state: State::new(WINDOW), now: 0, token: 0, actions: Vec::new() };
+        let init = [7_u32, 39, 0, 1 << 30, 2, 0, 0, 0];
+        let init: Vec<u8> = init.iter().flat_map(|field| field.to_le_bytes()).collect();
+        assert_eq!(guest.ask(26, ROOT, &init).unwrap()[..4], 7_u32.to_le_bytes());
+        guest
+    }
+
+    /// Asks something; the answer if it came at once, or its error.
+    fn ask(&mut self, code: u32, node: u64, arguments: &[u8]) -> Result<Vec<u8>, i32> {
+        self.token += 1;
+        let mut bytes = ((REQUEST_HEAD + arguments.len()) as u32).to_le_bytes().to_vec();
+        bytes.extend(code.to_le_bytes());
+        bytes.extend(words(&[self.token, node]));
+        [1000_u32, 100, 1, 0].iter().for_each(|field| bytes.extend(field.to_le_bytes()));
+        bytes.extend(arguments);
+        self.actions = self.state.request(self.now, self.token, &bytes);
+        self.answer(self.token)
+    }
+
+    /// The answer to a request among the last actions; -1 when there is none.
+    fn answer(&self, wanted: u64) -> Result<Vec<u8>, i32> {
+        answer_in(&self.actions, wanted)
+    }
+
+    fn open_session(&mut self) -> u64 {
+        assert_eq!(self.ask(14, CONTROL, &words(&[0])), Err(-1));
+        let [Action::Connect { session }] = self.actions[..] else { panic!("{:?}", self.actions) };
+        let page = Kind::Memory { size: 4096, write: true };
+        let (number, actions) = self.state.connected(session, Some(page));
+        assert_eq!(answer_in(&actions, self.token).unwrap()[..8], session.to_le_bytes());
+        let greeting = self.read(session, Place::Calls).unwrap();
+        assert_eq!(Frame::decode(&greeting).unwrap().objects, [number.unwrap()]);
+        assert!(greeting.ends_with(GREETING));
+        session
+    }
+
+    fn read(&mut self, session: u64, place: Place) -> Result<Vec<u8>, i32> {
+        let mut arguments = words(&[session, place.offset()]);
+        arguments.extend((MAX_FRAME as u32).to_le_bytes());
+        self.ask(15, CONTROL, &arguments)
+    }
+
+    /// The node answers a connection to a segment.
+    fn connected(&mut self, session: u64, connection: u64, kind: Kind) -> u64 {
+        let connection = Handle(connection);
+        let connected = Connected { connection, size: 1, write: true, address: None };
+        let message = encode(&Reply::Connected(connected));
+        let received = Received { message: &message, objects: vec![kind], lost: false };
+        let (numbers, _) = self.state.received(session, Place::Calls, received);
+        let frame = Frame::decode(&self.read(session, Place::Calls).unwrap()).unwrap();
+        assert_eq!(frame.objects, numbers);
+        let mut name = object_name(numbers[0]).into_bytes();
+        name.push(0);
+        self.ask(1, ROOT, &name).unwrap();
+        self.ask(14, numbers[0], &words(&[0])).unwrap();
+        numbers[0]
+    }
+
+    fn map(&mut self, node: u64, offset: u64, at: u64) -> Result<Vec<u8>, i32> {
+        self.ask(48, node, &words(&[0, offset, PIECE, 1, at]))
+    }
+
+    fn told(&mut self, session: u64, event: &Event) -> Vec<Action> {
+        let message = encode(event);
+        let received = Received { message: &message, objects: Vec::new(), lost: false };
+        self.state.received(session, Place::Events, received).1
+    }
+}
+
+fn answer_in(actions: &[Action], wanted: u64) -> Result<Vec<u8>, i32> {
+    let found = actions.iter().find_map(|action| match action {
+        Action::Answer { token, bytes } if *token == wanted => Some(bytes),
+        _ => None,
+    });
+    let Some(bytes) = found else { return Err(-1) };
+    match bytes.get(4..8).map(|field| i32::from_le_bytes(field.try_into().unwrap())) {
+        Some(0) => Ok(bytes[16..].to_vec()),
+        Some(error) => Err(-error),
+        None => Ok(Vec::new()),
+    }
+}
+
+const SEGMENT: Kind = Kind::Memory { size: 3 << 20, write: true };
+
+#[test]
+fn a_segment_is_mapped_up_to_its_end_and_taken_back_as_it_was_mapped() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let node = guest.connected(session, 1, SEGMENT);
+    assert_eq!(guest.map(node, PIECE, 4 << 20), Err(-1));
+    let mapping = (4 << 20, 1 << 20);
+    let [Action::Map { job, object, at, offset, length }] = guest.actions[..] else { panic!() };
+    assert_eq!((object, (at, length), offset), (node, mapping, PIECE));
+    let answered = guest.state.mapped(job, true);
+    assert!(answer_in(&answered, guest.token).is_ok());
+    // For stores as well, now: it was for both.
+    assert!(guest.map(node, PIECE, 4 << 20).is_ok());
+    let mut removal = 1_u32.to_le_bytes().to_vec();
+    removal.extend(words(&[4 << 20, PIECE]));
+    assert_eq!(guest.ask(49, node, &removal), Err(-1));
+    let asked = Some(Asked { token: guest.token, unique: guest.token });
+    assert_eq!(guest.actions, [Action::Unmap { ranges: vec![mapping], asked }]);
+    // Nothing is there any more.
+    guest.ask(49, node, &removal).unwrap_err();
+    assert!(matches!(&guest.actions[..], [Action::Unmap { ranges, .. }] if ranges.is_empty()));
+}
+
+#[test]
+fn forged_mappings_are_refused() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let node = guest.connected(session, 1, SEGMENT);
+    let read_only = guest.connected(session, 2, Kind::Memory { size: PIECE, write: false });
+    let bell = guest.connected(session, 3, Kind::Bell);
+    let max = u64::MAX;
+    for (file, offset, length, at) in [
+        (node, 0, PIECE, WINDOW),
+        (node, 0, PIECE, WINDOW - 4096),
+        (node, 0, PIECE, max - 4095),
+        (node, 0, max - 4095, 4096),
+        (node, 4 << 20, PIECE, 0),
+        (node, max - 4095, PIECE, 0),
+        (node, 100, PIECE, 0),
+        (node, 0, PIECE, 100),
+        (node, 0, 100, 0),
+        (node, 0, 0, 0),
+        (node + 1000, 0, PIECE, 0),
+        (CONTROL, 0, PIECE, 0),
+        (bell, 0, PIECE, 0),
+        (read_only, 0, PIECE, 0),
+    ] {
+        let outcome = guest.ask(48, file, &words(&[0, offset, length, 1, at]));
+        assert!(outcome.is_err_and(|error| error > 0), "{file} {offset:#x} {length:#x} {at:#x}");
+        assert_eq!(guest.actions.len(), 1, "nothing but the answer");
+    }
+    // The kernel's own page cache is no way round.
+    assert_eq!(guest.ask(15, node, &words(&[0, 0, 4096])), Err(Errno::IO.0));
+}
+
+#[test]
+fn what_is_mapped_over_goes_first() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let (one, other) = (guest.connected(session, 1, SEGMENT), guest.connected(session, 2, SEGMENT));
+    for at in [0, PIECE] {
+        guest.map(one, 0, at).unwrap_err();
+    }
+    guest.map(other, 0, PIECE / 2).unwrap_err();
+    let [Action::Unmap { ranges, asked: None }, Action::Map { at, .. }] = &guest.actions[..] else {
+        panic!("{:?}", guest.actions)
+    };
+    let mut ranges = ranges.clone();
+    ranges.sort_unstable();
+    assert_eq!((&ranges[..], *at), (&[(0, PIECE), (PIECE, PIECE)][..], PIECE / 2));
+}
+
+#[test]
+fn what_is_revoked_leads_nowhere_from_then_on() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let (taken, kept) =
+        (guest.connected(session, 1, SEGMENT), guest.connected(session, 2, SEGMENT));
+    guest.map(taken, 0, 0).unwrap_err();
+    guest.map(kept, 0, PIECE).unwrap_err();
+    let event = Event::Remote { connection: Handle(1), change: Change::Revoked };
+    let actions = guest.told(session, &event);
+    assert_eq!(actions, [Action::Unmap { ranges: vec![(0, PIECE)], asked: None }]);
+    // A page of it that is touched again is not there, and the kernel is content.
+    assert!(guest.map(taken, 0, 4 << 20).is_ok());
+    assert!(matches!(guest.actions[..], [Action::Answer { .. }]));
+    assert!(guest.map(kept, 0, PIECE).is_ok());
+}
+
+#[test]
+fn a_session_of_another_life_is_over() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let node = guest.connected(session, 1, SEGMENT);
+    guest.map(node, 0, 0).unwrap_err();
+    assert_eq!(guest.read(session, Place::Events), Err(-1));
+    let waits = guest.token;
+    let init = [7_u32, 39, 0, 0].iter().flat_map(|field| field.to_le_bytes()).collect::<Vec<_>>();
+    assert!(guest.ask(26, ROOT, &init).is_ok());
+    assert_eq!(guest.answer(waits), Err(Errno::NOTCONN.0));
+    assert!(guest.actions.contains(&Action::End { session }));
+    assert!(guest.actions.contains(&Action::Forget { object: node }));
+    assert!(guest.actions.contains(&Action::Unmap { ranges: vec![(0, PIECE)], asked: None }));
+    assert_eq!(guest.state.counts(), [0; 3]);
+    assert_eq!(guest.read(session, Place::Calls), Err(Errno::BADF.0));
+}
+
+#[test]
+fn a_file_is_there_until_the_kernel_forgets_it() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let node = guest.connected(session, 1, SEGMENT);
+    guest.map(node, 0, 0).unwrap_err();
+    guest.ask(18, CONTROL, &words(&[session, 0, 0])).unwrap();
+    // The page of the greeting was never opened.
+    assert_eq!(guest.state.counts(), [0, 1, 1]);
+    guest.ask(2, node, &words(&[1])).unwrap();
+    assert!(guest.actions.contains(&Action::Unmap { ranges: vec![(0, PIECE)], asked: None }));
+    assert!(guest.actions.contains(&Action::Forget { object: node }));
+    assert_eq!(guest.state.counts(), [0; 3]);
+}
+
+#[test]
+fn whoever_waits_is_woken_by_a_ring_by_time_or_by_the_end() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let bell = guest.connected(session, 1, Kind::Bell);
+    let wait = |seen: u64| {
+        let mut arguments = words(&[0, seen]);
+        arguments.extend(8_u32.to_le_bytes());
+        arguments
+    };
+    assert_eq!(guest.ask(15, bell, &wait(0)), Err(-1));
+    assert_eq!(guest.state.next_tick(), Some(RING_WAIT));
+    let rung = guest.state.rang(bell);
+    assert_eq!(answer_in(&rung, guest.token), Ok(words(&[1])));
+    // A ring that came between is not missed.
+    assert_eq!(guest.ask(15, bell, &wait(0)), Ok(words(&[1])));
+    assert_eq!(guest.ask(15, bell, &wait(1)), Err(-1));
+    assert_eq!(guest.state.tick(RING_WAIT - 1), []);
+    let expired = guest.state.tick(RING_WAIT);
+    assert_eq!(answer_in(&expired, guest.token), Ok(words(&[1])));
+    assert_eq!(guest.read(session, Place::Events), Err(-1));
+    let stopped = guest.state.stop();
+    assert_eq!(answer_in(&stopped, guest.token), Ok(Vec::new()));
+    assert_eq!(guest.read(session, Place::Events), Err(-1));
+    let over = guest.state.over(session);
+    assert_eq!(answer_in(&over, guest.token), Err(Errno::NOTCONN.0));
+    assert_eq!(guest.read(session, Place::Events), Err(Errno::NOTCONN.0));
+}
+
+#[test]
+fn who_reads_nothing_is_cut_off_and_what_was_said_can_still_be_read() {
+    let mut guest = Guest::new();
+    let session = guest.open_session();
+    let event = Event::Connected { segment: Handle(1), node: 4 };
+    let mut ended = Vec::new();
+    for _ in 0..=MOST_WAITING.0 {
+        ended.extend(guest.told(session, &event));
+    }
+    assert_eq!(ended, [Action::End { session }]);
+    assert!(guest.read(session, Place::Events).is_ok());
+}
+
+proptest! {
+    /// Whatever a kernel asks, mappings lie inside of the window, beside each other, and what QEMU is told
+    /// to take away is what it was told to map.
+    #[test]
+    fn mappings_never_overlap(
+        requests in prop::collection::vec((0_u8..6, 0_u64..4, 0_u64..40, 0_u64..40, 0_u64..5), 1..200),
+    ) {
+        let mut guest = Guest::new();
+        let session = guest.open_session();
+        let nodes: Vec<u64> = (0..3).map(|it| guest.connected(session, it, SEGMENT)).collect();
+        let mut there: std::collections::BTreeMap<u64, u64> = std::collections::BTreeMap::new();
+        for (what, node, at, offset, length) in requests {
+            let node = nodes.get(node as usize).copied().unwrap_or(node);
+            let (at, offset, length) = (at << 19, offset << 18, length << 20);
+            match what {
+                0..=2 => drop(guest.ask(48, node, &words(&[0, offset, length, 1, at]))),
+                3 => {
+                    let mut removal = 1_u32.to_le_bytes().to_vec();
+                    removal.extend(words(&[at, length]));
+                    drop(guest.ask(49, node, &removal));
+                }
+                4 => {
+                    let connection = Handle(node % 3);
+                    let event = Event::Remote { connection, change: Change::Revoked };
+                    guest.actions = if offset == 0 { guest.told(session, &event) } else { Vec::new() };
+                }
+                _ => drop(guest.ask(2, node, &words(&[length & 1]))),
+            }
+            for action in std::mem::take(&mut guest.actions) {
+                match action {
+                    Action::Unmap { ranges, .. } => for (at, length) in ranges {
+                        prop_assert_eq!(there.remove(&at), Some(length));
+                    },
+                    Action::Map { job, at, length, .. } => {
+                        prop_assert!(length > 0 && at + length <= WINDOW);
+                        let before = there.range(..at + length).next_back();
+                        prop_assert!(before.is_none_or(|(begin, long)| begin + long <= at));
+                        there.insert(at, length);
+                        guest.state.mapped(job, true);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The rack's certificate authority, which its control plane has.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use time::{Duration, OffsetDateTime};
+
+use crate::credentials::{write_private, write_public};
+use crate::{Credentials, CredentialsError, Request, Subject, fingerprint};
+
+/// How long the certificate of an authority is good.
+const AUTHORITY: Duration = Duration::days(3650);
+/// How long the certificate of a node is good. It is renewed when a third of this is left.
+pub(crate) const NODE: Duration = Duration::days(30);
+/// How far clocks may be apart.
+const SKEW: Duration = Duration::minutes(10);
+
+/// Why an authority cannot be had, or does not sign.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A file cannot be read or written.
+    #[error("{path}: {cause}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// A host has a name that no certificate can have.
+    #[error(
+        "no certificate can name {0}; a host of several machines has lower-case letters, digits and `-` only"
+    )]
+    Name(String),
+    /// What is to be signed, or what was stored, is no such thing.
+    #[error("the certificate cannot be made: {0}")]
+    Certificate(#[from] rcgen::Error),
+    /// What was made cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+}
+
+/// A rack's certificate authority.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+    pem: String,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// The authority whose files are in `folder`, made at the first start of `rack`. Its key is readable for
+    /// its owner only.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn open(folder: &Path, rack: &str) -> Result<Authority, AuthorityError> {
+        let (key_path, certificate_path) = (folder.join("ca.key"), folder.join("ca.pem"));
+        let file = |path: &Path| {
+            let path = path.to_owned();
+            move |cause| AuthorityError::File { path, cause }
+        };
+        // The certificate is written last: with it all is there.
+        match std::fs::read_to_string(&certificate_path) {
+            Ok(pem) => {
+                let key = std::fs::read_to_string(&key_path).map_err(file(&key_path))?;
+                return Authority::of(pem, KeyPair::from_pem(&key)?);
+            }
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                return Err(file(&certificate_path)(cause));
+            }
+            Err(_) => {}
+        }
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        let name = DnValue::Utf8String(format!("rackbus {rack}"));
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        valid_for(&mut params, AUTHORITY);
+        let pem = params.self_signed(&key)?.pem();
+        write_private(&key_path, &key.serialize_pem()).map_err(file(&key_path))?;
+        write_public(&certificate_path, &pem).map_err(file(&certificate_path))?;
+        Authority::of(pem, key)
+    }
+
+    fn of(pem: String, key: KeyPair) -> Result<Authority, AuthorityError> {
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes())
+            .map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
+        let issuer = Issuer::from_ca_cert_pem(&pem, key)?;
+        Ok(Authority { issuer, certificate, pem })
+    }
+
+    /// SHA-256 of its certificate, by which who joins knows it.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        fingerprint(&self.certificate)
+    }
+
+    /// Signs a certificate of `subject` for who has the key of `request` (PEM). Whatever else the request asks
+    /// for is left out. The answer is the certificate and the authority's (PEM).
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn sign(&self, subject: &Subject, request: &str) -> Result<String, AuthorityError> {
+        if !subject.is_valid() {
+            return Err(AuthorityError::Name(subject.to_string()));
+        }
+        let mut asked = CertificateSigningRequestParams::from_pem(request)?;
+        let mut params = CertificateParams::new(vec![subject.to_string()])?;
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.distinguished_name.push(DnType::CommonName, subject.to_string());
+        valid_for(&mut params, NODE);
+        asked.params = params;
+        let signed = asked.signed_by(&self.issuer)?;
+        Ok(format!("{}{}", signed.pem(), self.pem))
+    }
+
+    /// Credentials of `subject`, made here.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn issue(&self, subject: &Subject) -> Result<Credentials, AuthorityError> {
+        let request = Request::new()?;
+        let signed = self.sign(subject, request.text())?;
+        Ok(request.answered(&signed)?)
+    }
+}
+
+fn valid_for(params: &mut CertificateParams, time: Duration) {
+    let now = OffsetDateTime::now_utc();
+    params.not_before = now - SKEW;
+    params.not_after = now + time;
+}

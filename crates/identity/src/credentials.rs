@@ -1,0 +1,228 @@
+//! What somebody of the rack shows and demands in TLS: a certificate, its key, and the rack's authority.
+
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use time::OffsetDateTime;
+
+use crate::Subject;
+use crate::authority::NODE;
+
+/// Why credentials cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// A file cannot be read or written.
+    #[error("{path}: {cause}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// They are none of this rack's.
+    #[error("the certificate is not usable: {0}")]
+    Unusable(String),
+}
+
+fn unusable(what: impl std::fmt::Display) -> CredentialsError {
+    CredentialsError::Unusable(what.to_string())
+}
+
+/// A new key, and what asks for a certificate for it.
+#[derive(Debug)]
+pub struct Request {
+    key: KeyPair,
+    text: String,
+}
+
+impl Request {
+    /// Makes the key.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new() -> Result<Request, CredentialsError> {
+        let key = KeyPair::generate().map_err(unusable)?;
+        let params = CertificateParams::new(Vec::new()).map_err(unusable)?;
+        let text = params.serialize_request(&key).and_then(|it| it.pem()).map_err(unusable)?;
+        Ok(Request { key, text })
+    }
+
+    /// The request as PKCS #10, in PEM.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The credentials, with the certificates (PEM) that the authority answered.
+    ///
+    /// # Errors
+    /// When these are for another key, or nobody's.
+    pub fn answered(self, certificates: &str) -> Result<Credentials, CredentialsError> {
+        Credentials::of(certificates, &self.key.serialize_pem())
+    }
+}
+
+/// A certificate of the rack with its key.
+#[derive(Clone)]
+pub struct Credentials {
+    subject: Subject,
+    /// The certificate and the authority's, in PEM, and the key.
+    text: (String, String),
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    open_server: Arc<ServerConfig>,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("subject", &self.subject).finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// Those in `folder`; `None` when there are none.
+    ///
+    /// # Errors
+    /// [`CredentialsError`].
+    pub fn load(folder: &Path) -> Result<Option<Credentials>, CredentialsError> {
+        let read = |name: &str| match std::fs::read_to_string(folder.join(name)) {
+            Ok(text) => Ok(Some(text)),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(CredentialsError::File { path: folder.join(name), cause }),
+        };
+        // One file for both, so that they belong together whenever this is read.
+        let Some(text) = read(FILE)? else { return Ok(None) };
+        Credentials::of(&text, &text).map(Some)
+    }
+
+    /// Writes them into `folder`, where nobody else can read them.
+    ///
+    /// # Errors
+    /// [`CredentialsError::File`].
+    pub fn save(&self, folder: &Path) -> Result<(), CredentialsError> {
+        let path = folder.join(FILE);
+        let (certificates, key) = &self.text;
+        let written = write_private(&path, &format!("{certificates}{key}"));
+        written.map_err(|cause| CredentialsError::File { path, cause })
+    }
+
+    fn of(certificates: &str, key: &str) -> Result<Credentials, CredentialsError> {
+        let chain: Vec<CertificateDer<'static>> =
+            CertificateDer::pem_slice_iter(certificates.as_bytes())
+                .collect::<Result<_, _>>()
+                .map_err(unusable)?;
+        let [own, authority] = &chain[..] else {
+            return Err(unusable("it is not one certificate with its authority's"));
+        };
+        let subject = Subject::of(own).ok_or_else(|| unusable("it names nobody of a rack"))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone()).map_err(unusable)?;
+        let roots = Arc::new(roots);
+        let provider = Arc::new(default_provider());
+        let secret = || PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unusable);
+        let client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .with_root_certificates(roots.clone())
+            .with_client_auth_cert(chain.clone(), secret()?)
+            .map_err(unusable)?;
+        let server = |open: bool| {
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+            let verifier = if open { verifier.allow_unauthenticated() } else { verifier };
+            ServerConfig::builder_with_provider(provider.clone())
+                .with_protocol_versions(&[&TLS13])
+                .map_err(unusable)?
+                .with_client_cert_verifier(verifier.build().map_err(unusable)?)
+                .with_single_cert(chain.clone(), secret()?)
+                .map_err(unusable)
+        };
+        let (open_server, server) = (Arc::new(server(true)?), Arc::new(server(false)?));
+        let text = (certificates_of(certificates), key_of(key));
+        Ok(Credentials { subject, text, client: Arc::new(client), server, open_server })
+    }
+
+    /// Whom they are of.
+    pub fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    /// For connecting to others of the rack.
+    pub fn client(&self) -> &Arc<ClientConfig> {
+        &self.client
+    }
+
+    /// For being connected to by others of the rack, and nobody else.
+    pub fn server(&self) -> &Arc<ServerConfig> {
+        &self.server
+    }
+
+    /// For being connected to by others of the rack, and by those who have no certificate yet.
+    pub fn open_server(&self) -> &Arc<ServerConfig> {
+        &self.open_server
+    }
+
+    /// Whether they are to be renewed by now: less than a third of their time is left.
+    pub fn is_due(&self) -> bool {
+        let left = expiry(&self.text.0).map(|at| at - OffsetDateTime::now_utc());
+        left.is_none_or(|left| left < NODE / 3)
+    }
+}
+
+/// The file with a certificate, its authority's, and the key.
+const FILE: &str = "identity.pem";
+
+/// When the first of `certificates` ends to be good.
+fn expiry(certificates: &str) -> Option<OffsetDateTime> {
+    let first = CertificateDer::pem_slice_iter(certificates.as_bytes()).next()?.ok()?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(&first).ok()?;
+    OffsetDateTime::from_unix_timestamp(certificate.validity().not_after.timestamp()).ok()
+}
+
+/// The parts of a PEM text between lines of this kind.
+fn part(text: &str, is_part: impl Fn(&str) -> bool) -> String {
+    let (mut inside, mut out) = (false, String::new());
+    for line in text.lines() {
+        inside |= line.starts_with("-----BEGIN") && is_part(line);
+        if inside {
+            out += line;
+            out.push('\n');
+        }
+        inside &= !line.starts_with("-----END");
+    }
+    out
+}
+
+fn certificates_of(text: &str) -> String {
+    part(text, |line| line.contains("CERTIFICATE"))
+}
+
+fn key_of(text: &str) -> String {
+    part(text, |line| line.contains("PRIVATE KEY"))
+}
+
+/// Writes a file that only its owner can read, in one step.
+pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    write(path, text, 0o600)
+}
+
+pub(crate) fn write_public(path: &Path, text: &str) -> io::Result<()> {
+    write(path, text, 0o644)
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let _ = std::fs::remove_file(&new);
+    let mut file = std::fs::File::options().write(true).create_new(true).mode(mode).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}

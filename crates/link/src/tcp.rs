@@ -1,0 +1,377 @@
+//! The link between machines: TLS 1.3 over TCP, with certificates of the rack on both sides.
+//!
+//! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
+//! ([`Subject::Node`]). Neither memory nor descriptors can be passed: what needs that is refused on both
+//! sides, so the only conversation is that of a front at the borrower with its medium at the lender.
+
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use rackbus_identity::rustls::{ClientConnection, ServerConnection};
+use rackbus_identity::{Credentials, Subject};
+use rackbus_memory::StreamError;
+
+use crate::tls::TlsConversation;
+use crate::{
+    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Service,
+    VERSION, receive_frame, send_frame,
+};
+
+/// How long a peer may take for a connection, a handshake or an answer before it counts as lost. Below
+/// the five seconds that QEMU waits for a reply, so that its guest gets an answer in any case.
+pub const TIME_LIMIT: Duration = Duration::from_secs(3);
+/// What addresses of this link begin with.
+pub const SCHEME: &str = "tcp:";
+/// Peers that may be under way with their handshake and hello at a time: of each, memory is taken before it
+/// is known.
+const UNHEARD: usize = 256;
+
+/// Credentials that are renewed while they are used.
+pub type Renewed = Arc<RwLock<Credentials>>;
+
+/// The link of a host to others of its rack on other machines.
+#[derive(Debug, Clone)]
+pub struct TcpLink {
+    rack: String,
+    /// What this host's node tells others where it is.
+    advertised: String,
+    /// Where it listens.
+    listen: String,
+    credentials: Renewed,
+    unheard: Arc<AtomicUsize>,
+}
+
+impl TcpLink {
+    /// The link of a host of `rack`: its node listens at `listen` (address and port), and others reach it at
+    /// `advertised`.
+    pub fn new(rack: &str, listen: &str, advertised: &str, credentials: Renewed) -> TcpLink {
+        TcpLink {
+            rack: rack.to_owned(),
+            advertised: format!("{SCHEME}{advertised}"),
+            listen: listen.to_owned(),
+            credentials,
+            unheard: Arc::default(),
+        }
+    }
+
+    fn credentials(&self) -> Credentials {
+        self.credentials.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What of a link of shared memory this one has not.
+fn refusal(service: &Service) -> Option<&'static str> {
+    match service {
+        Service::Medium { .. } => None,
+        Service::Function { .. } => Some(
+            "between machines, a function's front runs at its borrower; borrow it with \
+             `--placement borrower`",
+        ),
+        Service::Segments => Some("hosts on different machines share no segments"),
+    }
+}
+
+impl Connect for TcpLink {
+    /// Only the node's own is known here: others' come with what they lend.
+    fn address(&self, host: &str) -> String {
+        let own = Subject::Node(host.to_owned()) == *self.credentials().subject();
+        if own { self.advertised.clone() } else { String::new() }
+    }
+
+    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
+        let peer = || hello.to.clone();
+        if let Some(reason) = refusal(&hello.service) {
+            return Err(LinkError::Refused { peer: peer(), reason: reason.to_owned() });
+        }
+        let unreachable = |cause| LinkError::Unreachable { address: address.to_owned(), cause };
+        let broken = |cause| LinkError::Broken { peer: peer(), cause };
+        let place = address.strip_prefix(SCHEME).ok_or_else(|| LinkError::Protocol {
+            peer: peer(),
+            what: format!("its address {address:?} is none of this link"),
+        })?;
+        let socket = connect_to(place).map_err(unreachable)?;
+        let name = Subject::Node(hello.to.clone()).server_name();
+        let name = name.ok_or_else(|| unreachable(std::io::ErrorKind::InvalidInput.into()))?;
+        let config = self.credentials().client().clone();
+        let tls = ClientConnection::new(config, name).map_err(std::io::Error::other);
+        let tls = tls.map_err(unreachable)?;
+        let stream = TlsConversation::begin(socket, tls.into(), TIME_LIMIT).map_err(unreachable)?;
+        send_frame(&stream, hello).map_err(broken)?;
+        match receive_frame(&stream).map_err(broken)? {
+            Ok(HelloReply::Accepted) => Ok(Arc::new(stream)),
+            Ok(HelloReply::Refused(reason)) => Err(LinkError::Refused { peer: peer(), reason }),
+            Err(what) => Err(LinkError::Protocol { peer: peer(), what }),
+        }
+    }
+}
+
+/// Connects to the first of the addresses that `place` stands for which answers in time.
+fn connect_to(place: &str) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "it has no address");
+    for address in place.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, TIME_LIMIT) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl Link for TcpLink {
+    fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>> {
+        let named = |cause: std::io::Error| {
+            std::io::Error::new(cause.kind(), format!("{}: {cause}", self.listen))
+        };
+        let listener = TcpListener::bind(&self.listen).map_err(named)?;
+        Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
+    }
+}
+
+/// Listens for other nodes.
+#[derive(Debug)]
+struct TcpListening {
+    listener: TcpListener,
+    link: TcpLink,
+    host: String,
+}
+
+impl Listener for TcpListening {
+    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
+        loop {
+            let (socket, from) = self.listener.accept()?;
+            let unheard = Unheard::begin(&self.link.unheard);
+            let Some(unheard) = unheard else {
+                tracing::warn!(%from, "a connection to the link was refused: too many are not known yet");
+                continue;
+            };
+            let (link, host) = (self.link.clone(), self.host.clone());
+            return Ok(Box::new(TcpCaller { socket, link, host, _unheard: unheard }));
+        }
+    }
+}
+
+/// Counts one who is not known yet.
+#[derive(Debug)]
+struct Unheard(Arc<AtomicUsize>);
+
+impl Unheard {
+    fn begin(count: &Arc<AtomicUsize>) -> Option<Unheard> {
+        let room = |now: usize| (now < UNHEARD).then_some(now + 1);
+        let begun = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
+        begun.ok().map(|_| Unheard(count.clone()))
+    }
+}
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Who connected.
+#[derive(Debug)]
+struct TcpCaller {
+    socket: TcpStream,
+    link: TcpLink,
+    host: String,
+    _unheard: Unheard,
+}
+
+impl Caller for TcpCaller {
+    fn hear(self: Box<Self>) -> Option<Incoming> {
+        let config = self.link.credentials().server().clone();
+        let tls = ServerConnection::new(config).ok()?;
+        let stream = match TlsConversation::begin(self.socket, tls.into(), TIME_LIMIT) {
+            Ok(stream) => Arc::new(stream),
+            Err(error) => {
+                tracing::warn!(%error, "a connection to the link was refused");
+                return None;
+            }
+        };
+        let refuse = |reason: &str| {
+            tracing::warn!(reason, "a connection to the link was refused");
+            let _ = send_frame(&*stream, &HelloReply::Refused(reason.to_owned()));
+            None
+        };
+        let hello: Hello = match receive_frame(&*stream) {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(what)) => return refuse(&format!("the hello makes no sense: {what}")),
+            Err(StreamError::Closed) => return None,
+            Err(cause) => return refuse(&cause.to_string()),
+        };
+        if hello.version != VERSION {
+            return refuse(&format!("link version {}, this node speaks {VERSION}", hello.version));
+        }
+        if hello.rack != self.link.rack || hello.to != self.host {
+            return refuse(&format!("this is {} of rack {}", self.host, self.link.rack));
+        }
+        let peer = stream.peer(Subject::of);
+        if peer != Some(Subject::Node(hello.from.clone())) {
+            return refuse(&format!("your certificate is not that of {}", hello.from));
+        }
+        if let Some(reason) = refusal(&hello.service) {
+            return refuse(reason);
+        }
+        // From here on the conversation has its own pace: an idle device sends nothing for days.
+        stream.receive_without_limit();
+        Some(Incoming { hello, stream })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use rackbus_identity::Authority;
+    use rackbus_memory::exchange::MESSAGE_BYTES;
+    use rackbus_memory::{Event, Exchange, ExchangeLayout};
+
+    use super::*;
+
+    fn authority() -> Authority {
+        Authority::open(tempfile::tempdir().unwrap().path(), "lab").unwrap()
+    }
+
+    fn link(authority: &Authority, host: &str) -> TcpLink {
+        let credentials = authority.issue(&Subject::Node(host.to_owned())).unwrap();
+        let credentials = Arc::new(RwLock::new(credentials));
+        TcpLink::new("lab", "127.0.0.1:0", "127.0.0.1:1", credentials)
+    }
+
+    /// The node of alpha, and the address that it listens at.
+    fn listening(link: &TcpLink) -> (TcpListening, String) {
+        let listener = TcpListener::bind(&link.listen).unwrap();
+        let address = format!("tcp:{}", listener.local_addr().unwrap());
+        (TcpListening { listener, link: link.clone(), host: "alpha".to_owned() }, address)
+    }
+
+    fn hello(from: &str, service: Service) -> Hello {
+        let (rack, from, to) = ("lab".into(), from.into(), "alpha".into());
+        Hello { version: VERSION, rack, from, to, service }
+    }
+
+    fn medium() -> Service {
+        Service::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
+    }
+
+    type Met = (Option<Incoming>, Result<Arc<dyn Conversation>, LinkError>);
+
+    fn meet(alpha: &TcpLink, other: &TcpLink, hello: Hello) -> Met {
+        let (listening, address) = listening(alpha);
+        let connecting = other.clone();
+        let connect = std::thread::spawn(move || connecting.connect(&address, &hello));
+        let incoming = listening.accept().unwrap().hear();
+        let Some(incoming) = incoming else { return (None, connect.join().unwrap()) };
+        let hello = incoming.hello.clone();
+        let stream = incoming.accept().unwrap();
+        (Some(Incoming { hello, stream }), connect.join().unwrap())
+    }
+
+    fn refused(alpha: &TcpLink, other: &TcpLink, hello: Hello) -> String {
+        let (incoming, outcome) = meet(alpha, other, hello);
+        assert!(incoming.is_none(), "it was let in");
+        outcome.err().expect("it was let in").to_string()
+    }
+
+    #[test]
+    fn operations_and_their_data_go_there_and_back() {
+        const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 8, data_bytes: 1 << 20 };
+        let authority = authority();
+        let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
+        let (incoming, stream) = meet(&alpha, &beta, hello("beta", medium()));
+        let (theirs, ours) = (incoming.unwrap().stream, stream.unwrap());
+        // What the lender says first goes before what is carried.
+        theirs.send(&[b"medium"], &[]).unwrap();
+        let mut answers = Exchange::carried("a", theirs.carrier().unwrap(), LAYOUT).unwrap();
+        let mut said = [0; 6];
+        ours.receive(&mut said, &mut Vec::new()).unwrap();
+        assert_eq!(&said, b"medium");
+        let mut asks = Exchange::carried("b", ours.carrier().unwrap(), LAYOUT).unwrap();
+        let mut message = [0; MESSAGE_BYTES];
+        let mut wait = |to: &mut Exchange, from: &mut Exchange| loop {
+            if let Some(length) = to.receive(&mut message) {
+                return length;
+            }
+            from.ring();
+            if to.rest() && from.rest() {
+                let waiting = [std::os::fd::AsFd::as_fd(&*to), std::os::fd::AsFd::as_fd(&*from)];
+                assert!(Event::wait_any(&waiting, Some(10_000_000_000)));
+            }
+        };
+        for round in 1..=20u8 {
+            for tag in 0..LAYOUT.tags {
+                asks.data(tag, 1 << 20).unwrap().get().fill(round ^ tag as u8);
+                asks.send(&[1, 2, 3], Some((tag, 1 << 20))).unwrap();
+                asks.ring();
+                assert_eq!(wait(&mut answers, &mut asks), 3);
+                let mut read = vec![0; 1 << 20];
+                answers.data(tag, 1 << 20).unwrap().get().copy_to(&mut read);
+                assert!(read.iter().all(|byte| *byte == round ^ tag as u8));
+                answers.send(&[4], None).unwrap();
+                answers.ring();
+                assert_eq!(wait(&mut asks, &mut answers), 1);
+            }
+        }
+        drop(answers);
+        theirs.wait_closed();
+        ours.wait_closed();
+        assert!(asks.receive(&mut [0; MESSAGE_BYTES]).is_none() && asks.is_closed());
+    }
+
+    #[test]
+    fn a_host_cannot_speak_for_another_one() {
+        let authority = authority();
+        let (alpha, gamma) = (link(&authority, "alpha"), link(&authority, "gamma"));
+        let said = refused(&alpha, &gamma, hello("beta", medium()));
+        assert_eq!(said, "alpha refused: your certificate is not that of beta");
+        // Nor can it be one that others connect to.
+        let (listening, address) = listening(&gamma);
+        let hear = std::thread::spawn(move || listening.accept().unwrap().hear().is_some());
+        let beta = link(&authority, "beta");
+        let said = beta.connect(&address, &hello("beta", medium())).err().unwrap().to_string();
+        assert!(said.contains("NotValidForName") || said.contains("not valid for"), "{said}");
+        assert!(!hear.join().unwrap());
+    }
+
+    #[test]
+    fn who_has_no_certificate_of_the_rack_is_not_heard() {
+        let (own, other) = (authority(), authority());
+        let (alpha, beta) = (link(&own, "alpha"), link(&other, "beta"));
+        let said = refused(&alpha, &beta, hello("beta", medium()));
+        assert!(said.contains("UnknownIssuer") || said.contains("certificate"), "{said}");
+        // A scanner, which speaks no TLS, and one that says nothing at all are not waited for.
+        let (listening, address) = listening(&alpha);
+        let hear = std::thread::spawn(move || listening.accept().unwrap().hear().is_none());
+        let mut scanner = TcpStream::connect(address.strip_prefix(SCHEME).unwrap()).unwrap();
+        scanner.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        assert!(hear.join().unwrap());
+        let _ = scanner.read(&mut [0; 100]);
+    }
+
+    #[test]
+    fn what_needs_memory_that_is_shared_is_refused_on_both_sides() {
+        let authority = authority();
+        let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
+        let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
+        for (service, why) in
+            [(function, "--placement borrower"), (Service::Segments, "no segments")]
+        {
+            let asked = hello("beta", service);
+            let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();
+            assert!(said.contains(why), "{said}");
+            // A borrower that asks all the same.
+            let (listening, address) = listening(&alpha);
+            let hear = std::thread::spawn(move || listening.accept().unwrap().hear().is_none());
+            let socket = TcpStream::connect(address.strip_prefix(SCHEME).unwrap()).unwrap();
+            let name = Subject::Node("alpha".into()).server_name().unwrap();
+            let tls = ClientConnection::new(beta.credentials().client().clone(), name).unwrap();
+            let stream = TlsConversation::begin(socket, tls.into(), TIME_LIMIT).unwrap();
+            send_frame(&stream, &asked).unwrap();
+            let answer: HelloReply = receive_frame(&stream).unwrap().unwrap();
+            assert!(matches!(answer, HelloReply::Refused(reason) if reason.contains(why)));
+            assert!(hear.join().unwrap());
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! A conversation over TLS on a TCP connection: bytes for who may wait, and a [`Carrier`] for who may not.
+//!
+//! Both go through one lock, which is held for no system call that waits.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_identity::rustls::{Connection, Error};
+use rackbus_memory::{Carrier, PacketStream, Stream, StreamError};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use crate::Conversation;
+
+/// How long what was sent may stay unacknowledged, and an idle peer silent, before it counts as lost.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Bytes that TLS holds at most before the socket takes them.
+const BUFFER: usize = 256 << 10;
+
+/// A conversation over TLS.
+#[derive(Debug, Clone)]
+pub(crate) struct TlsConversation(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    socket: TcpStream,
+    tls: Mutex<Connection>,
+    /// How long the peer may take to take what is sent.
+    limit: Duration,
+    /// How long it may take for what is to be received.
+    receive_limit: Mutex<Option<Duration>>,
+}
+
+impl TlsConversation {
+    /// Over a connection that was made, with a handshake that ends within `limit`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn begin(
+        socket: TcpStream,
+        mut tls: Connection,
+        limit: Duration,
+    ) -> std::io::Result<TlsConversation> {
+        prepare(&socket)?;
+        tls.set_buffer_limit(Some(BUFFER));
+        let (tls, receive_limit) = (Mutex::new(tls), Mutex::new(Some(limit)));
+        let shared = Shared { socket, tls, limit, receive_limit };
+        let conversation = TlsConversation(Arc::new(shared));
+        let deadline = Instant::now() + limit;
+        loop {
+            let mut tls = conversation.0.tls();
+            if !tls.is_handshaking() {
+                break;
+            }
+            let progress = conversation.0.step(&mut tls);
+            let wants_write = tls.wants_write();
+            drop(tls);
+            // What TLS says of the peer's certificate is worth more than that the conversation is over.
+            if !progress? {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                conversation.0.wait(wants_write, Some(left)).map_err(std::io::Error::other)?;
+            }
+        }
+        Ok(conversation)
+    }
+
+    /// What is to be received next may take for ever.
+    pub(crate) fn receive_without_limit(&self) {
+        *self.0.receive_limit.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The certificate that the peer has shown.
+    pub(crate) fn peer<T>(
+        &self,
+        look: impl FnOnce(&rackbus_identity::rustls::pki_types::CertificateDer<'_>) -> Option<T>,
+    ) -> Option<T> {
+        look(self.0.tls().peer_certificates()?.first()?)
+    }
+}
+
+/// Sets what all connections between nodes have: nothing waits for more to send, nothing blocks, and a peer
+/// whose machine is gone is noticed.
+fn prepare(socket: &TcpStream) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    socket.set_nonblocking(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, SILENCE)?;
+    sockopt::set_tcp_keepintvl(socket, SILENCE)?;
+    sockopt::set_tcp_keepcnt(socket, 2)?;
+    sockopt::set_tcp_user_timeout(socket, 2 * SILENCE.as_millis() as u32)?;
+    Ok(())
+}
+
+fn stream_error(error: &std::io::Error) -> StreamError {
+    match error.raw_os_error() {
+        Some(number) => Errno::from_raw_os_error(number).into(),
+        None if error.kind() == ErrorKind::TimedOut => StreamError::TimedOut,
+        None => StreamError::Closed,
+    }
+}
+
+impl Shared {
+    fn tls(&self) -> MutexGuard<'_, Connection> {
+        self.tls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends and receives what can be now; whether there was anything.
+    fn step(&self, tls: &mut Connection) -> std::io::Result<bool> {
+        let sent = self.send_out(tls)?;
+        Ok(self.take_in(tls)? || sent)
+    }
+
+    fn send_out(&self, tls: &mut Connection) -> std::io::Result<bool> {
+        let mut some = false;
+        while tls.wants_write() {
+            match tls.write_tls(&mut &self.socket) {
+                Ok(_) => some = true,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(some)
+    }
+
+    /// Receives what is there, once; false when there is nothing.
+    fn take_in(&self, tls: &mut Connection) -> std::io::Result<bool> {
+        if !tls.wants_read() {
+            return Ok(false);
+        }
+        match tls.read_tls(&mut &self.socket) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(error),
+        }
+        if let Err(error) = tls.process_new_packets() {
+            // The peer is told why.
+            let _ = self.send_out(tls);
+            return Err(refused(error));
+        }
+        Ok(true)
+    }
+
+    fn wait(&self, to_send: bool, limit: Option<Duration>) -> Result<(), StreamError> {
+        let flags = if to_send { PollFlags::OUT | PollFlags::IN } else { PollFlags::IN };
+        let mut fds = [PollFd::new(&self.socket, flags)];
+        let limit = limit.map(|limit| limit.try_into().unwrap_or_default());
+        match rustix::event::poll(&mut fds, limit.as_ref()) {
+            Ok(0) => Err(StreamError::TimedOut),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn receive_limit(&self) -> Option<Duration> {
+        *self.receive_limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What TLS found wrong.
+fn refused(error: Error) -> std::io::Error {
+    std::io::Error::new(ErrorKind::InvalidData, error)
+}
+
+impl Stream for TlsConversation {
+    /// Descriptors lead nowhere on another machine.
+    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        if !fds.is_empty() {
+            return Err(StreamError::Socket(Errno::OPNOTSUPP));
+        }
+        for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                let mut tls = self.0.tls();
+                let taken = tls.writer().write(rest).map_err(|error| stream_error(&error))?;
+                rest = &rest[taken..];
+                let sent = self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+                drop(tls);
+                if taken == 0 && !sent {
+                    self.0.wait(true, Some(self.0.limit))?;
+                }
+            }
+        }
+        loop {
+            let mut tls = self.0.tls();
+            self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+            if !tls.wants_write() {
+                return Ok(());
+            }
+            drop(tls);
+            self.0.wait(true, Some(self.0.limit))?;
+        }
+    }
+
+    fn receive(&self, buffer: &mut [u8], _fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match (&mut self.clone()).receive_some(&mut buffer[done..])? {
+                0 => self.0.wait(false, self.0.receive_limit())?,
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_closed(&self) {
+        loop {
+            let mut fds = [PollFd::new(&self.0.socket, PollFlags::RDHUP)];
+            match rustix::event::poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn wait_closed_or(&self, other: BorrowedFd<'_>) {
+        let other = PollFd::from_borrowed_fd(other, PollFlags::IN);
+        let closed = PollFd::new(&self.0.socket, PollFlags::RDHUP);
+        // An interrupted wait is a wake-up too many: the caller looks whether it has ended.
+        let _ = rustix::event::poll(&mut [closed, other], None);
+    }
+
+    fn is_closed(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0.socket, PollFlags::RDHUP)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..))
+    }
+
+    fn shut_down(&self) {
+        // Fails only when it is shut down already.
+        let _ = self.0.socket.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl TlsConversation {
+    /// Receives what is there; 0 when there is nothing.
+    fn receive_some(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+        let mut tls = self.0.tls();
+        loop {
+            match tls.reader().read(buffer) {
+                Ok(0) if !buffer.is_empty() => return Err(StreamError::Closed),
+                Ok(count) => return Ok(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(stream_error(&error)),
+            }
+            if !self.0.take_in(&mut tls).map_err(|error| stream_error(&error))? {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+impl Carrier for TlsConversation {
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let mut tls = self.0.tls();
+        let taken = tls.writer().write(bytes).map_err(|error| stream_error(&error))?;
+        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> Result<bool, StreamError> {
+        let mut tls = self.0.tls();
+        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+        Ok(!tls.wants_write())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+        self.receive_some(buffer)
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
+    }
+
+    fn shut_down(&self) {
+        Stream::shut_down(self);
+    }
+}
+
+impl Conversation for TlsConversation {
+    fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
+        Err(StreamError::Socket(Errno::OPNOTSUPP))
+    }
+
+    fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
+        Err(StreamError::Socket(Errno::OPNOTSUPP))
+    }
+
+    fn carrier(&self) -> Option<Box<dyn Carrier>> {
+        Some(Box::new(self.clone()))
+    }
+}

@@ -1,0 +1,135 @@
+//! What the arbiter is given and gives out: messages, turns, and what became of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::tenant::Spent;
+
+/// A tenant: a number that its owner gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u32);
+
+/// How the engines are shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Engine time of a turn, in nanoseconds: who comes with something urgent waits for one.
+    pub slice_ns: u64,
+    /// Turns that are under way at the same time.
+    pub workers: u32,
+    /// Messages of a turn at most.
+    pub batch: usize,
+    /// What a message is charged at least, in nanoseconds: what it takes to fetch and to complete one.
+    pub least_ns: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { slice_ns: 50_000, workers: 1, batch: 32, least_ns: 100 }
+    }
+}
+
+/// A message that waits for an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// Its owner's name for it.
+    pub tag: u64,
+    /// Bytes that go in.
+    pub ingress: u64,
+    /// Bytes that will come out, as far as is known.
+    pub egress: u64,
+    /// What it will cost, as far as is known, in nanoseconds.
+    pub cost_ns: u64,
+    /// It may be interrupted at multiples of so many input bytes; 0 for nowhere.
+    pub granule: u64,
+    /// Input bytes that are done.
+    pub done: u64,
+}
+
+/// A part of a message in a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The message.
+    pub message: Message,
+    /// Input bytes that this turn is to do, from [`done`](Message::done) on. Whoever does it puts here
+    /// what it did, which may be less.
+    pub length: u64,
+    /// Nothing of the message is left afterwards. Whoever does it may say so earlier, or later.
+    pub over: bool,
+}
+
+impl Piece {
+    /// It is the first of its message of which anything was done.
+    pub(crate) fn begins(&self) -> bool {
+        self.message.done == 0 && (self.length > 0 || self.over)
+    }
+}
+
+/// Work for one engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Of which of its queues.
+    pub queue: u16,
+    /// The messages, in order.
+    pub pieces: Vec<Piece>,
+    /// The engine stops after so many nanoseconds, at the next place where it can.
+    pub budget_ns: u64,
+    /// The life of the tenant that it is a turn of.
+    pub(crate) life: u64,
+    pub(crate) guaranteed: bool,
+    pub(crate) estimated: Spent,
+}
+
+impl Turn {
+    /// A message that is done whole, whatever it takes: for policies that charge nothing.
+    pub(crate) fn unbounded(tenant: TenantId, queue: u16, piece: Piece) -> Turn {
+        let estimated = Spent::default();
+        let (pieces, budget_ns, life) = (vec![piece], u64::MAX, 0);
+        Turn { tenant, queue, pieces, budget_ns, life, guaranteed: false, estimated }
+    }
+}
+
+/// What became of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Engine time that it took, in nanoseconds.
+    pub engine_ns: u64,
+    /// Bytes that came out.
+    pub egress: u64,
+}
+
+/// What an engine that is free does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// This.
+    Run(Turn),
+    /// Nothing until then, unless something new comes: tenants are at their limits.
+    Wait(u64),
+    /// Nothing until something comes.
+    Idle,
+}
+
+/// What a tenant used, and what was done about it. All of it only grows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Operations that are over.
+    pub operations: u64,
+    /// Bytes that went into engines.
+    pub ingress: u64,
+    /// Bytes that came out.
+    pub egress: u64,
+    /// Engine time, in nanoseconds.
+    pub engine_ns: u64,
+    /// Of that, by its guarantee.
+    pub guaranteed_ns: u64,
+    /// Turns.
+    pub turns: u64,
+    /// Messages that did not end in the turn in which they were begun.
+    pub split: u64,
+    /// Messages that shared a turn with one before them.
+    pub batched: u64,
+    /// How often it had to wait because of its own limits.
+    pub throttled: u64,
+    /// For how long, in nanoseconds.
+    pub throttled_ns: u64,
+}
