@@ -2,10 +2,10 @@
 //! along.
 //!
 //! Every question has a *tag*, and every tag a place for data of its own, so that neither side has to
-//! agree with the other on what lies where. Processes that can share memory do ([`shared`]): one memory
+//! agree with the other on what lies where. Processes that can share memory do (`shared`): one memory
 //! file with a ring of messages and a doorbell in each direction, made, and sealed, by the side that answers:
 //! it holds no memory of the side that asks. Between machines each side has places of its own, and messages
-//! and data are [`carried`] as bytes. Either way, data in a place may change while it is used, by whoever has
+//! and data are `carried` as bytes. Either way, data in a place may change while it is used, by whoever has
 //! the other end.
 
 mod carried;

@@ -18,11 +18,10 @@ const ANSWER: usize = 20;
 trait Pipe: Read + Write + Send {}
 impl<T: Read + Write + Send> Pipe for T {}
 
-/// Both ends of a connection.
-fn pipes(
-    authority: &Authority,
-    over_tls: bool,
-) -> Result<(Box<dyn Pipe>, Box<dyn Pipe>), BenchError> {
+/// Both ends of a connection: who asks, and who answers.
+type Ends = (Box<dyn Pipe>, Box<dyn Pipe>);
+
+fn pipes(authority: &Authority, over_tls: bool) -> Result<Ends, BenchError> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let client = TcpStream::connect(listener.local_addr().map_err(failed)?).map_err(failed)?;
     let (server, _) = listener.accept().map_err(failed)?;

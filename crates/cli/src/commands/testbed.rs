@@ -270,7 +270,9 @@ impl Testbed {
             }
         }
         for machine in &self.machines {
-            Pid::from_raw(machine.process).map(process::end);
+            if let Some(pid) = Pid::from_raw(machine.process) {
+                process::end(pid);
+            }
         }
     }
 }
