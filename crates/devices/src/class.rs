@@ -125,6 +125,15 @@ pub trait DeviceConfig: Debug + Send + Sync {
         no_levels(level)
     }
 
+    /// A user goes on with a model that was [resumed](DeviceConfig::resume): promises it this service level. What
+    /// it waits for is done.
+    ///
+    /// # Errors
+    /// As [`set_level`](DeviceConfig::set_level).
+    fn resume_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+        no_levels(level)
+    }
+
     /// Whether its front can run at the borrower, apart from its medium, as strict isolation needs it.
     fn is_separable(&self) -> bool {
         false
@@ -324,8 +333,12 @@ mod tests {
     }
 
     /// A new class is added here with what the rack file has to say of it at least.
-    const LEAST: [(&str, &str); 2] =
-        [("nvme", "size = \"1 MiB\"\n"), ("memory", "size = \"1 MiB\"\nat_return = \"keep\"\n")];
+    const LEAST: [(&str, &[&str], &str); 3] = [
+        ("nvme", &BACKINGS, "size = \"1 MiB\"\n"),
+        ("memory", &BACKINGS, "size = \"1 MiB\"\nat_return = \"keep\"\n"),
+        ("accelerator", &[""], "functions = 1\n"),
+    ];
+    const BACKINGS: [&str; 2] = ["backing = \"memory\"\n", "backing = \"file\"\n"];
 
     /// Whoever runs a device of whatever class can hand it over to another process.
     #[test]
@@ -333,11 +346,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folders = Folders { state: folder.path().into(), rack: folder.path().into() };
         let mut classes: Vec<&str> = Vec::new();
-        for (class, keys) in LEAST {
-            for backing in ["memory", "file"] {
+        for (class, backings, keys) in LEAST {
+            for backing in backings {
                 let text = format!(
-                    "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"{class}\"\n\
-                     backing = \"{backing}\"\n{keys}"
+                    "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"{class}\"\n{backing}{keys}"
                 );
                 let (_, devices) = parse_rack("rack.toml", &text).unwrap();
                 let config = devices[0].config.clone().unwrap();
@@ -347,15 +359,16 @@ mod tests {
                 let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
                 let copies =
                     |fds: &[OwnedFd]| fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
-                let go_on = || {
-                    let model = config.resume(&folders, copies(&saved.medium)).unwrap();
+                let go_on_with = |medium| {
+                    let model = config.resume(&folders, medium).map_err(RestoreError::from)?;
                     let mut next = Endpoint::new(model);
                     next.restore(&state, copies(&saved.descriptors))
                 };
-                go_on().unwrap_or_else(|error| panic!("{class} in {backing}: {error}"));
+                let without = go_on_with(Vec::new());
+                assert!(without.is_err(), "{class} with {backing} goes on without its medium");
+                let go_on = || go_on_with(copies(&saved.medium));
+                go_on().unwrap_or_else(|error| panic!("{class} with {backing}: {error}"));
                 assert!(matches!(go_on(), Err(RestoreError::Taken)));
-                let without = config.resume(&folders, Vec::new());
-                assert!(without.is_err(), "{class} in {backing} goes on without its medium");
             }
             classes.push(class);
         }

@@ -56,6 +56,14 @@ pub trait Lendable: Debug + Send + Sync {
         no_levels(level)
     }
 
+    /// Promises a user that goes on with what was [resumed](Lendable::resume) this service level.
+    ///
+    /// # Errors
+    /// As [`set_level`](Lendable::set_level).
+    fn resume_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+        no_levels(level)
+    }
+
     /// Gives it to the user at the other end of `stream`, whose memory `lending` lends, for as long as
     /// the stream is open. Dropping what is returned takes everything of the user's away, resets and
     /// scrubs it. Does not wait for it.
@@ -209,6 +217,13 @@ impl Lendable for Modelled {
     fn change_level(&self, level: Option<&str>) -> Result<(), String> {
         match &self.config {
             Some(config) => config.change_level(level),
+            None => no_levels(level),
+        }
+    }
+
+    fn resume_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
+        match &self.config {
+            Some(config) => config.resume_level(level, to),
             None => no_levels(level),
         }
     }

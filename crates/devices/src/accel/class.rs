@@ -192,6 +192,11 @@ impl DeviceConfig for AcceleratorFunction {
         set.map_err(|refused| refused.to_string())
     }
 
+    fn resume_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
+        self.promised().own = to == LentTo::Owner;
+        self.change_level(level)
+    }
+
     fn model(&self, _folders: &Folders) -> std::io::Result<Box<dyn Function>> {
         self.make(None).map(|function| Box::new(function) as _)
     }

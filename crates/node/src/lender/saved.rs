@@ -160,12 +160,10 @@ impl LentFunctions {
         if let Some(holder) = &holder {
             // Who has the function keeps it, with a share of what is left if the promise cannot be kept.
             let to = self.lent_to(Some(holder));
-            if let Err(reason) = lent.lendable.set_level(level.as_deref(), to) {
+            if let Err(reason) = lent.lendable.resume_level(level.as_deref(), to) {
                 tracing::error!(device = lent.name, reason, "what was promised is not kept");
             }
             *lent.promised() = level;
-            // What it used is counted from here on: counters begin anew.
-            lent.tenancy().begin(holder.lease, lent.describe());
         }
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
             lent.lock().session = Some(Session { stream: stream.clone(), at: None });
