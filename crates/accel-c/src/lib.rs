@@ -63,12 +63,12 @@ unsafe fn several<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<
         return Ok(&[]);
     }
     // SAFETY: as the caller promises.
-    let first = unsafe { checked(pointer, what) }?;
+    unsafe { checked(pointer, what) }?;
     if count > isize::MAX as usize / size_of::<T>().max(1) {
         return Err(invalid(format!("{what} has too many")));
     }
     // SAFETY: as the caller promises; no longer than memory can be.
-    Ok(unsafe { std::slice::from_raw_parts(first, count) })
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
 /// Text that ends with a zero.

@@ -12,7 +12,7 @@ use rackbus_driver::accel::{Accel, Options, Work};
 use rackbus_spec::accel::{Descriptor, Operation};
 use support::{PATIENCE, Rack};
 
-const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"2 s\"\n\
+const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grace = \"2 s\"\n\
                     [hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 3\n[hosts.beta]\n";
 
 /// What the command puts out for `input`.

@@ -13,7 +13,7 @@ use support::{PATIENCE, Rack};
 
 fn rack(keys: &str) -> Rack {
     Rack::up(&format!(
-        "name = \"lab\"\n[control]\nlease_ttl = \"2 s\"\nreturn_grace = \"2 s\"\n\
+        "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grace = \"2 s\"\n\
          [hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 2\n{keys}\n[hosts.beta]\n"
     ))
 }

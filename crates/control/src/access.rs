@@ -45,6 +45,7 @@ impl Peer {
                 Some(rest) => rest.strip_suffix("/messages") == Some(host),
                 None if method == Method::GET => true,
                 None if method == Method::POST => path == "/v1/leases" || path == "/v1/renew",
+                None if method == Method::PUT => path.starts_with("/v1/leases/"),
                 None => method == Method::DELETE && path.starts_with("/v1/leases/"),
             },
         }
@@ -52,7 +53,8 @@ impl Peer {
 }
 
 fn forbidden(error: &str) -> ApiError {
-    let remedy = "ask on the machine of the control plane, or of the host that it is for";
+    let remedy =
+        "ask where the control plane runs, or for one function of the host's own on its machine";
     problem("forbidden", error.to_owned(), remedy)
 }
 
@@ -87,6 +89,7 @@ mod tests {
             (&post, "/v1/hosts/beta/messages"),
             (&post, "/v1/leases"),
             (&delete, "/v1/leases/7"),
+            (&Method::PUT, "/v1/leases/7/level"),
             (&get, "/v1/rack"),
         ] {
             assert!(beta.may(method, path), "{method} {path}");

@@ -184,9 +184,7 @@ async fn give_back(
     headers: HeaderMap,
     Path(lease): Path<u64>,
 ) -> Result<Json<Lease>, ApiError> {
-    if let Some(known) = service.lease(lease) {
-        peer.acts_for(&known.borrower)?;
-    }
+    service.check_borrower(lease, &peer)?;
     service.give_back(lease, key(&headers)?).await.map(Json)
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::{ConnectInfo, Path, State};
 use axum::routing::put;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
+use crate::access::Peer;
 use crate::api::{ApiError, LONGEST_LEVEL, Lease};
 use crate::service::{Service, problem};
 
@@ -45,9 +46,11 @@ pub(crate) fn check_level(level: Option<&str>) -> Result<(), ApiError> {
     (status = 504, body = ApiError, description = "The lender has not answered yet, and goes on being asked")))]
 async fn change(
     State(service): State<Arc<Service>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     Path(lease): Path<u64>,
     Json(request): Json<LevelRequest>,
 ) -> Result<Json<Lease>, ApiError> {
+    service.check_borrower(lease, &peer)?;
     service.change_level(lease, &request).await.map(Json)
 }
 

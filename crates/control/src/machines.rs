@@ -3,6 +3,7 @@
 //! A host joins with a token and gets its certificate for it; from then on it is known by that. What its own
 //! machine's tools ask at its socket is passed on ([`forward`]), so that they are the same everywhere.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path as FilePath;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,7 +14,8 @@ use axum::extract::{ConnectInfo, State};
 use axum::routing::{get, post};
 use axum::serve::{IncomingStream, Listener};
 use axum::{Json, Router};
-use rackbus_identity::{Authority, Credentials, Subject, Token, Tokens};
+use rackbus_identity::{Authority, Credentials, Subject, Token, TokenRefused, Tokens};
+use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
@@ -27,8 +29,8 @@ use crate::service::{Service, problem};
 
 /// How long somebody may take to be known.
 const HANDSHAKE: Duration = Duration::from_secs(3);
-/// Connections of nodes at a time.
-const CONNECTIONS: usize = 4096;
+/// Connections of each host at a time, so that none takes those of others.
+const CONNECTIONS: usize = 512;
 /// Connections at a time of those who are not known yet.
 const HANDSHAKES: usize = 256;
 /// Connections at a time of those who have no certificate, each for so long at most: they come to join.
@@ -106,14 +108,14 @@ pub struct TokenRequest {
 }
 
 /// A token. Whoever has it first is the host.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct NewToken {
     /// As a host joins with it.
     pub token: String,
 }
 
 /// A host wants to join.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
     /// Its name in the rack.
@@ -189,20 +191,21 @@ async fn join(
     Json(asked): Json<JoinRequest>,
 ) -> Result<Json<Certificates>, ApiError> {
     let JoinRequest { host, token, request } = asked;
-    joining.check_host(&host)?;
     let remedy = "make another with `rackbus token` on the machine of the control plane";
     let token: Token =
         token.parse().map_err(|error| problem("bad_request", format!("{error}"), remedy))?;
-    // What cannot be signed costs no token.
-    let signed = joining.sign(&host, &request)?;
     let joins = host.clone();
     let taken = blocking(move || {
         let mut tokens = joining.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        tokens.take(&token, &joins)
+        let refused = |error: TokenRefused| problem("forbidden", error.to_string(), remedy);
+        // Who has no token learns nothing; what cannot be signed costs none.
+        tokens.check(&token, &joins).map_err(refused)?;
+        let signed = joining.sign(&joins, &request)?;
+        tokens.take(&token, &joins).map_err(refused)?;
+        Ok(signed)
     });
-    taken.await.map_err(|error| {
-        tracing::warn!(host, %error, "a host was not let in");
-        problem("forbidden", error.to_string(), remedy)
+    let signed = taken.await.inspect_err(|error: &ApiError| {
+        tracing::warn!(host, error = error.error, "a host was not let in");
     })?;
     tracing::info!(host, "a host has joined");
     Ok(Json(signed))
@@ -220,6 +223,8 @@ async fn renew(
         let error = "only a node that has joined has a certificate to renew".to_owned();
         return Err(problem("forbidden", error, "join with `rackbus node --join`"));
     };
+    // A host that the rack file has no more is not renewed.
+    joining.check_host(&host)?;
     joining.sign(&host, &asked.request).map(Json)
 }
 
@@ -292,10 +297,7 @@ async fn accept(
     begun: mpsc::Sender<(Held, SocketAddr)>,
 ) {
     let unknown = Arc::new(Semaphore::new(HANDSHAKES));
-    let places = Places {
-        nodes: Arc::new(Semaphore::new(CONNECTIONS)),
-        strangers: Arc::new(Semaphore::new(STRANGERS)),
-    };
+    let places = Places { hosts: Arc::default(), strangers: Arc::new(Semaphore::new(STRANGERS)) };
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -313,7 +315,9 @@ async fn accept(
         let (begun, places) = (begun.clone(), places.clone());
         tokio::spawn(async move {
             let _place = place;
-            let _ = socket.set_nodelay(true);
+            if watch(&socket).is_err() {
+                return;
+            }
             let handshake = TlsAcceptor::from(config).accept(socket);
             match tokio::time::timeout(HANDSHAKE, handshake).await {
                 Ok(Ok(stream)) => match places.take(stream) {
@@ -332,20 +336,37 @@ async fn accept(
 /// Places for those who are known.
 #[derive(Clone)]
 struct Places {
-    nodes: Arc<Semaphore>,
+    hosts: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
     strangers: Arc<Semaphore>,
 }
 
 impl Places {
     /// Gives `stream` one; `None` where all are taken.
     fn take(&self, stream: server::TlsStream<TcpStream>) -> Option<Held> {
-        let known = stream.get_ref().1.peer_certificates().is_some();
-        let (places, limit) = match known {
-            true => (&self.nodes, None),
-            false => (&self.strangers, Some(JOINING)),
+        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let (places, limit) = match certificate.and_then(Subject::of) {
+            Some(Subject::Node(host)) => {
+                // As many as there were ever certificates for.
+                let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+                let own =
+                    hosts.entry(host).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
+                (own.clone(), None)
+            }
+            _ => (self.strangers.clone(), Some(JOINING)),
         };
-        Some(Counted::new(stream, places.clone().try_acquire_owned().ok()?, limit))
+        Some(Counted::new(stream, places.try_acquire_owned().ok()?, limit))
     }
+}
+
+/// Has a machine that is gone noticed, also by who only listens.
+fn watch(socket: &TcpStream) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    sockopt::set_tcp_user_timeout(socket, 5000)?;
+    Ok(())
 }
 
 fn current(credentials: &Renewed) -> Credentials {
@@ -420,7 +441,7 @@ pub(crate) async fn connect(
     let name = Subject::Control.server_name().ok_or(std::io::ErrorKind::InvalidInput)?;
     let connected = async {
         let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
+        watch(&socket)?;
         TlsConnector::from(config).connect(name, socket).await
     };
     match tokio::time::timeout(HANDSHAKE, connected).await {

@@ -360,7 +360,8 @@ mod tests {
                 let copies =
                     |fds: &[OwnedFd]| fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
                 let go_on_with = |medium| {
-                    let model = config.resume(&folders, medium).map_err(RestoreError::from)?;
+                    let model = config.resume(&folders, medium);
+                    let model = model.map_err(|error| RestoreError::Invalid(error.to_string()))?;
                     let mut next = Endpoint::new(model);
                     next.restore(&state, copies(&saved.descriptors))
                 };

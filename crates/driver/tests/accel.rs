@@ -309,7 +309,7 @@ fn equal_tenants_get_equal_engine_time_whatever_their_messages_cost() {
         let mut windows = Vec::new();
         // A machine that runs others keeps a tenant from having work on, and what it leaves is the other's: one
         // window in which both had is enough. Without fair shares there is none.
-        while windows.len() < 6 && !windows.iter().any(is_even) {
+        while windows.len() < 20 && !windows.iter().any(is_even) {
             let to = grown(from, 500_000_000);
             windows.push((to.0 - from.0, to.1 - from.1));
             from = to;
@@ -351,7 +351,7 @@ fn who_waits_long_sleeps() {
             waited += begun.elapsed();
             worked += used() - before;
         }
-        assert!(worked < waited / 4, "{worked:?} of {waited:?}, interrupts: {interrupts}");
+        assert!(worked < waited / 2, "{worked:?} of {waited:?}, interrupts: {interrupts}");
         let none = accel.wait_for(0, Duration::from_millis(1)).unwrap();
         assert!(none.is_none(), "{none:?}");
     }

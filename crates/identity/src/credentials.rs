@@ -138,12 +138,15 @@ impl Credentials {
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
             let verifier = if open { verifier.allow_unauthenticated() } else { verifier };
-            ServerConfig::builder_with_provider(provider.clone())
+            let mut config = ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(unusable)?
                 .with_client_cert_verifier(verifier.build().map_err(unusable)?)
                 .with_single_cert(chain.clone(), secret()?)
-                .map_err(unusable)
+                .map_err(unusable)?;
+            // A session that is taken up again is not verified again, and would outlive its certificate.
+            config.send_tls13_tickets = 0;
+            Ok::<_, CredentialsError>(config)
         };
         let (open_server, server) = (Arc::new(server(true)?), Arc::new(server(false)?));
         let text = (certificates_of(certificates), key_of(key));
@@ -168,6 +171,11 @@ impl Credentials {
     /// For being connected to by others of the rack, and by those who have no certificate yet.
     pub fn open_server(&self) -> &Arc<ServerConfig> {
         &self.open_server
+    }
+
+    /// Whether they are of no more use: their time is over.
+    pub fn is_over(&self) -> bool {
+        expiry(&self.text.0).is_none_or(|at| at < OffsetDateTime::now_utc())
     }
 
     /// Whether they are to be renewed by now: less than a third of their time is left.
@@ -224,5 +232,7 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let mut file = std::fs::File::options().write(true).create_new(true).mode(mode).open(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    std::fs::rename(&new, path)
+    std::fs::rename(&new, path)?;
+    // The name, too, is to be there after a loss of power.
+    path.parent().map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
 }

@@ -134,11 +134,15 @@ impl Tokens {
         Ok(token)
     }
 
-    /// `host` joins with `token`, which is of no more use then.
+    /// Whether `host` may join with `token`.
     ///
     /// # Errors
-    /// [`TokenRefused`]. The token of another host stays good.
-    pub fn take(&mut self, token: &Token, host: &str) -> Result<(), TokenRefused> {
+    /// [`TokenRefused`].
+    pub fn check(&self, token: &Token, host: &str) -> Result<(), TokenRefused> {
+        self.find(token, host).map(drop)
+    }
+
+    fn find(&self, token: &Token, host: &str) -> Result<(String, Open), TokenRefused> {
         let (digest, now) = (token.digest(), now());
         let open = self.open.get(&digest).filter(|open| open.until > now);
         let open = open.filter(|_| token.authority == self.authority).cloned();
@@ -146,6 +150,15 @@ impl Tokens {
         if open.host != host {
             return Err(TokenRefused::Host(open.host));
         }
+        Ok((digest, open))
+    }
+
+    /// `host` joins with `token`, which is of no more use then.
+    ///
+    /// # Errors
+    /// [`TokenRefused`]. The token of another host stays good.
+    pub fn take(&mut self, token: &Token, host: &str) -> Result<(), TokenRefused> {
+        let (digest, open) = self.find(token, host)?;
         self.open.remove(&digest);
         self.store().map_err(|cause| {
             self.open.insert(digest, open);

@@ -19,8 +19,7 @@ use crate::{
     VERSION, receive_frame, send_frame,
 };
 
-/// How long a peer may take for a connection, a handshake or an answer before it counts as lost. Below
-/// the five seconds that QEMU waits for a reply, so that its guest gets an answer in any case.
+/// How long a peer may take for each of a connection, a handshake and an answer before it counts as lost.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
 /// What addresses of this link begin with.
 pub const SCHEME: &str = "tcp:";

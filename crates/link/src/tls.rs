@@ -143,6 +143,7 @@ impl Shared {
         if let Err(error) = tls.process_new_packets() {
             // The peer is told why.
             let _ = self.send_out(tls);
+            tracing::warn!(%error, "TLS with another node failed");
             return Err(refused(error));
         }
         Ok(true)

@@ -186,7 +186,7 @@ impl Exchange {
     #[inline]
     pub fn send(&mut self, message: &[u8], data: Option<(u32, usize)>) -> Result<(), PushError> {
         match &mut self.0 {
-            // They are where they are needed.
+            // The data are in memory of both sides already.
             End::Shared(end) => end.send(message),
             End::Carried(end) => end.send(message, data),
         }

@@ -62,8 +62,9 @@ impl MediumConversation {
     /// It has ended; true for the first who says so.
     fn over(&self) -> bool {
         let first = !self.0.gone.swap(true, Ordering::AcqRel);
-        self.0.lost.set();
         self.0.stream.shut_down();
+        // After it: what fails gives up its place for data, from which nothing may be sent any more.
+        self.0.lost.set();
         // It may sleep, and wait for an answer that does not come: what is under way fails now. Then
         // it is at rest, since its user, for whom it is absent, can neither stop nor reset it: what
         // were its queues may be other memory soon. One that has stopped reaches nothing.

@@ -4,6 +4,7 @@
 //! files, and an IPC namespace: what machines have of each other goes over the network. Cables can be pulled.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -28,6 +29,8 @@ const CONTROL: u16 = 7420;
 const NODE: u16 = 7421;
 /// The machine of the control plane, beside those of the hosts.
 const CONTROL_MACHINE: &str = "control";
+/// What joins them.
+const BRIDGE_MACHINE: &str = "bridge";
 /// The folder's note of what there is.
 const NOTE: &str = "testbed.json";
 
@@ -111,6 +114,20 @@ struct Machine {
     process: i32,
 }
 
+/// The network namespace of a machine of `rack`.
+fn namespace(rack: &str, machine: &str) -> String {
+    format!("rackbus-{rack}-{machine}")
+}
+
+/// The processes in the machines' network namespaces.
+fn inside(rack: &str, machines: &[Machine]) -> impl Fn(i32) -> bool {
+    let number = |path: PathBuf| std::fs::metadata(path).ok().map(|file| file.ino());
+    let own: Vec<u64> = { machines.iter() }
+        .filter_map(|it| number(Path::new("/run/netns").join(namespace(rack, &it.name))))
+        .collect();
+    move |pid| number(format!("/proc/{pid}/ns/net").into()).is_some_and(|it| own.contains(&it))
+}
+
 fn failed(error: impl Into<String>) -> Failure {
     Failure::new(error, "see to the cause; `rackbus testbed down` ends what was begun")
 }
@@ -153,12 +170,12 @@ impl Testbed {
 
     /// The name of a machine's network namespace; the bridge has one, too.
     fn namespace(&self, name: &str) -> String {
-        format!("rackbus-{}-{name}", self.rack)
+        namespace(&self.rack, name)
     }
 
     /// The namespace of the bridge.
     fn bridge(&self) -> String {
-        self.namespace("bridge")
+        self.namespace(BRIDGE_MACHINE)
     }
 
     /// Makes the namespaces and what joins them.
@@ -174,7 +191,7 @@ impl Testbed {
             ip(&format!("-n {bridge} link add p{number} type veth peer name eth0 netns {own}"))?;
             ip(&format!("-n {bridge} link set p{number} master br0"))?;
             ip(&format!("-n {bridge} link set p{number} up"))?;
-            ip(&format!("-n {own} addr add {}/24 dev eth0", machine.address))?;
+            ip(&format!("-n {own} addr add {}/16 dev eth0", machine.address))?;
             ip(&format!("-n {own} link set lo up"))?;
             ip(&format!("-n {own} link set eth0 up"))?;
         }
@@ -256,7 +273,7 @@ impl Testbed {
             .iter()
             .map(|it| format!("{}={}", paths::RUN_DIR, dir.join(&it.name).join("run").display()))
             .collect();
-        let own = std::process::id();
+        let (own, inside) = (std::process::id(), inside(&self.rack, &self.machines));
         for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
             else {
@@ -265,12 +282,14 @@ impl Testbed {
             let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
             let marked = environment.split(|byte| *byte == 0);
             let marked = { marked }.any(|it| marks.iter().any(|mark| mark.as_bytes() == it));
-            if let Some(pid) = Pid::from_raw(pid).filter(|_| marked && pid.unsigned_abs() != own) {
+            if let Some(pid) =
+                Pid::from_raw(pid).filter(|_| marked && pid.unsigned_abs() != own && inside(pid))
+            {
                 process::end(pid);
             }
         }
         for machine in &self.machines {
-            if let Some(pid) = Pid::from_raw(machine.process) {
+            if let Some(pid) = Pid::from_raw(machine.process).filter(|_| inside(machine.process)) {
                 process::end(pid);
             }
         }
@@ -324,6 +343,20 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
         return Err(Failure::new(
             error,
             "end it with `rackbus testbed down`, or name another --dir",
+        ));
+    }
+    let taken = [CONTROL_MACHINE, BRIDGE_MACHINE];
+    if let Some(host) = rack.hosts.iter().find(|host| taken.contains(&host.name.as_str())) {
+        let error = format!("a machine of the testbed itself is named {}", host.name);
+        return Err(Failure::usage(error, "give the host another name"));
+    }
+    let bridge = Path::new("/run/netns").join(namespace(&rack.name, BRIDGE_MACHINE));
+    if bridge.exists() {
+        let error =
+            format!("there is a testbed of rack {} already ({})", rack.name, bridge.display());
+        return Err(Failure::new(
+            error,
+            "end it with `rackbus testbed down`, or give the rack another name",
         ));
     }
     paths::make_private(dir)?;
@@ -424,9 +457,9 @@ fn kill(dir: &Path, machine: &str, output: &Output) -> Result<(), Failure> {
     let (_, machine) = testbed.machine(machine)?;
     let run_dir = dir.join(&machine.name).join("run");
     let file = process::pid_file(&run_dir, Some(&machine.name));
-    let text = std::fs::read_to_string(&file).map_err(|cause| failed(cause.to_string()))?;
-    let pid = text.trim().parse().ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| failed(format!("{} names no process", file.display())))?;
+    // Who holds the file, not what is in it: that process may be gone, and its number another's.
+    let pid = rackbus_link::presence::holder(&file);
+    let pid = pid.ok_or_else(|| failed(format!("the node of {} does not run", machine.name)))?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)
         .map_err(|error| failed(error.to_string()))?;
     done(output, &machine.name, "killed");

@@ -11,7 +11,7 @@ use crate::output::{Failure, Output};
 /// Make a token with which a host on another machine joins the rack once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  rackbus token beta >beta.token     on the control plane's machine; then, on beta's:
+  (umask 077; rackbus token beta >beta.token)     on the control plane's machine; then, on beta's:
   rackbus node --host beta --join https://control:7420 --token-file beta.token
   rackbus token beta --for 10m
 

@@ -406,13 +406,31 @@ impl Service {
         Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
     }
 
+    /// Lets nobody but the borrower of `lease`, and who administrates the rack, change it.
+    ///
+    /// # Errors
+    /// `forbidden`; of what is not known, for others than administrators: it may be made at this moment.
+    pub fn check_borrower(&self, lease: u64, peer: &Peer) -> Result<(), ApiError> {
+        match (self.lease(lease), peer) {
+            (_, Peer::Local(_)) => Ok(()),
+            (Some(known), _) => peer.acts_for(&known.borrower),
+            (None, _) => {
+                let error = format!("there is no lease {lease}");
+                Err(problem("unknown_lease", error, "`rackbus leases --all` lists them"))
+            }
+        }
+    }
+
     /// Messages from a host's node.
     ///
     /// # Errors
     /// [`ApiError`] when the rack has no such host, or the state cannot be stored.
     pub async fn receive(&self, host: &str, said: NodeMessages) -> Result<(), ApiError> {
         self.shared.check_host(host)?;
-        let NodeMessages { messages, report } = said;
+        let NodeMessages { mut messages, report } = said;
+        for message in &mut messages {
+            self.shared.bound(host, message)?;
+        }
         tracing::debug!(host, ?messages, "received");
         let events = report.map(|report| self.shared.note(host, report)).unwrap_or_default();
         let host = host.to_owned();

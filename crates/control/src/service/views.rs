@@ -2,13 +2,16 @@
 
 use rackbus_lease::{
     BorrowRefused, EndReason, FunctionId, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
-    Placement,
+    Message, Placement,
 };
 
 use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
 use crate::api::{
     ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
 };
+
+/// Bytes of the longest message that a node sends.
+const LONGEST_MESSAGE: usize = 64 << 10;
 
 impl Service {
     /// The rack as a whole.
@@ -83,6 +86,24 @@ impl Shared {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses, or leaves out, what a node may not fill the records with.
+    pub(super) fn bound(&self, host: &str, message: &mut Message) -> Result<(), ApiError> {
+        if let Message::Register { devices, .. } = message {
+            let own = |name: &String| {
+                let all = self.inventory.devices.iter().map(|device| &device.function);
+                { all }.any(|function| function.host == host && function.device == *name)
+            };
+            devices.retain(|name, _| own(name));
+        }
+        let text = serde_json::to_string(message).unwrap_or_default();
+        if text.len() <= LONGEST_MESSAGE {
+            return Ok(());
+        }
+        let error =
+            format!("a message of {} bytes is longer than any that a node sends", text.len());
+        Err(problem("bad_request", error, "run the same version of rackbus on all machines"))
     }
 
     pub(super) fn host(&self, known: &Known, host: &str) -> HostStatus {

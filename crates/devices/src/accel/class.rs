@@ -9,7 +9,7 @@ use rackbus_pci::Function;
 use rackbus_qos::{ServiceLevel, TenantId};
 
 use super::CLASS;
-use super::function::Accelerator;
+use super::function::{Accelerator, AcceleratorError};
 use super::pool::{Pool, PoolOptions};
 use crate::class::{Class, DeviceConfig, LentTo};
 use crate::place::{Folders, digest};
@@ -122,8 +122,13 @@ impl AcceleratorFunction {
         let serial = digest(&self.name);
         let promised = self.promised();
         let level = promised.asked.as_ref().or(self.level.as_ref());
-        let mut function = Accelerator::new(&self.pool, self.tenant, level, serial)
-            .map_err(std::io::Error::other)?;
+        let mut made = Accelerator::new(&self.pool, self.tenant, level, serial);
+        if let (Err(AcceleratorError::Level(reason)), true) = (&made, medium.is_some()) {
+            // Who goes on keeps the function, with a share of what is left.
+            tracing::error!(function = self.name, %reason, "what was promised is not kept");
+            made = Accelerator::new(&self.pool, self.tenant, None, serial);
+        }
+        let mut function = made.map_err(std::io::Error::other)?;
         function.medium = medium;
         if promised.own && promised.asked.is_none() {
             self.pool.set_own(self.tenant);
@@ -174,6 +179,10 @@ impl DeviceConfig for AcceleratorFunction {
         let taken = own && asked.is_none() && self.pool.begin_own(self.tenant);
         let level = asked.as_ref().or(self.level.as_ref());
         let set = if taken { Ok(()) } else { self.pool.begin(self.tenant, level) };
+        if set.is_err() && to == LentTo::Nobody {
+            // What the former user was promised is free in any case.
+            let _ = self.pool.begin(self.tenant, None);
+        }
         if set.is_ok() || to == LentTo::Nobody {
             *promised = Promised { asked, own };
         }

@@ -368,7 +368,7 @@ impl Function for Accelerator {
             }
         }
         self.interrupt(bus);
-        let waits = self.queues.iter().any(|queue| queue.waits_until.is_some());
+        let waits = self.queues.iter().any(Queue::waits);
         match some {
             true => Work::Done,
             // What comes into memory rings for nobody.

@@ -112,6 +112,15 @@ impl Queue {
             return;
         }
         (self.tail, self.read) = (tail as u16, head as u16);
+        if self.head == self.tail {
+            // What waited was taken back.
+            self.waits_until = None;
+        }
+    }
+
+    /// Whether its next descriptor waits.
+    pub fn waits(&self) -> bool {
+        self.waits_until.is_some() && self.has_work()
     }
 
     /// The submission ring's tail and the completion ring's head, as the tenant last said.

@@ -124,7 +124,10 @@ impl Accelerator {
             }
             self.interrupt(bus);
         }
-        let under_way = self.pending.values().map(|pending| UnderWay::of(pending, &self.contexts));
+        // A queue pair in error completes nothing.
+        let completed = |pending: &&Pending| self.queues[usize::from(pending.queue)].is_on();
+        let under_way = self.pending.values().filter(completed);
+        let under_way = under_way.map(|pending| UnderWay::of(pending, &self.contexts));
         let value = AcceleratorState {
             running: self.running,
             shadow: self.shadow,

@@ -192,7 +192,7 @@ fn a_level_is_changed_while_it_is_used_and_a_refused_one_changes_nothing() {
     let most = fits(&first.change_level(Some(TOO_MUCH)).unwrap_err());
     assert_eq!(first.level().unwrap(), "sha256 8 Mbit/s message 4 KiB");
     first.change_level(Some(&most)).unwrap();
-    second.set_level(Some("sha256 80 Mbit/s"), LentTo::Borrower).unwrap_err();
+    second.set_level(Some(&most), LentTo::Borrower).unwrap_err();
     first.change_level(Some("sha256 8 Mbit/s")).unwrap();
     second.set_level(Some("sha256 80 Mbit/s"), LentTo::Borrower).unwrap();
     first.change_level(None).unwrap();

@@ -158,7 +158,7 @@ impl Authority {
                         }
                         _ => {}
                     }
-                    authority.next_lease = authority.next_lease.max(lease.lease + 1);
+                    authority.next_lease = authority.next_lease.max(lease.lease.saturating_add(1));
                     let time = match lease.state {
                         LeaseState::Closing { .. } => Some(config.close_grace),
                         LeaseState::Ended { .. } => None,
@@ -245,8 +245,8 @@ impl Authority {
     ) -> LeaseId {
         let Terms { placement, group, level } = terms.clone();
         let lease = self.next_lease;
-        let epoch = self.functions.get(function).map_or(0, |record| record.epoch) + 1;
-        self.set_next_lease(lease + 1);
+        let epoch = self.functions.get(function).map_or(0, |record| record.epoch).saturating_add(1);
+        self.set_next_lease(lease.saturating_add(1));
         let (function, borrower) = (function.clone(), borrower.to_owned());
         let state = LeaseState::Arming;
         let record = LeaseRecord {

@@ -6,6 +6,9 @@ use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Message, Millis};
 
 use super::{Authority, EndReason, FunctionRecord, FunctionState, HostRecord, LeaseState};
 
+/// Leases that records can have lost: a node that tells of more would use up the numbers.
+const LOST_AT_MOST: LeaseId = 1_000_000;
+
 impl Authority {
     /// A node is there: `devices` says what it lends, and the newest epoch of each that it knows.
     pub(super) fn register(
@@ -39,6 +42,7 @@ impl Authority {
         devices: &BTreeMap<String, Epoch>,
         newest_lease: LeaseId,
     ) {
+        let newest_lease = newest_lease.min(self.next_lease.saturating_add(LOST_AT_MOST));
         if newest_lease >= self.next_lease {
             self.set_next_lease(newest_lease.saturating_add(1));
         }

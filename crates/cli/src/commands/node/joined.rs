@@ -61,8 +61,8 @@ impl JoinArgs {
         let state_dir = paths::state_dir(self.state_dir.as_deref(), &format!("{host}.node"))?;
         paths::make_private(&state_dir)?;
         let credentials = match Credentials::load(&state_dir).map_err(unusable)? {
-            Some(credentials) => credentials,
-            None => {
+            Some(credentials) if !credentials.is_over() => credentials,
+            _ => {
                 let credentials = self.first(host, &control).await?;
                 credentials.save(&state_dir).map_err(unusable)?;
                 credentials
@@ -96,7 +96,8 @@ impl JoinArgs {
         let remedy = "make a token with `rackbus token HOST` where the control plane runs, and name its file \
                       with --token-file";
         let Some(path) = &self.token_file else {
-            return Err(Failure::usage(format!("{host} has not joined this rack yet"), remedy));
+            let error = format!("{host} has no certificate of this rack that is good");
+            return Err(Failure::usage(error, remedy));
         };
         let text = std::fs::read_to_string(path)
             .map_err(|cause| Failure::usage(format!("{}: {cause}", path.display()), remedy))?;
@@ -178,7 +179,8 @@ fn own_address(control: &str, listen: SocketAddr) -> Result<SocketAddr, Failure>
         return Ok(listen);
     }
     let towards = || -> std::io::Result<SocketAddr> {
-        let to = control.to_socket_addrs()?.next().ok_or(std::io::ErrorKind::NotFound)?;
+        let same = |to: &SocketAddr| to.is_ipv4() == listen.is_ipv4();
+        let to = control.to_socket_addrs()?.find(same).ok_or(std::io::ErrorKind::NotFound)?;
         let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
         // No packet is sent: the system says which way one would take.
         let socket = UdpSocket::bind(any)?;
@@ -187,7 +189,7 @@ fn own_address(control: &str, listen: SocketAddr) -> Result<SocketAddr, Failure>
     };
     let own = towards().map_err(|cause| {
         let error = format!("this machine's address towards {control} is not known: {cause}");
-        Failure::usage(error, "name it with --advertise")
+        Failure::usage(error, "name it with --advertise; --listen [::]:7421 listens for IPv6")
     })?;
     Ok(SocketAddr::new(own.ip(), listen.port()))
 }
@@ -200,6 +202,11 @@ fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
 fn not_reached(error: ClientError) -> Failure {
     match error {
         refused @ ClientError::Refused(_) => refused.into(),
+        other if other.to_string().contains("certificate") => Failure::new(
+            other.to_string(),
+            "see that the clocks of both machines are right; else remove identity.pem from the state directory, \
+             and join with a new token",
+        ),
         other => Failure::new(
             other.to_string(),
             "start it with `rackbus control RACK.toml --listen ADDRESS:PORT`, and see that no firewall is \
