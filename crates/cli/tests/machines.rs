@@ -151,6 +151,8 @@ fn a_machine_acts_for_its_own_host_alone() {
     let lease = beta.borrow("alpha/nvme0", "beta");
     let said = gamma.bad(&["return", &lease.lease.to_string()]);
     assert!(said.contains("gamma may not act for beta"), "{said}");
+    let said = gamma.bad(&["return", &(lease.lease + 1).to_string()]);
+    assert!(said.contains("there is no lease"), "{said}");
     let said = gamma.bad(&["token", "beta"]);
     assert!(said.contains("you may not ask for POST /v1/tokens"), "{said}");
     assert!(socket(&lease).exists());

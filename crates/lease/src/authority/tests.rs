@@ -212,6 +212,20 @@ fn nodes_that_know_more_than_the_records_are_believed() {
     assert_eq!((lease, authority.lease(lease).unwrap().epoch), (41, 8));
 }
 
+/// It would leave none for others.
+#[test]
+fn a_node_cannot_use_up_the_numbers_of_leases() {
+    let mut authority = Authority::new(Config::default());
+    let devices = [("nvme0".to_owned(), 0)].into();
+    let (newest_lease, address) = (u64::MAX, "alpha".to_owned());
+    let message = Message::Register { incarnation: 1, devices, newest_lease, address };
+    authority.receive(0, "alpha", message);
+    register(&mut authority, 0, "beta", &[]);
+    let function: FunctionId = "alpha/nvme0".parse().unwrap();
+    let (lease, _) = authority.borrow(1, &function, "beta", Placement::Lender).unwrap();
+    assert!(lease <= 1_000_002, "{lease}");
+}
+
 #[test]
 fn who_has_not_registered_since_a_restart_gets_nothing_yet() {
     let authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
