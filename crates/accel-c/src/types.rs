@@ -10,7 +10,7 @@ use crate::error::{Failure, invalid};
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct rackbus_accel_options {
-    /// Queue pairs.
+    /// How many queue pairs of the function are used.
     pub queues: u16,
     /// Requests under way in each.
     pub depth: u16,
@@ -51,7 +51,7 @@ impl rackbus_accel_options {
 pub struct rackbus_accel_info {
     /// Queue pairs that it has.
     pub queues: u32,
-    /// Contexts at most.
+    /// How many contexts the function keeps at most.
     pub contexts: u32,
     /// Bytes of a message at most.
     pub largest: u32,
@@ -68,13 +68,13 @@ pub struct rackbus_accel_info {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct rackbus_accel_segment {
-    /// Where it begins.
+    /// Its first byte, counted from the beginning of the memory for data.
     pub offset: u64,
-    /// Its bytes.
+    /// How many bytes it has.
     pub length: u64,
 }
 
-/// A request.
+/// What the function is asked to do with a message.
 #[allow(non_camel_case_types)]
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -106,7 +106,7 @@ pub struct rackbus_accel_request {
 pub struct rackbus_accel_completion {
     /// What the request is known by.
     pub token: u64,
-    /// How it ended.
+    /// The status of its completion, as the interface numbers them.
     pub status: u32,
     /// Bytes that came out.
     pub output: u32,

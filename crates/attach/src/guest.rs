@@ -28,7 +28,7 @@ use crate::session::{AttachError, lock};
 pub struct WindowError {
     /// Where the file system is mounted.
     pub folder: PathBuf,
-    /// What was found.
+    /// What the guest has in the place of a usable window.
     pub why: &'static str,
 }
 

@@ -78,7 +78,7 @@ impl Location {
 /// Where a process finds its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// On a host.
+    /// By the socket of its node, on a host.
     Host(Location),
     /// In a virtual machine, through the file system that is mounted in this folder.
     Guest(PathBuf),

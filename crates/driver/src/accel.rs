@@ -93,7 +93,7 @@ impl From<DriveError> for AccelError {
 /// How to use a function.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Queue pairs.
+    /// How many queue pairs of the function are used.
     pub queues: u16,
     /// Descriptors under way in each, 1 to 4095.
     pub depth: u16,
@@ -114,7 +114,7 @@ impl Default for Options {
 pub struct AccelInfo {
     /// Queue pairs that it has.
     pub queues: u32,
-    /// Contexts at most.
+    /// How many contexts the function keeps at most.
     pub contexts: u32,
     /// Bytes of a message at most.
     pub largest: u32,

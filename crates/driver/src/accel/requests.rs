@@ -140,7 +140,7 @@ impl Accel {
             .map_err(|_| AccelError::Unsupported("it answered with a handle that is none"))
     }
 
-    /// Wipes a context.
+    /// Has the function wipe a context, with its key or patterns.
     ///
     /// # Errors
     /// [`AccelError`].

@@ -36,7 +36,7 @@ struct Slots {
 pub struct Finished {
     /// What it is known by.
     pub token: u64,
-    /// How it ended.
+    /// The status of its completion, as the interface numbers them.
     pub status: Status,
     /// Bytes of output.
     pub output: u32,
