@@ -167,7 +167,8 @@ impl Accel {
     /// # Errors
     /// [`AccelError`].
     pub fn open_pci(address: &str, options: Options) -> Result<Accel, AccelError> {
-        let function = MachineFunction::open(address).map_err(DriveError::from)?;
+        let function = MachineFunction::open_only(address, VENDOR_ID, DEVICE_ID);
+        let function = function.map_err(DriveError::from)?;
         Accel::start(Box::new(function), options)
     }
 
@@ -184,7 +185,7 @@ impl Accel {
     ///
     /// # Errors
     /// [`AccelError`].
-    pub fn start(mut device: Box<dyn Device>, options: Options) -> Result<Accel, AccelError> {
+    pub fn start(device: Box<dyn Device>, options: Options) -> Result<Accel, AccelError> {
         let Options { queues, depth, data, interrupts } = options;
         if !(1..=4095).contains(&depth) || queues == 0 {
             return Err(AccelError::Request("1 to 4095 descriptors may be under way"));
@@ -193,7 +194,10 @@ impl Accel {
             return Err(AccelError::Request("the function has fewer queues"));
         }
         let layout = Layout::new(queues, depth, data);
+        let mut device = device;
         let memory = device.memory("accel-driver", layout.length)?;
+        // Declared behind the memory: where this fails, the function is stopped before its memory is given back.
+        let mut device = device;
         let addresses = device.start(IOVA, &memory)?;
         let info = identify(&mut *device)?;
         if u32::from(queues) > info.queues {

@@ -530,10 +530,11 @@ impl Lent {
     ) -> Result<Box<dyn Attached>, LendError> {
         self.start(state)?;
         // A model that failed since it was armed was started anew just now, and knows of no promise.
-        let promised = self.promised().clone();
+        let promised = self.promised();
         if promised.is_some() {
             self.lendable.change_level(promised.as_deref()).map_err(LendError::Level)?;
         }
+        drop(promised);
         let attached = self.lendable.attach(lending, stream);
         let attached = attached.map_err(|cause| self.broken(cause))?;
         state.session = Some(Session { stream: stream.clone(), at: None });

@@ -28,6 +28,18 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 /// Why a function of this machine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
+    /// There is another device.
+    #[error(
+        "{address} is another device than {vendor:04x}:{device:04x}; name the address of one, as lspci shows it"
+    )]
+    Another {
+        /// The address.
+        address: String,
+        /// The vendor that it should be of.
+        vendor: u16,
+        /// The device number that it should have.
+        device: u16,
+    },
     /// This machine has none at that address.
     #[error("there is no PCI function {0} on this machine; `lspci -D` lists them")]
     NotFound(String),
@@ -112,7 +124,27 @@ impl MachineFunction {
     /// # Errors
     /// [`MachineError`].
     pub fn open(address: &str) -> Result<MachineFunction, MachineError> {
+        MachineFunction::at(Place::find(Path::new(DEVICES), address)?)
+    }
+
+    /// The same for a function of this vendor with this device number alone: opening resets it, and another one is
+    /// left as it is.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn open_only(
+        address: &str,
+        vendor: u16,
+        device: u16,
+    ) -> Result<MachineFunction, MachineError> {
         let place = Place::find(Path::new(DEVICES), address)?;
+        if !is(&place.path, "vendor", vendor) || !is(&place.path, "device", device) {
+            return Err(MachineError::Another { address: place.address, vendor, device });
+        }
+        MachineFunction::at(place)
+    }
+
+    fn at(place: Place) -> Result<MachineFunction, MachineError> {
         match place.driver().as_deref() {
             Some("vfio-pci") => Ok(MachineFunction(Way::Vfio(vfio::Device::open(&place)?))),
             None | Some("uio_pci_generic") => {
@@ -207,11 +239,6 @@ fn find_in(devices: &Path, vendor: u16, device: u16) -> Result<Vec<String>, Mach
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(cause) => return Err(file(devices)(cause)),
     };
-    let is = |path: &Path, name: &str, wanted: u16| {
-        let text = fs::read_to_string(path.join(name)).unwrap_or_default();
-        text.trim().strip_prefix("0x").and_then(|hex| u16::from_str_radix(hex, 16).ok())
-            == Some(wanted)
-    };
     let mut found: Vec<String> = entries
         .flatten()
         .filter(|entry| is(&entry.path(), "vendor", vendor) && is(&entry.path(), "device", device))
@@ -219,6 +246,13 @@ fn find_in(devices: &Path, vendor: u16, device: u16) -> Result<Vec<String>, Mach
         .collect();
     found.sort();
     Ok(found)
+}
+
+/// Whether sysfs says of the function in `path` that its `name` is `wanted`.
+fn is(path: &Path, name: &str, wanted: u16) -> bool {
+    let text = fs::read_to_string(path.join(name)).unwrap_or_default();
+    let number = text.trim().strip_prefix("0x").and_then(|hex| u16::from_str_radix(hex, 16).ok());
+    number == Some(wanted)
 }
 
 /// Where sysfs has a function.

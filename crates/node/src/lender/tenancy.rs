@@ -55,8 +55,10 @@ impl LentFunctions {
         level: Option<&str>,
     ) -> Vec<LenderAction> {
         let outcome = self.find(device).and_then(|lent| {
+            // Held meanwhile: who attaches now finds one or the other in both places.
+            let mut promised = lent.promised();
             lent.lendable.change_level(level).map_err(LendError::Level)?;
-            *lent.promised() = level.map(str::to_owned);
+            *promised = level.map(str::to_owned);
             Ok(())
         });
         let outcome = outcome.map_err(|error| error.to_string());
