@@ -37,7 +37,7 @@ pub enum Command {
         /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
-        /// Where certificates go.
+        /// The folder for the certificate authority that both ends have.
         #[arg(long, default_value = "target/bench/machines")]
         dir: PathBuf,
     },

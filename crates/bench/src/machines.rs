@@ -31,7 +31,7 @@ pub struct Settings {
     pub runs: usize,
     /// How long each run takes.
     pub time: Duration,
-    /// Where certificates go.
+    /// The folder for the certificate authority that both ends have.
     pub dir: PathBuf,
     /// Only cases whose name contains this.
     pub only: String,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path as FilePath;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::connect_info::Connected;
@@ -14,7 +14,7 @@ use axum::extract::{ConnectInfo, State};
 use axum::routing::{get, post};
 use axum::serve::{IncomingStream, Listener};
 use axum::{Json, Router};
-use rackbus_identity::{Authority, Credentials, Subject, Token, TokenRefused, Tokens};
+use rackbus_identity::{Authority, Credentials, Renewed, Subject, Token, TokenRefused, Tokens};
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
@@ -40,9 +40,6 @@ const JOINING: Duration = Duration::from_secs(10);
 const FORWARDED: usize = 256;
 /// How long a token is good at most.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-
-/// Credentials that are renewed while they are used.
-pub type Renewed = Arc<RwLock<Credentials>>;
 
 /// What hosts join by.
 #[derive(Debug)]

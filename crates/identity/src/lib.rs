@@ -20,6 +20,9 @@ pub use join::joining_config;
 pub use rustls;
 pub use token::{BadToken, Token, TokenRefused, Tokens};
 
+/// Credentials that are renewed while they are used.
+pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;
+
 /// What a certificate of the rack names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {

@@ -6,11 +6,11 @@
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
-use rackbus_identity::{Credentials, Subject};
+use rackbus_identity::{Credentials, Renewed, Subject};
 use rackbus_memory::StreamError;
 
 use crate::tls::TlsConversation;
@@ -26,9 +26,6 @@ pub const SCHEME: &str = "tcp:";
 /// Peers that may be under way with their handshake and hello at a time: of each, memory is taken before it
 /// is known.
 const UNHEARD: usize = 256;
-
-/// Credentials that are renewed while they are used.
-pub type Renewed = Arc<RwLock<Credentials>>;
 
 /// The link of a host to others of its rack on other machines.
 #[derive(Debug, Clone)]
@@ -222,6 +219,7 @@ impl Caller for TcpCaller {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::sync::RwLock;
 
     use rackbus_identity::Authority;
     use rackbus_memory::exchange::MESSAGE_BYTES;

@@ -53,7 +53,7 @@ const ENGINES: [Operation; 10] = [
 /// Decompression, of what the engine before it made of 64 KiB.
 const REVERSED: [Operation; 3] =
     [Operation::Inflate, Operation::ZstdDecompress, Operation::Lz4Decompress];
-/// What is chained.
+/// The operations of the chain, and of the three calls that it is compared with.
 const CHAIN: [Operation; 3] = [Operation::Lz4Compress, Operation::Aes256Ctr, Operation::Blake3];
 
 const SMALL: usize = 64;

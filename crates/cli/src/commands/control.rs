@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rackbus_control::machines::{self, Joining, Renewed};
+use rackbus_control::machines::{self, Joining};
 use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::{Composition, Rack};
-use rackbus_identity::{Authority, Subject};
+use rackbus_identity::{Authority, Renewed, Subject};
 use rackbus_lease::{Config, Placement};
 use rackbus_link::presence::{holder, node_file};
 

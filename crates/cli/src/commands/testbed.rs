@@ -29,7 +29,7 @@ const CONTROL: u16 = 7420;
 const NODE: u16 = 7421;
 /// The machine of the control plane, beside those of the hosts.
 const CONTROL_MACHINE: &str = "control";
-/// What joins them.
+/// The namespace of the bridge that joins the machines' network interfaces.
 const BRIDGE_MACHINE: &str = "bridge";
 /// The folder's note of what there is.
 const NOTE: &str = "testbed.json";
@@ -62,7 +62,7 @@ pub struct Args {
 enum Action {
     /// Start a machine for the control plane and one for each host of a rack file.
     Up {
-        /// The rack file.
+        /// The rack file that describes the hosts; each gets a machine.
         #[arg(default_value = "rack.toml")]
         file: PathBuf,
     },
@@ -98,7 +98,7 @@ enum Action {
     },
 }
 
-/// What there is.
+/// The machines of a testbed, as its folder's note has them for later commands.
 #[derive(Debug, Serialize, Deserialize)]
 struct Testbed {
     rack: String,
@@ -297,7 +297,7 @@ impl Testbed {
 }
 
 impl Args {
-    /// Does it.
+    /// Runs the subcommand; `on` comes back only when its program cannot be run.
     pub async fn run(&self, output: &Output) -> Result<(), Failure> {
         if !rustix::process::geteuid().is_root() {
             let remedy = "run it as root, or start the rack on this machine with `rackbus up`";

@@ -10,7 +10,7 @@ use crate::api::{
     ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
 };
 
-/// Bytes of the longest message that a node sends.
+/// Bytes of the longest message that a node sends, without the devices that it registers.
 const LONGEST_MESSAGE: usize = 64 << 10;
 
 impl Service {
@@ -90,15 +90,18 @@ impl Shared {
 
     /// Refuses, or leaves out, what a node may not fill the records with.
     pub(super) fn bound(&self, host: &str, message: &mut Message) -> Result<(), ApiError> {
+        let mut most = LONGEST_MESSAGE;
         if let Message::Register { devices, .. } = message {
             let own = |name: &String| {
                 let all = self.inventory.devices.iter().map(|device| &device.function);
                 { all }.any(|function| function.host == host && function.device == *name)
             };
             devices.retain(|name, _| own(name));
+            // As many as the rack file has, each with its name and epoch.
+            most += devices.keys().map(|name| name.len() + 32).sum::<usize>();
         }
         let text = serde_json::to_string(message).unwrap_or_default();
-        if text.len() <= LONGEST_MESSAGE {
+        if text.len() <= most {
             return Ok(());
         }
         let error =

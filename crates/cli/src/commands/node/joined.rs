@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use rackbus_control::machines::{JoinRequest, Renewed, forward};
+use rackbus_control::machines::{JoinRequest, forward};
 use rackbus_control::{Client, ClientError};
 use rackbus_devices::class::parse_rack;
-use rackbus_identity::{Credentials, Request, Subject, Token, joining_config};
+use rackbus_identity::{Credentials, Renewed, Request, Subject, Token, joining_config};
 use rackbus_link::tcp::TcpLink;
 
 use crate::Common;

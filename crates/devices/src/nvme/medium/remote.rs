@@ -273,7 +273,9 @@ impl Remote {
     /// Nobody answers any more: everything fails.
     fn fail_all(&mut self, out: &mut Vec<Finished>) {
         // What waits to be sent is sent from places that are free from here on.
-        self.exchange.close();
+        if !self.exchange.is_closed() {
+            self.exchange.close();
+        }
         for tag in 0..TAGS {
             if self.operations[tag as usize].is_some() {
                 self.finish(tag, Err(MediaError::Unreachable), out);
