@@ -1,0 +1,15 @@
+//! One network over the fabric: Ethernet frames between the hosts of a rack, their guests, and an uplink.
+//!
+//! * [`address`]: Ethernet addresses.
+//! * [`offload`]: what a sender leaves to others to do to a frame.
+//! * [`port`]: the end of the network that a device model or an interface holds.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod offload;
+pub mod port;
+
+pub use address::MacAddress;
+pub use offload::Offload;
+pub use port::{Cause, Frame, Network, Port, Sent};
