@@ -64,6 +64,9 @@ impl LenderProcess {
             BackingConfig::Memory => command.args(["--backing", "memory"]),
             BackingConfig::Null => command.args(["--backing", "null"]),
             BackingConfig::File(path) => command.arg("--file").arg(path),
+            BackingConfig::Part(_) => {
+                return Err(BenchError::Peer("whole drives are measured, not parts".to_owned()));
+            }
         };
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().map_err(BenchError::io("starting a lender"))?;

@@ -112,8 +112,16 @@ fn split(text: &str) -> Option<(u64, &str)> {
 
 /// Bytes as people read them: exact in the largest binary unit that divides them (`1 GiB`).
 pub fn format_size(bytes: u64) -> String {
-    let unit =
-        UNITS[..4].iter().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
+    whole(bytes, &UNITS[..4])
+}
+
+/// Bytes per second as people write rates, exactly.
+pub fn format_rate(bytes: u64) -> String {
+    whole(bytes, &UNITS[4..]) + "/s"
+}
+
+fn whole(bytes: u64, units: &[(&str, u64)]) -> String {
+    let unit = units.iter().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
     match unit {
         Some((name, factor)) => format!("{} {name}", bytes / factor),
         None => format!("{bytes} B"),

@@ -48,6 +48,9 @@ pub trait Arbiter: Send {
     /// The index of the queue whose turn it is; `None` ends the poll.
     fn next(&mut self) -> Option<usize>;
 
+    /// Gives the queue at `index` a turn of its own, in the place of a poll.
+    fn only(&mut self, queues: usize, index: usize);
+
     /// A command about `bytes` was taken from the queue whose turn it is.
     fn spend(&mut self, bytes: u64);
 
@@ -120,6 +123,14 @@ impl Arbiter for RoundRobin {
         None
     }
 
+    fn only(&mut self, queues: usize, index: usize) {
+        self.begin(queues);
+        self.current = index.min(queues.saturating_sub(1));
+        if let Some(credit) = self.credit.get_mut(self.current) {
+            *credit = (*credit + self.shares.quantum).min(self.shares.quantum);
+        }
+    }
+
     #[inline]
     fn spend(&mut self, bytes: u64) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -187,6 +198,9 @@ pub(super) mod tests {
         fn begin(&mut self, queues: usize) {
             (self.queues, self.turns, self.index) = (queues, queues, self.turn);
             self.budget = self.poll;
+        }
+        fn only(&mut self, queues: usize, _index: usize) {
+            self.begin(queues);
         }
         fn next(&mut self) -> Option<usize> {
             if self.budget < 0 || self.turns == 0 {

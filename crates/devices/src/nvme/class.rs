@@ -1,20 +1,27 @@
 //! NVMe drives as a class: what the rack file says of one, and what follows from it.
 
+mod functions;
+
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use rackbus_fabric::rack::{DeviceSection, format_size};
+use rackbus_fabric::rack::{DeviceSection, format_rate, format_size};
 use rackbus_fabric::text::{Outcome, SIZES, Section, wrong};
 use rackbus_memory::ExchangeFiles;
 use rackbus_pci::{Function, MediumAccess};
 
+use super::backing::{SharedFile, SharedPart};
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
+use super::limits::{Delays, Limits};
 use super::medium;
 use crate::class::{Class, DeviceConfig, FrontError};
 use crate::lost::Lost;
 use crate::place::{Folders, Place, digest};
 
+/// Operations in a second that a limit may name at most.
+const MOST_OPERATIONS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
@@ -28,8 +35,25 @@ impl Class for DriveClass {
     }
 
     fn read(&self, section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
-        let keys = section.keys(&["kind", "size", "block_size", "backing", "serial"])?;
+        let keys = section.keys(KEYS)?;
+        if keys.get("functions").is_some() {
+            // They are lent, not the drive.
+            return Ok(None);
+        }
         Ok(Some(Arc::new(DriveSection::read(section.function(), &keys)?)))
+    }
+
+    fn virtual_functions(
+        &self,
+        section: &DeviceSection<'_>,
+    ) -> Outcome<Vec<Arc<dyn DeviceConfig>>> {
+        let keys = section.keys(KEYS)?;
+        if keys.get("functions").is_none() {
+            return Ok(Vec::new());
+        }
+        let drive = DriveSection::read(section.function(), &keys)?;
+        let parts = functions::read(&drive, &keys)?;
+        Ok(parts.into_iter().map(|part| Arc::new(part) as Arc<dyn DeviceConfig>).collect())
     }
 
     fn state_version(&self) -> Option<u32> {
@@ -58,6 +82,9 @@ impl Class for DriveClass {
     }
 }
 
+const KEYS: &[&str] =
+    &["kind", "size", "block_size", "backing", "serial", "rate", "operations", "functions"];
+
 fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
     let count = files.len();
     ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))
@@ -71,7 +98,29 @@ struct DriveSection {
     block_size: u32,
     place: Place,
     serial: String,
+    limits: Limits,
+    delays: Delays,
+    /// It is a part of this drive.
+    part: Option<DrivePart>,
 }
+
+/// Which part of which drive a function is.
+#[derive(Debug, Clone)]
+struct DrivePart {
+    /// The drive's name in the rack: `alpha/nvme0`.
+    drive: String,
+    /// The function's among those of the drive: `vf1`.
+    name: String,
+    shared: Arc<SharedFile>,
+}
+
+impl PartialEq for DrivePart {
+    fn eq(&self, other: &DrivePart) -> bool {
+        (&self.drive, &self.name) == (&other.drive, &other.name)
+    }
+}
+
+impl Eq for DrivePart {}
 
 impl DriveSection {
     fn read(function: &str, section: &Section<'_>) -> Outcome<DriveSection> {
@@ -101,20 +150,51 @@ impl DriveSection {
                 return wrong(span, format!("`{text}` is no serial number"), SERIALS);
             }
         };
-        Ok(DriveSection { function: function.to_owned(), size, block_size, place, serial })
+        let (function, limits) = (function.to_owned(), limits(section)?);
+        let delays = Delays::default();
+        Ok(DriveSection { function, size, block_size, place, serial, limits, delays, part: None })
     }
 
     fn config(&self, folders: &Folders) -> NvmeConfig {
         NvmeConfig {
             block_size: self.block_size,
-            backing: match self.place.file(&self.function, folders) {
-                Some(file) => BackingConfig::File(file),
-                None if self.place == Place::Null => BackingConfig::Null,
-                None => BackingConfig::Memory,
-            },
+            backing: self.backing(folders),
+            limits: self.limits,
+            delays: self.delays.clone(),
             ..NvmeConfig::memory(self.size, &self.serial)
         }
     }
+
+    fn backing(&self, folders: &Folders) -> BackingConfig {
+        let drive = self.part.as_ref().map_or(&self.function, |part| &part.drive);
+        match (self.place.file(drive, folders), &self.part) {
+            (Some(path), Some(part)) => BackingConfig::Part(SharedPart {
+                shared: part.shared.clone(),
+                path,
+                notes: notes(drive, folders),
+                name: part.name.clone(),
+            }),
+            (Some(path), None) => BackingConfig::File(path),
+            (None, _) if self.place == Place::Null => BackingConfig::Null,
+            (None, _) => BackingConfig::Memory,
+        }
+    }
+}
+
+/// The file that says which part of a drive each of its functions has.
+fn notes(drive: &str, folders: &Folders) -> PathBuf {
+    let device = drive.rsplit('/').next().unwrap_or(drive);
+    folders.state.join(format!("{device}.parts.json"))
+}
+
+/// `rate` and `operations` of a drive or one of its functions.
+fn limits(section: &Section<'_>) -> Outcome<Limits> {
+    let bytes = section.rate("rate")?;
+    if bytes == Some(0) {
+        return wrong(section.place("rate"), "`rate` is 0", "leave it out where there is no limit");
+    }
+    let operations = section.count("operations", 1, MOST_OPERATIONS)?;
+    Ok(Limits { bytes, operations })
 }
 
 impl DeviceConfig for DriveSection {
@@ -128,7 +208,21 @@ impl DeviceConfig for DriveSection {
 
     fn detail(&self) -> String {
         let (size, block) = (format_size(self.size), self.block_size);
-        format!("{size}, {block} B blocks, {}", self.place)
+        let mut text = format!("{size}, {block} B blocks, {}", self.place);
+        if let Some(bytes) = self.limits.bytes {
+            text += &format!(", {}", format_rate(bytes));
+        }
+        if let Some(operations) = self.limits.operations {
+            text += &format!(", {operations} op/s");
+        }
+        text
+    }
+
+    fn shaping(&self) -> Vec<(&'static str, u64)> {
+        match self.limits == Limits::default() {
+            true => Vec::new(),
+            false => vec![("delayed", self.delays.count())],
+        }
     }
 
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>> {
@@ -181,7 +275,7 @@ mod tests {
         let parsed = parse_rack("rack.toml", &text).map(drop).map_err(|error| error.to_string());
         let mut drive = None;
         let rack = Rack::parse_with("rack.toml", &text, |section| {
-            let keys = section.keys(&["kind", "size", "block_size", "backing", "serial"])?;
+            let keys = section.keys(KEYS)?;
             drive = Some(DriveSection::read(section.function(), &keys)?);
             Ok(0)
         });

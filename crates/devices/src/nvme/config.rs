@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::backing::SharedPart;
+use super::limits::{Delays, Limits};
+
 /// Logical block sizes that a namespace may have, in bytes.
 pub const BLOCK_SIZES: [u32; 2] = [512, 4096];
 
@@ -12,6 +15,8 @@ pub enum BackingConfig {
     Memory,
     /// In a file or on a block device, through the page cache.
     File(PathBuf),
+    /// In a part of a file or block device that functions of the same drive share.
+    Part(SharedPart),
     /// Nowhere: reads move no data, writes are forgotten. For measuring the protocol alone.
     Null,
 }
@@ -31,6 +36,10 @@ pub struct NvmeConfig {
     pub serial: String,
     /// Model number, up to 40 printable ASCII characters.
     pub model: String,
+    /// What its user may do in a second.
+    pub limits: Limits,
+    /// Counts what had to wait for that.
+    pub delays: Delays,
 }
 
 impl NvmeConfig {
@@ -42,6 +51,8 @@ impl NvmeConfig {
             backing: BackingConfig::Memory,
             serial: serial.to_owned(),
             model: "rackbus NVMe drive".to_owned(),
+            limits: Limits::default(),
+            delays: Delays::default(),
         }
     }
 
@@ -67,6 +78,9 @@ impl NvmeConfig {
         }
         if self.size > MAX_SIZE {
             return wrong(format!("size is {}; at most {MAX_SIZE} is possible", self.size));
+        }
+        if self.limits.bytes == Some(0) || self.limits.operations == Some(0) {
+            return wrong("a limit is 0; nothing could ever be done".to_owned());
         }
         if self.size == 0 && !matches!(self.backing, BackingConfig::File(_)) {
             return wrong("size is 0; give the drive a size".to_owned());
@@ -131,6 +145,10 @@ mod tests {
             (NvmeConfig { block_size: 1024, ..good.clone() }, "512 or 4096"),
             (NvmeConfig { size: 1000, ..good.clone() }, "multiple"),
             (NvmeConfig { size: 0, ..good.clone() }, "give the drive a size"),
+            (
+                NvmeConfig { limits: Limits { operations: Some(0), bytes: None }, ..good.clone() },
+                "a limit is 0",
+            ),
             (NvmeConfig { size: 1 << 63, ..good.clone() }, "at most"),
             (NvmeConfig { serial: "x".repeat(21), ..good.clone() }, "1 to 20"),
             (NvmeConfig { model: "ü".to_owned(), ..good }, "printable ASCII"),

@@ -25,6 +25,7 @@ use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
+use super::limits::Meter;
 use super::medium::{CLASS, Description, Port};
 use super::operations::Counts;
 use super::queue::{CompletionQueue, SubmissionQueue};
@@ -70,6 +71,8 @@ pub struct Nvme {
     pub(super) finished: Vec<Finished>,
     /// Whose turn it is.
     pub(super) arbiter: Box<dyn Arbiter>,
+    /// What its user may do in a second.
+    pub(super) meter: Meter,
     /// Bytes that the command being executed is about.
     pub(super) cost: u64,
     /// The commands that it has answered.
@@ -127,6 +130,7 @@ impl Nvme {
             state: State::new(0),
             finished: Vec::new(),
             arbiter: Box::new(RoundRobin::default()),
+            meter: Meter::new(config.limits, config.delays.clone()),
             cost: 0,
             counts: Counts::new(config.block_size),
             port: None,
@@ -451,7 +455,7 @@ impl Function for Nvme {
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
         if let Some(port) = &mut self.port {
-            return port.poll(&mut *self.backing, bus);
+            return port.poll(&mut *self.backing, &mut self.meter, bus);
         }
         if self.state.generation != bus.dma.generation() {
             self.state.resolve(bus.dma);
@@ -489,11 +493,15 @@ impl Function for Nvme {
         }
         let reach = self.check_reach(bus);
         self.state.untimed = false;
-        if reach.is_none() && (self.state.is_polled() || !self.state.jobs.is_empty()) {
+        let limit = self.limit(bus);
+        if reach.is_none()
+            && limit.is_none()
+            && (self.state.is_polled() || !self.state.jobs.is_empty())
+        {
             self.state.untimed = true;
             return Work::Idle;
         }
-        Work::Asleep([due, reach].into_iter().flatten().min())
+        Work::Asleep([due, reach, limit].into_iter().flatten().min())
     }
 
     fn park(&mut self, bus: &Bus<'_>) -> bool {

@@ -50,11 +50,10 @@ impl Description {
     /// The drive that a front shows.
     pub fn config(&self) -> NvmeConfig {
         NvmeConfig {
-            size: self.size,
             block_size: self.block_size,
             backing: BackingConfig::Null,
-            serial: self.serial.clone(),
             model: self.model.clone(),
+            ..NvmeConfig::memory(self.size, &self.serial)
         }
     }
 }

@@ -5,9 +5,9 @@
 //! * `registers`, `shadow`, `queue`: what the host and the controller share.
 //! * `admin`, `io`: the commands. `transfer`: their data pointers. `jobs`: those in the background.
 //! * `identify`, `features`, `logs`, `events`: what the host may ask, set and hear.
-//! * `arbitration`: which queue has its turn. `interrupts`: when to interrupt the host.
+//! * `arbitration`: which queue has its turn. [`limits`]: what may be done in a second. `interrupts`: when to interrupt the host.
 //! * `saved`: all of that as a value, to go on with in another process.
-//! * [`backing`]: where the data lives.
+//! * [`backing`]: where the data lives. `parts`: who has which part of a drive with several functions.
 
 mod admin;
 mod arbitration;
@@ -21,9 +21,11 @@ mod identify;
 mod interrupts;
 mod io;
 mod jobs;
+pub mod limits;
 mod logs;
 pub mod medium;
 mod operations;
+mod parts;
 mod queue;
 mod registers;
 mod saved;

@@ -56,6 +56,9 @@ impl Nvme {
     /// Gives queues their turns.
     #[inline]
     pub(super) fn poll_queues(&mut self, bus: &Bus<'_>) -> u32 {
+        if !self.meter.is_ready(bus.now_ns) {
+            return self.administer(bus);
+        }
         let mut done = 0;
         self.arbiter.begin(self.state.active_count());
         while let Some(index) = self.arbiter.next() {
@@ -68,6 +71,27 @@ impl Nvme {
             done += taken;
         }
         done
+    }
+
+    /// Gives the admin queue alone its turn: the drive's limits hold back I/O.
+    fn administer(&mut self, bus: &Bus<'_>) -> u32 {
+        self.arbiter.only(self.state.active_count(), 0);
+        let (done, _) = self.poll_queue(bus, 0);
+        for index in 1..self.state.active_count() {
+            if let Some(qid) = self.state.active(index) {
+                self.refresh_tail(qid);
+            }
+        }
+        done
+    }
+
+    /// When commands that wait for the drive's limits may go on, if any do.
+    #[inline]
+    pub(super) fn limit(&mut self, bus: &Bus<'_>) -> Option<u64> {
+        if self.meter.is_ready(bus.now_ns) || !self.state.has_pending_io() {
+            return None;
+        }
+        Some(self.meter.delay())
     }
 
     /// Takes commands from one queue and executes them; returns how many.
@@ -124,6 +148,9 @@ impl Nvme {
             if !self.arbiter.may_continue() {
                 return (taken, Some(TurnEnd::More));
             }
+            if qid != 0 && !self.meter.is_ready(bus.now_ns) {
+                return (taken, Some(TurnEnd::Blocked));
+            }
             self.look_ahead(qid, left);
             let queue = self.state.sqs[usize::from(qid)].as_mut();
             let Some(sqe) = queue.and_then(SubmissionQueue::fetch) else {
@@ -132,6 +159,9 @@ impl Nvme {
             self.cost = 0;
             let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
             self.arbiter.spend(self.cost);
+            if qid != 0 {
+                self.meter.spend(self.cost);
+            }
             match outcome {
                 Outcome::Done(status, dw0) => {
                     self.complete(bus, qid, &sqe, status, dw0);

@@ -135,6 +135,12 @@ impl State {
         self.active.get(index).copied()
     }
 
+    /// Whether commands of I/O queues are there that could be taken.
+    pub fn has_pending_io(&self) -> bool {
+        let queues = self.active.iter().skip(1).filter_map(|qid| self.sq(*qid));
+        queues.into_iter().any(|queue| queue.pending() > 0 && queue.deletion.is_none())
+    }
+
     /// Takes a new submission queue in; its completion queue exists.
     pub fn add_sq(&mut self, queue: SubmissionQueue) {
         if let Some(cq) = self.cq_mut(queue.cqid) {

@@ -24,7 +24,7 @@ use std::ops::RangeInclusive;
 pub use crate::names::{BadFunctionName, FunctionName, is_name};
 pub use crate::text::FileError as RackError;
 use crate::text::Outcome;
-pub use crate::values::format_size;
+pub use crate::values::{format_rate, format_size};
 pub use file::DeviceSection;
 
 /// A rack, as its file describes it.

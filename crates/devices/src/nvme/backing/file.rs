@@ -17,9 +17,9 @@ use rackbus_memory::{DmaSlice, PinnedSlice, SharedMemory};
 use rackbus_pci::Health;
 use rustix::io::Errno;
 
-use super::super::config::{NvmeConfig, NvmeError};
+use super::super::config::NvmeError;
 use super::durability::{Asks, Durability, NotDurable};
-use super::open;
+use super::open::{self, Opened};
 use super::system::{Kernel, System};
 use super::uring::{Failure, Operation, Uring};
 use super::vectored::{FileAccess, MAX_BUFFERS};
@@ -84,37 +84,35 @@ enum Work {
 }
 
 impl FileBacking {
-    /// Opens `path`, or makes it with `size` bytes. A size of 0 takes what is there.
+    /// Over an opened file.
     ///
     /// # Errors
-    /// [`NvmeError`] when it cannot be opened, is in use, or has another size.
-    pub fn open(path: &Path, size: u64, block_size: u32) -> Result<FileBacking, NvmeError> {
-        let opened = open::open(path, size, block_size)?;
-        let system = Kernel::new(opened.file, opened.witness, opened.read_now);
-        let system = system.map_err(NvmeError::Uring)?;
-        FileBacking::new(system, opened.capacity, opened.zero_alignment)
+    /// As [`new`](FileBacking::new), and when the system gives no io_uring.
+    pub fn open(opened: Opened) -> Result<FileBacking, NvmeError> {
+        let (capacity, zero_alignment) = (opened.capacity, opened.zero_alignment);
+        let system = Kernel::new(opened).map_err(NvmeError::Uring)?;
+        FileBacking::new(system, capacity, zero_alignment)
     }
 
-    /// Opens the file of `path` after another process had it, whose witness is `witness`.
+    /// Over the file that `opened` has of `path`, after another process had it, whose witness is `witness`.
     ///
     /// # Errors
     /// As [`open`](FileBacking::open), and without a witness of this file: what the drive
     /// acknowledged would not be known to be there.
     pub fn open_again(
+        opened: Opened,
         path: &Path,
-        config: &NvmeConfig,
         witness: Option<OwnedFd>,
     ) -> Result<FileBacking, NvmeError> {
-        let opened = open::open(path, config.size, config.block_size)?;
         let witness = witness.map(File::from).ok_or_else(|| io::Error::other("none was given"));
         let witness = witness.and_then(|witness| open::check_same(&opened.file, witness));
         let witness = witness.map_err(|cause| {
             let path = path.to_owned();
             NvmeError::File { what: "no descriptor of the earlier process for", path, cause }
         })?;
-        let system = Kernel::new(opened.file, witness, opened.read_now);
-        let system = system.map_err(NvmeError::Uring)?;
-        FileBacking::again(system, opened.capacity, opened.zero_alignment)
+        let (capacity, zero_alignment) = (opened.capacity, opened.zero_alignment);
+        let system = Kernel::new(Opened { witness, ..opened }).map_err(NvmeError::Uring)?;
+        FileBacking::again(system, capacity, zero_alignment)
     }
 }
 

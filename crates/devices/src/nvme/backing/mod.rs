@@ -9,6 +9,7 @@ mod file;
 mod memory;
 mod null;
 mod open;
+mod shared;
 mod system;
 mod uring;
 mod vectored;
@@ -30,6 +31,8 @@ use rackbus_pci::Health;
 use rackbus_spec::nvme::Status;
 
 use super::config::{BackingConfig, NvmeConfig, NvmeError};
+
+pub use shared::{SharedFile, SharedPart};
 
 /// One piece of work on the data; `B` is the form of the buffers. All ranges were checked against
 /// [`Backing::capacity`].
@@ -220,16 +223,27 @@ pub fn open(config: &NvmeConfig) -> Result<Box<dyn Backing>, NvmeError> {
     Ok(match &config.backing {
         BackingConfig::Memory => Box::new(memory::MemoryBacking::new(config.size)?),
         BackingConfig::Null => Box::new(null::NullBacking::new(config.size)),
-        BackingConfig::File(path) => {
-            Box::new(file::FileBacking::open(path, config.size, config.block_size)?)
+        BackingConfig::File(_) | BackingConfig::Part(_) => {
+            Box::new(file::FileBacking::open(open_file(config)?)?)
         }
     })
+}
+
+/// The file of a drive that has one, and its part of it.
+fn open_file(config: &NvmeConfig) -> Result<open::Opened, NvmeError> {
+    match &config.backing {
+        BackingConfig::File(path) => open::open(path, config.size, config.block_size),
+        BackingConfig::Part(part) => part.open(),
+        BackingConfig::Memory | BackingConfig::Null => {
+            Err(NvmeError::Config("it has no file".to_owned()))
+        }
+    }
 }
 
 /// How many descriptors a backing that `config` names gives to whoever opens it next.
 pub fn descriptor_count(config: &NvmeConfig) -> usize {
     match config.backing {
-        BackingConfig::Memory | BackingConfig::File(_) => 1,
+        BackingConfig::Memory | BackingConfig::File(_) | BackingConfig::Part(_) => 1,
         BackingConfig::Null => 0,
     }
 }
@@ -249,9 +263,10 @@ pub fn open_again(
             None => Err(NvmeError::Config("its memory was not passed on".to_owned())),
         },
         BackingConfig::Null => open(config),
-        BackingConfig::File(path) => {
+        BackingConfig::File(path) | BackingConfig::Part(SharedPart { path, .. }) => {
             let witness = descriptors.into_iter().next();
-            Ok(Box::new(file::FileBacking::open_again(path, config, witness)?))
+            let opened = open_file(config)?;
+            Ok(Box::new(file::FileBacking::open_again(opened, path, witness)?))
         }
     }
 }

@@ -6,12 +6,14 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::super::config::NvmeError;
+use super::shared::Held;
 
 /// How long another process may hold the file before it counts as in use.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -26,12 +28,16 @@ pub struct Opened {
     pub file: File,
     /// The same file, opened once more: the system reports to it on its own.
     pub witness: File,
+    /// First byte of the file that the drive uses.
+    pub start: u64,
     /// Bytes of the file that the drive uses.
     pub capacity: u64,
     /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
     pub read_now: Option<i32>,
     /// Bytes that ranges to be zeroed are multiples of.
     pub zero_alignment: u64,
+    /// Where several functions share the file: what keeps it for this process.
+    pub held: Option<Arc<Held>>,
 }
 
 /// Opens `path`, or makes it with `size` bytes. A size of 0 takes what is there.
@@ -39,37 +45,62 @@ pub struct Opened {
 /// # Errors
 /// [`NvmeError`] when it cannot be opened, is in use, or has another size.
 pub fn open(path: &Path, size: u64, block_size: u32) -> Result<Opened, NvmeError> {
-    let fail = |what: &'static str| {
-        let path = path.to_owned();
-        move |cause: io::Error| NvmeError::File { what, path, cause }
-    };
+    let (file, capacity) = take(path, size, block_size)?;
+    describe(file, path, capacity)
+}
+
+/// As [`open`], without a look at what the file can do; with the bytes that it has for a drive.
+///
+/// # Errors
+/// As [`open`].
+pub fn take(path: &Path, size: u64, block_size: u32) -> Result<(File, u64), NvmeError> {
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(size > 0)
         .truncate(false)
         .open(path)
-        .map_err(fail("cannot open"))?;
+        .map_err(fail(path, "cannot open"))?;
     match lock(&file) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             return Err(NvmeError::InUse { path: path.to_owned() });
         }
-        Err(cause) => return Err(fail("cannot lock")(cause.into())),
+        Err(cause) => return Err(fail(path, "cannot lock")(cause.into())),
     }
-    let capacity = size_up(&mut file, size, block_size).map_err(fail("cannot use"))?;
-    let read_now = probe(file.as_fd()).map_err(fail("cannot read"))?;
-    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let witness = OpenOptions::new().read(true).write(true).open(own);
-    let witness = witness.map_err(fail("cannot open"))?;
-    let is_device = file.metadata().map_err(fail("cannot use"))?.file_type().is_block_device();
-    let zero_alignment = if is_device {
+    let capacity = size_up(&mut file, size, block_size).map_err(fail(path, "cannot use"))?;
+    Ok((file, capacity))
+}
+
+/// What is to be known of `file`, of which a drive uses the first `capacity` bytes.
+///
+/// # Errors
+/// When the system does not say.
+pub fn describe(file: File, path: &Path, capacity: u64) -> Result<Opened, NvmeError> {
+    let read_now = probe(file.as_fd()).map_err(fail(path, "cannot read"))?;
+    let witness = once_more(&file).map_err(fail(path, "cannot open"))?;
+    let kind = file.metadata().map_err(fail(path, "cannot use"))?.file_type();
+    let zero_alignment = if kind.is_block_device() {
         let blocks = rustix::fs::ioctl_blksszget(&file);
-        u64::from(blocks.map_err(|cause| fail("cannot use")(cause.into()))?)
+        u64::from(blocks.map_err(|cause| fail(path, "cannot use")(cause.into()))?)
     } else {
         1
     };
-    Ok(Opened { file, witness, capacity, read_now, zero_alignment })
+    Ok(Opened { file, witness, start: 0, capacity, read_now, zero_alignment, held: None })
+}
+
+/// The file of `file`, opened on its own.
+///
+/// # Errors
+/// The system's.
+pub fn once_more(file: &File) -> io::Result<File> {
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).write(true).open(own)
+}
+
+fn fail(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> NvmeError + use<> {
+    let path = path.to_owned();
+    move |cause| NvmeError::File { what, path, cause }
 }
 
 /// `other`, if it is open on the same file as `file`, for writing.

@@ -7,7 +7,9 @@
 #![allow(unsafe_code)] // the kernel holds raw buffers until an operation has finished
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use io_uring::{IoUring, opcode, types};
@@ -15,6 +17,8 @@ use rackbus_memory::{DmaSlice, Event};
 use rustix::fs::Advice;
 use rustix::io::Errno;
 
+use super::open::Opened;
+use super::shared::Held;
 use super::vectored::{FileAccess, transfer};
 
 /// Entries of the submission ring; the completion ring has twice as many.
@@ -123,6 +127,11 @@ pub struct Kernel {
     event: Event,
     /// `RWF_*` for reads that must not wait; `None` when there is no such thing here.
     read_now: Option<i32>,
+    /// First byte of the file that is the drive's, and how many are.
+    start: u64,
+    capacity: u64,
+    /// Keeps a file that other functions use too for this process.
+    _held: Option<Arc<Held>>,
     epoch: Instant,
 }
 
@@ -133,16 +142,17 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// A ring for `file`, which `witness` has open as well; `read_now` are the `RWF_*` flags of a read that must not wait, if the
-    /// file's system has any.
+    /// A ring for an opened file.
     ///
     /// # Errors
     /// When the kernel has no io_uring for this process.
-    pub fn new(file: File, witness: File, read_now: Option<i32>) -> std::io::Result<Kernel> {
+    pub fn new(opened: Opened) -> std::io::Result<Kernel> {
+        let Opened { file, witness, start, capacity, read_now, held, .. } = opened;
         let ring = IoUring::new(ENTRIES)?;
         let event = Event::new()?;
         ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
-        Ok(Kernel { ring, file, witness, event, read_now, epoch: Instant::now() })
+        let epoch = Instant::now();
+        Ok(Kernel { ring, file, witness, event, read_now, start, capacity, _held: held, epoch })
     }
 }
 
@@ -165,29 +175,29 @@ impl System for Kernel {
             FileAccess::Read => self.read_now.ok_or(Errno::OPNOTSUPP)?,
             FileAccess::Write => 0,
         };
-        transfer(self.file.as_fd(), access, offset, slices, flags)
+        transfer(self.file.as_fd(), access, self.start + offset, slices, flags)
     }
 
     unsafe fn queue(&mut self, id: u64, call: Call<'_>) -> bool {
-        let file = types::Fd(self.file.as_raw_fd());
+        let (file, start) = (types::Fd(self.file.as_raw_fd()), self.start);
         let entry = match call {
             Call::Transfer { access, offset, buffers, durable } => {
                 let count = u32::try_from(buffers.len()).unwrap_or(u32::MAX);
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
                 match access {
                     FileAccess::Read => opcode::Readv::new(file, buffers.as_ptr(), count)
-                        .offset(offset)
+                        .offset(start + offset)
                         .rw_flags(flags)
                         .build(),
                     FileAccess::Write => opcode::Writev::new(file, buffers.as_ptr(), count)
-                        .offset(offset)
+                        .offset(start + offset)
                         .rw_flags(flags)
                         .build(),
                 }
             }
             Call::DataSync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
             Call::Allocate { mode, offset, length } => {
-                opcode::Fallocate::new(file, length).offset(offset).mode(mode).build()
+                opcode::Fallocate::new(file, length).offset(start + offset).mode(mode).build()
             }
         };
         // SAFETY: the caller keeps buffers and list until the completion is taken.
@@ -231,7 +241,8 @@ impl System for Kernel {
         rustix::fs::fdatasync(&self.file)?;
         // Nothing is left to be written. What it has to say is of data that is dropped here.
         let _ = self.ask_witness();
-        // Length 0 is the whole file. Pages that are clean, written or not, go.
-        rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)
+        // Pages that are clean, written or not, go.
+        let length = NonZeroU64::new(self.capacity);
+        rustix::fs::fadvise(&self.file, self.start, length, Advice::DontNeed)
     }
 }

@@ -3,6 +3,7 @@
 //! The front is hostile: a message is copied out once, and its tag, range and length are checked
 //! before anything is done. One that breaks the rules is not listened to any more.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
@@ -12,6 +13,7 @@ use rustix::event::epoll;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Attempt, Backing, Finished, MediaError, Request};
+use super::super::limits::Meter;
 use super::{Answer, Ask, AskState, FLAG, LAYOUT, PortState, TAGS, kind, number};
 
 /// Operations taken in one poll: a revocation waits no longer than these take to begin.
@@ -24,6 +26,8 @@ pub struct Port {
     /// Operations under way, by tag.
     asks: [Option<Ask>; TAGS as usize],
     under_way: usize,
+    /// Those of them that wait until the drive's limits let them begin, in their order.
+    waiting: VecDeque<u32>,
     /// The front is not listened to any more.
     over: bool,
     finished: Vec<Finished>,
@@ -59,7 +63,8 @@ impl Port {
         let either = wait_for([Some(exchange.as_fd()), backing.wake_fd()])
             .map_err(|cause| ExchangeError::Events(cause.into()))?;
         let (asks, finished) = ([None; TAGS as usize], Vec::new());
-        Ok(Port { exchange, asks, under_way: 0, over: false, finished, either, block })
+        let waiting = VecDeque::new();
+        Ok(Port { exchange, asks, under_way: 0, waiting, over: false, finished, either, block })
     }
 
     /// What was asked for and is not answered, to be done again by whoever [resumes](Port::resume) it, and
@@ -92,7 +97,7 @@ impl Port {
         Ok((PortState { asks, over: self.over }, files, unheard))
     }
 
-    /// Goes on over `backing` where an earlier port was saved.
+    /// Goes on over `backing` where an earlier port was saved. What it had taken is within the drive's limits.
     ///
     /// # Errors
     /// As [`new`](Port::new).
@@ -105,7 +110,7 @@ impl Port {
         let mut port = Port::over(Exchange::resume(files, LAYOUT)?, backing, block)?;
         port.over = state.over;
         for ask in &state.asks {
-            if !port.take(backing, &Ask::from(ask)) {
+            if !port.take(backing, (&mut Meter::default(), 0), &Ask::from(ask)) {
                 port.close();
             }
         }
@@ -117,7 +122,7 @@ impl Port {
     }
 
     /// Answers what has finished and takes operations.
-    pub fn poll(&mut self, backing: &mut dyn Backing, bus: &Bus<'_>) -> Work {
+    pub fn poll(&mut self, backing: &mut dyn Backing, meter: &mut Meter, bus: &Bus<'_>) -> Work {
         let mut done = 0;
         if self.under_way > 0
             && let Some(background) = backing.background()
@@ -127,6 +132,9 @@ impl Port {
         for (tag, result) in std::mem::take(&mut self.finished) {
             self.answer(tag, result);
             done += 1;
+        }
+        if !self.waiting.is_empty() {
+            done += self.begin(backing, meter, bus);
         }
         let mut message = [0; MESSAGE_BYTES];
         for nth in 0..TURN {
@@ -144,7 +152,7 @@ impl Port {
             }
             done += 1;
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
-            if !ask.is_some_and(|ask| self.take(backing, &ask)) {
+            if !ask.is_some_and(|ask| self.take(backing, (meter, bus.now_ns), &ask)) {
                 tracing::warn!("a front that breaks the rules is not listened to any more");
                 self.close();
             }
@@ -156,38 +164,88 @@ impl Port {
             self.exchange.ring();
             return Work::Done;
         }
+        if !self.waiting.is_empty() {
+            return Work::Asleep(Some(meter.delay()));
+        }
         match self.exchange.is_closed() && self.under_way == 0 {
             true => Work::Asleep(None),
             false => Work::Idle,
         }
     }
 
-    /// Begins an operation; false when it is none that there can be.
-    fn take(&mut self, backing: &mut dyn Backing, ask: &Ask) -> bool {
+    /// Begins what waits for the drive's limits, as far as they let it; returns how many.
+    fn begin(&mut self, backing: &mut dyn Backing, meter: &mut Meter, bus: &Bus<'_>) -> usize {
+        let mut begun = 0;
+        while begun < TURN && meter.is_ready(bus.now_ns) {
+            let Some(tag) = self.waiting.pop_front() else { break };
+            if begun == 0 {
+                bus.user.before_access();
+            }
+            if bus.dma.revoker().is_revoked() {
+                self.close();
+                break;
+            }
+            let ask = self.asks.get(tag as usize).copied().flatten();
+            if let Some((ask, request)) = ask.and_then(|ask| Some((ask, self.request(&ask)?))) {
+                self.start(backing, meter, &ask, request);
+            }
+            begun += 1;
+        }
+        begun
+    }
+
+    /// Takes an operation, which begins when the drive's limits let it; false when it is none that there can be.
+    fn take(
+        &mut self,
+        backing: &mut dyn Backing,
+        (meter, now_ns): (&mut Meter, u64),
+        ask: &Ask,
+    ) -> bool {
         let (tag, offset, length) = (ask.tag.get(), ask.offset.get(), ask.length.get());
-        let Some(slot) = self.asks.get_mut(tag as usize) else { return false };
         let end = offset.checked_add(length);
         let inside = end.is_some_and(|end| end <= backing.capacity())
             && offset.is_multiple_of(self.block)
             && length.is_multiple_of(self.block);
-        if slot.is_some() || !inside || (length == 0 && ask.kind != kind::FLUSH) {
+        if !inside || (length == 0 && ask.kind != kind::FLUSH) {
             return false;
         }
+        let Some(request) = self.request(ask) else { return false };
+        match self.asks.get_mut(tag as usize) {
+            Some(slot @ None) => *slot = Some(*ask),
+            _ => return false,
+        }
+        self.under_way += 1;
+        if self.waiting.is_empty() && meter.is_ready(now_ns) {
+            self.start(backing, meter, ask, request);
+        } else {
+            self.waiting.push_back(tag);
+        }
+        true
+    }
+
+    /// What is asked for, with the place of its data.
+    fn request(&self, ask: &Ask) -> Option<Request<Vec<PinnedSlice>>> {
+        let (tag, offset, length) = (ask.tag.get(), ask.offset.get(), ask.length.get());
         let flag = ask.flags & FLAG != 0;
-        let data =
-            || -> Option<PinnedSlice> { self.exchange.data(tag, usize::try_from(length).ok()?) };
-        let request = match ask.kind {
-            kind::READ => data().map(|into| Request::Read { offset, into: vec![into] }),
-            kind::WRITE => {
-                data().map(|from| Request::Write { offset, from: vec![from], durable: flag })
-            }
+        let data = || self.exchange.data(tag, usize::try_from(length).ok()?);
+        match ask.kind {
+            kind::READ => Some(Request::Read { offset, into: vec![data()?] }),
+            kind::WRITE => Some(Request::Write { offset, from: vec![data()?], durable: flag }),
             kind::FLUSH => Some(Request::Flush),
             kind::ZERO => Some(Request::Zero { offset, length, deallocate: flag }),
             _ => None,
-        };
-        let Some(request) = request else { return false };
-        *slot = Some(*ask);
-        self.under_way += 1;
+        }
+    }
+
+    fn start(
+        &mut self,
+        backing: &mut dyn Backing,
+        meter: &mut Meter,
+        ask: &Ask,
+        request: Request<Vec<PinnedSlice>>,
+    ) {
+        meter.spend(ask.length.get());
+        let tag = ask.tag.get();
         match attempt(backing, &request) {
             Attempt::Done(result) => self.answer(tag, result),
             Attempt::WouldBlock => match backing.background() {
@@ -195,7 +253,6 @@ impl Port {
                 None => self.answer(tag, Err(MediaError::Aborted)),
             },
         }
-        true
     }
 
     fn answer(&mut self, tag: u32, result: Result<(), MediaError>) {
@@ -214,6 +271,11 @@ impl Port {
     fn close(&mut self) {
         self.over = true;
         self.exchange.close();
+        // Nobody hears of what has not begun.
+        for tag in std::mem::take(&mut self.waiting) {
+            let ask = self.asks.get_mut(tag as usize).and_then(Option::take);
+            self.under_way -= usize::from(ask.is_some());
+        }
     }
 
     /// Ends it: on return nothing that the front asked for is under way, and it hears no more.

@@ -10,6 +10,7 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::nvme::Nvme;
 use crate::nvme::backing::{Backing, Finished, Request};
+use crate::nvme::limits::Limits;
 
 const SIZE: u64 = 1 << 20;
 
@@ -435,4 +436,34 @@ fn what_an_earlier_front_asked_for_ends_before_anything_new_begins() {
     both.front = next;
     assert_eq!(both.settle(1), [(9, Ok(()))]);
     assert!(!both.front.expect(&[TAGS]), "no such operation");
+}
+
+#[test]
+fn a_front_elsewhere_keeps_to_the_limits_of_the_drive_and_what_waits_ends_with_it() {
+    let limits = Limits { bytes: None, operations: Some(100) };
+    let mut both = both(&NvmeConfig { limits, ..NvmeConfig::memory(SIZE, "M1") });
+    let count = 40;
+    for tag in 0..count {
+        let (_, into) = buffer(512);
+        both.start(tag, Request::Read { offset: 0, into });
+    }
+    both.front.background().unwrap().submit();
+    let (mut now, mut finished) = (0, Vec::new());
+    // A burst of five is there at the beginning, and then one comes each 10 ms.
+    while now < 200_000_000 {
+        now = match both.lender.poll(now) {
+            Work::Asleep(Some(until)) => {
+                assert!(until > now && both.lender.park(), "it cannot sleep");
+                until
+            }
+            Work::Done => now,
+            other => panic!("{other:?} while operations wait"),
+        };
+        both.front.background().unwrap().reap(&mut finished);
+        let most = 5 + now / 10_000_000 + 1;
+        assert!(finished.len() as u64 <= most, "{} after {now} ns", finished.len());
+    }
+    assert!(finished.len() >= 20, "{}", finished.len());
+    both.lender.scrub();
+    assert!(matches!(both.lender.poll(now), Work::Asleep(None)));
 }

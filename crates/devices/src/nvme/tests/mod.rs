@@ -7,6 +7,7 @@ mod frozen;
 mod hostile;
 mod interrupts;
 mod io;
+mod limits;
 mod simulation;
 mod succession;
 mod transfer;
@@ -294,6 +295,13 @@ impl Host {
         self.ram.whole().write_obj(at, &sqe).unwrap();
         pair.tail = (pair.tail + 1) % pair.entries;
         self.next_cid
+    }
+
+    /// Commands of queue `qid` that were enqueued and whose completions were not taken; its completion queue is
+    /// its own.
+    pub fn waiting(&self, qid: u16) -> u16 {
+        let pair = &self.pairs[&qid];
+        (pair.tail + pair.entries - pair.head) % pair.entries
     }
 
     /// Lets the drive work once.
