@@ -34,7 +34,8 @@ fn the_functions_of_one_drive_are_lent_to_different_hosts_and_keep_apart() {
         one.write(lba, &pattern(lba + 1, BLOCK), true).unwrap();
         two.write(lba, &pattern(lba + 2, BLOCK), true).unwrap();
     }
-    one.write((4 << 20) / 512, &pattern(9, BLOCK), false).expect_err("a write beyond its namespace");
+    one.write((4 << 20) / 512, &pattern(9, BLOCK), false)
+        .expect_err("a write beyond its namespace");
     one.deallocate(8, 8).unwrap();
     let mut block = vec![0; BLOCK];
     one.read(8, &mut block).unwrap();
