@@ -1,12 +1,15 @@
 //! One network over the fabric: Ethernet frames between the hosts of a rack, their guests, and an uplink.
 //!
 //! * [`address`]: Ethernet addresses.
+//! * [`ethernet`]: headers of frames. [`mtu`]: what is too large for a network, and who is told.
 //! * [`offload`]: what a sender leaves to others to do to a frame.
 //! * [`port`]: the end of the network that a device model or an interface holds.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod ethernet;
+pub mod mtu;
 pub mod offload;
 pub mod port;
 
