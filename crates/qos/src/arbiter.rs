@@ -156,6 +156,16 @@ impl Arbiter {
         self.tenants.get(&id).map_or(0, |tenant| tenant.waiting)
     }
 
+    /// Whether messages of any tenant wait.
+    pub fn has_waiting(&self) -> bool {
+        self.tenants.values().any(|tenant| tenant.waiting > 0)
+    }
+
+    /// Whether messages of any tenant but this one wait.
+    pub fn has_others(&self, id: TenantId) -> bool {
+        self.tenants.iter().any(|(other, tenant)| *other != id && tenant.waiting > 0)
+    }
+
     /// Turns that are under way.
     pub fn under_way(&self) -> u32 {
         self.under_way

@@ -27,7 +27,7 @@ use rackbus_spec::accel::{
 use super::contexts::Contexts;
 use super::engines::Context;
 use super::job::{Finished, Job};
-use super::pool::{Outbox, Pool};
+use super::pool::{Outbox, Pool, Scratch};
 use super::queue::Queue;
 use super::{QUEUES, request, waiting};
 pub(super) use descriptors::Begun;
@@ -53,6 +53,8 @@ pub struct Accelerator {
     pub(super) pool: Arc<Pool>,
     pub(super) tenant: TenantId,
     pub(super) outbox: Arc<Outbox>,
+    /// For operations that its own thread does.
+    pub(super) scratch: Scratch,
     operations: Operations,
     pub(super) running: bool,
     pub(super) shadow: u64,
@@ -129,6 +131,7 @@ impl Accelerator {
             pool: pool.clone(),
             tenant,
             outbox: Arc::new(Outbox::new()?),
+            scratch: Scratch::default(),
             operations: Operations::new(&NAMES),
             running: false,
             shadow: 0,
@@ -277,7 +280,7 @@ impl Accelerator {
             }
         }
         for (queue, job, done) in again {
-            self.pool.submit(self.tenant, queue, vec![(job, done)]);
+            self.pool.submit(self.tenant, queue, vec![(job, done)], &mut self.scratch);
         }
         for (number, status) in gone {
             if let Some(pending) = self.pending.get(&number) {
@@ -366,6 +369,11 @@ impl Function for Accelerator {
             if self.queues[usize::from(number)].has_work() {
                 some |= self.take(bus, number);
             }
+        }
+        // What its own thread has done meanwhile.
+        for finished in self.outbox.take() {
+            self.finish(bus, finished);
+            some = true;
         }
         self.interrupt(bus);
         let waits = self.queues.iter().any(Queue::waits);

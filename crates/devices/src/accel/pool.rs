@@ -22,6 +22,9 @@ use super::profile::{engine_clock, measure_all};
 const GRANULE: u64 = 4096;
 /// An idle engine looks for work so long before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
+/// Operations that cost less are not worth passing to another thread, which takes some microseconds there and back
+/// while both poll, and much more where one has to be woken.
+const SHORT_NS: u64 = 5_000;
 
 /// How a device's engines are run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,6 +93,16 @@ impl Outbox {
     }
 }
 
+/// The memory of a thread that is an engine.
+#[derive(Debug)]
+pub struct Scratch(Vec<u8>);
+
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch(vec![0; 2 * CHUNK])
+    }
+}
+
 /// The engines of one device, and its shaper.
 #[derive(Debug)]
 pub struct Pool {
@@ -118,6 +131,8 @@ struct Shared {
     jobs: BTreeMap<u64, Arc<Job>>,
     estimates: BTreeMap<(TenantId, u8), Estimate>,
     next_tag: u64,
+    /// Engines that work: no more than there are, whoever's thread lends them its time.
+    busy: u32,
     sleeping: u32,
     /// Operations whose engine failed.
     failed: u64,
@@ -130,6 +145,11 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// The operations of a turn, where there still are any.
+    fn jobs_of(&self, turn: &Turn) -> Vec<Option<Arc<Job>>> {
+        turn.pieces.iter().map(|piece| self.jobs.get(&piece.message.tag).cloned()).collect()
+    }
+
     /// Promises a tenant a level in the place of what it has, or takes that away.
     fn promise(
         &mut self,
@@ -160,6 +180,7 @@ impl Pool {
                 jobs: BTreeMap::new(),
                 estimates: BTreeMap::new(),
                 next_tag: 0,
+                busy: 0,
                 sleeping: 0,
                 failed: 0,
             }),
@@ -322,13 +343,22 @@ impl Pool {
         self.lock().failed
     }
 
-    /// Puts an operation before the engines, of which so many input bytes are done.
-    pub fn submit(&self, tenant: TenantId, queue: u16, jobs: Vec<(Arc<Job>, usize)>) {
+    /// Puts operations before the engines, each with the input bytes of it that are done. Where an engine is free,
+    /// nobody else waits, and they are short, the calling thread is the engine, with `scratch` as its memory.
+    pub fn submit(
+        &self,
+        tenant: TenantId,
+        queue: u16,
+        jobs: Vec<(Arc<Job>, usize)>,
+        scratch: &mut Scratch,
+    ) {
         if jobs.is_empty() {
             return;
         }
-        let count = jobs.len();
         let mut shared = self.lock();
+        let count = jobs.len();
+        let alone = shared.busy < self.options.workers && !shared.arbiter.has_waiting();
+        let mut here = alone;
         let now = self.now_ns();
         for (job, done) in jobs {
             let tag = shared.next_tag;
@@ -342,16 +372,37 @@ impl Pool {
                 granule: GRANULE,
                 done: done as u64,
             };
+            here &= message.cost_ns <= SHORT_NS;
             shared.jobs.insert(tag, job);
             if !shared.arbiter.submit(tenant, queue, message, now) {
                 shared.jobs.remove(&tag);
             }
         }
+        if !here {
+            self.call(&shared, count);
+            return;
+        }
+        let until = now.saturating_add(self.options.slice_ns);
+        let free = |shared: &Shared| shared.busy < self.options.workers;
+        while free(&shared) && !shared.arbiter.has_others(tenant) && self.now_ns() < until {
+            let Next::Run(turn) = shared.arbiter.next(self.now_ns()) else { break };
+            let jobs = shared.jobs_of(&turn);
+            shared.busy += 1;
+            drop(shared);
+            self.run(turn, &jobs, scratch);
+            shared = self.lock();
+        }
+        if shared.arbiter.has_waiting() {
+            self.call(&shared, 1);
+        }
+    }
+
+    /// Tells engines that there is something for `count` of them.
+    fn call(&self, shared: &Shared, count: usize) {
         self.submitted.fetch_add(1, Ordering::Release);
         match (shared.sleeping, count) {
             (0, _) => {}
             (_, 1) => self.work.notify_one(),
-            // There is something for more than one.
             _ => self.work.notify_all(),
         }
     }
@@ -368,11 +419,15 @@ impl Pool {
     fn next(&self) -> Option<(Turn, Vec<Option<Arc<Job>>>)> {
         let seen = self.submitted.load(Ordering::Acquire);
         let mut shared = self.lock();
-        let wait = match shared.arbiter.next(self.now_ns()) {
+        let next = match shared.busy < self.options.workers {
+            true => shared.arbiter.next(self.now_ns()),
+            // Who is the engine in the place of this one calls when it leaves anything.
+            false => Next::Idle,
+        };
+        let wait = match next {
             Next::Run(turn) => {
-                let jobs = &shared.jobs;
-                let of = |piece: &rackbus_qos::Piece| jobs.get(&piece.message.tag).cloned();
-                let jobs = turn.pieces.iter().map(of).collect();
+                let jobs = shared.jobs_of(&turn);
+                shared.busy += 1;
                 return Some((turn, jobs));
             }
             Next::Wait(until) => Duration::from_nanos(until.saturating_sub(self.now_ns())),
@@ -398,8 +453,8 @@ impl Pool {
         None
     }
 
-    /// Does a turn.
-    fn run(&self, mut turn: Turn, jobs: &[Option<Arc<Job>>], scratch: &mut [u8]) {
+    /// Does a turn, and gives the engine back.
+    fn run(&self, mut turn: Turn, jobs: &[Option<Arc<Job>>], scratch: &mut Scratch) {
         let (begun, before) = (Instant::now(), engine_clock());
         let budget = Duration::from_nanos(turn.budget_ns);
         let mut ran = Vec::with_capacity(jobs.len());
@@ -407,7 +462,7 @@ impl Pool {
             let none = Ran { read: 0, written: 0, over: true, status: None };
             let done = job
                 .as_ref()
-                .map_or(none, |job| job.run(piece, scratch, || begun.elapsed() < budget));
+                .map_or(none, |job| job.run(piece, &mut scratch.0, || begun.elapsed() < budget));
             (piece.length, piece.over) = (done.read as u64, done.over);
             ran.push(done);
         }
@@ -424,25 +479,30 @@ impl Pool {
             }
         }
         let egress = ran.iter().map(|done| done.written as u64).sum();
-        {
-            let mut shared = self.lock();
-            let now = self.now_ns();
-            // Of a tenant that has gone meanwhile, nothing goes on.
-            let there = shared.arbiter.complete(&turn, Done { engine_ns, egress }, now);
-            if let Some(Some(job)) = jobs.first()
-                && there
-            {
-                let key = (turn.tenant, job.kind);
-                shared.estimates.entry(key).or_default().observe(profile_ns, engine_ns);
-            }
-            for piece in turn.pieces.iter().filter(|piece| piece.over || !there) {
-                shared.jobs.remove(&piece.message.tag);
-            }
-            let failures = finished.iter().filter(|(_, end)| end.status as u8 == FAILED).count();
-            shared.failed += failures as u64;
+        self.settle(&turn, jobs, Done { engine_ns, egress }, profile_ns);
+        let failures = finished.iter().filter(|(_, end)| end.status as u8 == FAILED).count();
+        if failures > 0 {
+            self.lock().failed += failures as u64;
         }
         for (job, end) in finished {
             job.outbox.put(end);
+        }
+    }
+
+    /// Tells what a turn did, by the profiles about `profile_ns` of work; the engine is free.
+    fn settle(&self, turn: &Turn, jobs: &[Option<Arc<Job>>], done: Done, profile_ns: f64) {
+        let mut shared = self.lock();
+        shared.busy -= 1;
+        // Of a tenant that has gone meanwhile, nothing goes on.
+        let there = shared.arbiter.complete(turn, done, self.now_ns());
+        if let Some(Some(job)) = jobs.first()
+            && there
+        {
+            let key = (turn.tenant, job.kind);
+            shared.estimates.entry(key).or_default().observe(profile_ns, done.engine_ns);
+        }
+        for piece in turn.pieces.iter().filter(|piece| piece.over || !there) {
+            shared.jobs.remove(&piece.message.tag);
         }
     }
 }
@@ -451,7 +511,7 @@ const FAILED: u8 = rackbus_spec::accel::Status::EngineFailed as u8;
 
 /// An engine: works as long as its device is there.
 fn work(pool: &Weak<Pool>) {
-    let mut scratch = vec![0; 2 * CHUNK];
+    let mut scratch = Scratch::default();
     while let Some(pool) = pool.upgrade() {
         if let Some((turn, jobs)) = pool.next() {
             pool.run(turn, &jobs, &mut scratch);

@@ -176,7 +176,9 @@ impl Accelerator {
             false => self.begin(bus, queue, descriptor, done),
         };
         match begun {
-            Ok(Begun::Job(job)) => self.pool.submit(self.tenant, queue, vec![(job, done)]),
+            Ok(Begun::Job(job)) => {
+                self.pool.submit(self.tenant, queue, vec![(job, done)], &mut self.scratch)
+            }
             // Refused by `check`.
             Ok(Begun::Over(value)) => {
                 self.complete(bus, queue, descriptor.id, Status::Success, 0, value);

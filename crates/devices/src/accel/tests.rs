@@ -19,7 +19,7 @@ use super::engines::{Engine, Step};
 use super::gather::Gather;
 use super::job::{Job, Order};
 use super::pipeline::Pipeline;
-use super::pool::Outbox;
+use super::pool::{Outbox, Scratch};
 use super::*;
 use crate::class::{DeviceConfig, LentTo, parse_rack};
 
@@ -55,6 +55,46 @@ fn wait(outbox: &Outbox) -> Vec<super::job::Finished> {
     }
 }
 
+/// An operation whose engine waits until it is told to go on.
+fn held() -> (Box<dyn Engine>, std::sync::mpsc::Sender<()>) {
+    struct Held(std::sync::mpsc::Receiver<()>);
+    impl Engine for Held {
+        fn step(&mut self, input: &[u8], _: bool, _: &mut [u8]) -> Result<Step, Status> {
+            let _ = self.0.recv();
+            Ok(Step { read: input.len(), written: 0, finished: true })
+        }
+    }
+    let (go_on, waits) = std::sync::mpsc::channel();
+    (Box::new(Held(waits)), go_on)
+}
+
+#[test]
+fn a_short_operation_is_done_by_who_submits_it_unless_the_engines_are_busy() {
+    let pool = Pool::new(PoolOptions::default());
+    pool.start().unwrap();
+    let outboxes = [(); 2].map(|()| Arc::new(Outbox::new().unwrap()));
+    for tenant in [1, 2] {
+        pool.set_level(TenantId(tenant), None).unwrap();
+    }
+    let submit = |tenant: u32, engine: Box<dyn Engine>, profile_ns: f64| {
+        let outbox = &outboxes[tenant as usize - 1];
+        let (mut job, done) = job(engine, 7, outbox);
+        Arc::get_mut(&mut job).unwrap().profile_ns = profile_ns;
+        pool.submit(TenantId(tenant), 0, vec![(job, done)], &mut Scratch::default());
+    };
+    let copy = || engines::begin(Operation::Copy, &engines::Request::default()).unwrap();
+    submit(1, copy(), 1000.0);
+    assert_eq!(outboxes[0].take().len(), 1, "it was not done at once");
+    // A long one is passed on, and what comes while it is done waits for its engine.
+    let (engine, go_on) = held();
+    submit(2, engine, 1_000_000.0);
+    submit(1, copy(), 1000.0);
+    assert!(outboxes[0].take().is_empty(), "two engines worked where there is one");
+    go_on.send(()).unwrap();
+    assert_eq!(wait(&outboxes[0])[0].status, Status::Success);
+    assert_eq!(wait(&outboxes[1])[0].status, Status::Success);
+}
+
 #[test]
 fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
     let pool = Pool::new(PoolOptions::default());
@@ -64,7 +104,7 @@ fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
         pool.set_level(TenantId(tenant), None).unwrap();
         let copy = engines::begin(Operation::Copy, &engines::Request::default());
         let engine = if tenant == 1 { Box::new(Panics) } else { copy.unwrap() };
-        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)]);
+        pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)], &mut Scratch::default());
     }
     let [first, second] = outboxes.map(|outbox| wait(&outbox)[0].status);
     assert_eq!((first, second), (Status::EngineFailed, Status::Success));

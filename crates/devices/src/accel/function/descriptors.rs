@@ -58,7 +58,7 @@ impl Accelerator {
                 break;
             }
         }
-        self.pool.submit(self.tenant, number, jobs);
+        self.pool.submit(self.tenant, number, jobs, &mut self.scratch);
         some
     }
 
