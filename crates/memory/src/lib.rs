@@ -17,6 +17,7 @@
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
+//! * [`frames`]: Ethernet frames from one process to another, in shared memory.
 //! * [`lock`]: locks and barriers between processes, which survive their holders.
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
@@ -29,6 +30,7 @@ pub mod descriptors;
 pub mod doorbell;
 pub mod event;
 pub mod exchange;
+pub mod frames;
 pub mod gate;
 pub mod guard;
 pub mod handle;
@@ -52,6 +54,7 @@ pub mod window;
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use exchange::{Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use frames::{FrameReceiver, FrameSender, FramesLayout};
 pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;
 pub use packets::{PacketListener, PacketStream, Packets};
