@@ -267,14 +267,18 @@ impl FrameSender {
 
     /// Asks that room for a frame of `length` bytes rings the event ([`AsFd`]). False when there is room already.
     pub fn park(&mut self, length: usize) -> bool {
-        self.memory.room.disarm();
         let seen = self.memory.room.count();
         !self.has_room(length) && self.memory.room.arm(seen)
     }
 
-    /// Bytes that the receiver is not known to have given back.
+    /// Takes the event back to rest, after it rang.
+    pub fn unpark(&mut self) {
+        self.memory.room.disarm();
+    }
+
+    /// Bytes of the ring that the receiver has not given back yet.
     pub fn used(&self) -> usize {
-        self.putting.used() * LINE
+        self.putting.used(self.memory.credit()) * LINE
     }
 }
 
@@ -360,14 +364,13 @@ impl FrameReceiver {
     /// Asks that the next frame rings the event ([`AsFd`]), once. False when there is a frame already, or the
     /// ring is broken.
     pub fn park(&mut self) -> bool {
-        self.memory.frames.disarm();
         let seen = self.memory.frames.count();
         matches!(self.next(), Ok(None)) && self.memory.frames.arm(seen)
     }
 
-    /// Bytes that frames occupy, as far as it was looked at, at most.
-    pub fn layout(&self) -> FramesLayout {
-        self.memory.layout
+    /// Takes the event back to rest, after it rang.
+    pub fn unpark(&mut self) {
+        self.memory.frames.disarm();
     }
 }
 

@@ -102,9 +102,9 @@ impl Putting {
         self.at = next;
     }
 
-    /// Lines that the receiver is not known to have given back.
-    pub fn used(&self) -> usize {
-        (self.at - self.credit_seen) as usize
+    /// Lines that the receiver has not given back.
+    pub fn used(&self, credit: &Credit) -> usize {
+        self.at.saturating_sub(credit.0.load(Ordering::Relaxed)).min(self.lines) as usize
     }
 }
 
