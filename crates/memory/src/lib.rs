@@ -23,6 +23,7 @@
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 //! * [`descriptors`]: room for those.
+//! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
 
 pub mod copy;
@@ -49,6 +50,7 @@ pub mod spin;
 pub mod stream;
 mod sync;
 pub mod ticks;
+pub mod vectored;
 pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};

@@ -212,7 +212,7 @@ impl Lane {
         match sent {
             Ok(()) => {
                 self.sent(to, length);
-                self.captured(true, offload, head, parts);
+                self.capture_sent(head, parts);
                 Sent::Done
             }
             Err(FrameError::Full) => self.full(to, length),
@@ -258,7 +258,7 @@ impl Lane {
             }
         }
         self.handle.counters().groups.add(1);
-        self.captured(true, offload, head, parts);
+        self.capture_sent(head, parts);
         Sent::Done
     }
 
@@ -309,7 +309,7 @@ impl Lane {
 
     /// The ring to a station is of no more use; the next frame asks for another.
     fn lose(&mut self, to: usize) {
-        let before = std::mem::replace(&mut self.outgoing[to], Outgoing::down((self.clock)()));
+        let before = std::mem::replace(&mut self.outgoing[to], Outgoing::lost((self.clock)()));
         if let Outgoing::Open { sender, .. } = before {
             // It may be in the set no more if its descriptor is closed elsewhere, which nobody does.
             let _ = epoll::delete(&self.wake, &sender);
@@ -320,10 +320,12 @@ impl Lane {
         self.touched.retain(|it| *it != to);
     }
 
-    /// Puts a copy of a frame into the ring of a capture.
-    fn captured(&mut self, sent: bool, offload: Offload, head: &[u8], parts: &[DmaSlice<'_>]) {
+    /// Puts a copy of a frame that was sent into the ring of a capture.
+    #[inline]
+    fn capture_sent(&mut self, head: &[u8], parts: &[DmaSlice<'_>]) {
         let Some(capture) = &mut self.capture else { return };
-        if capture.send(&captured_header(sent, offload), head, parts).is_err() {
+        let header = Captured { sent: true, time_ns: (self.clock)() }.to_header();
+        if capture.send(&header, head, parts).is_err() {
             self.handle.counters().not_captured.add(1);
         }
         capture.flush();
@@ -348,7 +350,7 @@ impl Lane {
             match news {
                 News::Opened(to, sender) => self.opened(to, sender),
                 News::Failed(to) if matches!(self.outgoing[to], Outgoing::Opening { .. }) => {
-                    self.outgoing[to] = Outgoing::down((self.clock)());
+                    self.outgoing[to] = Outgoing::failed((self.clock)());
                 }
                 News::Failed(_) => {}
                 News::Lost(to) => self.lose(to),
@@ -372,7 +374,7 @@ impl Lane {
         let data = epoll::EventData::new_u64(ROOM | to as u64);
         if let Err(error) = epoll::add(&self.wake, &sender, data, epoll::EventFlags::IN) {
             tracing::error!(%error, "a ring cannot be slept on, and is not used");
-            self.outgoing[to] = Outgoing::down((self.clock)());
+            self.outgoing[to] = Outgoing::failed((self.clock)());
             return;
         }
         self.outgoing[to] = Outgoing::open(sender);
@@ -412,12 +414,29 @@ fn header_of(offload: &Offload) -> [u8; FRAME_HEADER] {
     header
 }
 
-/// The header of a copy: whether it was sent, and what was left to do to it.
-fn captured_header(sent: bool, offload: Offload) -> [u8; FRAME_HEADER] {
-    let mut header = header_of(&offload);
-    // A length of headers is only a hint.
-    header[2] = u8::from(sent);
-    header
+/// What a capture is told of a frame: whether it was sent or received, and when on the lane's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Captured {
+    /// Whether the port sent it.
+    pub sent: bool,
+    /// When it did, or received it.
+    pub time_ns: u64,
+}
+
+impl Captured {
+    /// As the header of a ring.
+    pub fn to_header(self) -> [u8; FRAME_HEADER] {
+        let mut header = [0; FRAME_HEADER];
+        header[0] = u8::from(self.sent);
+        header[2..].copy_from_slice(&self.time_ns.to_le_bytes());
+        header
+    }
+
+    /// From the header of a ring.
+    pub fn from_header(header: [u8; FRAME_HEADER]) -> Captured {
+        let [sent, _, time @ ..] = header;
+        Captured { sent: sent != 0, time_ns: u64::from_le_bytes(time) }
+    }
 }
 
 impl Port for Lane {
@@ -458,7 +477,8 @@ impl Port for Lane {
         let at = self.incoming.find(&self.switch, self.handle.counters(), &self.wake)?;
         if let Some(capture) = self.capture.as_mut().filter(|_| self.incoming.is_new()) {
             let frame = self.incoming.frame(at)?;
-            if capture.send(&captured_header(false, frame.offload), &[], &[frame.bytes]).is_err() {
+            let header = Captured { sent: false, time_ns: (self.clock)() }.to_header();
+            if capture.send(&header, &[], &[frame.bytes]).is_err() {
                 self.handle.0.counters.not_captured.add(1);
             }
             capture.flush();
