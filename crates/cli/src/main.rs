@@ -30,6 +30,7 @@ const EXAMPLES: &str = "Examples:
   rackbus borrow alpha/nvme0 --for beta     borrow a drive; prints its vfio-user socket
   rackbus return 1                          give it back
   rackbus vm run --host beta --borrow alpha/nvme0   boot a VM with it
+  rackbus net up                            join the hosts by a network through the fabric's memory
   rackbus restart --all                     go on with this version of rackbus, nothing returned
   rackbus down                              stop the rack
 
@@ -68,6 +69,7 @@ enum Command {
     #[command(name = "node-id")]
     NodeId(node_id::Args),
     Mem(mem::Args),
+    Net(net::Args),
     On(on::Args),
     Vm(vm::Args),
     Guest(guest::Args),
@@ -118,6 +120,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Reach(args) => args.run(common, output).await,
         Command::NodeId(args) => args.run(common, output),
         Command::Mem(args) => args.run(common, output),
+        Command::Net(args) => args.run(common, output).await,
         Command::On(args) => args.run(common),
         Command::Vm(args) => args.run(common, output).await,
         Command::Guest(args) => args.run(common, output).await,

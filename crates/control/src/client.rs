@@ -24,6 +24,7 @@ use crate::levels::LevelRequest;
 use crate::machines::{
     self, Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest,
 };
+use crate::network::{CaptureDone, CaptureRequest, NetworkStatus};
 use crate::node::{NodeProcess, RestartRequest};
 use crate::reach::ReachedRange;
 
@@ -225,6 +226,31 @@ impl Client {
     /// [`ClientError`]; always, as it is not answered otherwise.
     pub async fn restart_node(&self, request: &RestartRequest) -> Result<(), ClientError> {
         self.call(Method::POST, "/v1/restart", request).await
+    }
+
+    /// A node's part in the rack's network, asked of the node itself.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn network(&self) -> Result<NetworkStatus, ClientError> {
+        self.get("/v1/network").await
+    }
+
+    /// Has the node make its host's interface, or take it away.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn set_network(&self, up: bool) -> Result<NetworkStatus, ClientError> {
+        let path = if up { "/v1/network/up" } else { "/v1/network/down" };
+        self.call(Method::POST, path, &()).await
+    }
+
+    /// Has the node capture frames; waits until that has ended, and ends it when dropped.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn capture(&self, request: &CaptureRequest) -> Result<CaptureDone, ClientError> {
+        self.call(Method::POST, "/v1/network/capture", request).await
     }
 
     /// Makes a token with which `host` joins once within `time`.

@@ -25,6 +25,7 @@ pub mod http;
 pub mod levels;
 pub mod machines;
 pub mod metrics;
+pub mod network;
 pub mod node;
 pub mod reach;
 pub mod service;

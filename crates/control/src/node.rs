@@ -1,8 +1,11 @@
 //! What a node answers at its own socket, besides its metrics: who reaches what (`GET /v1/reach?of=…`), how
-//! often it was restarted in place (`GET /v1/process`), and that it is to be (`POST /v1/restart`).
+//! often it was restarted in place (`GET /v1/process`), and that it is to be (`POST /v1/restart`); its part in the
+//! rack's network ([`crate::network`]): `GET /v1/network`, `POST /v1/network/up`, `…/down` and `…/capture`.
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::{Query, State};
 use axum::routing::{get, post};
@@ -14,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::api::ApiError;
 use crate::http::{listen_at, serve_on};
 use crate::metrics::{self, Source};
+use crate::network::{CaptureDone, CaptureRequest, NodeNetwork};
 use crate::reach::reached;
 use crate::service::views::problem;
 
@@ -54,6 +58,8 @@ pub struct Answers {
     pub metrics: Source,
     /// What it lets others reach.
     pub fabric: FabricHandle,
+    /// Its part in the rack's network.
+    pub network: Arc<dyn NodeNetwork>,
     /// Which program the node is now, and how often it was restarted in place.
     pub process: NodeProcess,
     /// Who is to restart it.
@@ -85,13 +91,14 @@ struct ReachQuery {
 /// # Errors
 /// When the socket fails.
 pub async fn serve_node(answers: Answers, listener: UnixListener) -> std::io::Result<()> {
-    let Answers { metrics, fabric, process, restarts } = answers;
+    let Answers { metrics, fabric, network, process, restarts } = answers;
     let reach = async move |Query(query): Query<ReachQuery>| {
         fabric.with(|fabric| reached(fabric, &query.of)).map(Json)
     };
     let routes: Router = metrics::routes(metrics)
         .route("/v1/reach", get(reach))
         .route("/v1/process", get(async move || Json(process.clone())))
+        .merge(network_routes(network))
         .merge(Router::new().route("/v1/restart", post(restart)).with_state(restarts));
     serve_on(routes, tokio::net::UnixListener::from_std(listener)?).await
 }
@@ -108,4 +115,45 @@ async fn restart(
     restarts.send(AskedRestart { request, refused }).map_err(|_| unable())?;
     // Who was asked does not return where it is done.
     Err(refusal.await.unwrap_or_else(|_| unable()))
+}
+
+fn network_routes(network: Arc<dyn NodeNetwork>) -> Router {
+    let set = |up: bool| {
+        post(async move |State(network): State<Arc<dyn NodeNetwork>>| {
+            blocking(move || network.set_up(up)).await
+        })
+    };
+    let status = async |State(network): State<Arc<dyn NodeNetwork>>| Json(network.status());
+    Router::new()
+        .route("/v1/network", get(status))
+        .route("/v1/network/up", set(true))
+        .route("/v1/network/down", set(false))
+        .route("/v1/network/capture", post(capture))
+        .with_state(network)
+}
+
+async fn capture(
+    State(network): State<Arc<dyn NodeNetwork>>,
+    Json(request): Json<CaptureRequest>,
+) -> Result<Json<CaptureDone>, ApiError> {
+    // Whoever asked and is gone wants no more: then this is dropped where it waits.
+    let stop = StopOnDrop(Arc::new(AtomicBool::new(false)));
+    let stopped = stop.0.clone();
+    blocking(move || network.capture(&request, &|| stopped.load(Ordering::Relaxed))).await
+}
+
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does what waits for the system on a thread that may.
+async fn blocking<T: Send + 'static>(
+    job: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<Json<T>, ApiError> {
+    let failed = |_| problem("failed", "the node could not do it".to_owned(), "see the node's log");
+    tokio::task::spawn_blocking(job).await.map_err(failed)?.map(Json)
 }

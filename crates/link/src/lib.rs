@@ -71,6 +71,9 @@ pub enum Service {
     /// To use segments and interrupts of the host: a packet socket follows, and the conversation
     /// goes on there.
     Segments,
+    /// To send frames to the network's ports of the host: a packet socket follows, and the conversation goes on
+    /// there.
+    Network,
 }
 
 /// The answer to a hello.

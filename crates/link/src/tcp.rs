@@ -66,6 +66,7 @@ fn refusal(service: &Service) -> Option<&'static str> {
              `--placement borrower`",
         ),
         Service::Segments => Some("hosts on different machines share no segments"),
+        Service::Network => Some("hosts on different machines share no memory for a network's frames"),
     }
 }
 
@@ -352,8 +353,11 @@ mod tests {
         let authority = authority();
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
         let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
-        for (service, why) in
-            [(function, "--placement borrower"), (Service::Segments, "no segments")]
+        for (service, why) in [
+                (function, "--placement borrower"),
+                (Service::Segments, "no segments"),
+                (Service::Network, "no memory for a network's frames"),
+            ]
         {
             let asked = hello("beta", service);
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();

@@ -17,11 +17,13 @@
 //! * [`event`]: a descriptor that rings (eventfd). [`peer_event`]: one that a peer passed.
 //! * [`doorbell`]: interrupts between processes: a count in shared memory, and sleeping on it.
 //! * [`ring`]: messages from one process to another, in shared memory.
+//! * [`frames`]: Ethernet frames from one process to another, in shared memory.
 //! * [`lock`]: locks and barriers between processes, which survive their holders.
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
 //! * [`descriptors`]: room for those.
+//! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
 
 pub mod copy;
@@ -29,6 +31,7 @@ pub mod descriptors;
 pub mod doorbell;
 pub mod event;
 pub mod exchange;
+pub mod frames;
 pub mod gate;
 pub mod guard;
 pub mod handle;
@@ -47,11 +50,13 @@ pub mod spin;
 pub mod stream;
 mod sync;
 pub mod ticks;
+pub mod vectored;
 pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use exchange::{Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use frames::{FrameReceiver, FrameSender, FramesLayout};
 pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;
 pub use packets::{PacketListener, PacketStream, Packets};

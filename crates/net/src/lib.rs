@@ -1,20 +1,33 @@
 //! One network over the fabric: Ethernet frames between the hosts of a rack, their guests, and an uplink.
 //!
-//! * [`address`]: Ethernet addresses.
+//! * [`address`]: Ethernet addresses. [`addressing`]: which ones the stations of a rack have.
 //! * [`announce`]: a station tells where it is.
 //! * [`ethernet`]: headers of frames. [`mtu`]: what is too large for a network, and who is told.
 //! * [`offload`]: what a sender leaves to others to do to a frame.
 //! * [`port`]: the end of the network that a device model or an interface holds.
+//! * [`switch`]: who receives a frame, and who may send it (pure).
+//! * [`pressure`]: for how long a sender waits for a receiver (pure).
+//! * [`lane`]: a port over rings in shared memory. [`counters`]: what it counts.
+//! * [`capture`]: frames as a file for Wireshark.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod addressing;
 pub mod announce;
+pub mod capture;
+pub mod counters;
 pub mod ethernet;
+pub mod lane;
 pub mod mtu;
 pub mod offload;
 pub mod port;
+pub mod pressure;
+pub mod switch;
 
 pub use address::MacAddress;
+pub use addressing::{Station, Stations};
+pub use lane::{Lane, LaneHandle, LaneId, News, Opener};
 pub use offload::Offload;
 pub use port::{Cause, Frame, Network, Port, Sent};
+pub use switch::Switch;

@@ -23,6 +23,7 @@ use crate::lendable::Lendable;
 use crate::lender::saved::ResumedSession;
 use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
+use crate::network::NetworkService;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::Users;
@@ -44,6 +45,8 @@ pub struct NodeOptions {
     pub topology: Topology,
     /// Whom the segment service serves, its addresses and its sharing rules.
     pub segments: Settings,
+    /// Its part in the rack's network, not begun yet.
+    pub network: NetworkService,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
     /// The program around the node; without one the node is not restarted in place.
@@ -169,8 +172,11 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
     let (rack, host) = (&options.rack, &options.host);
     let segments = Segments::new(rack, host, link.clone(), settings, fabric.clone());
     let counters = Arc::new(LinkCounters::default());
-    attend(sockets.link, lender.clone(), segments.clone(), counters.clone(), gate.clone())
-        .map_err(NodeError::Thread)?;
+    let network = options.network.clone();
+    let served =
+        Served { lender: lender.clone(), segments: segments.clone(), network: network.clone() };
+    attend(sockets.link, served, counters.clone(), gate.clone()).map_err(NodeError::Thread)?;
+    network.start(fabric.clone()).map_err(NodeError::Thread)?;
     segments
         .start_on(&folder, sockets.segments, gate.clone())
         .map_err(path_error(&folder.join(SOCKET)))?;
@@ -217,6 +223,7 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
         lender.clone(),
         borrower.clone(),
         segments.clone(),
+        network.clone(),
         counters.clone(),
         process.clone(),
     );
@@ -239,7 +246,8 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
     }
     let (restarts, asked) = mpsc::unbounded_channel();
     tokio::spawn(check_restarts(hand_over, asked, heard));
-    let answers = Answers { metrics, fabric, process, restarts };
+    let network = Arc::new(network);
+    let answers = Answers { metrics, fabric, network, process, restarts };
     tokio::select! {
         () = agent.run(inbox) => Ok(()),
         never = answer(answers, sockets.questions) => match never {},
@@ -325,11 +333,18 @@ async fn answer(answers: Answers, listener: UnixListener) -> std::convert::Infal
     std::future::pending().await
 }
 
+/// What other nodes come for.
+#[derive(Clone)]
+struct Served {
+    lender: Arc<LentFunctions>,
+    segments: Arc<Segments>,
+    network: NetworkService,
+}
+
 /// A thread that hears who connects to the link; each conversation gets its own.
 fn attend(
     listener: Box<dyn LinkListener>,
-    lender: Arc<LentFunctions>,
-    segments: Arc<Segments>,
+    served: Served,
     counters: Arc<LinkCounters>,
     gate: Gate,
 ) -> std::io::Result<()> {
@@ -344,7 +359,7 @@ fn attend(
                     continue;
                 }
             };
-            let (lender, segments) = (lender.clone(), segments.clone());
+            let Served { lender, segments, network } = served.clone();
             let counters = counters.clone();
             let passage = passage.unwrap_or_else(|| gate.enter());
             let talk = move || {
@@ -355,6 +370,11 @@ fn attend(
                         // What it comes to is counted by the service, and is never passed on.
                         drop(passage);
                         segments.attend(incoming);
+                    }
+                    Service::Network => {
+                        // Its rings are opened anew by whoever goes on.
+                        drop(passage);
+                        network.attend(incoming);
                     }
                     Service::Function { .. } | Service::Medium { .. } => {
                         lender.attend(incoming, &passage);

@@ -303,7 +303,9 @@ impl LentFunctions {
         let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
             Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
             Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
-            Service::Segments => return incoming.refuse("this is for functions"),
+            Service::Segments | Service::Network => {
+                return incoming.refuse("this is for functions");
+            }
         };
         let _about = lease_span(lease).entered();
         let from = incoming.hello.from.clone();

@@ -10,6 +10,7 @@
 //! * [`unplug`]: takes a function out of the VM that uses it.
 //! * [`users`]: ends leases with the VM that used them.
 //! * [`segments`]: shared memory between hosts: segments, interrupts, pages.
+//! * [`network`]: the host's part in the rack's network: its ports, rings and interface.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`handover`]: restarts the node in place: another process goes on with all of it.
 //! * [`agent`]: the node's side of the lending protocol.
@@ -24,6 +25,7 @@ pub mod lendable;
 pub mod lender;
 pub mod lent_out;
 pub mod metrics;
+pub mod network;
 pub mod peers;
 pub mod remote;
 mod report;
@@ -38,4 +40,5 @@ pub use handover::{HandOverError, Inherited, Program};
 pub use host::{NodeError, NodeOptions, control_socket, resume, run};
 pub use lendable::{Lendable, Modelled};
 pub use lender::{LendError, LentFunctions};
+pub use network::NetworkService;
 pub use remote::RemoteDevice;

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_control::api::NodeReport;
 use rackbus_control::metrics::{Labels, Page, Source};
+use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
 use rackbus_link::Service;
 
 use crate::agent::Observe;
 use crate::borrower::BorrowedFunctions;
 use crate::lender::LentFunctions;
+use crate::network::{NetworkService, page as network_page};
 use crate::segments::Segments;
 
 /// A node's socket for metrics, in its host's folder.
@@ -30,6 +32,7 @@ pub struct LinkCounters {
     functions: Conversations,
     mediums: Conversations,
     segments: Conversations,
+    network: Conversations,
     refused: AtomicU64,
 }
 
@@ -40,6 +43,7 @@ impl LinkCounters {
             Service::Function { .. } => |link| &link.functions,
             Service::Medium { .. } => |link| &link.mediums,
             Service::Segments => |link| &link.segments,
+            Service::Network => |link| &link.network,
         };
         of(self).begun.fetch_add(1, Ordering::Relaxed);
         of(self).open.fetch_add(1, Ordering::Relaxed);
@@ -47,8 +51,13 @@ impl LinkCounters {
     }
 
     /// All kinds, by what they are for.
-    fn kinds(&self) -> [(&'static str, &Conversations); 3] {
-        [("functions", &self.functions), ("mediums", &self.mediums), ("segments", &self.segments)]
+    fn kinds(&self) -> [(&'static str, &Conversations); 4] {
+        [
+            ("functions", &self.functions),
+            ("mediums", &self.mediums),
+            ("segments", &self.segments),
+            ("network", &self.network),
+        ]
     }
 
     /// Somebody was not listened to.
@@ -96,6 +105,7 @@ pub fn source(
     lender: Arc<LentFunctions>,
     borrower: Arc<BorrowedFunctions>,
     segments: Arc<Segments>,
+    network: NetworkService,
     link: Arc<LinkCounters>,
     process: NodeProcess,
 ) -> Source {
@@ -123,6 +133,7 @@ pub fn source(
         let counts = counts.map(|(what, count)| (vec![("what", what.to_owned())], count as f64));
         let help = "What the host's processes share, and who is connected to it";
         page.gauge("shared_memory", help, counts);
+        network_page(&network.status(), &mut page);
         page
     })
 }

@@ -3,7 +3,11 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
+use rackbus_netdev::namespace;
+use rackbus_node::network::namespace_of;
+
 use crate::Common;
+use crate::commands::read_rack;
 use crate::output::{Failure, Output};
 use crate::{paths, process};
 
@@ -39,10 +43,25 @@ pub fn stop(run_dir: &Path, output: &Output) -> usize {
     }
     // Unless somebody starts it anew by now.
     if process::living(run_dir).is_empty() {
+        remove_networks(run_dir);
         let _ = std::fs::remove_file(run_dir.join("rack.json"));
         remove_sockets(run_dir);
     }
     living.len()
+}
+
+/// Removes the hosts' network namespaces, as far as there are any. Programs that are in one stay there, without an
+/// interface.
+fn remove_networks(run_dir: &Path) {
+    let rack = paths::running(run_dir).and_then(|running| read_rack(&running.file));
+    for host in rack.iter().flat_map(|rack| &rack.hosts) {
+        let name = namespace_of(rack.as_ref().map_or("", |rack| &rack.name), &host.name);
+        if namespace::open(&name).is_ok()
+            && let Err(error) = namespace::remove(&name)
+        {
+            tracing::warn!(%error, name, "a network namespace is left");
+        }
+    }
 }
 
 /// Removes the sockets that processes which have ended listened on, in `folder` and below it:

@@ -15,6 +15,7 @@ pub mod leases;
 pub mod mem;
 pub mod metrics;
 pub mod model;
+pub mod net;
 pub mod node;
 pub mod node_id;
 pub mod on;

@@ -14,7 +14,7 @@ use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
-use rackbus_node::{NodeOptions, Program};
+use rackbus_node::{NetworkService, NodeOptions, Program};
 use rackbus_segment::directory::{HostRange, Settings};
 
 use crate::Common;
@@ -95,6 +95,7 @@ impl Args {
                 Arc::new(ShmLink::new(&rack.name, &run_dir, names))
             }
         };
+        let network = NetworkService::new(&rack, &self.host, link.clone(), !own_machine);
         let program = NodeProgram {
             host: self.host.clone(),
             args: self.again(&run_dir),
@@ -109,6 +110,7 @@ impl Args {
             link,
             topology,
             segments: segments(&rack, &self.host),
+            network,
             log_lines_left_out: log::lines_left_out,
             // What is restarted in place has a link that can be passed on.
             program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),

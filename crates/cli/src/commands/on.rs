@@ -4,6 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
+use rackbus_netdev::namespace;
+use rackbus_node::network::namespace_of;
+
 use crate::Common;
 use crate::commands::{named_host, read_rack};
 use crate::output::Failure;
@@ -20,8 +23,10 @@ const LIBRARY: &str = "libsisci.so";
 #[command(after_help = "Examples:
   rackbus on beta -- ./receiver -rn 4
   rackbus on alpha -- bash          a shell whose programs are on alpha
+  rackbus on beta -- iperf3 -s      after `rackbus net up`: with beta's interface
 
-The program gets RACKBUS_RUN_DIR and RACKBUS_HOST, and finds libsisci.so.")]
+The program gets RACKBUS_RUN_DIR and RACKBUS_HOST, and finds libsisci.so. Where the host has its interface, the
+program is in the network namespace of that.")]
 pub struct Args {
     /// The host.
     host: String,
@@ -45,9 +50,24 @@ impl Args {
         if let Some(folder) = library_folder() {
             command.env("LD_LIBRARY_PATH", in_front(&folder));
         }
+        join_network(&rack.name, &self.host)?;
         let cause = command.exec();
         let error = format!("{}: {cause}", program.display());
         Err(Failure::new(error, "name a program that can be run"))
+    }
+}
+
+/// Goes into the host's network namespace, if it has one.
+fn join_network(rack: &str, host: &str) -> Result<(), Failure> {
+    let name = namespace_of(rack, host);
+    let failed = |cause: std::io::Error| {
+        let error = format!("the network namespace {name} cannot be entered: {cause}");
+        Failure::new(error, "run as root, or take the network down with `rackbus net down`")
+    };
+    match namespace::open(&name) {
+        Ok(namespace) => namespace::enter(&namespace).map_err(failed),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
     }
 }
 

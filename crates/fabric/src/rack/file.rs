@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::{
     Adapter, BROADCAST_NODE_ID, Cable, Control, CxlMemory, Device, Host, LAST_NODE_ID, PAGE,
-    Physical, Rack, Switch, Window, composition, share,
+    Physical, Rack, Switch, Window, composition, network, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Outcome, Section, document, list, mismatch, subsection, wrong};
@@ -25,7 +25,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         0..0,
         "the rack file",
         // `timing` is the timing model's to read.
-        &["name", "hosts", "share", "composition", "control", "fabric", "timing"],
+        &["name", "hosts", "share", "composition", "control", "network", "fabric", "timing"],
     )?;
     let allowed = "write name = \"…\" at the top";
     let (name, span) = top.require("name", top.text("name", allowed)?, allowed)?;
@@ -51,11 +51,12 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         Some(value) => control(value)?,
         None => Control::default(),
     };
+    let network = network::network(top.get("network"), &hosts)?;
     let fabric = match top.get("fabric") {
         Some(value) => Some(fabric(value, &hosts)?),
         None => None,
     };
-    let rack = Rack { name: name.to_owned(), hosts, shares, compositions, control, fabric };
+    let rack = Rack { name: name.to_owned(), hosts, shares, compositions, control, network, fabric };
     let place = top.get("fabric").map_or(0..0, Spanned::span);
     let topology = match crate::derive::topology(&rack) {
         Ok(topology) => topology,

@@ -17,8 +17,10 @@
 
 mod composition;
 mod file;
+mod network;
 mod share;
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
 pub use crate::names::{BadFunctionName, FunctionName, is_name};
@@ -40,6 +42,8 @@ pub struct Rack {
     pub compositions: Vec<Composition>,
     /// Time limits of the control plane.
     pub control: Control,
+    /// The Ethernet that the hosts have in common.
+    pub network: Network,
     /// The physical fabric, where the file tells one.
     pub fabric: Option<Physical>,
 }
@@ -164,6 +168,36 @@ pub struct Control {
 impl Default for Control {
     fn default() -> Self {
         Control { lease_ttl_ms: 15_000, return_grace_ms: 20_000 }
+    }
+}
+
+/// The Ethernet that the hosts of a rack have in common. Without a section in the file:
+/// `10.77.0.0/16`, `fd72:6163:6b62::/64`, an MTU of 1500 bytes and one queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    /// The IPv4 network.
+    pub subnet: Subnet<Ipv4Addr>,
+    /// The IPv6 network, with 64 bits for stations.
+    pub subnet6: Subnet<Ipv6Addr>,
+    /// Bytes of the longest IP packet: 1280 to 65,521.
+    pub mtu: u16,
+    /// Queues of each host's interface, each with a thread of the host's node: 1 to 16.
+    pub queues: u16,
+}
+
+/// An IP network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subnet<A> {
+    /// Its address, without bits of a station.
+    pub address: A,
+    /// Length of its prefix in bits.
+    pub prefix: u8,
+}
+
+impl Subnet<Ipv4Addr> {
+    /// Addresses in it, that of the network itself and the broadcast address included.
+    pub fn stations(&self) -> u32 {
+        1 << (32 - u32::from(self.prefix)).min(31)
     }
 }
 

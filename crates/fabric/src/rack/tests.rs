@@ -309,3 +309,38 @@ fn wrong_compositions_are_named_with_their_place() {
     let rack = Rack::parse("rack.toml", &text).unwrap();
     assert_eq!(rack.compositions[0].functions, ["a/d"]);
 }
+
+#[test]
+fn the_network_is_the_default_one_or_what_the_file_says() {
+    let rack = Rack::parse("rack.toml", "name = \"lab\"\n[hosts.alpha]\n").unwrap();
+    assert_eq!(rack.network, Network::default());
+    assert_eq!((rack.network.mtu, rack.network.queues), (1500, 1));
+    let text = "name = \"lab\"\n[network]\nsubnet = \"192.168.4.0/24\"\nsubnet6 = \"fd00:1::/64\"\n\
+                mtu = 65521\nqueues = 4\n[hosts.alpha]\n";
+    let network = Rack::parse("rack.toml", text).unwrap().network;
+    assert_eq!(network.subnet, Subnet { address: [192, 168, 4, 0].into(), prefix: 24 });
+    assert_eq!(network.subnet6.address, "fd00:1::".parse::<std::net::Ipv6Addr>().unwrap());
+    assert_eq!((network.mtu, network.queues), (65_521, 4));
+}
+
+#[test]
+fn a_network_that_cannot_be_is_refused_with_what_is_allowed() {
+    for (line, expected) in [
+        ("subnet = \"10.77.0.0\"", "`10.77.0.0` is no network"),
+        ("subnet = \"10.77.0.1/16\"", "`10.77.0.1/16` has bits of a station"),
+        ("subnet = \"10.0.0.0/30\"", "`subnet` is no such network"),
+        ("subnet = \"0.0.0.0/33\"", "has a prefix longer than 32 bits"),
+        ("subnet = \"fd00::/64\"", "`subnet` is no such network"),
+        ("subnet6 = \"10.77.0.0/16\"", "`subnet6` is no such network"),
+        ("subnet6 = \"fd00::/48\"", "`subnet6` is no such network"),
+        ("subnet = \"10.0.0.0/28\"", "`subnet` has addresses for the node ids up to 28"),
+        ("mtu = 1000", "mtu"),
+        ("mtu = 65522", "mtu"),
+        ("queues = 0", "queues"),
+        ("vlan = 1", "unknown key `vlan`"),
+    ] {
+        let text = format!("name = \"lab\"\n[hosts.alpha]\nnode_id = 400\n[network]\n{line}\n");
+        let said = refused(&text);
+        assert!(said.contains(expected) && said.starts_with("rack.toml:5:"), "{line}: {said}");
+    }
+}

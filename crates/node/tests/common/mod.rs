@@ -16,7 +16,7 @@ use rackbus_fabric::{Topology, derive};
 use rackbus_lease::Config;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
-use rackbus_node::{NodeOptions, control_socket, lendable};
+use rackbus_node::{NetworkService, NodeOptions, control_socket, lendable};
 use rackbus_segment::directory::{HostRange, Settings};
 use tempfile::TempDir;
 
@@ -90,6 +90,8 @@ fn node(
     topology: &Topology,
 ) -> NodeOptions {
     let folders = Folders { state: run_dir.to_owned(), rack: run_dir.to_owned() };
+    let alone = rackbus_fabric::rack::Rack::parse("rack.toml", "name = \"test\"\n[hosts.alone]\n");
+    let network = NetworkService::new(&alone.unwrap(), host, link.clone(), false);
     NodeOptions {
         rack: "test".into(),
         host: host.into(),
@@ -98,6 +100,7 @@ fn node(
         link,
         topology: topology.clone(),
         segments: no_segments(),
+        network,
         log_lines_left_out: || 0,
         program: None,
     }

@@ -1,0 +1,126 @@
+//! What a node [answers](crate::node) about its part in the rack's network.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::ApiError;
+
+/// A host's part in the network.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct NetworkStatus {
+    /// Name of the host.
+    pub host: String,
+    /// Whether it has its interface.
+    pub up: bool,
+    /// The name of the network namespace that the interface is in.
+    pub namespace: String,
+    /// Bytes of the longest IP packet.
+    pub mtu: u16,
+    /// The IPv4 network.
+    pub subnet: String,
+    /// The IPv6 network.
+    pub subnet6: String,
+    /// Its ports: the interface first, then those of functions.
+    pub ports: Vec<PortStatus>,
+}
+
+/// A port.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortStatus {
+    /// Its name: that of the host, or `HOST/FUNCTION`.
+    pub port: String,
+    /// Its Ethernet address.
+    pub mac: String,
+    /// Its IPv4 address.
+    pub ipv4: String,
+    /// Its IPv6 address.
+    pub ipv6: String,
+    /// Its lanes: for an interface as many as it has queues.
+    pub lanes: usize,
+    /// Frames for groups that it sent.
+    pub groups: u64,
+    /// Frames that it sent and that were dropped before it was known for whom they are, by cause.
+    pub drops: BTreeMap<String, u64>,
+    /// Frames that a capture had no room for.
+    pub not_captured: u64,
+    /// The part of the time that its threads were awake, where they are the network's: 0 to 1.
+    pub polling: Option<f64>,
+    /// Times that its threads went to sleep.
+    pub sleeps: u64,
+    /// What it exchanged with others: those with which it did.
+    pub peers: Vec<PeerStatus>,
+}
+
+/// What a port exchanged with another.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Name of the other port.
+    pub peer: String,
+    /// Rings that are open to it.
+    pub rings: u64,
+    /// Times that a ring to it was opened.
+    pub opened: u64,
+    /// Frames sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames received.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Bytes in its rings that it had not taken when something was sent last.
+    pub waiting_bytes: u64,
+    /// Bytes that its rings hold.
+    pub ring_bytes: u64,
+    /// Frames between the two that were dropped here, by cause.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// What is to be captured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureRequest {
+    /// Name of the port.
+    pub port: String,
+    /// The file to write: an absolute path.
+    pub file: PathBuf,
+    /// After how many frames it ends by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frames: Option<u64>,
+    /// After how many milliseconds it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ms: Option<u64>,
+}
+
+/// A capture that has ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureDone {
+    /// Frames that are in the file.
+    pub frames: u64,
+    /// Frames that there was no room for.
+    pub missed: u64,
+}
+
+/// The network's part of a node.
+pub trait NodeNetwork: Send + Sync {
+    /// How it is now.
+    fn status(&self) -> NetworkStatus;
+
+    /// Makes the host's interface, or takes it away.
+    ///
+    /// # Errors
+    /// Why not.
+    fn set_up(&self, up: bool) -> Result<NetworkStatus, ApiError>;
+
+    /// Captures the frames of a port into a file until `stop` says so. Waits.
+    ///
+    /// # Errors
+    /// Why not.
+    fn capture(
+        &self,
+        request: &CaptureRequest,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<CaptureDone, ApiError>;
+}

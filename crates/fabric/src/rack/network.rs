@@ -1,0 +1,94 @@
+//! The file's `[network]` section: the rack's one Ethernet, and the subnets of its hosts.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::{Host, Network, Subnet};
+use crate::text::{Outcome, Section, subsection, wrong};
+
+const KEYS: &[&str] = &["subnet", "subnet6", "mtu", "queues"];
+
+const SUBNET: &str = "write an IPv4 network with 4 to 24 bits for its stations: \"10.77.0.0/16\"";
+const SUBNET6: &str = "write an IPv6 network with 64 bits for its stations: \"fd72:6163:6b62::/64\"";
+
+/// The least MTU is IPv6's. The largest is what a TAP interface of Linux carries: 65,535 bytes with the
+/// Ethernet header.
+const MTU: std::ops::RangeInclusive<u64> = 1280..=65_521;
+
+impl Default for Network {
+    fn default() -> Network {
+        let subnet = Subnet { address: Ipv4Addr::new(10, 77, 0, 0), prefix: 16 };
+        let address = Ipv6Addr::new(0xfd72, 0x6163, 0x6b62, 0, 0, 0, 0, 0);
+        Network { subnet, subnet6: Subnet { address, prefix: 64 }, mtu: 1500, queues: 1 }
+    }
+}
+
+/// The network that the section describes, or the default one; the hosts have their numbers in it.
+pub(super) fn network(
+    value: Option<&Spanned<DeValue<'_>>>,
+    hosts: &[Host],
+) -> Outcome<Network> {
+    let Some(value) = value else { return Ok(Network::default()) };
+    let section = subsection(value, "network", KEYS)?;
+    let default = Network::default();
+    let subnet = match text(&section, "subnet", SUBNET)? {
+        Some(Subnet { address: IpAddr::V4(address), prefix }) if (8..=28).contains(&prefix) => {
+            Subnet { address, prefix }
+        }
+        Some(_) => return wrong(section.place("subnet"), "`subnet` is no such network", SUBNET),
+        None => default.subnet,
+    };
+    let subnet6 = match text(&section, "subnet6", SUBNET6)? {
+        Some(Subnet { address: IpAddr::V6(address), prefix: 64 }) => {
+            Subnet { address, prefix: 64 }
+        }
+        Some(_) => return wrong(section.place("subnet6"), "`subnet6` is no such network", SUBNET6),
+        None => default.subnet6,
+    };
+    let most = subnet.stations() / 2 - 1;
+    if let Some(host) = hosts.iter().find(|host| host.node_id / 4 > most) {
+        let what = format!(
+            "`subnet` has addresses for the node ids up to {}, and host {} has {}",
+            4 * most,
+            host.name,
+            host.node_id
+        );
+        return wrong(section.place("subnet"), what, "write a larger network, with a shorter prefix");
+    }
+    let mtu = section.count("mtu", *MTU.start(), *MTU.end())?;
+    Ok(Network {
+        subnet,
+        subnet6,
+        mtu: mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(default.mtu),
+        queues: section.count("queues", 1, 16)?.map_or(default.queues, |queues| queues as u16),
+    })
+}
+
+/// A network as it is written: an address without bits for stations, and the length of its prefix.
+fn text(
+    section: &Section<'_>,
+    key: &'static str,
+    allowed: &str,
+) -> Outcome<Option<Subnet<IpAddr>>> {
+    let Some((text, span)) = section.text(key, allowed)? else { return Ok(None) };
+    let parts = text.split_once('/').and_then(|(address, prefix)| {
+        Some((address.parse::<IpAddr>().ok()?, prefix.parse::<u8>().ok()?))
+    });
+    let Some((address, prefix)) = parts else {
+        return wrong(span, format!("`{text}` is no network"), allowed);
+    };
+    let (bits, width) = match address {
+        IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
+        IpAddr::V6(address) => (address.to_bits(), 128),
+    };
+    if prefix > width {
+        return wrong(span, format!("`{text}` has a prefix longer than {width} bits"), allowed);
+    }
+    let stations = u32::from(width - prefix);
+    if stations > 0 && bits & (u128::MAX >> (128 - stations)) != 0 {
+        return wrong(span, format!("`{text}` has bits of a station"), allowed);
+    }
+    Ok(Some(Subnet { address, prefix }))
+}

@@ -1,0 +1,172 @@
+//! Where records lie in a ring of frames, and how they are published and given back.
+//!
+//! A ring is lines of 64 bytes. A record is as many lines, one behind the other, as it needs, and never goes
+//! around the ring's end. Its first word is its *mark*: the record's length, and the place that it was written
+//! for. The receiver polls the mark of the next record and nothing else, so a record costs it no other line of
+//! the sender's than the record's own. What lies in a ring's lines from before could look like a mark, and part
+//! of it was chosen by whoever sent a frame: so before a record is published, the mark behind it is cleared.
+//!
+//! Places count lines for ever. The sender keeps its own; of the receiver's, the *credit*, it keeps what it saw
+//! last, and looks again only when there seems to be no room. The receiver publishes it in large steps, and when
+//! it has found the ring empty.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// The length of no record: the rest of the ring up to its end is left out.
+const SKIP: u32 = u32::MAX;
+
+/// Parts of the ring that are given back in one step.
+const STEPS: u64 = 8;
+
+/// How far the receiver is, on a line of its own.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Credit(AtomicU64);
+
+/// The lines of a ring as both sides see them: the mark of each, by its index.
+pub(crate) trait Marks {
+    fn mark(&self, line: usize) -> &AtomicU64;
+}
+
+/// The other side does not keep to the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+/// The mark of a record at a place; never zero.
+fn mark(place: u64, length: u32) -> u64 {
+    // The lower half of the place: no two that a ring holds at once have the same.
+    u64::from(place as u32) << 32 | u64::from(length)
+}
+
+/// Where a record goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// What the receiver polls: there the record is announced, if it is not there itself.
+    from: u64,
+    at: u64,
+}
+
+/// The sender's view.
+#[derive(Debug)]
+pub(crate) struct Putting {
+    lines: u64,
+    at: u64,
+    credit_seen: u64,
+}
+
+impl Putting {
+    /// The sender of an empty ring of so many lines: a power of two.
+    pub fn new(lines: usize) -> Putting {
+        Putting { lines: lines as u64, at: 0, credit_seen: 0 }
+    }
+
+    /// Where a record of so many lines goes; `None` while there is no room.
+    #[inline]
+    pub fn room(&mut self, credit: &Credit, lines: usize) -> Result<Option<Place>, Broken> {
+        let lines = lines as u64;
+        let left = self.lines - self.at % self.lines;
+        let skipped = if lines > left { left } else { 0 };
+        // With the line behind it, whose mark is cleared.
+        let end = self.at + skipped + lines + 1;
+        if end - self.credit_seen > self.lines {
+            let credit = credit.0.load(Ordering::Acquire);
+            // It only grows, and never beyond what was sent.
+            if credit < self.credit_seen || credit > self.at {
+                return Err(Broken);
+            }
+            self.credit_seen = credit;
+            if end - credit > self.lines {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Place { from: self.at, at: self.at + skipped }))
+    }
+
+    /// The line that a place is at.
+    #[inline]
+    pub fn line(&self, place: Place) -> usize {
+        (place.at % self.lines) as usize
+    }
+
+    /// Publishes a record that was written there.
+    #[inline]
+    pub fn publish(&mut self, marks: &impl Marks, place: Place, lines: usize, length: u32) {
+        let index = |place: u64| (place % self.lines) as usize;
+        let next = place.at + lines as u64;
+        marks.mark(index(next)).store(0, Ordering::Relaxed);
+        // The receiver that sees this mark sees the record, and the cleared mark behind it.
+        marks.mark(index(place.at)).store(mark(place.at, length), Ordering::Release);
+        if place.from != place.at {
+            marks.mark(index(place.from)).store(mark(place.from, SKIP), Ordering::Release);
+        }
+        self.at = next;
+    }
+
+    /// Lines that the receiver has not given back.
+    pub fn used(&self, credit: &Credit) -> usize {
+        self.at.saturating_sub(credit.0.load(Ordering::Relaxed)).min(self.lines) as usize
+    }
+}
+
+/// The receiver's view.
+#[derive(Debug)]
+pub(crate) struct Taking {
+    lines: u64,
+    at: u64,
+    credit: u64,
+}
+
+impl Taking {
+    /// The receiver of an empty ring of so many lines: a power of two.
+    pub fn new(lines: usize) -> Taking {
+        Taking { lines: lines as u64, at: 0, credit: 0 }
+    }
+
+    /// The line of the next record, and its length; `None` when there is none. `lines_of` says how many lines a
+    /// record of a length has, unless there is no such record.
+    #[inline]
+    pub fn next(
+        &mut self,
+        marks: &impl Marks,
+        lines_of: impl Fn(u32) -> Option<usize>,
+    ) -> Result<Option<(usize, u32)>, Broken> {
+        for _ in 0..2 {
+            let line = (self.at % self.lines) as usize;
+            let found = marks.mark(line).load(Ordering::Acquire);
+            if found == 0 {
+                return Ok(None);
+            }
+            if (found >> 32) as u32 != self.at as u32 {
+                return Err(Broken);
+            }
+            let left = self.lines - line as u64;
+            match found as u32 {
+                SKIP => self.at += left,
+                length => {
+                    let lines = lines_of(length).ok_or(Broken)?;
+                    return if lines as u64 <= left { Ok(Some((line, length))) } else { Err(Broken) };
+                }
+            }
+        }
+        // Twice to the end with nothing between.
+        Err(Broken)
+    }
+
+    /// Lets go of the next record, of so many lines. True when the sender is to be told.
+    #[inline]
+    pub fn release(&mut self, credit: &Credit, lines: usize) -> bool {
+        self.at += lines as u64;
+        self.at - self.credit >= self.lines / STEPS && self.settle(credit)
+    }
+
+    /// Publishes all that was let go of. True when there was something to publish.
+    #[inline]
+    pub fn settle(&mut self, credit: &Credit) -> bool {
+        let news = self.at != self.credit;
+        if news {
+            self.credit = self.at;
+            credit.0.store(self.at, Ordering::Release);
+        }
+        news
+    }
+}

@@ -1,0 +1,520 @@
+//! A lane: the sender and receiver of one port, for one thread. A port has one, or one for each of its queues.
+//!
+//! A lane sends into a ring for each station that it has something for ([`outgoing`]), and receives from a ring
+//! for each lane that sends to it ([`incoming`]). It opens none by itself: it asks its node ([`Opener`]), goes
+//! on, and finds what came of it in its inbox ([`LaneHandle`]). Nothing here waits.
+
+mod incoming;
+mod outgoing;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_memory::frames::{FRAME_HEADER, FrameError};
+use rackbus_memory::{DmaSlice, Event, FrameReceiver, FrameSender, FramesLayout};
+use rustix::event::epoll;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::address::MacAddress;
+use crate::counters::LaneCounters;
+use crate::offload::Offload;
+use crate::port::{Cause, Frame, MAX_FRAME, Port, Sent};
+use crate::switch::{HEAD, Switch, To};
+
+use incoming::Incoming;
+use outgoing::{Outgoing, Ready};
+
+/// How the ring of a lane lies in memory: room for 15 of the largest frames.
+pub const LAYOUT: FramesLayout = FramesLayout { ring_bytes: 1 << 20, longest: MAX_FRAME };
+
+/// A lane of a station.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneId {
+    /// Number of the station.
+    pub station: usize,
+    /// Which of its lanes, from 0.
+    pub lane: u16,
+}
+
+/// Whoever opens rings for lanes.
+pub trait Opener: Send + Sync + std::fmt::Debug {
+    /// `from` wants to send to a station. The answer comes into its inbox, as [`News::Opened`] or
+    /// [`News::Failed`]. Never waits.
+    fn open(&self, from: LaneId, station: usize);
+}
+
+/// What a lane is told.
+#[derive(Debug)]
+pub enum News {
+    /// A ring to a station, as it was asked for.
+    Opened(usize, FrameSender),
+    /// There is none to be had now.
+    Failed(usize),
+    /// The ring to a station is of no more use.
+    Lost(usize),
+    /// A ring from a station, and its number.
+    Incoming(usize, u64, FrameReceiver),
+    /// The ring of that number has no sender any more: what is in it is taken out, and nothing else will come.
+    Ended(u64),
+    /// Copies of all frames go into this ring from now on, or nowhere.
+    Capture(Option<FrameSender>),
+    /// The network works, or does not.
+    Up(bool),
+}
+
+/// How a lane is told something; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct LaneHandle(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    news: Mutex<Vec<News>>,
+    has_news: AtomicBool,
+    event: Event,
+    counters: LaneCounters,
+}
+
+impl LaneHandle {
+    /// Tells the lane.
+    pub fn tell(&self, news: News) {
+        let mut all = self.lock();
+        all.push(news);
+        self.0.has_news.store(true, Ordering::Release);
+        drop(all);
+        self.0.event.ring();
+    }
+
+    /// What the lane counts.
+    pub fn counters(&self) -> &LaneCounters {
+        &self.0.counters
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<News>> {
+        // Each change of it is whole before anything can fail.
+        self.0.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A clock in nanoseconds.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// The sender and receiver of a port.
+pub struct Lane {
+    id: LaneId,
+    switch: Arc<Switch>,
+    opener: Arc<dyn Opener>,
+    clock: Clock,
+    handle: LaneHandle,
+    outgoing: Vec<Outgoing>,
+    incoming: Incoming,
+    /// Stations that something was sent to since the last flush.
+    touched: Vec<usize>,
+    /// Stations that had no room for a frame of a length.
+    blocked: Vec<(usize, usize)>,
+    capture: Option<FrameSender>,
+    wake: OwnedFd,
+    up: bool,
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lane").field("id", &self.id).field("up", &self.up).finish_non_exhaustive()
+    }
+}
+
+/// What the events of a lane's descriptor are for.
+const INBOX: u64 = 0;
+const ROOM: u64 = 1 << 62;
+const FRAMES: u64 = 2 << 62;
+
+impl Lane {
+    /// A lane of a station of `switch`, without rings yet.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn new(
+        id: LaneId,
+        switch: Arc<Switch>,
+        opener: Arc<dyn Opener>,
+        clock: Clock,
+    ) -> std::io::Result<Lane> {
+        let stations = switch.stations();
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let event = Event::new()?;
+        epoll::add(&wake, &event, epoll::EventData::new_u64(INBOX), epoll::EventFlags::IN)?;
+        let shared = Shared {
+            news: Mutex::default(),
+            has_news: AtomicBool::new(false),
+            event,
+            counters: LaneCounters::new(stations),
+        };
+        Ok(Lane {
+            id,
+            switch,
+            opener,
+            clock,
+            handle: LaneHandle(Arc::new(shared)),
+            outgoing: (0..stations).map(|_| Outgoing::default()).collect(),
+            incoming: Incoming::default(),
+            touched: Vec::new(),
+            blocked: Vec::new(),
+            capture: None,
+            wake,
+            up: true,
+        })
+    }
+
+    /// How others tell it something.
+    pub fn handle(&self) -> &LaneHandle {
+        &self.handle
+    }
+
+    /// The time on its clock.
+    pub fn now_ns(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// Sends a frame of `head` and, behind it, `parts` without their first bytes, as many as `head` has: `head`
+    /// is the beginning of the parts, read once.
+    pub fn send_checked(&mut self, offload: Offload, head: &[u8], parts: &[DmaSlice<'_>]) -> Sent {
+        self.hear();
+        let length = parts.iter().map(DmaSlice::len).sum::<usize>().max(head.len());
+        let looked_at = head.get(..HEAD).unwrap_or(head);
+        match self.switch.decide(self.id.station, &offload, looked_at, length) {
+            Ok((To::Station(to), _)) => self.send_to(to, offload, head, parts, length),
+            Ok((To::All, tagged)) => self.send_to_all(tagged, offload, head, parts, length),
+            Err(cause) => self.drop_undecided(cause),
+        }
+    }
+
+    fn drop_undecided(&self, cause: Cause) -> Sent {
+        self.handle.counters().drops.count(cause);
+        Sent::Dropped(cause)
+    }
+
+    fn send_to(
+        &mut self,
+        to: usize,
+        offload: Offload,
+        head: &[u8],
+        parts: &[DmaSlice<'_>],
+        length: usize,
+    ) -> Sent {
+        let ready = self.ready(to);
+        let sent = match (ready, &mut self.outgoing[to]) {
+            (Ready::Open, Outgoing::Open { sender, .. }) => {
+                sender.send(&header_of(&offload), head, parts)
+            }
+            (Ready::Wait, _) => return Sent::Full,
+            _ => return self.dropped(to, Cause::Down),
+        };
+        match sent {
+            Ok(()) => {
+                self.sent(to, length);
+                self.capture_sent(head, parts);
+                Sent::Done
+            }
+            Err(FrameError::Full) => self.full(to, length),
+            Err(FrameError::Length) => self.dropped(to, Cause::Length),
+            Err(FrameError::Broken(_)) => {
+                self.lose(to);
+                self.dropped(to, Cause::Down)
+            }
+        }
+    }
+
+    /// To all that hear it and have room; those whose ring is just being opened are waited for.
+    fn send_to_all(
+        &mut self,
+        tagged: bool,
+        offload: Offload,
+        head: &[u8],
+        parts: &[DmaSlice<'_>],
+        length: usize,
+    ) -> Sent {
+        let stations = self.switch.stations();
+        let switch = self.switch.clone();
+        let hear = |from| (0..stations).filter(move |to| switch.hears(*to, from, tagged));
+        let receivers: Vec<usize> = hear(self.id.station).collect();
+        // All are asked for before any is waited for.
+        let waits = receivers.iter().filter(|to| self.ready(**to) == Ready::Wait).count() > 0;
+        if waits {
+            return Sent::Full;
+        }
+        for to in receivers {
+            let Outgoing::Open { sender, .. } = &mut self.outgoing[to] else {
+                self.dropped(to, Cause::Down);
+                continue;
+            };
+            match sender.send(&header_of(&offload), head, parts) {
+                Ok(()) => self.sent(to, length),
+                Err(FrameError::Full) => drop(self.dropped(to, Cause::Full)),
+                Err(FrameError::Length) => drop(self.dropped(to, Cause::Length)),
+                Err(FrameError::Broken(_)) => {
+                    self.lose(to);
+                    self.dropped(to, Cause::Down);
+                }
+            }
+        }
+        self.handle.counters().groups.add(1);
+        self.capture_sent(head, parts);
+        Sent::Done
+    }
+
+    /// Whether the ring to a station can be used; it is asked for where there is none.
+    fn ready(&mut self, to: usize) -> Ready {
+        if let Outgoing::Open { .. } = self.outgoing[to] {
+            return Ready::Open;
+        }
+        let now = (self.clock)();
+        let (ready, asks) = self.outgoing[to].ready(now);
+        if asks {
+            self.opener.open(self.id, to);
+        }
+        ready
+    }
+
+    fn sent(&mut self, to: usize, length: usize) {
+        let Outgoing::Open { pressure, touched, .. } = &mut self.outgoing[to] else { return };
+        pressure.took();
+        if !std::mem::replace(touched, true) {
+            self.touched.push(to);
+        }
+        let counters = &self.handle.counters().peers[to];
+        counters.sent.add(1);
+        counters.sent_bytes.add(length as u64);
+    }
+
+    fn full(&mut self, to: usize, length: usize) -> Sent {
+        let now = (self.clock)();
+        let Outgoing::Open { pressure, sender, .. } = &mut self.outgoing[to] else {
+            return self.dropped(to, Cause::Down);
+        };
+        match pressure.is_full(now) {
+            crate::pressure::Advice::Wait => {
+                // The receiver may sleep, with all of this in its ring.
+                sender.flush();
+                self.blocked.push((to, length));
+                Sent::Full
+            }
+            crate::pressure::Advice::Drop => self.dropped(to, Cause::Full),
+        }
+    }
+
+    fn dropped(&self, to: usize, cause: Cause) -> Sent {
+        self.handle.counters().peers[to].drops.count(cause);
+        Sent::Dropped(cause)
+    }
+
+    /// The ring to a station is of no more use; the next frame asks for another.
+    fn lose(&mut self, to: usize) {
+        let before = std::mem::replace(&mut self.outgoing[to], Outgoing::lost((self.clock)()));
+        if let Outgoing::Open { sender, .. } = before {
+            // It may be in the set no more if its descriptor is closed elsewhere, which nobody does.
+            let _ = epoll::delete(&self.wake, &sender);
+        }
+        let counters = &self.handle.counters().peers[to];
+        counters.is_open.set(0);
+        counters.waiting_bytes.set(0);
+        self.touched.retain(|it| *it != to);
+    }
+
+    /// Puts a copy of a frame that was sent into the ring of a capture.
+    #[inline]
+    fn capture_sent(&mut self, head: &[u8], parts: &[DmaSlice<'_>]) {
+        let Some(capture) = &mut self.capture else { return };
+        let header = Captured { sent: true, time_ns: (self.clock)() }.to_header();
+        if capture.send(&header, head, parts).is_err() {
+            self.handle.counters().not_captured.add(1);
+        }
+        capture.flush();
+    }
+
+    /// Does what it was told.
+    #[inline]
+    fn hear(&mut self) {
+        if self.handle.0.has_news.load(Ordering::Relaxed) {
+            self.hear_news();
+        }
+    }
+
+    #[cold]
+    fn hear_news(&mut self) {
+        let news = {
+            let mut all = self.handle.lock();
+            self.handle.0.has_news.store(false, Ordering::Release);
+            std::mem::take(&mut *all)
+        };
+        for news in news {
+            match news {
+                News::Opened(to, sender) => self.opened(to, sender),
+                News::Failed(to) if matches!(self.outgoing[to], Outgoing::Opening { .. }) => {
+                    self.outgoing[to] = Outgoing::failed((self.clock)());
+                }
+                News::Failed(_) => {}
+                News::Lost(to) => self.lose(to),
+                News::Incoming(from, number, receiver) => {
+                    let data = epoll::EventData::new_u64(FRAMES | number);
+                    if let Err(error) = epoll::add(&self.wake, &receiver, data, epoll::EventFlags::IN) {
+                        // Its sender finds it full, and counts what it drops.
+                        tracing::error!(%error, "a ring cannot be slept on, and is not used");
+                        continue;
+                    }
+                    self.incoming.add(from, number, receiver);
+                }
+                News::Ended(number) => self.incoming.end(number),
+                News::Capture(ring) => self.capture = ring,
+                News::Up(up) => self.up = up,
+            }
+        }
+    }
+
+    fn opened(&mut self, to: usize, sender: FrameSender) {
+        let data = epoll::EventData::new_u64(ROOM | to as u64);
+        if let Err(error) = epoll::add(&self.wake, &sender, data, epoll::EventFlags::IN) {
+            tracing::error!(%error, "a ring cannot be slept on, and is not used");
+            self.outgoing[to] = Outgoing::failed((self.clock)());
+            return;
+        }
+        self.outgoing[to] = Outgoing::open(sender);
+        let counters = &self.handle.counters().peers[to];
+        counters.opened.add(1);
+        counters.is_open.set(1);
+    }
+
+    /// Takes the events that rang back to rest.
+    fn disarm(&mut self) {
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // What is left over rings again at the next sleep.
+        let count = epoll::wait(&self.wake, &mut events, Some(&now)).unwrap_or(0);
+        for event in &events[..count] {
+            // A copy: the structure is packed.
+            let data = event.data;
+            match data.u64() {
+                INBOX => drop(self.handle.0.event.drain()),
+                room if room & FRAMES == 0 => {
+                    if let Some(Outgoing::Open { sender, .. }) =
+                        self.outgoing.get_mut((room & !ROOM) as usize)
+                    {
+                        sender.unpark();
+                    }
+                }
+                frames => self.incoming.unpark(frames & !FRAMES),
+            }
+        }
+    }
+}
+
+/// The header of a frame in a ring.
+fn header_of(offload: &Offload) -> [u8; FRAME_HEADER] {
+    let mut header = [0; FRAME_HEADER];
+    header.copy_from_slice(offload.as_bytes());
+    header
+}
+
+/// What a capture is told of a frame: whether it was sent or received, and when on the lane's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Captured {
+    /// Whether the port sent it.
+    pub sent: bool,
+    /// When it did, or received it.
+    pub time_ns: u64,
+}
+
+impl Captured {
+    /// As the header of a ring.
+    pub fn to_header(self) -> [u8; FRAME_HEADER] {
+        let mut header = [0; FRAME_HEADER];
+        header[0] = u8::from(self.sent);
+        header[2..].copy_from_slice(&self.time_ns.to_le_bytes());
+        header
+    }
+
+    /// From the header of a ring.
+    pub fn from_header(header: [u8; FRAME_HEADER]) -> Captured {
+        let [sent, _, time @ ..] = header;
+        Captured { sent: sent != 0, time_ns: u64::from_le_bytes(time) }
+    }
+}
+
+impl Port for Lane {
+    fn mac(&self) -> MacAddress {
+        self.switch.mac(self.id.station)
+    }
+
+    fn mtu(&self) -> u16 {
+        u16::try_from(self.switch.mtu()).unwrap_or(u16::MAX)
+    }
+
+    fn is_up(&self) -> bool {
+        self.up
+    }
+
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+        // A guest may change what it sends: what is decided by is what is sent.
+        let mut head = [0; HEAD];
+        let mut read = 0;
+        for part in parts {
+            read += part.copy_to(&mut head[read..]);
+        }
+        self.send_checked(offload, &head[..read], parts)
+    }
+
+    fn flush(&mut self) {
+        for to in std::mem::take(&mut self.touched) {
+            if let Outgoing::Open { sender, touched, .. } = &mut self.outgoing[to] {
+                sender.flush();
+                *touched = false;
+                self.handle.counters().peers[to].waiting_bytes.set(sender.used() as u64);
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Frame<'_>> {
+        self.hear();
+        let at = self.incoming.find(&self.switch, self.handle.counters(), &self.wake)?;
+        if let Some(capture) = self.capture.as_mut().filter(|_| self.incoming.is_new()) {
+            let frame = self.incoming.frame(at)?;
+            let header = Captured { sent: false, time_ns: (self.clock)() }.to_header();
+            if capture.send(&header, &[], &[frame.bytes]).is_err() {
+                self.handle.0.counters.not_captured.add(1);
+            }
+            capture.flush();
+        }
+        self.incoming.frame(at)
+    }
+
+    fn consume(&mut self) {
+        self.incoming.consume(self.handle.counters());
+    }
+
+    fn park(&mut self) -> bool {
+        self.hear();
+        for (to, length) in std::mem::take(&mut self.blocked) {
+            let Outgoing::Open { sender, .. } = &mut self.outgoing[to] else { continue };
+            if !sender.park(length) {
+                return false;
+            }
+        }
+        self.incoming.park() && !self.handle.0.has_news.load(Ordering::SeqCst)
+    }
+
+    fn unpark(&mut self) {
+        self.disarm();
+        self.hear();
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// What is left to do to a frame, as it lies in a ring.
+fn offload_of(header: &[u8; FRAME_HEADER]) -> Offload {
+    Offload::read_from_bytes(header).expect("a header is as long")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! The rings that others send to a lane by, and whose turn it is: each in turn, for as many bytes as every other.
+
+use std::os::fd::OwnedFd;
+
+use rackbus_memory::FrameReceiver;
+use rustix::event::epoll;
+
+use super::offload_of;
+use crate::address::MacAddress;
+use crate::counters::LaneCounters;
+use crate::port::{Cause, Frame, MIN_FRAME};
+use crate::switch::Switch;
+
+/// Bytes that a ring's turn has: two of the largest frames.
+const TURN_BYTES: usize = 128 << 10;
+/// Frames that make no sense which one look may throw away.
+const MOST_THROWN_AWAY: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    rings: Vec<Ring>,
+    turn: usize,
+    /// Bytes that are left of the turn.
+    left: usize,
+    /// The ring of the frame that was looked at, and its bytes.
+    current: Option<(usize, usize)>,
+    /// The current frame was given out before.
+    seen: bool,
+}
+
+#[derive(Debug)]
+struct Ring {
+    from: usize,
+    number: u64,
+    receiver: Box<FrameReceiver>,
+    /// Its sender is gone.
+    ended: bool,
+}
+
+/// What a ring has.
+enum Found {
+    Frame(usize),
+    Nothing,
+    /// It is of no more use.
+    Over,
+}
+
+impl Incoming {
+    pub fn add(&mut self, from: usize, number: u64, receiver: FrameReceiver) {
+        self.rings.push(Ring { from, number, receiver: Box::new(receiver), ended: false });
+    }
+
+    pub fn end(&mut self, number: u64) {
+        self.rings.iter_mut().filter(|it| it.number == number).for_each(|it| it.ended = true);
+    }
+
+    /// The ring of the next frame.
+    #[inline]
+    pub fn find(
+        &mut self,
+        switch: &Switch,
+        counters: &LaneCounters,
+        wake: &OwnedFd,
+    ) -> Option<usize> {
+        if let Some((at, _)) = self.current {
+            self.seen = true;
+            return Some(at);
+        }
+        let mut looks = self.rings.len();
+        while looks > 0 {
+            let at = self.turn;
+            match self.rings[at].look(switch, counters) {
+                Found::Frame(bytes) if self.left > 0 => {
+                    self.left = self.left.saturating_sub(bytes);
+                    (self.current, self.seen) = (Some((at, bytes)), false);
+                    return Some(at);
+                }
+                // It has had its turn; alone it has the next one, too.
+                Found::Frame(_) => {}
+                Found::Nothing => looks -= 1,
+                Found::Over => {
+                    let ring = self.rings.remove(at);
+                    let _ = epoll::delete(wake, &ring.receiver);
+                    looks = self.rings.len();
+                    if looks == 0 {
+                        break;
+                    }
+                }
+            }
+            self.turn = if at + 1 >= self.rings.len() { 0 } else { at + 1 };
+            self.left = TURN_BYTES;
+        }
+        None
+    }
+
+    /// The frame that was found in a ring.
+    #[inline]
+    pub fn frame(&mut self, at: usize) -> Option<Frame<'_>> {
+        let frame = self.rings[at].receiver.next().ok()??;
+        Some(Frame { offload: offload_of(&frame.header), bytes: frame.bytes })
+    }
+
+    /// Whether the current frame was not given out before.
+    pub fn is_new(&self) -> bool {
+        !self.seen
+    }
+
+    #[inline]
+    pub fn consume(&mut self, counters: &LaneCounters) {
+        let Some((at, bytes)) = self.current.take() else { return };
+        let ring = &mut self.rings[at];
+        ring.receiver.consume();
+        let peer = &counters.peers[ring.from];
+        peer.received.add(1);
+        peer.received_bytes.add(bytes as u64);
+    }
+
+    /// Arms all rings; false when one has something.
+    pub fn park(&mut self) -> bool {
+        self.current.is_none() && self.rings.iter_mut().all(|ring| ring.receiver.park() && !ring.ended)
+    }
+
+    pub fn unpark(&mut self, number: u64) {
+        let ring = self.rings.iter_mut().find(|ring| ring.number == number);
+        if let Some(ring) = ring {
+            ring.receiver.unpark();
+        }
+    }
+}
+
+impl Ring {
+    /// Looks for a frame, and throws away what is none.
+    #[inline]
+    fn look(&mut self, switch: &Switch, counters: &LaneCounters) -> Found {
+        for _ in 0..MOST_THROWN_AWAY {
+            let frame = match self.receiver.next() {
+                Ok(Some(frame)) => frame,
+                Ok(None) if !self.ended => return Found::Nothing,
+                Ok(None) => return Found::Over,
+                Err(error) => {
+                    tracing::warn!(from = self.from, %error, "a ring is not listened to any more");
+                    return Found::Over;
+                }
+            };
+            let bytes = frame.bytes.len();
+            let source = frame.bytes.read_obj::<[u8; 6]>(6).map(MacAddress);
+            let wrong = match source {
+                Some(source) if bytes >= MIN_FRAME => {
+                    if !switch.may_come(self.from, source) {
+                        Some(Cause::Spoofed)
+                    } else if !offload_of(&frame.header).is_sound(bytes) {
+                        Some(Cause::Offload)
+                    } else {
+                        None
+                    }
+                }
+                _ => Some(Cause::Length),
+            };
+            let Some(cause) = wrong else { return Found::Frame(bytes) };
+            counters.peers[self.from].drops.count(cause);
+            self.receiver.consume();
+        }
+        Found::Nothing
+    }
+}

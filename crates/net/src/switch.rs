@@ -1,0 +1,303 @@
+//! Who receives a frame, and whether its sender may send it (pure).
+//!
+//! The stations of the rack are known from its file, so nothing is learned and nothing is flooded but what is
+//! for a group. A station sends from its own Ethernet address only. A function's sender is a guest that may be
+//! anybody's: it also uses its own IP addresses only, in what it says of itself by ARP and neighbour discovery
+//! as well. What is for nobody in the rack goes to its uplink, where there is one.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::address::MacAddress;
+use crate::addressing::Station;
+use crate::offload::{GSO_NONE, Offload};
+use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
+
+/// Bytes at the beginning of a frame that decisions are made by; whoever sends what a guest can change reads
+/// them once, and sends what was looked at.
+pub const HEAD: usize = 128;
+
+const IPV4: u16 = 0x0800;
+const ARP: u16 = 0x0806;
+const IPV6: u16 = 0x86dd;
+const VLAN: [u16; 2] = [0x8100, 0x88a8];
+
+/// Next headers of IPv6.
+const HOP_BY_HOP: u8 = 0;
+const FRAGMENT: u8 = 44;
+const ICMPV6: u8 = 58;
+const DESTINATION: u8 = 60;
+
+/// Neighbour discovery: router solicitation to redirect.
+const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+
+/// Groups that a bridge keeps to itself (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
+const LINK_LOCAL_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
+
+/// Who receives a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum To {
+    /// The station of this number.
+    Station(usize),
+    /// All stations but the sender that are [in its VLAN](Switch::hears).
+    All,
+}
+
+/// The stations of a rack, and what each may do.
+#[derive(Debug)]
+pub struct Switch {
+    members: Vec<Member>,
+    /// Their addresses, in order.
+    by_mac: Vec<(MacAddress, usize)>,
+    mtu: usize,
+    /// Who receives what is for nobody in the rack.
+    uplink: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Member {
+    mac: MacAddress,
+    /// The addresses that it may use, where it may not use any.
+    bound: Option<(Ipv4Addr, Ipv6Addr)>,
+    /// Whether it takes part in VLANs by tags.
+    tagged: bool,
+}
+
+impl Switch {
+    /// The switch of these stations, whose IP packets are of up to `mtu` bytes. Hosts take part in VLANs by
+    /// tags, as their interfaces have them; functions send and receive frames without tags.
+    pub fn new(stations: &[Station], mtu: u16) -> Switch {
+        let member = |it: &Station| Member {
+            mac: it.mac,
+            bound: (!it.is_host).then_some((it.ipv4, it.ipv6)),
+            tagged: it.is_host,
+        };
+        let members: Vec<Member> = stations.iter().map(member).collect();
+        let mut by_mac: Vec<_> = members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
+        by_mac.sort_unstable();
+        Switch { members, by_mac, mtu: mtu.into(), uplink: None }
+    }
+
+    /// The same, with `station` as the one that receives what is for nobody in the rack. It sends from any
+    /// address that is no station's.
+    pub fn with_uplink(mut self, station: usize) -> Switch {
+        self.uplink = Some(station);
+        self
+    }
+
+    /// How many stations there are.
+    pub fn stations(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The address of a station.
+    pub fn mac(&self, station: usize) -> MacAddress {
+        self.members[station].mac
+    }
+
+    /// The longest IP packet.
+    pub fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    /// Whether `station` hears what `from` sends to a group: with a tag, or without.
+    pub fn hears(&self, station: usize, from: usize, tagged: bool) -> bool {
+        station != from && (!tagged || self.members[station].tagged)
+    }
+
+    /// Who receives a frame of `length` bytes that `from` sends and that begins with `head`: all of it, or its
+    /// first [`HEAD`] bytes.
+    ///
+    /// # Errors
+    /// Why nobody does.
+    pub fn decide(
+        &self,
+        from: usize,
+        offload: &Offload,
+        head: &[u8],
+        length: usize,
+    ) -> Result<(To, bool), Cause> {
+        let header = Header::of(head).filter(|_| length <= MAX_FRAME).ok_or(Cause::Length)?;
+        self.check_size(offload, &header, length)?;
+        self.check_source(from, &header, head)?;
+        let tagged = header.tagged;
+        if tagged && !self.members[from].tagged {
+            return Err(Cause::Vlan);
+        }
+        if header.to.is_group() {
+            let link_local = header.to.0[..5] == LINK_LOCAL_GROUPS && header.to.0[5] < 16;
+            return if link_local { Err(Cause::Unknown) } else { Ok((To::All, tagged)) };
+        }
+        let station = self.station_of(header.to).or(self.uplink).filter(|it| *it != from);
+        let station = station.ok_or(Cause::Unknown)?;
+        if tagged && !self.members[station].tagged {
+            return Err(Cause::Vlan);
+        }
+        Ok((To::Station(station), tagged))
+    }
+
+    /// Whether `from` may have sent a frame that begins with `head`, for its receiver.
+    #[inline]
+    pub fn may_come(&self, from: usize, source: MacAddress) -> bool {
+        match self.uplink {
+            Some(uplink) if uplink == from => self.is_outside(from, source),
+            _ => self.members[from].mac == source,
+        }
+    }
+
+    /// Whether an address may be one that the uplink forwards for: its own, or no station's.
+    fn is_outside(&self, uplink: usize, source: MacAddress) -> bool {
+        source.is_station() && self.station_of(source).is_none_or(|station| station == uplink)
+    }
+
+    fn station_of(&self, mac: MacAddress) -> Option<usize> {
+        let place = self.by_mac.binary_search_by_key(&mac, |(mac, _)| *mac).ok()?;
+        Some(self.by_mac[place].1)
+    }
+
+    fn check_size(&self, offload: &Offload, header: &Header, length: usize) -> Result<(), Cause> {
+        if !offload.is_sound(length) {
+            return Err(Cause::Offload);
+        }
+        let packet = length.saturating_sub(header.network);
+        if offload.gso_type == GSO_NONE && packet > self.mtu {
+            return Err(Cause::Length);
+        }
+        if usize::from(offload.gso_size.get()) > self.mtu {
+            return Err(Cause::Offload);
+        }
+        Ok(())
+    }
+
+    fn check_source(&self, from: usize, header: &Header, head: &[u8]) -> Result<(), Cause> {
+        if !self.may_come(from, header.from) {
+            return Err(Cause::Spoofed);
+        }
+        let Some((ipv4, ipv6)) = self.members[from].bound else { return Ok(()) };
+        let packet = head.get(header.network..).unwrap_or_default();
+        let honest = match header.kind {
+            IPV4 => own_ipv4(packet, 12, ipv4),
+            // Hardware and protocol addresses of Ethernet and IPv4, which are all there are.
+            ARP => {
+                packet.starts_with(&[0, 1, 8, 0, 6, 4])
+                    && packet.get(8..14) == Some(&header.from.0)
+                    && own_ipv4(packet, 14, ipv4)
+            }
+            IPV6 => self.is_own_ipv6(from, packet, 8, ipv6) && self.is_honest_icmp(from, packet, ipv6),
+            _ => true,
+        };
+        if honest { Ok(()) } else { Err(Cause::Spoofed) }
+    }
+
+    /// Whether a function may use the IPv6 address at `at`: its own, none yet, or a link-local one. Which of
+    /// those it makes up is its own affair, if it is not the one that another station makes of its address.
+    fn is_own_ipv6(&self, from: usize, packet: &[u8], at: usize, own: Ipv6Addr) -> bool {
+        let Some(address) = ipv6_at(packet, at) else { return false };
+        if address == own || address.is_unspecified() {
+            return true;
+        }
+        address.is_unicast_link_local()
+            && self.members.iter().enumerate().all(|(nth, it)| nth == from || eui64(it.mac) != address)
+    }
+
+    /// Whether what a function says by neighbour discovery is about itself.
+    fn is_honest_icmp(&self, from: usize, packet: &[u8], own: Ipv6Addr) -> bool {
+        let direct = packet.get(6) == Some(&ICMPV6);
+        let Some(at) = icmp_at(packet) else { return true };
+        let Some(kind) = packet.get(at).copied() else { return false };
+        if !DISCOVERY.contains(&kind) {
+            return true;
+        }
+        // Nobody sends these behind other headers (RFC 6980); a function is no router.
+        if !direct || kind == ROUTER_ADVERTISEMENT || kind == REDIRECT {
+            return false;
+        }
+        let about = kind != NEIGHBOUR_ADVERTISEMENT || self.is_own_ipv6(from, packet, at + 8, own);
+        let options = if kind >= NEIGHBOUR_SOLICITATION { at + 24 } else { at + 8 };
+        about && options_are_of(packet.get(options..).unwrap_or_default(), self.members[from].mac)
+    }
+}
+
+/// Where the ICMPv6 message of an IPv6 packet is, behind headers that may stand before it.
+fn icmp_at(packet: &[u8]) -> Option<usize> {
+    let (mut next, mut at) = (*packet.get(6)?, 40);
+    // More of them than this in `HEAD` bytes there are not.
+    for _ in 0..8 {
+        let length = match next {
+            ICMPV6 => return Some(at),
+            // Behind the first fragment comes what was cut, and no header.
+            FRAGMENT if fragment_offset(packet, at)? != 0 => return None,
+            FRAGMENT => 8,
+            HOP_BY_HOP | DESTINATION | 43 => 8 * (1 + usize::from(*packet.get(at + 1)?)),
+            _ => return None,
+        };
+        next = *packet.get(at)?;
+        at += length;
+    }
+    None
+}
+
+fn fragment_offset(packet: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(packet.get(at + 2..at + 4)?.try_into().ok()?) >> 3)
+}
+
+/// Whether each link-layer address in the options of neighbour discovery is `mac`.
+fn options_are_of(mut options: &[u8], mac: MacAddress) -> bool {
+    while let [kind, units, ..] = *options {
+        let Some((option, rest)) = options.split_at_checked(8 * usize::from(units)) else {
+            return false;
+        };
+        if units == 0 || (matches!(kind, 1 | 2) && option.get(2..8) != Some(&mac.0)) {
+            return false;
+        }
+        options = rest;
+    }
+    true
+}
+
+fn own_ipv4(packet: &[u8], at: usize, own: Ipv4Addr) -> bool {
+    let found = packet.get(at..at + 4);
+    found == Some(&own.octets()) || found == Some(&[0; 4])
+}
+
+fn ipv6_at(packet: &[u8], at: usize) -> Option<Ipv6Addr> {
+    let bytes: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
+    Some(bytes.into())
+}
+
+/// The link-local address that a station makes of its Ethernet address (RFC 4291, appendix A).
+fn eui64(mac: MacAddress) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0;
+    let half = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(half))
+}
+
+/// A frame's header.
+struct Header {
+    to: MacAddress,
+    from: MacAddress,
+    tagged: bool,
+    kind: u16,
+    /// Where the packet begins.
+    network: usize,
+}
+
+impl Header {
+    /// `None` when the frame ends before its header does.
+    fn of(head: &[u8]) -> Option<Header> {
+        let mac = |at: usize| Some(MacAddress(head.get(at..at + 6)?.try_into().ok()?));
+        let word = |at: usize| Some(u16::from_be_bytes(head.get(at..at + 2)?.try_into().ok()?));
+        let (mut kind, mut network) = (word(12)?, MIN_FRAME);
+        let mut tags = 0;
+        while VLAN.contains(&kind) && tags < 2 {
+            (kind, network, tags) = (word(network + 2)?, network + 4, tags + 1);
+        }
+        Some(Header { to: mac(0)?, from: mac(6)?, tagged: tags > 0, kind, network })
+    }
+}
+
+#[cfg(test)]
+mod tests;

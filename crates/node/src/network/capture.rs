@@ -1,0 +1,151 @@
+//! Captures: copies of a port's frames, through rings of their own, into a file.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime};
+
+use rackbus_control::network::{CaptureDone, CaptureRequest};
+use rackbus_memory::frames::{FrameEvents, FramesLayout};
+use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
+use rackbus_net::lane::{Captured, LAYOUT, LaneHandle};
+use rackbus_net::{News, capture};
+
+use super::{NetworkError, NetworkService, Shared};
+
+/// A ring that holds the frames of a busy port for a while.
+const RING: FramesLayout = FramesLayout { ring_bytes: 16 << 20, longest: LAYOUT.longest };
+
+/// How long it sleeps between two looks at whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The lanes of a port that send copies; they stop when this is dropped.
+struct Copies<'s> {
+    shared: &'s Shared,
+    station: usize,
+    lanes: Vec<LaneHandle>,
+    rings: Vec<FrameReceiver>,
+}
+
+impl Drop for Copies<'_> {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(|lane| lane.tell(News::Capture(None)));
+        if let Some(port) = self.shared.lock().ports.get_mut(&self.station) {
+            port.captured = false;
+        }
+    }
+}
+
+impl NetworkService {
+    /// Writes the frames of a port into a file until `stop` says so.
+    pub(super) fn capture_into(
+        &self,
+        request: &CaptureRequest,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<CaptureDone, NetworkError> {
+        let failed = |cause: std::io::Error| {
+            NetworkError::File(format!("{}: {cause}", request.file.display()))
+        };
+        let mut copies = self.copies(&request.port)?;
+        let file = File::create(&request.file).map_err(failed)?;
+        let mut file = BufWriter::new(file);
+        file.write_all(&capture::begin(&request.port)).map_err(failed)?;
+        let begun = Instant::now();
+        let limit = request.ms.map(Duration::from_millis);
+        let before: u64 = copies.missed();
+        let mut done = CaptureDone::default();
+        let mut frame = Vec::new();
+        loop {
+            let most = request.frames.unwrap_or(u64::MAX);
+            while done.frames < most
+                && let Some(captured) = copies.next(&mut frame)
+            {
+                let packet = capture::packet(self.0.wall_ns(captured.time_ns), captured.sent, &frame);
+                file.write_all(&packet).map_err(failed)?;
+                done.frames += 1;
+            }
+            // Whoever reads it meanwhile sees whole frames.
+            file.flush().map_err(failed)?;
+            if done.frames >= most || stop() || limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                break;
+            }
+            copies.sleep(limit.map_or(LOOK, |limit| limit.saturating_sub(begun.elapsed()).min(LOOK)));
+        }
+        done.missed = copies.missed() - before;
+        Ok(done)
+    }
+
+    fn copies(&self, name: &str) -> Result<Copies<'_>, NetworkError> {
+        let shared = &*self.0;
+        let no_port = || NetworkError::NoPort(name.to_owned());
+        let (station, _) = shared.stations.named(name).ok_or_else(no_port)?;
+        let mut state = shared.lock();
+        let port = state.ports.get_mut(&station).ok_or_else(no_port)?;
+        if port.captured {
+            return Err(NetworkError::Captured(name.to_owned()));
+        }
+        let mut rings = Vec::new();
+        for lane in &port.lanes {
+            let (sender, receiver) = ring().map_err(NetworkError::of_interface)?;
+            lane.tell(News::Capture(Some(sender)));
+            rings.push(receiver);
+        }
+        port.captured = true;
+        let lanes = port.lanes.clone();
+        drop(state);
+        Ok(Copies { shared, station, lanes, rings })
+    }
+}
+
+impl Copies<'_> {
+    /// The next copy, its bytes in `frame`.
+    fn next(&mut self, frame: &mut Vec<u8>) -> Option<Captured> {
+        for ring in &mut self.rings {
+            let Ok(Some(found)) = ring.next() else { continue };
+            frame.resize(found.bytes.len(), 0);
+            found.bytes.copy_to(frame);
+            let captured = Captured::from_header(found.header);
+            ring.consume();
+            return Some(captured);
+        }
+        None
+    }
+
+    fn missed(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.counters().not_captured.get()).sum()
+    }
+
+    fn sleep(&mut self, limit: Duration) {
+        if self.rings.iter_mut().all(FrameReceiver::park) {
+            let events: Vec<_> = self.rings.iter().map(AsFd::as_fd).collect();
+            Event::wait_any(&events, Some(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)));
+        }
+        self.rings.iter_mut().for_each(FrameReceiver::unpark);
+    }
+}
+
+impl Shared {
+    /// When it was on the wall's clock, in nanoseconds since 1970, that this node's clock had `at_ns`.
+    fn wall_ns(&self, at_ns: u64) -> u64 {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let wall = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        wall.saturating_sub((self.clock)().saturating_sub(at_ns))
+    }
+}
+
+/// A ring within this process.
+fn ring() -> std::io::Result<(FrameSender, FrameReceiver)> {
+    let other = |text: &str| std::io::Error::other(text.to_owned());
+    let bytes = RING.bytes().ok_or_else(|| other("no such ring"))? as u64;
+    let memory = SharedMemory::create("rackbus-capture", bytes).map_err(std::io::Error::other)?;
+    let events = || {
+        Ok::<_, std::io::Error>([std::os::fd::OwnedFd::from(Event::new()?), Event::new()?.into()])
+    };
+    let [frames, room] = events()?;
+    let copy = |fd: &std::os::fd::OwnedFd| PeerEvent::new(fd.try_clone()?);
+    let both = || Ok::<_, std::io::Error>(FrameEvents { frames: copy(&frames)?, room: copy(&room)? });
+    let region = memory.region();
+    let sender = FrameSender::new(region.clone(), both()?, RING);
+    let receiver = FrameReceiver::new(region.clone(), both()?, RING);
+    sender.zip(receiver).ok_or_else(|| other("the memory is no ring"))
+}

@@ -1,0 +1,47 @@
+//! A host's interface as its programs see it: its addresses, and its neighbours, all of which are known.
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use rackbus_net::{Station, Stations};
+use rackbus_netdev::configure::{Settings, configure};
+use rackbus_netdev::{namespace, tap};
+
+/// What the interface is called in its host's namespace.
+pub const NAME: &str = "rackbus0";
+
+/// Makes the interface of `station` in a namespace; its queues.
+///
+/// # Errors
+/// What the system says.
+pub fn create(
+    namespace: &File,
+    stations: &Stations,
+    station: &Station,
+    queues: u16,
+) -> io::Result<Vec<OwnedFd>> {
+    let settings = settings(stations, station);
+    namespace::within(namespace, move || {
+        let queues = tap::open(NAME, queues)?;
+        configure(NAME, &settings)?;
+        Ok(queues)
+    })
+}
+
+fn settings(stations: &Stations, own: &Station) -> Settings {
+    let network = stations.network();
+    let others = stations.all().iter().filter(|it| it.name != own.name);
+    Settings {
+        mac: own.mac.0,
+        mtu: network.mtu,
+        addresses: vec![
+            (own.ipv4.into(), network.subnet.prefix),
+            (own.ipv6.into(), network.subnet6.prefix),
+        ],
+        neighbours: others
+            .flat_map(|it| [(IpAddr::from(it.ipv4), it.mac.0), (it.ipv6.into(), it.mac.0)])
+            .collect(),
+    }
+}

@@ -1,0 +1,380 @@
+//! A host's part in the rack's network: its ports, the rings between them and those of others, its interface.
+//!
+//! A port's lanes belong to the threads that drive them: a [`worker`] for each queue of the interface, a
+//! function's engine for its port. A lane that has something for a station asks for a ring (`Opener`). One
+//! thread of this service answers: it makes the ring itself where the station is this host's, and asks the
+//! station's node otherwise ([`peers`]). The memory of a ring is its receiver's, and a loan of the host's
+//! fabric to the sender's host for as long as their conversation lasts.
+//!
+//! That the interface is wanted is noted where its host's programs find it: by the name of its network namespace.
+//! So a node that starts anew brings it up again by itself.
+
+mod capture;
+mod interface;
+mod messages;
+mod peers;
+mod rings;
+mod status;
+mod worker;
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_fabric::FabricHandle;
+use rackbus_fabric::rack::Rack;
+use rackbus_link::Connect;
+use rackbus_memory::DmaSlice;
+use rackbus_net::lane::{Clock, LaneHandle};
+use rackbus_net::{
+    Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, Sent, Stations, Switch,
+};
+use rackbus_netdev::namespace;
+
+use crate::handover::monotonic_ns;
+
+use peers::Peer;
+use rings::Ring;
+pub(crate) use status::page;
+use worker::Worker;
+
+/// The name of the network namespace that a host's interface is in.
+pub fn namespace_of(rack: &str, host: &str) -> String {
+    format!("rackbus-{rack}-{host}")
+}
+
+/// The most lanes of a port.
+const MOST_LANES: u16 = 16;
+
+/// Why the network cannot do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// Hosts that are machines.
+    #[error("hosts on different machines share no memory for the network's frames")]
+    Apart,
+    /// The node may not make an interface.
+    #[error("a network interface cannot be made without rights: {0}")]
+    Rights(std::io::Error),
+    /// The kernel has no TAP devices.
+    #[error("the kernel has no TAP devices: {0}")]
+    NoTap(std::io::Error),
+    /// Making the interface failed.
+    #[error("the interface cannot be made: {0}")]
+    Interface(std::io::Error),
+    /// A capture is under way.
+    #[error("the frames of {0} are captured already")]
+    Captured(String),
+    /// A file cannot be written.
+    #[error("{0}")]
+    File(String),
+    /// There is no such port here.
+    #[error("{0} is no port of this host, or it is down")]
+    NoPort(String),
+}
+
+impl NetworkError {
+    /// What the user can do.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            NetworkError::Apart => "use a rack whose hosts are all on one machine",
+            NetworkError::Rights(_) => {
+                "start the rack as root, or with the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN"
+            }
+            NetworkError::NoTap(_) => "load the module `tun`, and look for /dev/net/tun",
+            NetworkError::Captured(_) => "end the other capture first",
+            NetworkError::File(_) => "name a file that the node can write",
+            NetworkError::Interface(_) => "see the node's log",
+            NetworkError::NoPort(_) => "see `rackbus net status`",
+        }
+    }
+
+    fn of_interface(error: std::io::Error) -> NetworkError {
+        match error.kind() {
+            std::io::ErrorKind::PermissionDenied => NetworkError::Rights(error),
+            std::io::ErrorKind::NotFound => NetworkError::NoTap(error),
+            _ => NetworkError::Interface(error),
+        }
+    }
+}
+
+/// A host's part in the network; cheap to clone.
+#[derive(Clone)]
+pub struct NetworkService(Arc<Shared>);
+
+impl std::fmt::Debug for NetworkService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetworkService").field("host", &self.0.host).finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    rack: String,
+    host: String,
+    stations: Stations,
+    switch: Arc<Switch>,
+    clock: Clock,
+    link: Arc<dyn Connect>,
+    /// Whether the hosts share memory.
+    joined: bool,
+    requests: mpsc::Sender<(LaneId, usize)>,
+    /// Taken by the thread that answers.
+    asked: Mutex<Option<mpsc::Receiver<(LaneId, usize)>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// From the node's start on.
+    fabric: Option<FabricHandle>,
+    /// This host's ports, by station.
+    ports: BTreeMap<usize, LocalPort>,
+    /// The interface's threads.
+    workers: Vec<Worker>,
+    /// The rings in this host's memory, by number.
+    rings: BTreeMap<u64, Ring>,
+    next_ring: u64,
+    /// Other nodes, as far as they are asked.
+    peers: HashMap<String, Peer>,
+    next_request: u64,
+}
+
+/// A port of this host.
+struct LocalPort {
+    lanes: Vec<LaneHandle>,
+    /// Whether somebody captures its frames.
+    captured: bool,
+}
+
+/// What opens rings for lanes.
+#[derive(Debug)]
+struct Requests(mpsc::Sender<(LaneId, usize)>);
+
+impl Opener for Requests {
+    fn open(&self, from: LaneId, station: usize) {
+        // Without a service nothing is opened, and frames are dropped in time.
+        let _ = self.0.send((from, station));
+    }
+}
+
+impl NetworkService {
+    /// That of `host`; `joined` says whether its hosts share memory.
+    pub fn new(rack: &Rack, host: &str, link: Arc<dyn Connect>, joined: bool) -> NetworkService {
+        let stations = Stations::of(rack);
+        let switch = Arc::new(Switch::new(stations.all(), rack.network.mtu));
+        let (requests, asked) = mpsc::channel();
+        NetworkService(Arc::new(Shared {
+            rack: rack.name.clone(),
+            host: host.to_owned(),
+            stations,
+            switch,
+            clock: Arc::new(monotonic_ns),
+            link,
+            joined,
+            requests,
+            asked: Mutex::new(Some(asked)),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Begins to open rings, lent by `fabric`. An interface that the host had before is made again.
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub fn start(&self, fabric: FabricHandle) -> std::io::Result<()> {
+        self.0.lock().fabric = Some(fabric);
+        let asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(asked) = asked {
+            let shared = Arc::downgrade(&self.0);
+            let answer = move || {
+                for (from, to) in asked {
+                    let Some(shared) = shared.upgrade() else { return };
+                    shared.open(from, to);
+                }
+            };
+            std::thread::Builder::new().name("network".into()).spawn(answer)?;
+        }
+        let wanted = self.0.joined && namespace::open(&self.0.namespace()).is_ok();
+        if wanted && let Err(error) = self.up() {
+            tracing::warn!(%error, "the host's interface is not up again");
+        }
+        Ok(())
+    }
+
+    /// Makes the host's interface, if it has none.
+    ///
+    /// # Errors
+    /// [`NetworkError`].
+    pub fn up(&self) -> Result<(), NetworkError> {
+        let shared = &self.0;
+        if !shared.joined {
+            return Err(NetworkError::Apart);
+        }
+        let Some((station, own)) = shared.stations.named(&shared.host) else {
+            return Err(NetworkError::NoPort(shared.host.clone()));
+        };
+        // Held, so that nobody else makes it meanwhile; nothing that is sent waits for this.
+        let mut state = shared.lock();
+        if state.ports.contains_key(&station) {
+            return Ok(());
+        }
+        let of_interface = NetworkError::of_interface;
+        let namespace = namespace::create(&shared.namespace()).map_err(of_interface)?;
+        let queues = shared.stations.network().queues;
+        let queues = interface::create(&namespace, &shared.stations, own, queues);
+        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
+        for (nth, queue) in queues.map_err(of_interface)?.into_iter().enumerate() {
+            let lane = shared.lane(station, nth as u16).map_err(of_interface)?;
+            lanes.push(lane.handle().clone());
+            let worker = Worker::start(&format!("net {nth}"), lane, queue).map_err(of_interface)?;
+            workers.push(worker);
+        }
+        state.workers = workers;
+        state.ports.insert(station, LocalPort { lanes, captured: false });
+        tracing::info!(host = shared.host, mac = %own.mac, address = %own.ipv4, "interface up");
+        Ok(())
+    }
+
+    /// Takes the host's interface and its namespace away.
+    ///
+    /// # Errors
+    /// [`NetworkError`].
+    pub fn down(&self) -> Result<(), NetworkError> {
+        let shared = &self.0;
+        let Some((station, _)) = shared.stations.named(&shared.host) else { return Ok(()) };
+        let workers = std::mem::take(&mut shared.lock().workers);
+        // Their threads end here: they ask nothing of the service that waits.
+        drop(workers);
+        shared.close_port(station);
+        namespace::remove(&shared.namespace()).map_err(NetworkError::of_interface)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change of it is made whole before anything can fail.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn namespace(&self) -> String {
+        namespace_of(&self.rack, &self.host)
+    }
+
+    fn lane(&self, station: usize, lane: u16) -> std::io::Result<Lane> {
+        let opener = Arc::new(Requests(self.requests.clone()));
+        Lane::new(LaneId { station, lane }, self.switch.clone(), opener, self.clock.clone())
+    }
+
+    /// Opens a ring for a lane of this host's.
+    fn open(self: &Arc<Self>, from: LaneId, to: usize) {
+        let Some(station) = self.stations.all().get(to) else { return };
+        if station.host != self.host {
+            return self.ask(from, to, &station.host);
+        }
+        let mut state = self.lock();
+        let Some(lane) = state.lane(from) else { return };
+        match state.make_ring(self, None, from, to) {
+            Ok(made) => lane.tell(News::Opened(to, made.sender)),
+            Err(reason) => {
+                tracing::debug!(reason, "a ring is not opened");
+                lane.tell(News::Failed(to));
+            }
+        }
+    }
+
+    /// Nobody drives a port any more.
+    fn close_port(&self, station: usize) {
+        let mut state = self.lock();
+        if state.ports.remove(&station).is_none() {
+            return;
+        }
+        let closed: Vec<u64> = (state.rings.iter())
+            .filter(|(_, ring)| ring.to == station || ring.from.station == station)
+            .map(|(number, _)| *number)
+            .collect();
+        closed.into_iter().for_each(|number| state.end_ring(number));
+        state.peers.values_mut().for_each(|peer| peer.sender_gone(station));
+    }
+}
+
+impl State {
+    fn lane(&self, id: LaneId) -> Option<LaneHandle> {
+        self.ports.get(&id.station)?.lanes.get(usize::from(id.lane)).cloned()
+    }
+}
+
+impl Network for NetworkService {
+    fn port(&self, function: &str) -> std::io::Result<Box<dyn Port>> {
+        let shared = &self.0;
+        let unknown = || {
+            let text = format!("{function} is no network function of this host");
+            std::io::Error::new(std::io::ErrorKind::NotFound, text)
+        };
+        let (station, own) = shared.stations.named(function).ok_or_else(unknown)?;
+        if own.host != shared.host || own.is_host {
+            return Err(unknown());
+        }
+        let lane = shared.lane(station, 0)?;
+        let mut state = shared.lock();
+        if state.ports.contains_key(&station) {
+            return Err(std::io::Error::other(format!("the port of {function} is held already")));
+        }
+        state.ports.insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
+        Ok(Box::new(FunctionPort { lane, station, shared: shared.clone() }))
+    }
+}
+
+/// The port of a function; it is closed when this is dropped.
+struct FunctionPort {
+    lane: Lane,
+    station: usize,
+    shared: Arc<Shared>,
+}
+
+impl Drop for FunctionPort {
+    fn drop(&mut self) {
+        self.shared.close_port(self.station);
+    }
+}
+
+impl Port for FunctionPort {
+    fn mac(&self) -> MacAddress {
+        self.lane.mac()
+    }
+
+    fn mtu(&self) -> u16 {
+        self.lane.mtu()
+    }
+
+    fn is_up(&self) -> bool {
+        self.lane.is_up()
+    }
+
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+        self.lane.send(offload, parts)
+    }
+
+    fn flush(&mut self) {
+        self.lane.flush();
+    }
+
+    fn next(&mut self) -> Option<Frame<'_>> {
+        self.lane.next()
+    }
+
+    fn consume(&mut self) {
+        self.lane.consume();
+    }
+
+    fn park(&mut self) -> bool {
+        self.lane.park()
+    }
+
+    fn unpark(&mut self) {
+        self.lane.unpark();
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.lane.wake_fd()
+    }
+}

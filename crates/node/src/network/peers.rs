@@ -1,0 +1,280 @@
+//! Other nodes: the conversation in which this one asks another for rings, and those in which others ask this one.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_link::{Hello, Incoming, LinkError, Service, VERSION};
+use rackbus_memory::frames::FrameEvents;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
+use rackbus_memory::{AdaptiveSpin, FrameSender, PacketStream, PeerEvent, SharedMemory};
+use rackbus_net::lane::LAYOUT;
+use rackbus_net::{LaneId, News};
+
+use super::messages::{Ask, Tell, decode, encode};
+use super::{NetworkService, Shared, State};
+
+/// A node that this one asks.
+#[derive(Default)]
+pub(super) struct Peer {
+    /// `None` while it is being connected to.
+    packets: Option<Arc<dyn PacketStream>>,
+    /// What was asked and is not answered yet, by the number of the question.
+    pending: HashMap<u64, (LaneId, usize)>,
+    /// Rings that this host's lanes send into, by number.
+    rings: HashMap<u64, (LaneId, usize)>,
+}
+
+impl Peer {
+    /// Says something. A node that takes no messages answers none either: what waits for it ends in time.
+    fn say(&self, ask: &Ask) -> bool {
+        self.packets.as_ref().is_none_or(|packets| packets.send(&encode(ask), &[]).is_ok())
+    }
+
+    /// A port of this host's is closed: nothing will be sent from it any more.
+    pub fn sender_gone(&mut self, station: usize) {
+        let gone: Vec<u64> = (self.rings.iter())
+            .filter(|(_, (from, _))| from.station == station)
+            .map(|(ring, _)| *ring)
+            .collect();
+        for ring in gone {
+            self.rings.remove(&ring);
+            self.say(&Ask::Close { ring });
+        }
+        self.pending.retain(|_, (from, _)| from.station != station);
+    }
+}
+
+/// A node that asks this one.
+pub(super) struct Asker {
+    host: String,
+    packets: Arc<dyn PacketStream>,
+}
+
+impl Asker {
+    /// Nobody takes anything out of a ring of its any more.
+    pub fn ring_closed(&self, ring: u64) {
+        let fds: &[BorrowedFd<'_>] = &[];
+        if self.packets.send(&encode(&Tell::Closed { ring }), fds).is_err() {
+            // It takes no messages: it asks anew when it is back.
+            self.packets.shut_down();
+        }
+    }
+}
+
+impl Shared {
+    /// Asks the node of `host` for a ring.
+    pub(super) fn ask(self: &Arc<Self>, from: LaneId, to: usize, host: &str) {
+        let mut state = self.lock();
+        state.next_request += 1;
+        let request = state.next_request;
+        let is_new = !state.peers.contains_key(host);
+        let peer = state.peers.entry(host.to_owned()).or_default();
+        peer.pending.insert(request, (from, to));
+        let said = peer.say(&self.open_question(request, from, to));
+        if !said {
+            peer.pending.remove(&request);
+            if let Some(lane) = state.lane(from) {
+                lane.tell(News::Failed(to));
+            }
+        }
+        if is_new && let Err(error) = self.dial(host) {
+            tracing::error!(%error, host, "a host is out of the network's reach: no thread");
+            self.peer_lost(&mut state, host);
+        }
+    }
+
+    fn open_question(&self, request: u64, from: LaneId, to: usize) -> Ask {
+        let name = |station: usize| self.stations.all()[station].name.clone();
+        Ask::Open { request, from: name(from.station), lane: from.lane, to: name(to) }
+    }
+
+    /// Connects to a node on a thread of its own, which then hears what it says.
+    fn dial(self: &Arc<Self>, host: &str) -> std::io::Result<()> {
+        let (shared, host) = (self.clone(), host.to_owned());
+        let talk = move || {
+            match shared.reach(&host) {
+                Ok(packets) => shared.hear_peer(&host, packets),
+                Err(error) => tracing::debug!(%error, host, "a host is out of the network's reach"),
+            }
+            let mut state = shared.lock();
+            shared.peer_lost(&mut state, &host);
+        };
+        std::thread::Builder::new().name("network peer".into()).spawn(talk).map(drop)
+    }
+
+    fn reach(&self, host: &str) -> Result<Arc<dyn PacketStream>, LinkError> {
+        let hello = Hello {
+            version: VERSION,
+            rack: self.rack.clone(),
+            from: self.host.clone(),
+            to: host.to_owned(),
+            service: Service::Network,
+        };
+        let stream = self.link.connect(&self.link.address(host), &hello)?;
+        let broken = |cause| LinkError::Broken { peer: host.to_owned(), cause };
+        stream.offer_packets().map_err(broken)
+    }
+
+    /// Asks what waits to be asked, and hears answers until the node is gone.
+    fn hear_peer(self: &Arc<Self>, host: &str, packets: Arc<dyn PacketStream>) {
+        {
+            let mut state = self.lock();
+            let Some(peer) = state.peers.get_mut(host) else { return };
+            peer.packets = Some(packets.clone());
+            let waiting: Vec<_> = peer.pending.iter().map(|(it, what)| (*it, *what)).collect();
+            for (request, (from, to)) in waiting {
+                peer.say(&self.open_question(request, from, to));
+            }
+        }
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+        while let Ok(packet) = packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
+            let Some(tell) = buffer.get(..packet.length).and_then(decode) else {
+                tracing::warn!(host, "a node that makes no sense is not listened to any more");
+                break;
+            };
+            self.told(host, tell, packet.fds);
+        }
+        packets.shut_down();
+    }
+
+    fn told(self: &Arc<Self>, host: &str, tell: Tell, fds: Vec<OwnedFd>) {
+        let mut state = self.lock();
+        let Some(peer) = state.peers.get_mut(host) else { return };
+        match tell {
+            Tell::Opened { request, ring } => {
+                let Some((from, to)) = peer.pending.remove(&request) else { return };
+                let news = match sender(fds) {
+                    Ok(sender) => {
+                        peer.rings.insert(ring, (from, to));
+                        News::Opened(to, sender)
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, host, "a ring cannot be used");
+                        News::Failed(to)
+                    }
+                };
+                if let Some(lane) = state.lane(from) {
+                    lane.tell(news);
+                }
+            }
+            Tell::Refused { request, reason } => {
+                tracing::debug!(host, reason, "a ring was refused");
+                let Some((from, to)) = peer.pending.remove(&request) else { return };
+                if let Some(lane) = state.lane(from) {
+                    lane.tell(News::Failed(to));
+                }
+            }
+            Tell::Closed { ring } => {
+                let Some((from, to)) = peer.rings.remove(&ring) else { return };
+                if let Some(lane) = state.lane(from) {
+                    lane.tell(News::Lost(to));
+                }
+            }
+        }
+    }
+
+    /// A node is gone: what was asked of it is answered by that, and its rings are of no more use.
+    fn peer_lost(&self, state: &mut State, host: &str) {
+        let Some(peer) = state.peers.remove(host) else { return };
+        for (from, to) in peer.pending.into_values() {
+            if let Some(lane) = state.lane(from) {
+                lane.tell(News::Failed(to));
+            }
+        }
+        for (from, to) in peer.rings.into_values() {
+            if let Some(lane) = state.lane(from) {
+                lane.tell(News::Lost(to));
+            }
+        }
+    }
+}
+
+/// The sender of a ring that came with a message.
+fn sender(fds: Vec<OwnedFd>) -> std::io::Result<FrameSender> {
+    let other = |text: &str| std::io::Error::other(text.to_owned());
+    let [memory, frames, room]: [OwnedFd; 3] =
+        fds.try_into().map_err(|_| other("it came with another number of descriptors"))?;
+    let bytes = LAYOUT.bytes().unwrap_or(0) as u64;
+    let memory = SharedMemory::adopt(memory, bytes).map_err(std::io::Error::other)?;
+    let events = FrameEvents { frames: PeerEvent::new(frames)?, room: PeerEvent::new(room)? };
+    let sender = FrameSender::new(memory.region().clone(), events, LAYOUT);
+    sender.ok_or_else(|| other("its memory is no ring"))
+}
+
+impl NetworkService {
+    /// Hears a node that asks for rings, until it is gone. The caller has a thread for it.
+    pub fn attend(&self, incoming: Incoming) {
+        let host = incoming.hello.from.clone();
+        if self.0.stations.named(&host).is_none_or(|(_, station)| !station.is_host) {
+            return incoming.refuse(&format!("the rack has no host {host}"));
+        }
+        let Ok(stream) = incoming.accept() else { return };
+        let Ok(packets) = stream.take_packets() else { return };
+        drop(stream);
+        let asker = Arc::new(Asker { host, packets });
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+        while let Ok(packet) =
+            asker.packets.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
+        {
+            let Some(ask) = buffer.get(..packet.length).and_then(decode) else {
+                tracing::warn!(host = asker.host, "a node that makes no sense is not listened to");
+                break;
+            };
+            self.0.asked(&asker, ask);
+        }
+        asker.packets.shut_down();
+        let mut state = self.0.lock();
+        let is_its = |of: &Option<Arc<Asker>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
+        let rings: Vec<u64> = (state.rings.iter())
+            .filter(|(_, ring)| is_its(&ring.asker))
+            .map(|(number, _)| *number)
+            .collect();
+        rings.into_iter().for_each(|number| state.end_ring(number));
+    }
+}
+
+impl Shared {
+    fn asked(&self, asker: &Arc<Asker>, ask: Ask) {
+        let mut state = self.lock();
+        match ask {
+            Ask::Open { request, from, lane, to } => {
+                let ends = self.ends(&asker.host, &from, &to);
+                let made = ends.and_then(|(station, to)| {
+                    state.make_ring(self, Some(asker.clone()), LaneId { station, lane }, to)
+                });
+                let (tell, handles, ring) = match made {
+                    Ok(made) => {
+                        let tell = Tell::Opened { request, ring: made.number };
+                        (tell, Some(made.handles), Some(made.number))
+                    }
+                    Err(reason) => (Tell::Refused { request, reason }, None, None),
+                };
+                let fds: Vec<_> = handles.iter().flatten().map(AsFd::as_fd).collect();
+                if asker.packets.send(&encode(&tell), &fds).is_err() {
+                    // It asks anew when it is back.
+                    asker.packets.shut_down();
+                    if let Some(ring) = ring {
+                        state.end_ring(ring);
+                    }
+                }
+            }
+            Ask::Close { ring } => {
+                let is_its = state.rings.get(&ring).and_then(|it| it.asker.as_ref());
+                if is_its.is_some_and(|it| Arc::ptr_eq(it, asker)) {
+                    state.end_ring(ring);
+                }
+            }
+        }
+    }
+
+    /// The stations that a node of `host` means: one of its own, and one of this host's.
+    fn ends(&self, host: &str, from: &str, to: &str) -> Result<(usize, usize), String> {
+        let named = |name: &str, host: &str| {
+            let found = self.stations.named(name).filter(|(_, station)| station.host == host);
+            found.map(|(nth, _)| nth).ok_or_else(|| format!("{host} has no port {name}"))
+        };
+        Ok((named(from, host)?, named(to, &self.host)?))
+    }
+}

@@ -1,0 +1,123 @@
+//! The rings in this host's memory: made for a sender, lent to its host, and taken back.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rackbus_fabric::{Access, LentMemory, Loan, Target};
+use rackbus_memory::frames::FrameEvents;
+use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
+use rackbus_net::lane::{LAYOUT, LaneHandle};
+use rackbus_net::{LaneId, News};
+
+use super::peers::Asker;
+use super::{MOST_LANES, Shared, State};
+
+/// A ring in this host's memory.
+pub(super) struct Ring {
+    pub from: LaneId,
+    pub to: usize,
+    /// The lane that takes out of it.
+    receiver: LaneHandle,
+    /// The node that has its sender; `None` for one of this host's.
+    pub asker: Option<Arc<Asker>>,
+    _loan: Option<Loan>,
+}
+
+/// A ring that was made, and what leads to it.
+pub(super) struct Made {
+    pub number: u64,
+    pub sender: FrameSender,
+    /// Its memory, and its events for frames and for room.
+    pub handles: [OwnedFd; 3],
+}
+
+impl State {
+    /// Makes a ring in this host's memory for what `from` sends to the station `to` of this host; `asker` is the
+    /// node of `from`. What it had before in its place ends.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn make_ring(
+        &mut self,
+        shared: &Shared,
+        asker: Option<Arc<Asker>>,
+        from: LaneId,
+        to: usize,
+    ) -> Result<Made, String> {
+        let down = || format!("{} is down", shared.stations.all()[to].name);
+        let port = self.ports.get(&to).ok_or_else(down)?;
+        if from.lane >= MOST_LANES {
+            return Err(format!("lane {} of at most {MOST_LANES}", from.lane));
+        }
+        let lane = usize::from(from.lane) % port.lanes.len().max(1);
+        let receiver = port.lanes.get(lane).cloned().ok_or_else(down)?;
+        let before = self.rings.iter().find(|(_, ring)| ring.from == from && ring.to == to);
+        if let Some(number) = before.map(|(number, _)| *number) {
+            self.end_ring(number);
+        }
+        let bytes = LAYOUT.bytes().expect("it is a ring that can be") as u64;
+        let memory = SharedMemory::create("rackbus-net", bytes).map_err(|it| it.to_string())?;
+        let loan = self.lend(shared, from, &memory, bytes)?;
+        let (ours, theirs, handles) = handles(&memory).map_err(|it| it.to_string())?;
+        let region = memory.region();
+        let ends = FrameReceiver::new(region.clone(), ours, LAYOUT)
+            .zip(FrameSender::new(region.clone(), theirs, LAYOUT));
+        let (taking, sender) = ends.expect("the memory is as long as the layout");
+        self.next_ring += 1;
+        let number = self.next_ring;
+        receiver.tell(News::Incoming(from.station, number, taking));
+        self.rings.insert(number, Ring { from, to, receiver, asker, _loan: loan });
+        Ok(Made { number, sender, handles })
+    }
+
+    /// Lends the memory of a ring to the host of its sender.
+    fn lend(
+        &self,
+        shared: &Shared,
+        from: LaneId,
+        memory: &SharedMemory,
+        bytes: u64,
+    ) -> Result<Option<Loan>, String> {
+        let sender = &shared.stations.all()[from.station].host;
+        if *sender == shared.host {
+            return Ok(None);
+        }
+        let unknown = || "the fabric does not know both hosts".to_owned();
+        let fabric = self.fabric.as_ref().ok_or_else(unknown)?;
+        let ends = fabric.host(sender).zip(fabric.host(&shared.host));
+        let (requester, owner) = ends.ok_or_else(unknown)?;
+        let handle = memory.handle(0);
+        let target = Target::Lent { object: handle.object(), offset: 0 };
+        let access = Access::READ | Access::WRITE;
+        fabric.share(requester, owner, bytes, access, target).map(Some).map_err(|it| it.to_string())
+    }
+
+    /// A ring's sender or receiver is gone: both are told, and the memory is lent no more.
+    pub(super) fn end_ring(&mut self, number: u64) {
+        let Some(ring) = self.rings.remove(&number) else { return };
+        ring.receiver.tell(News::Ended(number));
+        match &ring.asker {
+            Some(asker) => asker.ring_closed(number),
+            None => {
+                if let Some(sender) = self.lane(ring.from) {
+                    sender.tell(News::Lost(ring.to));
+                }
+            }
+        }
+    }
+}
+
+type Handles = (FrameEvents, FrameEvents, [OwnedFd; 3]);
+
+/// The events of a ring: for its receiver, its sender here, and one elsewhere with the memory.
+fn handles(memory: &SharedMemory) -> std::io::Result<Handles> {
+    let [frames, room] = [Event::new()?, Event::new()?].map(OwnedFd::from);
+    let events = |frames: &OwnedFd, room: &OwnedFd| {
+        Ok::<_, std::io::Error>(FrameEvents {
+            frames: PeerEvent::new(frames.try_clone()?)?,
+            room: PeerEvent::new(room.try_clone()?)?,
+        })
+    };
+    let (ours, theirs) = (events(&frames, &room)?, events(&frames, &room)?);
+    Ok((ours, theirs, [memory.descriptor()?, frames, room]))
+}
