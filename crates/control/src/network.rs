@@ -22,6 +22,9 @@ pub struct NetworkStatus {
     pub subnet: String,
     /// The IPv6 network.
     pub subnet6: String,
+    /// Its interfaces that lead outside, by name, and what each does: `active`, `standby` or `down`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub uplinks: BTreeMap<String, String>,
     /// Its ports: the interface first, then those of functions.
     pub ports: Vec<PortStatus>,
 }

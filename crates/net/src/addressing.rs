@@ -33,9 +33,26 @@ pub struct Station {
     pub ipv4: Ipv4Addr,
     /// Its IPv6 address.
     pub ipv6: Ipv6Addr,
-    /// Whether it is a host's interface, which the rack's own software sends from, and not a function, whose
-    /// sender is anybody.
-    pub is_host: bool,
+    /// What it is.
+    pub kind: StationKind,
+}
+
+/// What a station is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StationKind {
+    /// A host's interface, which the rack's own software sends from.
+    Host,
+    /// A function, whose sender is anybody.
+    Function,
+    /// The way outside. It has no IP addresses.
+    Uplink,
+}
+
+impl Station {
+    /// Its IP addresses, if it has any.
+    pub fn address(&self) -> Option<(Ipv4Addr, Ipv6Addr)> {
+        (self.kind != StationKind::Uplink).then_some((self.ipv4, self.ipv6))
+    }
 }
 
 /// The stations of a rack, by number.
@@ -53,7 +70,7 @@ impl Stations {
         let hosts = rack.hosts.iter().map(|host| {
             let number = host.node_id / 4;
             let ends = (number, number);
-            station(&network, host.name.clone(), &host.name, ends, true)
+            station(&network, host.name.clone(), &host.name, ends, StationKind::Host)
         });
         let half = network.subnet.stations() / 2;
         let functions = rack.functions().filter(|(_, device)| device.kind == FUNCTION_KIND);
@@ -61,9 +78,17 @@ impl Stations {
         let numbers = (1..half - 1).take_while(|number| *number < FUNCTIONS);
         let functions = functions.zip(numbers).map(|((name, _), number)| {
             let ends = (half + number, FUNCTIONS + number);
-            station(&network, name.to_string(), &name.host, ends, false)
+            station(&network, name.to_string(), &name.host, ends, StationKind::Function)
         });
-        let all: Vec<Station> = hosts.chain(functions).collect();
+        let uplinks = (1..).zip(&network.uplinks).map(|(number, uplink): (u8, _)| Station {
+            name: format!("{}/{}", uplink.host, uplink.interface),
+            host: uplink.host.clone(),
+            mac: MacAddress([PREFIX[0], PREFIX[1], PREFIX[2] + 1, 0, 0, number]),
+            ipv4: Ipv4Addr::UNSPECIFIED,
+            ipv6: Ipv6Addr::UNSPECIFIED,
+            kind: StationKind::Uplink,
+        });
+        let all: Vec<Station> = hosts.chain(functions).chain(uplinks).collect();
         let by_name = all.iter().enumerate().map(|(nth, it)| (it.name.clone(), nth)).collect();
         Stations { network, all, by_name }
     }
@@ -73,7 +98,7 @@ impl Stations {
         &self.network
     }
 
-    /// All of them: hosts first, each in the order of the file.
+    /// All of them: hosts, functions, uplinks, each in the order of the file.
     pub fn all(&self) -> &[Station] {
         &self.all
     }
@@ -91,7 +116,7 @@ fn station(
     name: String,
     host: &str,
     (ip, ethernet): (u32, u32),
-    is_host: bool,
+    kind: StationKind,
 ) -> Station {
     let [_, high, middle, low] = ethernet.to_be_bytes();
     let [a, b, c] = PREFIX;
@@ -101,7 +126,7 @@ fn station(
         mac: MacAddress([a, b, c, high, middle, low]),
         ipv4: Ipv4Addr::from_bits(network.subnet.address.to_bits() | ip),
         ipv6: Ipv6Addr::from_bits(network.subnet6.address.to_bits() | u128::from(ethernet)),
-        is_host,
+        kind,
     }
 }
 

@@ -170,6 +170,16 @@ impl Lane {
         &self.handle
     }
 
+    /// What it decides by.
+    pub fn switch(&self) -> &Switch {
+        &self.switch
+    }
+
+    /// Which station's it is.
+    pub fn station(&self) -> usize {
+        self.id.station
+    }
+
     /// The time on its clock.
     pub fn now_ns(&self) -> u64 {
         (self.clock)()
@@ -183,6 +193,10 @@ impl Lane {
         let looked_at = head.get(..HEAD).unwrap_or(head);
         match self.switch.decide(self.id.station, &offload, looked_at, length) {
             Ok((To::Station(to), _)) => self.send_to(to, offload, head, parts, length),
+            Ok((To::Outside, _)) => match self.way_out() {
+                Some(to) => self.send_to(to, offload, head, parts, length),
+                None => self.drop_undecided(Cause::Down),
+            },
             Ok((To::All, tagged)) => self.send_to_all(tagged, offload, head, parts, length),
             Err(cause) => self.drop_undecided(cause),
         }
@@ -260,6 +274,14 @@ impl Lane {
         self.handle.counters().groups.add(1);
         self.capture_sent(head, parts);
         Sent::Done
+    }
+
+    /// The station that leads outside now: the first that works, or is about to.
+    pub fn way_out(&mut self) -> Option<usize> {
+        let switch = self.switch.clone();
+        let own = self.id.station;
+        let mut uplinks = switch.uplinks().iter().copied();
+        uplinks.find(|uplink| *uplink == own || self.ready(*uplink) != Ready::Down)
     }
 
     /// Whether the ring to a station can be used; it is asked for where there is none.
@@ -356,7 +378,9 @@ impl Lane {
                 News::Lost(to) => self.lose(to),
                 News::Incoming(from, number, receiver) => {
                     let data = epoll::EventData::new_u64(FRAMES | number);
-                    if let Err(error) = epoll::add(&self.wake, &receiver, data, epoll::EventFlags::IN) {
+                    if let Err(error) =
+                        epoll::add(&self.wake, &receiver, data, epoll::EventFlags::IN)
+                    {
                         // Its sender finds it full, and counts what it drops.
                         tracing::error!(%error, "a ring cannot be slept on, and is not used");
                         continue;
@@ -385,7 +409,10 @@ impl Lane {
 
     /// Takes the events that rang back to rest.
     fn disarm(&mut self) {
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 64];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         // What is left over rings again at the next sleep.
         let count = epoll::wait(&self.wake, &mut events, Some(&now)).unwrap_or(0);

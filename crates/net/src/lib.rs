@@ -26,7 +26,7 @@ pub mod pressure;
 pub mod switch;
 
 pub use address::MacAddress;
-pub use addressing::{Station, Stations};
+pub use addressing::{Station, StationKind, Stations};
 pub use lane::{Lane, LaneHandle, LaneId, News, Opener};
 pub use offload::Offload;
 pub use port::{Cause, Frame, Network, Port, Sent};

@@ -8,7 +8,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::address::MacAddress;
-use crate::addressing::Station;
+use crate::addressing::{Station, StationKind};
 use crate::offload::{GSO_NONE, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
 
@@ -44,6 +44,8 @@ pub enum To {
     Station(usize),
     /// All stations but the sender that are [in its VLAN](Switch::hears).
     All,
+    /// The first of the [uplinks](Switch::uplinks) that works.
+    Outside,
 }
 
 /// The stations of a rack, and what each may do.
@@ -53,8 +55,8 @@ pub struct Switch {
     /// Their addresses, in order.
     by_mac: Vec<(MacAddress, usize)>,
     mtu: usize,
-    /// Who receives what is for nobody in the rack.
-    uplink: Option<usize>,
+    /// Who receives what is for nobody in the rack, the first that works.
+    uplinks: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -64,28 +66,36 @@ struct Member {
     bound: Option<(Ipv4Addr, Ipv6Addr)>,
     /// Whether it takes part in VLANs by tags.
     tagged: bool,
+    is_uplink: bool,
 }
 
 impl Switch {
     /// The switch of these stations, whose IP packets are of up to `mtu` bytes. Hosts take part in VLANs by
-    /// tags, as their interfaces have them; functions send and receive frames without tags.
+    /// tags, as their interfaces have them, and so do uplinks; functions send and receive frames without tags. An
+    /// uplink sends from any address that is no station's.
     pub fn new(stations: &[Station], mtu: u16) -> Switch {
         let member = |it: &Station| Member {
             mac: it.mac,
-            bound: (!it.is_host).then_some((it.ipv4, it.ipv6)),
-            tagged: it.is_host,
+            bound: (it.kind == StationKind::Function).then_some((it.ipv4, it.ipv6)),
+            tagged: it.kind != StationKind::Function,
+            is_uplink: it.kind == StationKind::Uplink,
         };
         let members: Vec<Member> = stations.iter().map(member).collect();
-        let mut by_mac: Vec<_> = members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
+        let mut by_mac: Vec<_> =
+            members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
         by_mac.sort_unstable();
-        Switch { members, by_mac, mtu: mtu.into(), uplink: None }
+        let uplinks = (0..members.len()).filter(|nth| members[*nth].is_uplink).collect();
+        Switch { members, by_mac, mtu: mtu.into(), uplinks }
     }
 
-    /// The same, with `station` as the one that receives what is for nobody in the rack. It sends from any
-    /// address that is no station's.
-    pub fn with_uplink(mut self, station: usize) -> Switch {
-        self.uplink = Some(station);
-        self
+    /// The stations that lead outside, the one to use first.
+    pub fn uplinks(&self) -> &[usize] {
+        &self.uplinks
+    }
+
+    /// Whether an address is a station's.
+    pub fn is_station(&self, mac: MacAddress) -> bool {
+        self.station_of(mac).is_some()
     }
 
     /// How many stations there are.
@@ -105,7 +115,8 @@ impl Switch {
 
     /// Whether `station` hears what `from` sends to a group: with a tag, or without.
     pub fn hears(&self, station: usize, from: usize, tagged: bool) -> bool {
-        station != from && (!tagged || self.members[station].tagged)
+        let both_lead_outside = self.members[station].is_uplink && self.members[from].is_uplink;
+        station != from && !both_lead_outside && (!tagged || self.members[station].tagged)
     }
 
     /// Who receives a frame of `length` bytes that `from` sends and that begins with `head`: all of it, or its
@@ -131,8 +142,13 @@ impl Switch {
             let link_local = header.to.0[..5] == LINK_LOCAL_GROUPS && header.to.0[5] < 16;
             return if link_local { Err(Cause::Unknown) } else { Ok((To::All, tagged)) };
         }
-        let station = self.station_of(header.to).or(self.uplink).filter(|it| *it != from);
-        let station = station.ok_or(Cause::Unknown)?;
+        let Some(station) = self.station_of(header.to) else {
+            let nowhere = self.members[from].is_uplink || self.uplinks.is_empty();
+            return if nowhere { Err(Cause::Unknown) } else { Ok((To::Outside, tagged)) };
+        };
+        if station == from {
+            return Err(Cause::Unknown);
+        }
         if tagged && !self.members[station].tagged {
             return Err(Cause::Vlan);
         }
@@ -142,9 +158,9 @@ impl Switch {
     /// Whether `from` may have sent a frame that begins with `head`, for its receiver.
     #[inline]
     pub fn may_come(&self, from: usize, source: MacAddress) -> bool {
-        match self.uplink {
-            Some(uplink) if uplink == from => self.is_outside(from, source),
-            _ => self.members[from].mac == source,
+        match self.members[from].is_uplink {
+            true => self.is_outside(from, source),
+            false => self.members[from].mac == source,
         }
     }
 
@@ -186,7 +202,9 @@ impl Switch {
                     && packet.get(8..14) == Some(&header.from.0)
                     && own_ipv4(packet, 14, ipv4)
             }
-            IPV6 => self.is_own_ipv6(from, packet, 8, ipv6) && self.is_honest_icmp(from, packet, ipv6),
+            IPV6 => {
+                self.is_own_ipv6(from, packet, 8, ipv6) && self.is_honest_icmp(from, packet, ipv6)
+            }
             _ => true,
         };
         if honest { Ok(()) } else { Err(Cause::Spoofed) }
@@ -200,7 +218,11 @@ impl Switch {
             return true;
         }
         address.is_unicast_link_local()
-            && self.members.iter().enumerate().all(|(nth, it)| nth == from || eui64(it.mac) != address)
+            && self
+                .members
+                .iter()
+                .enumerate()
+                .all(|(nth, it)| nth == from || eui64(it.mac) != address)
     }
 
     /// Whether what a function says by neighbour discovery is about itself.

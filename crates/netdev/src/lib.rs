@@ -2,8 +2,10 @@
 //!
 //! * [`tap`]: interfaces whose frames a process takes and gives.
 //! * [`namespace`]: named network namespaces.
+//! * [`packet`]: interfaces whose frames a process takes as a switch does.
 //! * [`configure`]: an interface's addresses and neighbours.
 
 pub mod configure;
 pub mod namespace;
+pub mod packet;
 pub mod tap;

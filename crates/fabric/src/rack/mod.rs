@@ -183,6 +183,17 @@ pub struct Network {
     pub mtu: u16,
     /// Queues of each host's interface, each with a thread of the host's node: 1 to 16.
     pub queues: u16,
+    /// Where the network goes on outside of the rack: the first of them that works.
+    pub uplinks: Vec<Uplink>,
+}
+
+/// An interface of a host's machine that leads outside of the rack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uplink {
+    /// Name of the host.
+    pub host: String,
+    /// Name of the interface, in the network namespace of the host's node.
+    pub interface: String,
 }
 
 /// An IP network.

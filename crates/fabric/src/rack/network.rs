@@ -5,13 +5,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Host, Network, Subnet};
+use super::{Host, Network, Subnet, Uplink};
 use crate::text::{Outcome, Section, subsection, wrong};
 
-const KEYS: &[&str] = &["subnet", "subnet6", "mtu", "queues"];
+const KEYS: &[&str] = &["subnet", "subnet6", "mtu", "queues", "uplinks"];
+
+const UPLINKS: &str =
+    "write a list of HOST/INTERFACE, the one to use first: [\"alpha/eth1\", \"beta/eth1\"]";
+
+/// Bytes of the longest name of an interface in Linux.
+const LONGEST_INTERFACE: usize = 15;
 
 const SUBNET: &str = "write an IPv4 network with 4 to 24 bits for its stations: \"10.77.0.0/16\"";
-const SUBNET6: &str = "write an IPv6 network with 64 bits for its stations: \"fd72:6163:6b62::/64\"";
+const SUBNET6: &str =
+    "write an IPv6 network with 64 bits for its stations: \"fd72:6163:6b62::/64\"";
 
 /// The least MTU is IPv6's. The largest is what a TAP interface of Linux carries: 65,535 bytes with the
 /// Ethernet header.
@@ -21,15 +28,18 @@ impl Default for Network {
     fn default() -> Network {
         let subnet = Subnet { address: Ipv4Addr::new(10, 77, 0, 0), prefix: 16 };
         let address = Ipv6Addr::new(0xfd72, 0x6163, 0x6b62, 0, 0, 0, 0, 0);
-        Network { subnet, subnet6: Subnet { address, prefix: 64 }, mtu: 1500, queues: 1 }
+        Network {
+            subnet,
+            subnet6: Subnet { address, prefix: 64 },
+            mtu: 1500,
+            queues: 1,
+            uplinks: Vec::new(),
+        }
     }
 }
 
 /// The network that the section describes, or the default one; the hosts have their numbers in it.
-pub(super) fn network(
-    value: Option<&Spanned<DeValue<'_>>>,
-    hosts: &[Host],
-) -> Outcome<Network> {
+pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> Outcome<Network> {
     let Some(value) = value else { return Ok(Network::default()) };
     let section = subsection(value, "network", KEYS)?;
     let default = Network::default();
@@ -41,9 +51,7 @@ pub(super) fn network(
         None => default.subnet,
     };
     let subnet6 = match text(&section, "subnet6", SUBNET6)? {
-        Some(Subnet { address: IpAddr::V6(address), prefix: 64 }) => {
-            Subnet { address, prefix: 64 }
-        }
+        Some(Subnet { address: IpAddr::V6(address), prefix: 64 }) => Subnet { address, prefix: 64 },
         Some(_) => return wrong(section.place("subnet6"), "`subnet6` is no such network", SUBNET6),
         None => default.subnet6,
     };
@@ -55,7 +63,11 @@ pub(super) fn network(
             host.name,
             host.node_id
         );
-        return wrong(section.place("subnet"), what, "write a larger network, with a shorter prefix");
+        return wrong(
+            section.place("subnet"),
+            what,
+            "write a larger network, with a shorter prefix",
+        );
     }
     let mtu = section.count("mtu", *MTU.start(), *MTU.end())?;
     Ok(Network {
@@ -63,7 +75,35 @@ pub(super) fn network(
         subnet6,
         mtu: mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(default.mtu),
         queues: section.count("queues", 1, 16)?.map_or(default.queues, |queues| queues as u16),
+        uplinks: uplinks(&section, hosts)?,
     })
+}
+
+fn uplinks(section: &Section<'_>, hosts: &[Host]) -> Outcome<Vec<Uplink>> {
+    let mut all: Vec<Uplink> = Vec::new();
+    let Some((texts, span)) = section.texts("uplinks", UPLINKS)? else { return Ok(all) };
+    for text in texts {
+        let refuse = |what: String| wrong(span.clone(), what, UPLINKS);
+        let Some((host, interface)) = text.split_once('/') else {
+            return refuse(format!("`{text}` is no interface of a host"));
+        };
+        let Some(owner) = hosts.iter().find(|it| it.name == host) else {
+            return refuse(format!("there is no host `{host}`"));
+        };
+        let odd = |c: char| c == '/' || c.is_whitespace() || c.is_control();
+        if interface.is_empty() || interface.len() > LONGEST_INTERFACE || interface.contains(odd) {
+            return refuse(format!("`{interface}` is no name of a network interface"));
+        }
+        if owner.devices.iter().any(|device| device.name == interface) {
+            return refuse(format!("{host} has a device of the name `{interface}`"));
+        }
+        let uplink = Uplink { host: host.to_owned(), interface: interface.to_owned() };
+        if all.contains(&uplink) {
+            return refuse(format!("`{text}` is there twice"));
+        }
+        all.push(uplink);
+    }
+    Ok(all)
 }
 
 /// A network as it is written: an address without bits for stations, and the length of its prefix.

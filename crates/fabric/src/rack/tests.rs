@@ -316,11 +316,13 @@ fn the_network_is_the_default_one_or_what_the_file_says() {
     assert_eq!(rack.network, Network::default());
     assert_eq!((rack.network.mtu, rack.network.queues), (1500, 1));
     let text = "name = \"lab\"\n[network]\nsubnet = \"192.168.4.0/24\"\nsubnet6 = \"fd00:1::/64\"\n\
-                mtu = 65521\nqueues = 4\n[hosts.alpha]\n";
+                mtu = 65521\nqueues = 4\nuplinks = [\"alpha/eth1\"]\n[hosts.alpha]\n";
     let network = Rack::parse("rack.toml", text).unwrap().network;
     assert_eq!(network.subnet, Subnet { address: [192, 168, 4, 0].into(), prefix: 24 });
     assert_eq!(network.subnet6.address, "fd00:1::".parse::<std::net::Ipv6Addr>().unwrap());
     assert_eq!((network.mtu, network.queues), (65_521, 4));
+    let uplink = Uplink { host: "alpha".to_owned(), interface: "eth1".to_owned() };
+    assert_eq!(network.uplinks, [uplink]);
 }
 
 #[test]
@@ -338,6 +340,10 @@ fn a_network_that_cannot_be_is_refused_with_what_is_allowed() {
         ("mtu = 65522", "mtu"),
         ("queues = 0", "queues"),
         ("vlan = 1", "unknown key `vlan`"),
+        ("uplinks = [\"eth1\"]", "`eth1` is no interface of a host"),
+        ("uplinks = [\"beta/eth1\"]", "there is no host `beta`"),
+        ("uplinks = [\"alpha/eth 1\"]", "`eth 1` is no name of a network interface"),
+        ("uplinks = [\"alpha/e\", \"alpha/e\"]", "`alpha/e` is there twice"),
     ] {
         let text = format!("name = \"lab\"\n[hosts.alpha]\nnode_id = 400\n[network]\n{line}\n");
         let said = refused(&text);

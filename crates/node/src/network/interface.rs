@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use rackbus_net::{Station, Stations};
+use rackbus_net::{Station, StationKind, Stations};
 use rackbus_netdev::configure::{Settings, configure};
 use rackbus_netdev::{namespace, tap};
 
@@ -32,7 +32,8 @@ pub fn create(
 
 fn settings(stations: &Stations, own: &Station) -> Settings {
     let network = stations.network();
-    let others = stations.all().iter().filter(|it| it.name != own.name);
+    let is_other = |it: &&Station| it.name != own.name && it.kind != StationKind::Uplink;
+    let others = stations.all().iter().filter(is_other);
     Settings {
         mac: own.mac.0,
         mtu: network.mtu,

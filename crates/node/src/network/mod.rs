@@ -15,6 +15,7 @@ mod messages;
 mod peers;
 mod rings;
 mod status;
+mod uplink;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,7 +29,8 @@ use rackbus_link::Connect;
 use rackbus_memory::DmaSlice;
 use rackbus_net::lane::{Clock, LaneHandle};
 use rackbus_net::{
-    Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, Sent, Stations, Switch,
+    Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, Sent, Station,
+    StationKind, Stations, Switch,
 };
 use rackbus_netdev::namespace;
 
@@ -37,7 +39,8 @@ use crate::handover::monotonic_ns;
 use peers::Peer;
 use rings::Ring;
 pub(crate) use status::page;
-use worker::Worker;
+use uplink::Uplink;
+use worker::{TapQueue, Worker};
 
 /// The name of the network namespace that a host's interface is in.
 pub fn namespace_of(rack: &str, host: &str) -> String {
@@ -62,6 +65,9 @@ pub enum NetworkError {
     /// Making the interface failed.
     #[error("the interface cannot be made: {0}")]
     Interface(std::io::Error),
+    /// An interface that leads outside cannot be used.
+    #[error("the uplink {0}: {1}")]
+    Uplink(String, std::io::Error),
     /// A capture is under way.
     #[error("the frames of {0} are captured already")]
     Captured(String),
@@ -82,6 +88,7 @@ impl NetworkError {
                 "start the rack as root, or with the capabilities CAP_NET_ADMIN and CAP_SYS_ADMIN"
             }
             NetworkError::NoTap(_) => "load the module `tun`, and look for /dev/net/tun",
+            NetworkError::Uplink(..) => "make the interface, or correct `uplinks` in the rack file",
             NetworkError::Captured(_) => "end the other capture first",
             NetworkError::File(_) => "name a file that the node can write",
             NetworkError::Interface(_) => "see the node's log",
@@ -131,6 +138,7 @@ struct State {
     ports: BTreeMap<usize, LocalPort>,
     /// The interface's threads.
     workers: Vec<Worker>,
+    uplinks: Vec<Uplink>,
     /// The rings in this host's memory, by number.
     rings: BTreeMap<u64, Ring>,
     next_ring: u64,
@@ -195,17 +203,47 @@ impl NetworkService {
             std::thread::Builder::new().name("network".into()).spawn(answer)?;
         }
         let wanted = self.0.joined && namespace::open(&self.0.namespace()).is_ok();
-        if wanted && let Err(error) = self.up() {
-            tracing::warn!(%error, "the host's interface is not up again");
+        if wanted {
+            if let Err(error) = self.make_interface() {
+                tracing::warn!(%error, "the host's interface is not up again");
+            }
+            if let Err(error) = self.start_uplinks() {
+                tracing::warn!(%error, "an uplink is not up again");
+            }
         }
         Ok(())
     }
 
-    /// Makes the host's interface, if it has none.
+    /// Makes the host's interface, if it has none, and uses those that lead outside.
     ///
     /// # Errors
-    /// [`NetworkError`].
+    /// [`NetworkError`]; then the host is not in the network.
     pub fn up(&self) -> Result<(), NetworkError> {
+        self.make_interface()?;
+        let started = self.start_uplinks();
+        if started.is_err() {
+            self.down()?;
+        }
+        started
+    }
+
+    /// Uses the host's interfaces that lead outside.
+    fn start_uplinks(&self) -> Result<(), NetworkError> {
+        let shared = &self.0;
+        let is_own = |it: &Station| it.kind == StationKind::Uplink && it.host == shared.host;
+        for (station, own) in shared.stations.all().iter().enumerate().filter(|(_, it)| is_own(it))
+        {
+            if shared.lock().uplinks.iter().any(|it| it.state().0 == station) {
+                continue;
+            }
+            let uplink = Uplink::start(shared, station);
+            let uplink = uplink.map_err(|cause| NetworkError::Uplink(own.name.clone(), cause))?;
+            shared.lock().uplinks.push(uplink);
+        }
+        Ok(())
+    }
+
+    fn make_interface(&self) -> Result<(), NetworkError> {
         let shared = &self.0;
         if !shared.joined {
             return Err(NetworkError::Apart);
@@ -226,7 +264,8 @@ impl NetworkService {
         for (nth, queue) in queues.map_err(of_interface)?.into_iter().enumerate() {
             let lane = shared.lane(station, nth as u16).map_err(of_interface)?;
             lanes.push(lane.handle().clone());
-            let worker = Worker::start(&format!("net {nth}"), lane, queue).map_err(of_interface)?;
+            let worker = Worker::start(&format!("net {nth}"), lane, TapQueue(queue));
+            let worker = worker.map_err(of_interface)?;
             workers.push(worker);
         }
         state.workers = workers;
@@ -242,9 +281,12 @@ impl NetworkService {
     pub fn down(&self) -> Result<(), NetworkError> {
         let shared = &self.0;
         let Some((station, _)) = shared.stations.named(&shared.host) else { return Ok(()) };
-        let workers = std::mem::take(&mut shared.lock().workers);
+        let (workers, uplinks) = {
+            let mut state = shared.lock();
+            (std::mem::take(&mut state.workers), std::mem::take(&mut state.uplinks))
+        };
         // Their threads end here: they ask nothing of the service that waits.
-        drop(workers);
+        drop((workers, uplinks));
         shared.close_port(station);
         namespace::remove(&shared.namespace()).map_err(NetworkError::of_interface)
     }
@@ -311,7 +353,7 @@ impl Network for NetworkService {
             std::io::Error::new(std::io::ErrorKind::NotFound, text)
         };
         let (station, own) = shared.stations.named(function).ok_or_else(unknown)?;
-        if own.host != shared.host || own.is_host {
+        if own.host != shared.host || own.kind != StationKind::Function {
             return Err(unknown());
         }
         let lane = shared.lane(station, 0)?;
@@ -319,7 +361,9 @@ impl Network for NetworkService {
         if state.ports.contains_key(&station) {
             return Err(std::io::Error::other(format!("the port of {function} is held already")));
         }
-        state.ports.insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
+        state
+            .ports
+            .insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
         Ok(Box::new(FunctionPort { lane, station, shared: shared.clone() }))
     }
 }

@@ -9,7 +9,7 @@ use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, FrameSender, PacketStream, PeerEvent, SharedMemory};
 use rackbus_net::lane::LAYOUT;
-use rackbus_net::{LaneId, News};
+use rackbus_net::{LaneId, News, StationKind};
 
 use super::messages::{Ask, Tell, decode, encode};
 use super::{NetworkService, Shared, State};
@@ -207,7 +207,8 @@ impl NetworkService {
     /// Hears a node that asks for rings, until it is gone. The caller has a thread for it.
     pub fn attend(&self, incoming: Incoming) {
         let host = incoming.hello.from.clone();
-        if self.0.stations.named(&host).is_none_or(|(_, station)| !station.is_host) {
+        if self.0.stations.named(&host).is_none_or(|(_, station)| station.kind != StationKind::Host)
+        {
             return incoming.refuse(&format!("the rack has no host {host}"));
         }
         let Ok(stream) = incoming.accept() else { return };
@@ -226,7 +227,8 @@ impl NetworkService {
         }
         asker.packets.shut_down();
         let mut state = self.0.lock();
-        let is_its = |of: &Option<Arc<Asker>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
+        let is_its =
+            |of: &Option<Arc<Asker>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
         let rings: Vec<u64> = (state.rings.iter())
             .filter(|(_, ring)| is_its(&ring.asker))
             .map(|(number, _)| *number)

@@ -42,7 +42,17 @@ impl NodeNetwork for NetworkService {
             mtu: network.mtu,
             subnet: format!("{}/{}", network.subnet.address, network.subnet.prefix),
             subnet6: format!("{}/{}", network.subnet6.address, network.subnet6.prefix),
-            ports: state.ports.iter().map(|(station, port)| shared.port_status(*station, port)).collect(),
+            uplinks: (state.uplinks.iter())
+                .map(|uplink| {
+                    let (station, state) = uplink.state();
+                    (shared.stations.all()[station].name.clone(), state.word().to_owned())
+                })
+                .collect(),
+            ports: state
+                .ports
+                .iter()
+                .map(|(station, port)| shared.port_status(*station, port))
+                .collect(),
         }
     }
 
@@ -85,8 +95,8 @@ impl Shared {
         PortStatus {
             port: own.name.clone(),
             mac: own.mac.to_string(),
-            ipv4: own.ipv4.to_string(),
-            ipv6: own.ipv6.to_string(),
+            ipv4: own.address().map(|(ipv4, _)| ipv4.to_string()).unwrap_or_default(),
+            ipv6: own.address().map(|(_, ipv6)| ipv6.to_string()).unwrap_or_default(),
             lanes: port.lanes.len(),
             groups: sum(|it| &it.groups),
             drops,
@@ -99,8 +109,7 @@ impl Shared {
 }
 
 fn peer_status(name: &str, lanes: &[&PeerCounters]) -> PeerStatus {
-    let sum =
-        |of: fn(&PeerCounters) -> &Count| lanes.iter().map(|it| of(it).get()).sum::<u64>();
+    let sum = |of: fn(&PeerCounters) -> &Count| lanes.iter().map(|it| of(it).get()).sum::<u64>();
     let rings = sum(|it| &it.is_open);
     PeerStatus {
         peer: name.to_owned(),
@@ -158,9 +167,10 @@ pub fn page(status: &NetworkStatus, page: &mut Page) {
     });
     let help = "Frames that were dropped, by cause";
     page.counter("network_dropped_frames", help, between.chain(undecided));
-    let polling = status.ports.iter().filter_map(|port| {
-        Some((vec![("port", port.port.clone())], port.polling?))
-    });
+    let polling = status
+        .ports
+        .iter()
+        .filter_map(|port| Some((vec![("port", port.port.clone())], port.polling?)));
     let help = "The part of the time that a port's threads were awake";
     page.gauge("network_polling", help, polling);
 }

@@ -1,19 +1,19 @@
-//! The thread of one queue of a host's interface: takes frames from it to the rings of their receivers, and
-//! from its own rings to it. It polls while there is work, spins for a while after it, and sleeps
+//! The thread between an interface and a lane: takes frames from the one to the rings of their receivers, and
+//! from the lane's rings to the other. It polls while there is work, spins for a while after it, and sleeps
 //! (`rackbus_pci::pace`).
 
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use rackbus_memory::vectored::write_with_head;
 use rackbus_memory::{AdaptiveSpin, Event};
+use rackbus_net::lane::LaneHandle;
 use rackbus_net::offload::OFFLOAD_BYTES;
 use rackbus_net::port::MAX_FRAME;
-use rackbus_net::{Cause, Lane, News, Offload, Port, Sent};
-use rackbus_net::lane::LaneHandle;
+use rackbus_net::{Cause, Frame, Lane, News, Offload, Port, Sent};
 use rackbus_pci::Work;
 use rackbus_pci::pace::{Next, Pace};
 use rustix::io::Errno;
@@ -23,6 +23,74 @@ use zerocopy::{FromBytes, IntoBytes};
 const BURST: usize = 16;
 /// How long it sleeps at most while a frame waits for room.
 const HELD_NS: u64 = 5_000_000;
+
+/// An interface, or a queue of one.
+pub trait Device: Send {
+    /// The next frame that came to it, put into `buffer`; what is left to do to it, and its length.
+    fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)>;
+
+    /// Sends a frame.
+    fn write(&mut self, frame: &Frame<'_>) -> Written;
+
+    /// Readable when frames have come.
+    fn frames(&self) -> BorrowedFd<'_>;
+
+    /// Readable when there is something to [attend](Device::attend) to.
+    fn others(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// Called between bursts of frames. False ends the thread's work with it.
+    fn attend(&mut self, _lane: &mut Lane) -> bool {
+        true
+    }
+}
+
+/// What became of a frame for an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// It was sent.
+    Done,
+    /// It was dropped.
+    Dropped(Cause),
+    /// It was dropped, and its sender is told by this frame.
+    Answered(Cause, Vec<u8>),
+}
+
+/// A queue of a TAP device.
+#[derive(Debug)]
+pub struct TapQueue(pub OwnedFd);
+
+impl Device for TapQueue {
+    fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
+        let mut header = [0; OFFLOAD_BYTES];
+        let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buffer)];
+        match rustix::io::readv(&self.0, &mut parts) {
+            Ok(read) => {
+                let offload = Offload::read_from_bytes(&header).expect("as many bytes");
+                Some((offload, read.checked_sub(OFFLOAD_BYTES)?))
+            }
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(cause) => {
+                // It is gone with its namespace: whoever took that away ends this, too.
+                tracing::debug!(%cause, "a queue cannot be read");
+                None
+            }
+        }
+    }
+
+    fn write(&mut self, frame: &Frame<'_>) -> Written {
+        match write_with_head(self.0.as_fd(), frame.offload.as_bytes(), frame.bytes) {
+            Ok(_) => Written::Done,
+            Err(Errno::INVAL) => Written::Dropped(Cause::Offload),
+            Err(_) => Written::Dropped(Cause::Down),
+        }
+    }
+
+    fn frames(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// A running worker; it ends when this is dropped.
 #[derive(Debug)]
@@ -37,10 +105,10 @@ impl Worker {
     ///
     /// # Errors
     /// When the system has no thread for it.
-    pub fn start(name: &str, lane: Lane, queue: OwnedFd) -> std::io::Result<Worker> {
+    pub fn start(name: &str, lane: Lane, queue: TapQueue) -> std::io::Result<Worker> {
         let (handle, stop) = (lane.handle().clone(), Arc::new(AtomicBool::new(false)));
         let stopped = stop.clone();
-        let run = move || Running::new(lane, queue, stopped).run();
+        let run = move || work(lane, queue, &stopped);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Worker { handle, stop, thread: Some(thread) })
     }
@@ -57,10 +125,15 @@ impl Drop for Worker {
     }
 }
 
-struct Running {
+/// Carries frames between a lane and a device until `stop` says so, or the device.
+pub fn work(lane: Lane, device: impl Device, stop: &AtomicBool) {
+    let (buffer, offload) = (vec![0; MAX_FRAME], Offload::default());
+    Running { lane, device, buffer, offload, held: None }.run(stop);
+}
+
+struct Running<D> {
     lane: Lane,
-    queue: OwnedFd,
-    stop: Arc<AtomicBool>,
+    device: D,
     /// A frame as it was read, and what is left to do to it.
     buffer: Vec<u8>,
     offload: Offload,
@@ -68,19 +141,14 @@ struct Running {
     held: Option<usize>,
 }
 
-impl Running {
-    fn new(lane: Lane, queue: OwnedFd, stop: Arc<AtomicBool>) -> Running {
-        let buffer = vec![0; MAX_FRAME];
-        Running { lane, queue, stop, buffer, offload: Offload::default(), held: None }
-    }
-
-    fn run(mut self) {
+impl<D: Device> Running<D> {
+    fn run(mut self, stop: &AtomicBool) {
         let begun = self.lane.now_ns();
         let handle = self.lane.handle().clone();
         let counters = &handle.counters().pace;
         counters.since_ns.set(begun);
         let mut pace = Pace::new(AdaptiveSpin::default(), begun);
-        while !self.stop.load(Ordering::Acquire) {
+        while !stop.load(Ordering::Acquire) && self.device.attend(&mut self.lane) {
             let sent = self.send();
             let received = self.receive();
             let work = if sent || received { Work::Done } else { Work::Idle };
@@ -107,14 +175,17 @@ impl Running {
         }
     }
 
-    /// From the interface to the receivers' rings. True when a frame was sent or dropped.
+    /// From the device to the receivers' rings. True when a frame was sent or dropped.
     fn send(&mut self) -> bool {
         let mut done = 0;
         while done < BURST {
             let length = match self.held.take() {
                 Some(length) => length,
-                None => match self.read() {
-                    Some(length) => length,
+                None => match self.device.read(&mut self.buffer) {
+                    Some((offload, length)) => {
+                        self.offload = offload;
+                        length
+                    }
                     None => break,
                 },
             };
@@ -131,35 +202,23 @@ impl Running {
         done > 0
     }
 
-    /// Reads the interface's next frame.
-    fn read(&mut self) -> Option<usize> {
-        let mut header = [0; OFFLOAD_BYTES];
-        let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut self.buffer)];
-        match rustix::io::readv(&self.queue, &mut parts) {
-            Ok(read) => {
-                self.offload = Offload::read_from_bytes(&header).expect("as many bytes");
-                read.checked_sub(OFFLOAD_BYTES)
-            }
-            Err(Errno::AGAIN | Errno::INTR) => None,
-            Err(cause) => {
-                // It is gone with its namespace: whoever took that away ends this, too.
-                tracing::debug!(%cause, "a queue cannot be read");
-                None
-            }
-        }
-    }
-
-    /// From the lane's rings to the interface. True when there was a frame.
+    /// From the lane's rings to the device. True when there was a frame.
     fn receive(&mut self) -> bool {
         let mut done = 0;
         while done < BURST {
             let Some(frame) = self.lane.next() else { break };
-            let outcome = write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes);
-            if let Err(cause) = outcome {
-                let cause = if cause == Errno::INVAL { Cause::Offload } else { Cause::Down };
-                self.lane.handle().counters().drops.count(cause);
-            }
+            let written = self.device.write(&frame);
             self.lane.consume();
+            match written {
+                Written::Done => {}
+                Written::Dropped(cause) => self.lane.handle().counters().drops.count(cause),
+                Written::Answered(cause, answer) => {
+                    self.lane.handle().counters().drops.count(cause);
+                    // One that there is no room for now is of no use later.
+                    let _ = self.lane.send_checked(Offload::default(), &answer, &[]);
+                    self.lane.flush();
+                }
+            }
             done += 1;
         }
         done > 0
@@ -170,9 +229,11 @@ impl Running {
         let parks = self.lane.park();
         if parks {
             let timeout = self.held.map(|_| HELD_NS);
-            let both = [self.lane.wake_fd(), self.queue.as_fd()];
-            // What came from the interface waits while a frame before it does.
-            Event::wait_any(if self.held.is_some() { &both[..1] } else { &both }, timeout);
+            let mut wakes = self.device.others();
+            wakes.push(self.lane.wake_fd());
+            // What came to the device waits while a frame before it does.
+            wakes.extend(self.held.is_none().then(|| self.device.frames()));
+            Event::wait_any(&wakes, timeout);
         }
         self.lane.unpark();
         parks

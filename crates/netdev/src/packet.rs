@@ -1,0 +1,296 @@
+//! A network interface of this machine as a switch port: a packet socket (packet(7)) that takes all frames, with
+//! what is left to do to them (`PACKET_VNET_HDR`), so that one large segment stays one frame where the interface has
+//! it so.
+//!
+//! The kernel takes the outer VLAN tag out of a frame and tells it beside; it is put back.
+#![allow(unsafe_code)] // socket options and messages that no library has
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+/// Bytes of a frame's header of what is left to do (`struct virtio_net_hdr`).
+pub const HEADER: usize = 10;
+/// Bytes before a VLAN tag.
+const ADDRESSES: usize = 12;
+/// Bytes of a VLAN tag.
+const TAG: usize = 4;
+/// In the header's flags: a checksum is to be computed.
+const NEEDS_CSUM: u8 = 1;
+/// Where the header has the length of all headers, and where the checksum begins to count.
+const LENGTHS: [usize; 2] = [2, 6];
+/// Bytes that the kernel keeps for frames that were not read yet.
+const RECEIVE_BUFFER: libc::c_int = 4 << 20;
+
+/// A packet socket on one interface.
+#[derive(Debug)]
+pub struct PacketSocket {
+    socket: OwnedFd,
+    name: String,
+}
+
+/// Why an interface cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PacketError {
+    /// There is none of that name.
+    #[error("there is no network interface {0:?} in this network namespace; `ip link` lists them")]
+    NoInterface(String),
+    /// The process may not.
+    #[error(
+        "packets of {0} may not be sent and received; run the node as root, or with CAP_NET_RAW"
+    )]
+    NotPermitted(String),
+    /// The system refused.
+    #[error("the network interface {0}: {1}")]
+    System(String, io::Error),
+}
+
+impl PacketSocket {
+    /// Takes all frames that come to the interface `name`, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// [`PacketError`].
+    pub fn open(name: &str) -> Result<PacketSocket, PacketError> {
+        let fail = |cause: io::Error| match cause.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => PacketError::NotPermitted(name.to_owned()),
+            Some(libc::ENODEV | libc::ENXIO) => PacketError::NoInterface(name.to_owned()),
+            _ => PacketError::System(name.to_owned(), cause),
+        };
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // Without a protocol: nothing comes before all options are set.
+        // SAFETY: the call takes numbers.
+        let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if socket < 0 {
+            return Err(fail(io::Error::last_os_error()));
+        }
+        // SAFETY: the descriptor was made here and is nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let index = rustix::net::netdevice::name_to_index(&socket, name);
+        let index = index.map_err(|cause| fail(cause.into()))? as libc::c_int;
+        for option in [libc::PACKET_VNET_HDR, libc::PACKET_AUXDATA, libc::PACKET_IGNORE_OUTGOING] {
+            set(&socket, libc::SOL_PACKET, option, &1 as &libc::c_int).map_err(fail)?;
+        }
+        set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &RECEIVE_BUFFER).map_err(fail)?;
+        let promiscuous = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        set(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &promiscuous).map_err(fail)?;
+        bind(&socket, index).map_err(fail)?;
+        Ok(PacketSocket { socket, name: name.to_owned() })
+    }
+
+    /// Name of its interface.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of the longest IP packet that the interface takes.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn mtu(&self) -> io::Result<u16> {
+        let mtu = self.asked(libc::SIOCGIFMTU)?;
+        // SAFETY: the kernel wrote this member.
+        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
+        Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    /// Whether the interface is up and has a carrier.
+    pub fn is_up(&self) -> bool {
+        let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        // SAFETY: the kernel wrote this member.
+        self.asked(libc::SIOCGIFFLAGS)
+            .is_ok_and(|flags| unsafe { flags.ifr_ifru.ifru_flags } & wanted == wanted)
+    }
+
+    fn asked(&self, question: libc::Ioctl) -> io::Result<libc::ifreq> {
+        // SAFETY: all zeroes are such a structure.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in
+            request.ifr_name.iter_mut().zip(self.name.bytes()).take(libc::IFNAMSIZ - 1)
+        {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: the question reads the name and writes a number, both in the structure.
+        match unsafe { libc::ioctl(self.socket.as_raw_fd(), question, &mut request) } {
+            0 => Ok(request),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The next frame, which goes into `buffer`; what is left to do to it, and its length. What has no room with
+    /// a tag is left out.
+    ///
+    /// # Errors
+    /// The system's: `WouldBlock` when there is none now.
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<([u8; HEADER], usize)> {
+        loop {
+            let (mut header, length, tag) = self.receive(buffer)?;
+            let Some(length) = length.filter(|length| *length >= ADDRESSES) else { continue };
+            let Some(tag) = tag else { return Ok((header, length)) };
+            buffer.copy_within(ADDRESSES..length, ADDRESSES + TAG);
+            buffer[ADDRESSES..ADDRESSES + TAG].copy_from_slice(&tag);
+            move_on(&mut header);
+            return Ok((header, length + TAG));
+        }
+    }
+
+    /// A frame as the kernel gives it, with the tag that it took out. No length: it has no room.
+    fn receive(
+        &self,
+        buffer: &mut [u8],
+    ) -> io::Result<([u8; HEADER], Option<usize>, Option<[u8; TAG]>)> {
+        let mut header = [0; HEADER];
+        // Room for a tag behind what is read.
+        let room = buffer.len().saturating_sub(TAG);
+        let mut parts = [
+            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER },
+            libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: room },
+        ];
+        let mut control = Control([0; 64]);
+        // SAFETY: all zeroes are such a structure.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len());
+        (message.msg_control, message.msg_controllen) =
+            (control.0.as_mut_ptr().cast(), control.0.len());
+        // SAFETY: all parts of the message are writable for their lengths as long as the call lasts.
+        let read = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, 0) };
+        let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
+        let whole = message.msg_flags & libc::MSG_TRUNC == 0;
+        let length = read.checked_sub(HEADER).filter(|_| whole);
+        Ok((header, length, tag(&message)))
+    }
+}
+
+/// Tells that something about the interfaces of a network namespace has changed.
+#[derive(Debug)]
+pub struct LinkMonitor(OwnedFd);
+
+impl LinkMonitor {
+    /// For the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn open() -> io::Result<LinkMonitor> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let kind = SocketType::RAW;
+        // No protocol is that of routes.
+        let socket = socket_with(AddressFamily::NETLINK, kind, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, RTMGRP_LINK))?;
+        Ok(LinkMonitor(socket))
+    }
+
+    /// Whether anything has changed since it was asked last.
+    pub fn has_changed(&self) -> bool {
+        let mut buffer = [0; 8192];
+        let mut changed = false;
+        // An error other than that there is nothing tells of messages that were lost.
+        while let Ok((count, _)) =
+            rustix::net::recv(&self.0, &mut buffer, rustix::net::RecvFlags::empty())
+        {
+            changed |= count > 0;
+        }
+        changed
+    }
+
+    /// Waits until something has changed, or `other` is readable.
+    pub fn wait(&self, other: BorrowedFd<'_>) {
+        let mut both =
+            [PollFd::new(&self.0, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        // Interrupted, it is asked again.
+        let _ = poll(&mut both, None);
+    }
+}
+
+impl AsFd for LinkMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The group of netlink messages about interfaces (rtnetlink(7)).
+const RTMGRP_LINK: u32 = 1;
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Room for what is told beside a frame, aligned as that is.
+#[repr(align(8))]
+struct Control([u8; 64]);
+
+/// The tag that the kernel took out of a frame and told beside it.
+fn tag(message: &libc::msghdr) -> Option<[u8; TAG]> {
+    // SAFETY: the kernel filled the control messages in, and said how far.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !next.is_null() {
+        // SAFETY: it is one of the message's headers.
+        let header = unsafe { &*next };
+        let told = header.cmsg_level == libc::SOL_PACKET
+            && header.cmsg_type == libc::PACKET_AUXDATA
+            && header.cmsg_len >= size_of::<libc::cmsghdr>() + size_of::<libc::tpacket_auxdata>();
+        if told {
+            // SAFETY: the header's data is this structure, and may lie anywhere.
+            let told: libc::tpacket_auxdata =
+                unsafe { libc::CMSG_DATA(next).cast::<libc::tpacket_auxdata>().read_unaligned() };
+            if told.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
+                let kind = match told.tp_status & libc::TP_STATUS_VLAN_TPID_VALID {
+                    0 => 0x8100,
+                    _ => told.tp_vlan_tpid,
+                };
+                let ([a, b], [c, d]) = (kind.to_be_bytes(), told.tp_vlan_tci.to_be_bytes());
+                return Some([a, b, c, d]);
+            }
+        }
+        // SAFETY: as for the first.
+        next = unsafe { libc::CMSG_NXTHDR(message, next) };
+    }
+    None
+}
+
+/// What is left to do to a frame lies a tag further on.
+fn move_on(header: &mut [u8; HEADER]) {
+    for at in LENGTHS {
+        let length = u16::from_ne_bytes([header[at], header[at + 1]]);
+        if at == LENGTHS[0] && length != 0 || at == LENGTHS[1] && header[0] & NEEDS_CSUM != 0 {
+            let length = length.saturating_add(TAG as u16);
+            header[at..at + 2].copy_from_slice(&length.to_ne_bytes());
+        }
+    }
+}
+
+fn set<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    let (value, length) = (std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t);
+    // SAFETY: the value is readable for its length, and the kernel copies it.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn bind(socket: &OwnedFd, index: libc::c_int) -> io::Result<()> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: index,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is readable for its length, and the kernel copies it.
+    match unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(&address).cast(), length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

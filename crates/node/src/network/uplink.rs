@@ -1,0 +1,305 @@
+//! The way outside: an interface of the node's machine, as one more station of the rack's network.
+//!
+//! It is a station while its interface is up, and nobody finds it when it is not: then the next uplink of the rack
+//! file is used. One of them at a time takes what comes from outside, and sends what is for all: the first that
+//! works. Who begins to be that tells the network outside where the rack's stations are.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread::JoinHandle;
+
+use rackbus_memory::Event;
+use rackbus_memory::vectored::write_with_head;
+use rackbus_net::announce::announcement;
+use rackbus_net::ethernet::Header;
+use rackbus_net::mtu::{Fit, LOOK, fit};
+use rackbus_net::{Cause, Frame, Lane, MacAddress, Offload, StationKind};
+use rackbus_netdev::packet::{LinkMonitor, PacketSocket};
+use rackbus_qos::bucket::Bucket;
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::worker::{Device, Written, work};
+use super::{LocalPort, Shared};
+
+/// Senders of packets that are too large are told so often in a second, at most.
+const ANSWERS: u64 = 100;
+/// How often a busy uplink looks whether its interface has changed.
+const LOOK_NS: u64 = 10_000_000;
+
+/// What an uplink does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UplinkState {
+    /// Its interface is not up.
+    Down = 0,
+    /// Another one of the rack is used.
+    Standby = 1,
+    /// It is used.
+    Active = 2,
+}
+
+impl UplinkState {
+    /// As a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            UplinkState::Down => "down",
+            UplinkState::Standby => "standby",
+            UplinkState::Active => "active",
+        }
+    }
+}
+
+/// A running uplink; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Uplink {
+    station: usize,
+    state: Arc<AtomicU8>,
+    stop: Arc<AtomicBool>,
+    event: Arc<Event>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Uplink {
+    /// Starts the uplink `station` of the host over its interface.
+    ///
+    /// # Errors
+    /// When the interface cannot be used, or there are no descriptors or threads left.
+    pub(super) fn start(shared: &Arc<Shared>, station: usize) -> std::io::Result<Uplink> {
+        let name = &shared.stations.all()[station].name;
+        let interface = name.rsplit('/').next().unwrap_or(name).to_owned();
+        let monitor = LinkMonitor::open()?;
+        // What is wrong for good is told now.
+        PacketSocket::open(&interface).map_err(std::io::Error::other)?;
+        let (stop, event) = (Arc::new(AtomicBool::new(false)), Arc::new(Event::new()?));
+        let state = Arc::new(AtomicU8::new(UplinkState::Down as u8));
+        let outside = Outside {
+            shared: Arc::downgrade(shared),
+            station,
+            interface,
+            monitor: Arc::new(monitor),
+            stop: stop.clone(),
+            event: event.clone(),
+            state: state.clone(),
+        };
+        let thread =
+            std::thread::Builder::new().name("uplink".into()).spawn(move || outside.run())?;
+        Ok(Uplink { station, state, stop, event, thread: Some(thread) })
+    }
+
+    /// Its station, and what it does now.
+    pub fn state(&self) -> (usize, UplinkState) {
+        let state = match self.state.load(Ordering::Relaxed) {
+            1 => UplinkState::Standby,
+            2 => UplinkState::Active,
+            _ => UplinkState::Down,
+        };
+        (self.station, state)
+    }
+}
+
+impl Drop for Uplink {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.event.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread of an uplink has all along.
+struct Outside {
+    shared: std::sync::Weak<Shared>,
+    station: usize,
+    interface: String,
+    monitor: Arc<LinkMonitor>,
+    stop: Arc<AtomicBool>,
+    event: Arc<Event>,
+    state: Arc<AtomicU8>,
+}
+
+impl Outside {
+    fn run(self) {
+        while !self.stop.load(Ordering::Acquire) {
+            // First, so that no change after the look is missed.
+            self.monitor.has_changed();
+            match PacketSocket::open(&self.interface) {
+                Ok(socket) if socket.is_up() => self.serve(socket),
+                Ok(_) => {}
+                Err(error) => tracing::warn!(%error, "an uplink cannot be used"),
+            }
+            if !self.stop.load(Ordering::Acquire) {
+                self.monitor.wait(self.event.as_fd());
+            }
+        }
+    }
+
+    /// Is a station while the interface is up.
+    fn serve(&self, socket: PacketSocket) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let lane = match shared.lane(self.station, 0) {
+            Ok(lane) => lane,
+            Err(error) => return tracing::error!(%error, "an uplink has no lane"),
+        };
+        let port = LocalPort { lanes: vec![lane.handle().clone()], captured: false };
+        shared.lock().ports.insert(self.station, port);
+        let stations = shared.stations.all();
+        let own = stations.iter().filter(|it| it.kind != StationKind::Uplink).map(|it| it.mac);
+        let device = Interface {
+            mtu: socket.mtu().unwrap_or(1500),
+            own: own.collect(),
+            monitor: self.monitor.clone(),
+            stop: self.event.clone(),
+            standby: true,
+            answers: Bucket::full(ANSWERS, ANSWERS, lane.now_ns()),
+            now_ns: lane.now_ns(),
+            look_at_ns: 0,
+            state: self.state.clone(),
+            largest: lane.switch().mtu() as u16,
+            socket,
+        };
+        self.state.store(UplinkState::Standby as u8, Ordering::Relaxed);
+        work(lane, device, &self.stop);
+        self.state.store(UplinkState::Down as u8, Ordering::Relaxed);
+        tracing::info!(interface = self.interface, "uplink down");
+        shared.close_port(self.station);
+    }
+}
+
+/// The interface of an uplink while it is up.
+struct Interface {
+    socket: PacketSocket,
+    /// Bytes of the longest IP packet outside, and in the rack.
+    mtu: u16,
+    largest: u16,
+    /// Addresses of the rack's stations.
+    own: HashSet<MacAddress>,
+    monitor: Arc<LinkMonitor>,
+    stop: Arc<Event>,
+    /// Another uplink takes what comes from outside.
+    standby: bool,
+    answers: Bucket,
+    now_ns: u64,
+    /// When to look next whether the interface has changed.
+    look_at_ns: u64,
+    state: Arc<AtomicU8>,
+}
+
+impl Interface {
+    /// Whether it is for the rack what came from outside, or what to do otherwise.
+    fn is_wanted(&self, header: &Header) -> bool {
+        let for_rack = header.to.is_group() || self.own.contains(&header.to);
+        // What the rack sent comes back where its uplinks lead to the same network.
+        for_rack && !self.own.contains(&header.from)
+    }
+
+    fn put(&self, frame: &[u8]) {
+        // Nobody waits for it.
+        let _ = rustix::io::writev(
+            &self.socket,
+            &[std::io::IoSlice::new(Offload::default().as_bytes()), std::io::IoSlice::new(frame)],
+        );
+    }
+
+    fn announce(&self) {
+        for station in &self.own {
+            self.put(&announcement(*station));
+        }
+    }
+
+    /// An answer, if not too many were given lately.
+    fn answer(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
+        let ready = self.answers.ready(self.now_ns);
+        if ready {
+            self.answers.spend(1);
+        }
+        ready.then_some(frame)
+    }
+}
+
+impl Device for Interface {
+    fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
+        loop {
+            let (offload, length) = match self.socket.read(buffer) {
+                Ok((header, length)) => (Offload::read_from_bytes(&header).ok()?, length),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
+                Err(cause) => {
+                    tracing::debug!(%cause, "an uplink cannot be read");
+                    return None;
+                }
+            };
+            let start = &buffer[..length.min(LOOK)];
+            let wanted = Header::read(start).is_some_and(|header| self.is_wanted(&header));
+            if self.standby || !wanted {
+                continue;
+            }
+            // What is too long for the rack goes on, to be counted as that.
+            if let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
+                && let Some(answer) = self.answer(answer)
+            {
+                self.put(&answer);
+            }
+            return Some((offload, length));
+        }
+    }
+
+    fn write(&mut self, frame: &Frame<'_>) -> Written {
+        let mut start = [0; LOOK];
+        let length = frame.bytes.copy_to(&mut start);
+        let start = &start[..length];
+        let is_group = start.first().is_some_and(|first| first & 1 != 0);
+        if self.standby && is_group {
+            return Written::Done;
+        }
+        match fit(start, frame.bytes.len(), &frame.offload, self.mtu) {
+            Fit::Fits => {}
+            Fit::Drop => return Written::Dropped(Cause::Length),
+            Fit::Answer(answer) => {
+                return match self.answer(answer) {
+                    Some(answer) => Written::Answered(Cause::Length, answer),
+                    None => Written::Dropped(Cause::Length),
+                };
+            }
+        }
+        match write_with_head(self.socket.as_fd(), frame.offload.as_bytes(), frame.bytes) {
+            Ok(_) => Written::Done,
+            Err(Errno::MSGSIZE) => Written::Dropped(Cause::Length),
+            Err(Errno::INVAL) => Written::Dropped(Cause::Offload),
+            Err(Errno::NOBUFS | Errno::AGAIN) => Written::Dropped(Cause::Full),
+            Err(_) => Written::Dropped(Cause::Down),
+        }
+    }
+
+    fn frames(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn others(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.monitor.as_fd(), self.stop.as_fd()]
+    }
+
+    fn attend(&mut self, lane: &mut Lane) -> bool {
+        self.now_ns = lane.now_ns();
+        let standby = lane.way_out() != Some(lane.station());
+        if self.standby && !standby {
+            self.announce();
+        }
+        if self.standby != standby {
+            let state = if standby { UplinkState::Standby } else { UplinkState::Active };
+            self.state.store(state as u8, Ordering::Relaxed);
+            tracing::info!(interface = self.socket.name(), ?state, "uplink");
+        }
+        self.standby = standby;
+        if self.now_ns < self.look_at_ns {
+            return true;
+        }
+        self.look_at_ns = self.now_ns + LOOK_NS;
+        if self.monitor.has_changed() {
+            self.mtu = self.socket.mtu().unwrap_or(self.mtu);
+            return self.socket.is_up();
+        }
+        true
+    }
+}
