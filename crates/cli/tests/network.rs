@@ -265,7 +265,7 @@ fn without_rights_there_is_one_error_that_says_what_to_do() {
             dropped.args(["--bounding-set=-sys_admin,-net_admin", "--inh-caps=-all", "--"]);
             dropped.arg(up.get_program()).args(up.get_args());
             for (name, value) in up.get_envs() {
-                value.into_iter().for_each(|value| drop(dropped.env(name, value)));
+                dropped.envs(value.map(|value| (name, value)));
             }
             assert!(dropped.output().unwrap().status.success());
             let output = rack.run(&["net", "up"]);
