@@ -129,7 +129,10 @@ fn packets_of_all_sizes_come_back_and_long_ones_only_in_pieces() {
     let lent: Vec<&Value> = reached.as_array().unwrap().iter().map(|it| &it["host"]).collect();
     assert!(lent.contains(&&"beta".into()), "{reached}");
     let metrics = lab.rack.good(&["metrics", "alpha"]);
-    assert!(metrics.contains("network_sent_frames_total{port=\"alpha\",peer=\"beta\"}"), "{metrics}");
+    assert!(
+        metrics.contains("network_sent_frames_total{port=\"alpha\",peer=\"beta\"}"),
+        "{metrics}"
+    );
 }
 
 #[test]
@@ -158,7 +161,8 @@ fn streams_over_both_protocols_and_several_queues_arrive_whole() {
         let end = &answer["end"];
         assert!(end["sum_received"]["bytes"].as_u64().unwrap() >= 40_000_000, "{end}");
     }
-    let answer = lab.on("alpha", &["iperf3", "-J", "-u", "-b", "50M", "-n", "2M", "-c", "10.77.0.2"]);
+    let answer =
+        lab.on("alpha", &["iperf3", "-J", "-u", "-b", "50M", "-n", "2M", "-c", "10.77.0.2"]);
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["end"]["sum"]["out_of_order"].as_u64().unwrap_or(0), 0);
     // Large segments crossed the fabric in one piece.
@@ -175,11 +179,13 @@ fn a_file_is_the_same_at_the_other_end() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("data");
-    let data: Vec<u8> = (0..64u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let data: Vec<u8> =
+        (0..64u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::File::create(&file).unwrap().write_all(&data).unwrap();
     let path = file.display().to_string();
     let receive = "socat -u TCP-LISTEN:7001,reuseaddr - | sha256sum";
-    let receiver = lab.command("beta", &["sh", "-c", receive]).stdout(Stdio::piped()).spawn().unwrap();
+    let receiver =
+        lab.command("beta", &["sh", "-c", receive]).stdout(Stdio::piped()).spawn().unwrap();
     let send = format!("socat -u FILE:{path} TCP:10.77.0.2:7001,retry=200,interval=0.05");
     lab.on("gamma", &["sh", "-c", &send]);
     let arrived = receiver.wait_with_output().unwrap().stdout;
@@ -199,7 +205,11 @@ fn a_host_that_is_killed_or_stands_still_stops_nobody_and_comes_back_by_itself()
     // Frames for it fill its ring and are dropped; others are not waited for.
     lab.on("alpha", &["sh", "-c", "ping -q -f -c 2000 -W 1 -s 1400 10.77.0.2 > /dev/null; true"]);
     ping(&lab, "alpha", "10.77.0.3", &[]);
-    assert!(lab.peer("alpha", "beta")["drops"]["full"].as_u64() > Some(0), "{}", lab.peer("alpha", "beta"));
+    assert!(
+        lab.peer("alpha", "beta")["drops"]["full"].as_u64() > Some(0),
+        "{}",
+        lab.peer("alpha", "beta")
+    );
     beta.signal(Signal::CONT);
     let answers = |lab: &Lab, to: &str| {
         lab.try_on("alpha", &["ping", "-c", "1", "-W", "1", to]).status.success()
@@ -225,7 +235,9 @@ fn interfaces_go_and_come_and_captures_show_what_crossed() {
     let capture = ["net", "capture", "alpha", "-w", &path, "--frames", "4", "--json"];
     let mut command = lab.rack.command(&capture);
     let capturing = command.stdout(Stdio::piped()).spawn().unwrap();
-    eventually("it has no head", &lab.rack, || std::fs::metadata(&file).is_ok_and(|it| it.len() > 0));
+    eventually("it has no head", &lab.rack, || {
+        std::fs::metadata(&file).is_ok_and(|it| it.len() > 0)
+    });
     let second = lab.rack.bad(1, &["net", "capture", "alpha", "-w", "/dev/null"]);
     assert!(second.contains("captured already"), "{second}");
     lab.on("alpha", &["ping", "-c", "3", "-i", "0.2", "-q", "10.77.0.2"]);
@@ -236,7 +248,10 @@ fn interfaces_go_and_come_and_captures_show_what_crossed() {
     assert!(bytes.windows(12).any(|it| it == [2, 0x72, 0x62, 0, 0, 2, 2, 0x72, 0x62, 0, 0, 1]));
     lab.rack.good(&["net", "down", "alpha"]);
     let status = lab.rack.json(&["net", "status", "alpha"]);
-    assert_eq!((&status[0]["up"], status[0]["ports"].as_array().unwrap().len()), (&false.into(), 0));
+    assert_eq!(
+        (&status[0]["up"], status[0]["ports"].as_array().unwrap().len()),
+        (&false.into(), 0)
+    );
     lab.rack.bad(1, &["net", "capture", "alpha", "-w", "/dev/null"]);
     lab.rack.good(&["net", "up", "alpha"]);
     eventually("it is not up again", &lab.rack, || {

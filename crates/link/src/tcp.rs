@@ -66,7 +66,9 @@ fn refusal(service: &Service) -> Option<&'static str> {
              `--placement borrower`",
         ),
         Service::Segments => Some("hosts on different machines share no segments"),
-        Service::Network => Some("hosts on different machines share no memory for a network's frames"),
+        Service::Network => {
+            Some("hosts on different machines share no memory for a network's frames")
+        }
     }
 }
 
@@ -354,11 +356,10 @@ mod tests {
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
         let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         for (service, why) in [
-                (function, "--placement borrower"),
-                (Service::Segments, "no segments"),
-                (Service::Network, "no memory for a network's frames"),
-            ]
-        {
+            (function, "--placement borrower"),
+            (Service::Segments, "no segments"),
+            (Service::Network, "no memory for a network's frames"),
+        ] {
             let asked = hello("beta", service);
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();
             assert!(said.contains(why), "{said}");

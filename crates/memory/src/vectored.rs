@@ -47,9 +47,8 @@ pub fn read_with_head(
 }
 
 fn count(outcome: libc::ssize_t) -> rustix::io::Result<usize> {
-    usize::try_from(outcome).map_err(|_| {
-        Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
-    })
+    usize::try_from(outcome)
+        .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }
 
 #[cfg(test)]

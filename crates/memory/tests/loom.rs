@@ -24,10 +24,10 @@ mod slot;
 
 use indices::{Indices, Putting, Taking};
 use line::{Line, Look};
-use marks::{Credit, Marks};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
+use marks::{Credit, Marks};
 use slot::Slot;
 
 /// A doorbell as it is used: the line, and the futex as the system promises it. Sleeping compares

@@ -356,7 +356,9 @@ impl Lane {
                 News::Lost(to) => self.lose(to),
                 News::Incoming(from, number, receiver) => {
                     let data = epoll::EventData::new_u64(FRAMES | number);
-                    if let Err(error) = epoll::add(&self.wake, &receiver, data, epoll::EventFlags::IN) {
+                    if let Err(error) =
+                        epoll::add(&self.wake, &receiver, data, epoll::EventFlags::IN)
+                    {
                         // Its sender finds it full, and counts what it drops.
                         tracing::error!(%error, "a ring cannot be slept on, and is not used");
                         continue;
@@ -385,7 +387,10 @@ impl Lane {
 
     /// Takes the events that rang back to rest.
     fn disarm(&mut self) {
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 64];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         // What is left over rings again at the next sleep.
         let count = epoll::wait(&self.wake, &mut events, Some(&now)).unwrap_or(0);

@@ -76,7 +76,8 @@ impl Switch {
             tagged: it.is_host,
         };
         let members: Vec<Member> = stations.iter().map(member).collect();
-        let mut by_mac: Vec<_> = members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
+        let mut by_mac: Vec<_> =
+            members.iter().enumerate().map(|(nth, it)| (it.mac, nth)).collect();
         by_mac.sort_unstable();
         Switch { members, by_mac, mtu: mtu.into(), uplink: None }
     }
@@ -186,7 +187,9 @@ impl Switch {
                     && packet.get(8..14) == Some(&header.from.0)
                     && own_ipv4(packet, 14, ipv4)
             }
-            IPV6 => self.is_own_ipv6(from, packet, 8, ipv6) && self.is_honest_icmp(from, packet, ipv6),
+            IPV6 => {
+                self.is_own_ipv6(from, packet, 8, ipv6) && self.is_honest_icmp(from, packet, ipv6)
+            }
             _ => true,
         };
         if honest { Ok(()) } else { Err(Cause::Spoofed) }
@@ -200,7 +203,11 @@ impl Switch {
             return true;
         }
         address.is_unicast_link_local()
-            && self.members.iter().enumerate().all(|(nth, it)| nth == from || eui64(it.mac) != address)
+            && self
+                .members
+                .iter()
+                .enumerate()
+                .all(|(nth, it)| nth == from || eui64(it.mac) != address)
     }
 
     /// Whether what a function says by neighbour discovery is about itself.

@@ -67,9 +67,7 @@ fn open_queue(name: &str) -> io::Result<OwnedFd> {
 fn offload(queue: &OwnedFd, offloads: u32) -> io::Result<()> {
     let number = offloads as usize;
     // SAFETY: the request takes a number.
-    let set = unsafe {
-        IntegerSetter::<{ opcode::write::<u32>(b'T', 208) }>::new_usize(number)
-    };
+    let set = unsafe { IntegerSetter::<{ opcode::write::<u32>(b'T', 208) }>::new_usize(number) };
     // SAFETY: as above.
     Ok(unsafe { ioctl(queue.as_fd(), set) }?)
 }

@@ -61,10 +61,12 @@ impl Pair {
         let threads = ends.into_iter().map(|(mut near, mut far)| {
             let writer = std::thread::spawn(move || {
                 let data = vec![0x5a; CHUNK];
-                while begun.elapsed() < time {
+                loop {
                     near.write_all(&data)?;
+                    if begun.elapsed() >= time {
+                        return Ok::<_, std::io::Error>(());
+                    }
                 }
-                Ok::<_, std::io::Error>(())
             });
             let reader = std::thread::spawn(move || {
                 let (mut data, mut bytes) = (vec![0; CHUNK], 0u64);
@@ -103,7 +105,7 @@ impl Pair {
             while far.read_exact(&mut message).is_ok() && far.write_all(&message).is_ok() {}
         });
         let (begun, mut trips, mut message) = (Instant::now(), Vec::new(), [0; 64]);
-        while begun.elapsed() < time {
+        while begun.elapsed() < time || trips.is_empty() {
             let sent = Instant::now();
             near.write_all(&message).map_err(failed())?;
             near.read_exact(&mut message).map_err(failed())?;

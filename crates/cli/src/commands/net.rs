@@ -122,12 +122,7 @@ fn silent(host: &str, error: ClientError) -> Failure {
     }
 }
 
-async fn set(
-    common: &Common,
-    output: &Output,
-    hosts: &[String],
-    up: bool,
-) -> Result<(), Failure> {
+async fn set(common: &Common, output: &Output, hosts: &[String], up: bool) -> Result<(), Failure> {
     let mut all = Vec::new();
     for (host, client) in nodes(common, hosts)? {
         all.push(client.set_network(up).await.map_err(|error| silent(&host, error))?);
@@ -260,7 +255,12 @@ impl CaptureArgs {
             () = crate::process::asked_to_end() => return Ok(()),
         };
         output.result(&done, |o| {
-            o.line(&format!("{} frames in {}, {} missed", done.frames, file.display(), done.missed));
+            o.line(&format!(
+                "{} frames in {}, {} missed",
+                done.frames,
+                file.display(),
+                done.missed
+            ));
         });
         Ok(())
     }

@@ -56,7 +56,8 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         Some(value) => Some(fabric(value, &hosts)?),
         None => None,
     };
-    let rack = Rack { name: name.to_owned(), hosts, shares, compositions, control, network, fabric };
+    let rack =
+        Rack { name: name.to_owned(), hosts, shares, compositions, control, network, fabric };
     let place = top.get("fabric").map_or(0..0, Spanned::span);
     let topology = match crate::derive::topology(&rack) {
         Ok(topology) => topology,

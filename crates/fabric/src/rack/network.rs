@@ -11,7 +11,8 @@ use crate::text::{Outcome, Section, subsection, wrong};
 const KEYS: &[&str] = &["subnet", "subnet6", "mtu", "queues"];
 
 const SUBNET: &str = "write an IPv4 network with 4 to 24 bits for its stations: \"10.77.0.0/16\"";
-const SUBNET6: &str = "write an IPv6 network with 64 bits for its stations: \"fd72:6163:6b62::/64\"";
+const SUBNET6: &str =
+    "write an IPv6 network with 64 bits for its stations: \"fd72:6163:6b62::/64\"";
 
 /// The least MTU is IPv6's. The largest is what a TAP interface of Linux carries: 65,535 bytes with the
 /// Ethernet header.
@@ -26,10 +27,7 @@ impl Default for Network {
 }
 
 /// The network that the section describes, or the default one; the hosts have their numbers in it.
-pub(super) fn network(
-    value: Option<&Spanned<DeValue<'_>>>,
-    hosts: &[Host],
-) -> Outcome<Network> {
+pub(super) fn network(value: Option<&Spanned<DeValue<'_>>>, hosts: &[Host]) -> Outcome<Network> {
     let Some(value) = value else { return Ok(Network::default()) };
     let section = subsection(value, "network", KEYS)?;
     let default = Network::default();
@@ -41,9 +39,7 @@ pub(super) fn network(
         None => default.subnet,
     };
     let subnet6 = match text(&section, "subnet6", SUBNET6)? {
-        Some(Subnet { address: IpAddr::V6(address), prefix: 64 }) => {
-            Subnet { address, prefix: 64 }
-        }
+        Some(Subnet { address: IpAddr::V6(address), prefix: 64 }) => Subnet { address, prefix: 64 },
         Some(_) => return wrong(section.place("subnet6"), "`subnet6` is no such network", SUBNET6),
         None => default.subnet6,
     };
@@ -55,7 +51,11 @@ pub(super) fn network(
             host.name,
             host.node_id
         );
-        return wrong(section.place("subnet"), what, "write a larger network, with a shorter prefix");
+        return wrong(
+            section.place("subnet"),
+            what,
+            "write a larger network, with a shorter prefix",
+        );
     }
     let mtu = section.count("mtu", *MTU.start(), *MTU.end())?;
     Ok(Network {

@@ -144,7 +144,11 @@ impl Taking {
                 SKIP => self.at += left,
                 length => {
                     let lines = lines_of(length).ok_or(Broken)?;
-                    return if lines as u64 <= left { Ok(Some((line, length))) } else { Err(Broken) };
+                    return if lines as u64 <= left {
+                        Ok(Some((line, length)))
+                    } else {
+                        Err(Broken)
+                    };
                 }
             }
         }

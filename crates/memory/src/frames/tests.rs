@@ -106,7 +106,8 @@ fn a_receiver_that_gives_back_what_it_never_had_is_found_out() {
     for lie in [u64::MAX, 1 << 20] {
         let (memory, mut sender, _receiver) = ring(LAYOUT);
         memory.whole().write_obj(CREDIT, &lie);
-        let outcome = (0..10).find_map(|nth| sender.send(&[0; FRAME_HEADER], &frame(nth, 1000), &[]).err());
+        let outcome =
+            (0..10).find_map(|nth| sender.send(&[0; FRAME_HEADER], &frame(nth, 1000), &[]).err());
         assert_eq!(outcome, Some(FrameError::Broken(RingBroken)));
     }
 }

@@ -127,7 +127,8 @@ impl Incoming {
 
     /// Arms all rings; false when one has something.
     pub fn park(&mut self) -> bool {
-        self.current.is_none() && self.rings.iter_mut().all(|ring| ring.receiver.park() && !ring.ended)
+        self.current.is_none()
+            && self.rings.iter_mut().all(|ring| ring.receiver.park() && !ring.ended)
     }
 
     pub fn unpark(&mut self, number: u64) {

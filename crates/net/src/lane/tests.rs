@@ -161,12 +161,17 @@ impl World {
             }
             let number = u64::from_le_bytes(bytes[14..22].try_into().unwrap());
             let whole = bytes[22..].iter().enumerate();
-            if bytes[..6] != own.0 || !whole.clone().all(|(nth, it)| *it == (number as usize + nth) as u8) {
+            if bytes[..6] != own.0
+                || !whole.clone().all(|(nth, it)| *it == (number as usize + nth) as u8)
+            {
                 return Err(format!("{at} got another frame than {from} sent"));
             }
             let flow = self.flows.entry((from, at)).or_default();
             if flow.received.last().is_some_and(|last| *last >= number) {
-                return Err(format!("{number} from {from} to {at} came after {:?}", flow.received.last()));
+                return Err(format!(
+                    "{number} from {from} to {at} came after {:?}",
+                    flow.received.last()
+                ));
             }
             flow.received.push(number);
         }
@@ -175,8 +180,12 @@ impl World {
 
     /// The hostile station writes into a ring that it sends into, or gives back what it never had.
     fn scribble(&mut self) {
-        let ends: Vec<_> =
-            self.rings.keys().filter(|(from, to)| *from == HOSTILE || *to == HOSTILE).copied().collect();
+        let ends: Vec<_> = self
+            .rings
+            .keys()
+            .filter(|(from, to)| *from == HOSTILE || *to == HOSTILE)
+            .copied()
+            .collect();
         let Some(pair) = ends.get(self.random.below(ends.len())) else { return };
         let whole = self.rings[pair].1.whole();
         let near = if self.random.chance(50) { 512 } else { whole.len() - 8 };
@@ -213,7 +222,8 @@ impl World {
             for at in 0..STATIONS {
                 while self.receive(at, 1000)? {}
             }
-            for from in (0..STATIONS).filter(|from| self.held[*from].is_some()).collect::<Vec<_>>() {
+            for from in (0..STATIONS).filter(|from| self.held[*from].is_some()).collect::<Vec<_>>()
+            {
                 self.send(from);
             }
         }

@@ -144,7 +144,8 @@ fn tags_are_for_hosts() {
 #[test]
 fn what_is_longer_than_the_network_takes_is_to_be_cut() {
     let frame = frame(mac(BETA), mac(ALPHA), 0x88b5, &[0; 50]);
-    let decide = |offload: Offload, length| switch().decide(ALPHA, &offload, &frame, length).map(drop);
+    let decide =
+        |offload: Offload, length| switch().decide(ALPHA, &offload, &frame, length).map(drop);
     let whole = Offload::default();
     assert_eq!(decide(whole, 1514), Ok(()));
     assert_eq!(decide(whole, 1515), Err(Cause::Length));

@@ -60,16 +60,19 @@ impl NetworkService {
             while done.frames < most
                 && let Some(captured) = copies.next(&mut frame)
             {
-                let packet = capture::packet(self.0.wall_ns(captured.time_ns), captured.sent, &frame);
+                let packet =
+                    capture::packet(self.0.wall_ns(captured.time_ns), captured.sent, &frame);
                 file.write_all(&packet).map_err(failed)?;
                 done.frames += 1;
             }
             // Whoever reads it meanwhile sees whole frames.
             file.flush().map_err(failed)?;
-            if done.frames >= most || stop() || limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            if done.frames >= most || stop() || limit.is_some_and(|limit| begun.elapsed() >= limit)
+            {
                 break;
             }
-            copies.sleep(limit.map_or(LOOK, |limit| limit.saturating_sub(begun.elapsed()).min(LOOK)));
+            copies
+                .sleep(limit.map_or(LOOK, |limit| limit.saturating_sub(begun.elapsed()).min(LOOK)));
         }
         done.missed = copies.missed() - before;
         Ok(done)
@@ -143,7 +146,8 @@ fn ring() -> std::io::Result<(FrameSender, FrameReceiver)> {
     };
     let [frames, room] = events()?;
     let copy = |fd: &std::os::fd::OwnedFd| PeerEvent::new(fd.try_clone()?);
-    let both = || Ok::<_, std::io::Error>(FrameEvents { frames: copy(&frames)?, room: copy(&room)? });
+    let both =
+        || Ok::<_, std::io::Error>(FrameEvents { frames: copy(&frames)?, room: copy(&room)? });
     let region = memory.region();
     let sender = FrameSender::new(region.clone(), both()?, RING);
     let receiver = FrameReceiver::new(region.clone(), both()?, RING);

@@ -319,7 +319,9 @@ impl Network for NetworkService {
         if state.ports.contains_key(&station) {
             return Err(std::io::Error::other(format!("the port of {function} is held already")));
         }
-        state.ports.insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
+        state
+            .ports
+            .insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
         Ok(Box::new(FunctionPort { lane, station, shared: shared.clone() }))
     }
 }

@@ -226,7 +226,8 @@ impl NetworkService {
         }
         asker.packets.shut_down();
         let mut state = self.0.lock();
-        let is_its = |of: &Option<Arc<Asker>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
+        let is_its =
+            |of: &Option<Arc<Asker>>| of.as_ref().is_some_and(|it| Arc::ptr_eq(it, &asker));
         let rings: Vec<u64> = (state.rings.iter())
             .filter(|(_, ring)| is_its(&ring.asker))
             .map(|(number, _)| *number)

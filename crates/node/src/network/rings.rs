@@ -60,8 +60,11 @@ impl State {
         let loan = self.lend(shared, from, &memory, bytes)?;
         let (ours, theirs, handles) = handles(&memory).map_err(|it| it.to_string())?;
         let region = memory.region();
-        let ends = FrameReceiver::new(region.clone(), ours, LAYOUT)
-            .zip(FrameSender::new(region.clone(), theirs, LAYOUT));
+        let ends = FrameReceiver::new(region.clone(), ours, LAYOUT).zip(FrameSender::new(
+            region.clone(),
+            theirs,
+            LAYOUT,
+        ));
         let (taking, sender) = ends.expect("the memory is as long as the layout");
         self.next_ring += 1;
         let number = self.next_ring;

@@ -42,7 +42,11 @@ impl NodeNetwork for NetworkService {
             mtu: network.mtu,
             subnet: format!("{}/{}", network.subnet.address, network.subnet.prefix),
             subnet6: format!("{}/{}", network.subnet6.address, network.subnet6.prefix),
-            ports: state.ports.iter().map(|(station, port)| shared.port_status(*station, port)).collect(),
+            ports: state
+                .ports
+                .iter()
+                .map(|(station, port)| shared.port_status(*station, port))
+                .collect(),
         }
     }
 
@@ -99,8 +103,7 @@ impl Shared {
 }
 
 fn peer_status(name: &str, lanes: &[&PeerCounters]) -> PeerStatus {
-    let sum =
-        |of: fn(&PeerCounters) -> &Count| lanes.iter().map(|it| of(it).get()).sum::<u64>();
+    let sum = |of: fn(&PeerCounters) -> &Count| lanes.iter().map(|it| of(it).get()).sum::<u64>();
     let rings = sum(|it| &it.is_open);
     PeerStatus {
         peer: name.to_owned(),
@@ -158,9 +161,10 @@ pub fn page(status: &NetworkStatus, page: &mut Page) {
     });
     let help = "Frames that were dropped, by cause";
     page.counter("network_dropped_frames", help, between.chain(undecided));
-    let polling = status.ports.iter().filter_map(|port| {
-        Some((vec![("port", port.port.clone())], port.polling?))
-    });
+    let polling = status
+        .ports
+        .iter()
+        .filter_map(|port| Some((vec![("port", port.port.clone())], port.polling?)));
     let help = "The part of the time that a port's threads were awake";
     page.gauge("network_polling", help, polling);
 }

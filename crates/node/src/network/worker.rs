@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 
 use rackbus_memory::vectored::write_with_head;
 use rackbus_memory::{AdaptiveSpin, Event};
+use rackbus_net::lane::LaneHandle;
 use rackbus_net::offload::OFFLOAD_BYTES;
 use rackbus_net::port::MAX_FRAME;
 use rackbus_net::{Cause, Lane, News, Offload, Port, Sent};
-use rackbus_net::lane::LaneHandle;
 use rackbus_pci::Work;
 use rackbus_pci::pace::{Next, Pace};
 use rustix::io::Errno;
@@ -154,7 +154,8 @@ impl Running {
         let mut done = 0;
         while done < BURST {
             let Some(frame) = self.lane.next() else { break };
-            let outcome = write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes);
+            let outcome =
+                write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes);
             if let Err(cause) = outcome {
                 let cause = if cause == Errno::INVAL { Cause::Offload } else { Cause::Down };
                 self.lane.handle().counters().drops.count(cause);

@@ -120,7 +120,15 @@ const ACCELERATORS: [&str; 13] = [
     "split/s",
 ];
 const NETWORK: [&str; 9] = [
-    "port", "peer", "sent/s", "sent B/s", "received/s", "received B/s", "dropped/s", "ring", "polling",
+    "port",
+    "peer",
+    "sent/s",
+    "sent B/s",
+    "received/s",
+    "received B/s",
+    "dropped/s",
+    "ring",
+    "polling",
 ];
 const HOSTS: [&str; 6] = ["host", "node", "offers", "borrows", "shares", "conversations"];
 
