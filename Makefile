@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme lending model datapath memory accel machines
+AREA ?= nvme lending model datapath memory accel machines net
 
 .PHONY: help build install setup demo demo-machines test test-cargo test-loom test-e2e sim fuzz bench check clean
 

@@ -9,7 +9,9 @@ use rackbus_devices::nvme::BackingConfig;
 use crate::lent::lend;
 use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
-use crate::{BenchError, Report, accel, against, datapath, lending, machines, memory, model, nvme};
+use crate::{
+    BenchError, Report, accel, against, datapath, lending, machines, memory, model, network, nvme,
+};
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -67,6 +69,15 @@ pub enum Command {
         /// Settings that all areas have.
         #[command(flatten)]
         common: Common,
+    },
+    /// The network between hosts: sockets over it, and its rings.
+    Net {
+        /// Settings that all areas have.
+        #[command(flatten)]
+        common: Common,
+        /// Where the rack's sockets and state go.
+        #[arg(long, default_value = "target/bench/net")]
+        dir: PathBuf,
     },
     /// Pairs this build with an earlier one, and fails when a case became slower: more than what
     /// runs differ by, at 95 % confidence.
@@ -223,6 +234,13 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = accel::Settings { runs, time, only, patience, again };
             accel::run(&settings, &regime, &mut report)
+        }
+        Command::Net { common, dir } => {
+            let (regime, time, patience) = (common.regime()?, common.time(), common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let Common { runs, only, .. } = common;
+            let settings = network::Settings { runs, time, dir, only, patience };
+            network::run(&settings, &regime, &mut report)
         }
         Command::Against { before, pairs, dir, arguments } => {
             let slower = against::run(&against::Settings { before, arguments, pairs, dir })?;

@@ -16,6 +16,7 @@ mod machine;
 pub mod machines;
 pub mod memory;
 pub mod model;
+pub mod network;
 pub mod nvme;
 mod peers;
 mod rack;

@@ -96,6 +96,14 @@ impl Rack {
             .map_err(|error| BenchError::Peer(format!("rackbus {}: {error}", arguments.join(" "))))
     }
 
+    /// Gives its hosts interfaces in the rack's network.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn net_up(&self) -> Result<(), BenchError> {
+        self.run(&["net", "up"]).map(drop)
+    }
+
     /// Borrows alpha's drive for beta.
     ///
     /// # Errors

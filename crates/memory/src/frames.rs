@@ -163,6 +163,8 @@ pub struct FrameSender {
     reserved: Option<Place>,
     /// Something was put in since the receiver was told last.
     untold: bool,
+    /// The other side closed a doorbell, which is not its to close.
+    broken: bool,
 }
 
 impl FrameSender {
@@ -175,7 +177,7 @@ impl FrameSender {
     ) -> Option<FrameSender> {
         let memory = Memory::new(region, events, layout)?;
         let putting = Putting::new(layout.ring_bytes / LINE);
-        Some(FrameSender { memory, putting, reserved: None, untold: false })
+        Some(FrameSender { memory, putting, reserved: None, untold: false, broken: false })
     }
 
     /// Room for a frame of up to `length` bytes, to be written by whoever calls, and
@@ -240,6 +242,9 @@ impl FrameSender {
     fn place(&mut self, length: usize) -> Result<(Place, usize), FrameError> {
         let lines = u32::try_from(length).ok().and_then(|it| self.memory.layout.lines_of(it));
         let lines = lines.ok_or(FrameError::Length)?;
+        if self.broken {
+            return Err(RingBroken.into());
+        }
         let room = self.putting.room(self.memory.credit(), lines).map_err(RingBroken::from)?;
         Ok((room.ok_or(FrameError::Full)?, lines))
     }
@@ -268,7 +273,8 @@ impl FrameSender {
     /// Asks that room for a frame of `length` bytes rings the event ([`AsFd`]). False when there is room already.
     pub fn park(&mut self, length: usize) -> bool {
         let seen = self.memory.room.count();
-        !self.has_room(length) && self.memory.room.arm(seen)
+        self.broken |= self.memory.room.is_closed();
+        !self.broken && !self.has_room(length) && self.memory.room.arm(seen)
     }
 
     /// Takes the event back to rest, after it rang.
@@ -302,8 +308,10 @@ pub struct ReceivedFrame<'a> {
 pub struct FrameReceiver {
     memory: Memory,
     taking: Taking,
-    /// Lines of the next frame, since it was looked at.
+    /// Line and length of the next frame, since it was looked at.
     current: Option<(usize, u32)>,
+    /// The other side closed a doorbell, which is not its to close.
+    broken: bool,
 }
 
 impl FrameReceiver {
@@ -315,7 +323,7 @@ impl FrameReceiver {
     ) -> Option<FrameReceiver> {
         let memory = Memory::new(region, events, layout)?;
         let taking = Taking::new(layout.ring_bytes / LINE);
-        Some(FrameReceiver { memory, taking, current: None })
+        Some(FrameReceiver { memory, taking, current: None, broken: false })
     }
 
     /// The next frame, which stays the next until it is [consumed](FrameReceiver::consume).
@@ -327,6 +335,7 @@ impl FrameReceiver {
         // Read once: what was checked stays what is used.
         let (line, length) = match self.current {
             Some(current) => current,
+            None if self.broken => return Err(RingBroken),
             None => {
                 let layout = self.memory.layout;
                 let found = self.taking.next(&self.memory, |length| layout.lines_of(length))?;
@@ -365,6 +374,7 @@ impl FrameReceiver {
     /// ring is broken.
     pub fn park(&mut self) -> bool {
         let seen = self.memory.frames.count();
+        self.broken |= self.memory.frames.is_closed();
         matches!(self.next(), Ok(None)) && self.memory.frames.arm(seen)
     }
 

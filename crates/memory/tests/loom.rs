@@ -27,7 +27,7 @@ use line::{Line, Look};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use marks::{Credit, Marks, Putting, Taking};
+use marks::{Credit, Marks};
 use slot::Slot;
 
 /// A doorbell as it is used: the line, and the futex as the system promises it. Sleeping compares
@@ -421,7 +421,7 @@ impl Frames {
 
 /// A sender of frames of these lengths in lines, which sleeps while there is no room.
 fn send_frames(ring: &Frames, lengths: &[usize]) {
-    let mut putting = Putting::new(ring.marks.len());
+    let mut putting = marks::Putting::new(ring.marks.len());
     for (number, lines) in lengths.iter().enumerate() {
         let place = loop {
             let seen = ring.room.line.count();
@@ -441,7 +441,7 @@ fn send_frames(ring: &Frames, lengths: &[usize]) {
 
 /// A receiver of as many frames, which sleeps while there is none.
 fn receive_frames(ring: &Frames, lengths: &[usize]) {
-    let mut taking = Taking::new(ring.marks.len());
+    let mut taking = marks::Taking::new(ring.marks.len());
     for (number, lines) in lengths.iter().enumerate() {
         let (line, length) = loop {
             let seen = ring.frames.line.count();

@@ -53,8 +53,8 @@ pub enum News {
     Failed(usize),
     /// The ring to a station is of no more use.
     Lost(usize),
-    /// A ring from a station, and its number.
-    Incoming(usize, u64, FrameReceiver),
+    /// A ring from a lane, and its number. What is left in an older one from there comes before it.
+    Incoming(LaneId, u64, FrameReceiver),
     /// The ring of that number has no sender any more: what is in it is taken out, and nothing else will come.
     Ended(u64),
     /// Copies of all frames go into this ring from now on, or nowhere.

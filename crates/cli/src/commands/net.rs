@@ -153,15 +153,12 @@ fn state(status: &NetworkStatus) -> Cell {
     }
 }
 
-/// What the nodes of a rack say of its network; `None` for one that does not answer.
-pub async fn statuses(
-    run_dir: &std::path::Path,
-    rack: &Rack,
-) -> Vec<(String, Option<NetworkStatus>)> {
+/// What the nodes of a rack say of its network, as far as they answer.
+pub async fn statuses(run_dir: &std::path::Path, rack: &Rack) -> Vec<NetworkStatus> {
     let mut all = Vec::new();
     for host in &rack.hosts {
         let socket = run_dir.join(&host.name).join(rackbus_node::metrics::SOCKET);
-        all.push((host.name.clone(), Client::new(&socket).network().await.ok()));
+        all.extend(Client::new(&socket).network().await);
     }
     all
 }
@@ -226,7 +223,7 @@ fn pair_row(port: &PortStatus, peer: &PeerStatus) -> Vec<Cell> {
 }
 
 /// Drops with their causes.
-pub fn dropped(drops: &BTreeMap<String, u64>) -> Cell {
+fn dropped(drops: &BTreeMap<String, u64>) -> Cell {
     match drops.is_empty() {
         true => "0".into(),
         false => {

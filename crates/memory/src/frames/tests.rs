@@ -172,3 +172,18 @@ fn rings_that_cannot_be_are_none() {
     assert_eq!(bytes(1 << 27, 100), None);
     assert_eq!(bytes(4096, usize::MAX), None);
 }
+
+#[test]
+fn who_closes_a_doorbell_keeps_nobody_awake() {
+    let (memory, mut sender, mut receiver) = ring(LAYOUT);
+    assert!(receiver.park());
+    // The flag behind the count and the turn, of both doorbells.
+    for bell in [0, ROOM_BELL] {
+        memory.whole().write_obj(bell + 8, &1u32);
+    }
+    assert!(!receiver.park());
+    assert_eq!(receiver.next().err(), Some(RingBroken));
+    while sender.send(&[0; FRAME_HEADER], &[1; 1500], &[]).is_ok() {}
+    assert!(!sender.park(1500));
+    assert_eq!(sender.send(&[0; FRAME_HEADER], &[1; 60], &[]), Err(FrameError::Broken(RingBroken)));
+}

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rackbus_memory::FrameReceiver;
 use rustix::event::epoll;
 
-use super::offload_of;
+use super::{LaneId, offload_of};
 use crate::address::MacAddress;
 use crate::counters::LaneCounters;
 use crate::port::{Cause, Frame, MIN_FRAME};
@@ -30,8 +30,10 @@ pub(super) struct Incoming {
 
 #[derive(Debug)]
 struct Ring {
-    from: usize,
+    from: LaneId,
     number: u64,
+    /// The ring that its sender had before, while that is not empty: frames of a flow stay in order.
+    behind: Option<u64>,
     receiver: Box<FrameReceiver>,
     /// Its sender is gone.
     ended: bool,
@@ -46,8 +48,14 @@ enum Found {
 }
 
 impl Incoming {
-    pub fn add(&mut self, from: usize, number: u64, receiver: FrameReceiver) {
-        self.rings.push(Ring { from, number, receiver: Box::new(receiver), ended: false });
+    pub fn add(&mut self, from: LaneId, number: u64, receiver: FrameReceiver) {
+        let before = self.rings.iter_mut().rfind(|it| it.from == from);
+        let behind = before.map(|before| {
+            before.ended = true;
+            before.number
+        });
+        let receiver = Box::new(receiver);
+        self.rings.push(Ring { from, number, behind, receiver, ended: false });
     }
 
     pub fn end(&mut self, number: u64) {
@@ -81,6 +89,8 @@ impl Incoming {
                 Found::Over => {
                     let ring = self.rings.remove(at);
                     let _ = epoll::delete(wake, &ring.receiver);
+                    let next = self.rings.iter_mut().find(|it| it.behind == Some(ring.number));
+                    next.into_iter().for_each(|it| it.behind = None);
                     looks = self.rings.len();
                     if looks == 0 {
                         break;
@@ -110,7 +120,7 @@ impl Incoming {
         let Some((at, bytes)) = self.current.take() else { return };
         let ring = &mut self.rings[at];
         ring.receiver.consume();
-        let peer = &counters.peers[ring.from];
+        let peer = &counters.peers[ring.from.station];
         peer.received.add(1);
         peer.received_bytes.add(bytes as u64);
     }
@@ -133,13 +143,16 @@ impl Ring {
     /// Looks for a frame, and throws away what is none.
     #[inline]
     fn look(&mut self, switch: &Switch, counters: &LaneCounters) -> Found {
+        if self.behind.is_some() {
+            return Found::Nothing;
+        }
         for _ in 0..MOST_THROWN_AWAY {
             let frame = match self.receiver.next() {
                 Ok(Some(frame)) => frame,
                 Ok(None) if !self.ended => return Found::Nothing,
                 Ok(None) => return Found::Over,
                 Err(error) => {
-                    tracing::warn!(from = self.from, %error, "a ring is not listened to any more");
+                    tracing::warn!(from = self.from.station, %error, "a ring is not listened to any more");
                     return Found::Over;
                 }
             };
@@ -147,7 +160,7 @@ impl Ring {
             let source = frame.bytes.read_obj::<[u8; 6]>(6).map(MacAddress);
             let wrong = match source {
                 Some(source) if bytes >= MIN_FRAME => {
-                    if !switch.may_come(self.from, source) {
+                    if !switch.may_come(self.from.station, source) {
                         Some(Cause::Spoofed)
                     } else if !offload_of(&frame.header).is_sound(bytes) {
                         Some(Cause::Offload)
@@ -158,7 +171,7 @@ impl Ring {
                 _ => Some(Cause::Length),
             };
             let Some(cause) = wrong else { return Found::Frame(bytes) };
-            counters.peers[self.from].drops.count(cause);
+            counters.peers[self.from.station].drops.count(cause);
             self.receiver.consume();
         }
         Found::Nothing

@@ -1,1 +1,324 @@
+//! Stations that send to each other over real rings, driven by a seed: they stand still for a while, lose their
+//! rings, find no room, and one of them writes anything into what it may write. What is checked at every step:
+//! frames of a flow come in order, once and whole, nobody gets what is not for it, and whoever takes what is
+//! sent to it gets all of it.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+
+use rackbus_fabric::rack::Rack;
+use rackbus_memory::frames::FrameEvents;
+use rackbus_memory::{PeerEvent, SharedMemory};
+use rackbus_seeds::{Random, Simulation};
+
+use super::*;
+use crate::addressing::Stations;
+
+const STATIONS: usize = 4;
+/// Its rings' memory is what the hostile one writes into.
+const HOSTILE: usize = 3;
+const KIND: [u8; 2] = [0x88, 0xb5];
+
+#[derive(Debug, Default)]
+struct Asked(Mutex<Vec<(LaneId, usize)>>);
+
+impl Opener for Asked {
+    fn open(&self, from: LaneId, station: usize) {
+        self.0.lock().unwrap().push((from, station));
+    }
+}
+
+/// What became of a flow.
+#[derive(Debug, Default)]
+struct Flow {
+    sent: u64,
+    /// The last that was taken, by number.
+    accepted: Vec<u64>,
+    received: Vec<u64>,
+}
+
+struct World {
+    random: Random,
+    stations: Stations,
+    clock: Arc<AtomicU64>,
+    asked: Arc<Asked>,
+    lanes: Vec<Lane>,
+    frozen_until: Vec<u64>,
+    held: Vec<Option<(usize, Vec<u8>)>>,
+    flows: BTreeMap<(usize, usize), Flow>,
+    /// The newest ring of each pair, its number and memory.
+    rings: BTreeMap<(usize, usize), (u64, SharedMemory)>,
+    next: u64,
+}
+
+fn sound<T>(outcome: std::io::Result<T>) -> T {
+    outcome.expect("the process has descriptors")
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let text = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n[hosts.c]\n[hosts.d]\n";
+        let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap());
+        let switch = Arc::new(Switch::new(stations.all(), 1500));
+        let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
+        let lane = |station| {
+            let clock = clock.clone();
+            let read: Clock = Arc::new(move || clock.load(Ordering::Relaxed));
+            sound(Lane::new(LaneId { station, lane: 0 }, switch.clone(), asked.clone(), read))
+        };
+        World {
+            random: Random(seed),
+            lanes: (0..STATIONS).map(lane).collect(),
+            stations,
+            clock,
+            asked,
+            frozen_until: vec![0; STATIONS],
+            held: vec![None; STATIONS],
+            flows: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// As the nodes do it: the ring that was there before ends, and its frames come first.
+    fn open(&mut self, from: LaneId, to: usize) {
+        let bytes = LAYOUT.bytes().unwrap() as u64;
+        let memory = SharedMemory::create("ring", bytes).unwrap();
+        let [frames, room] = [(); 2].map(|()| OwnedFd::from(sound(Event::new())));
+        let copy = |fd: &OwnedFd| sound(PeerEvent::new(fd.try_clone().unwrap()));
+        let events = || FrameEvents { frames: copy(&frames), room: copy(&room) };
+        let receiver = FrameReceiver::new(memory.region().clone(), events(), LAYOUT).unwrap();
+        let sender = FrameSender::new(memory.region().clone(), events(), LAYOUT).unwrap();
+        self.next += 1;
+        let before = self.rings.insert((from.station, to), (self.next, memory));
+        if let Some((number, _)) = before {
+            self.lanes[to].handle().tell(News::Ended(number));
+        }
+        self.lanes[to].handle().tell(News::Incoming(from, self.next, receiver));
+        self.lanes[from.station].handle().tell(News::Opened(to, sender));
+    }
+
+    fn answer(&mut self, reliable: bool) {
+        let asked = std::mem::take(&mut *self.asked.0.lock().unwrap());
+        for (from, to) in asked {
+            if !reliable && self.random.chance(20) {
+                self.lanes[from.station].handle().tell(News::Failed(to));
+            } else {
+                self.open(from, to);
+            }
+        }
+    }
+
+    fn send(&mut self, from: usize) {
+        let (to, frame) = match self.held[from].take() {
+            Some(held) => held,
+            None => {
+                let to = (from + 1 + self.random.below(STATIONS - 1)) % STATIONS;
+                let flow = self.flows.entry((from, to)).or_default();
+                flow.sent += 1;
+                let all = self.stations.all();
+                let length = 60 + self.random.below(1400);
+                let body = (0..length).map(|at| (flow.sent as usize + at) as u8);
+                let mut frame = [&all[to].mac.0[..], &all[from].mac.0, &KIND].concat();
+                frame.extend(flow.sent.to_le_bytes());
+                frame.extend(body);
+                (to, frame)
+            }
+        };
+        match self.lanes[from].send_checked(Offload::default(), &frame, &[]) {
+            Sent::Full => self.held[from] = Some((to, frame)),
+            Sent::Done => {
+                let number = u64::from_le_bytes(frame[14..22].try_into().unwrap());
+                self.flows.entry((from, to)).or_default().accepted.push(number);
+            }
+            Sent::Dropped(Cause::Full | Cause::Down) => {}
+            Sent::Dropped(other) => panic!("{other:?}"),
+        }
+        self.lanes[from].flush();
+    }
+
+    /// Takes what there is, at most so many frames; true when there was something.
+    fn receive(&mut self, at: usize, most: usize) -> Result<bool, String> {
+        let own = self.stations.all()[at].mac;
+        for taken in 0..most {
+            let Some(frame) = self.lanes[at].next() else { return Ok(taken > 0) };
+            let mut bytes = vec![0; frame.bytes.len()];
+            frame.bytes.copy_to(&mut bytes);
+            self.lanes[at].consume();
+            if at == HOSTILE {
+                continue;
+            }
+            let all = self.stations.all();
+            let Some(from) = all.iter().position(|it| it.mac.0[..] == bytes[6..12]) else {
+                return Err(format!("{at} got a frame from nobody"));
+            };
+            if from == HOSTILE {
+                continue;
+            }
+            let number = u64::from_le_bytes(bytes[14..22].try_into().unwrap());
+            let whole = bytes[22..].iter().enumerate();
+            if bytes[..6] != own.0
+                || !whole.clone().all(|(nth, it)| *it == (number as usize + nth) as u8)
+            {
+                return Err(format!("{at} got another frame than {from} sent"));
+            }
+            let flow = self.flows.entry((from, at)).or_default();
+            if flow.received.last().is_some_and(|last| *last >= number) {
+                return Err(format!(
+                    "{number} from {from} to {at} came after {:?}",
+                    flow.received.last()
+                ));
+            }
+            flow.received.push(number);
+        }
+        Ok(true)
+    }
+
+    /// The hostile station writes into a ring that it sends into, or gives back what it never had.
+    fn scribble(&mut self) {
+        let ends: Vec<_> = self
+            .rings
+            .keys()
+            .filter(|(from, to)| *from == HOSTILE || *to == HOSTILE)
+            .copied()
+            .collect();
+        let Some(pair) = ends.get(self.random.below(ends.len())) else { return };
+        let whole = self.rings[pair].1.whole();
+        let near = if self.random.chance(50) { 512 } else { whole.len() - 8 };
+        let at = self.random.below(near) & !7;
+        whole.write_obj(at, &(self.random.next() >> self.random.below(64)));
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.clock.fetch_add(self.random.next() % 2_000_000, Ordering::Relaxed);
+        let station = self.random.below(STATIONS);
+        let awake = self.frozen_until[station] <= self.now();
+        match self.random.below(100) {
+            0..=54 if awake => (0..self.random.below(40)).for_each(|_| self.send(station)),
+            55..=94 if awake => drop(self.receive(station, 60)?),
+            95 => self.frozen_until[station] = self.now() + self.random.next() % 500_000_000,
+            96 => {
+                // Its conversation ends: what is in the ring is taken, and the next frame asks for another.
+                let to = (station + 1 + self.random.below(STATIONS - 1)) % STATIONS;
+                if let Some((number, _)) = self.rings.get(&(station, to)) {
+                    self.lanes[to].handle().tell(News::Ended(*number));
+                    self.lanes[station].handle().tell(News::Lost(to));
+                }
+            }
+            97 | 98 => self.scribble(),
+            _ => self.answer(false),
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), String> {
+        for _ in 0..4 {
+            self.clock.fetch_add(1_000_000_000, Ordering::Relaxed);
+            self.answer(true);
+            for at in 0..STATIONS {
+                while self.receive(at, 1000)? {}
+            }
+            for from in (0..STATIONS).filter(|from| self.held[*from].is_some()).collect::<Vec<_>>()
+            {
+                self.send(from);
+            }
+        }
+        if let Some(from) = self.held.iter().position(Option::is_some) {
+            return Err(format!("{from} still waits for room"));
+        }
+        let honest = |(from, to): &(usize, usize)| *from != HOSTILE && *to != HOSTILE;
+        for (pair, flow) in self.flows.iter().filter(|(pair, _)| honest(pair)) {
+            if flow.accepted != flow.received {
+                let (sent, got) = (flow.accepted.len(), flow.received.len());
+                return Err(format!("of {sent} frames that were taken from {pair:?}, {got} came"));
+            }
+        }
+        // Who sleeps now is not kept awake by anything.
+        for (nth, lane) in self.lanes.iter_mut().enumerate().filter(|(nth, _)| *nth != HOSTILE) {
+            lane.blocked.clear();
+            // What is found out at the first attempt is gone at the second.
+            let rests = (0..2 + STATIONS).any(|_| {
+                while lane.next().is_some() {
+                    lane.consume();
+                }
+                lane.park()
+            });
+            if !rests {
+                return Err(format!("{nth} does not come to rest"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn flows_stay_whole_whatever_stations_do() {
+    let simulation = Simulation { test: "-p rackbus-net lane::tests::flows", usual: 60 };
+    simulation.run(|seed, _| {
+        let mut world = World::new(seed);
+        for _ in 0..600 {
+            world.step()?;
+        }
+        world.finish()
+    });
+}
+
+/// A station that takes nothing costs those who send to it, and to others, its patience once.
+#[test]
+fn a_station_that_stands_still_stops_nobody() {
+    let mut world = World::new(1);
+    let send = |world: &mut World, to: usize| {
+        let all = world.stations.all();
+        let frame = [&all[to].mac.0[..], &all[0].mac.0, &KIND, &[0; 1400]].concat();
+        world.lanes[0].send_checked(Offload::default(), &frame, &[])
+    };
+    assert_eq!(send(&mut world, 1), Sent::Full);
+    world.answer(true);
+    assert_eq!(send(&mut world, 2), Sent::Full);
+    world.answer(true);
+    let mut taken = 0;
+    while send(&mut world, 1) == Sent::Done {
+        taken += 1;
+    }
+    assert!(taken > 500, "{taken}");
+    assert_eq!(send(&mut world, 2), Sent::Done);
+    world.clock.fetch_add(crate::pressure::PATIENCE_NS, Ordering::Relaxed);
+    for _ in 0..100 {
+        assert_eq!(send(&mut world, 1), Sent::Dropped(Cause::Full));
+        assert_eq!(send(&mut world, 2), Sent::Done);
+    }
+    while world.lanes[1].next().is_some() {
+        world.lanes[1].consume();
+    }
+    assert_eq!(send(&mut world, 1), Sent::Done);
+    let drops = &world.lanes[0].handle().counters().peers[1].drops;
+    assert_eq!(drops.all().find(|(cause, _)| *cause == Cause::Full), Some((Cause::Full, 100)));
+}
+
+#[test]
+fn many_senders_have_their_turns() {
+    let mut world = World::new(1);
+    let frame = |world: &World, from: usize| {
+        let all = world.stations.all();
+        [&all[0].mac.0[..], &all[from].mac.0, &KIND, &[0; 1400]].concat()
+    };
+    for from in 1..STATIONS {
+        let bytes = frame(&world, from);
+        world.lanes[from].send_checked(Offload::default(), &bytes, &[]);
+        world.answer(true);
+        while world.lanes[from].send_checked(Offload::default(), &bytes, &[]) == Sent::Done {}
+    }
+    let mut counts = [0; STATIONS];
+    for _ in 0..600 {
+        let frame = world.lanes[0].next().expect("there are more");
+        let source: [u8; 6] = frame.bytes.read_obj(6).unwrap();
+        let from = world.stations.all().iter().position(|it| it.mac.0 == source).unwrap();
+        counts[from] += 1;
+        world.lanes[0].consume();
+    }
+    assert!(counts[1..].iter().all(|count| (100..300).contains(count)), "{counts:?}");
+}

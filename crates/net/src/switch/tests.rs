@@ -1,1 +1,189 @@
+use proptest::prelude::*;
+use rackbus_fabric::rack::Rack;
 
+use super::*;
+use crate::addressing::Stations;
+use crate::offload::{GSO_TCPV4, NEEDS_CSUM};
+
+const ALPHA: usize = 0;
+const BETA: usize = 1;
+const FUNCTION: usize = 2;
+const OTHER: usize = 3;
+
+fn stations() -> Stations {
+    let text = "name = \"lab\"\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
+                [hosts.beta.devices.nic0]\nkind = \"nic\"\n";
+    Stations::of(&Rack::parse("rack.toml", text).unwrap())
+}
+
+fn switch() -> Switch {
+    Switch::new(stations().all(), 1500)
+}
+
+fn mac(station: usize) -> MacAddress {
+    stations().all()[station].mac
+}
+
+fn frame(to: MacAddress, from: MacAddress, kind: u16, packet: &[u8]) -> Vec<u8> {
+    [&to.0[..], &from.0, &kind.to_be_bytes(), packet].concat()
+}
+
+fn decided(from: usize, frame: &[u8]) -> Result<To, Cause> {
+    let head = &frame[..frame.len().min(HEAD)];
+    switch().decide(from, &Offload::default(), head, frame.len()).map(|(to, _)| to)
+}
+
+fn ipv4(from: Ipv4Addr) -> Vec<u8> {
+    [&[0x45; 12][..], &from.octets(), &[10, 77, 0, 1]].concat()
+}
+
+fn ipv6(next: u8, from: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
+    [&[0x60, 0, 0, 0, 0, 0, next, 64][..], &from.octets(), &[0; 16], payload].concat()
+}
+
+#[test]
+fn a_frame_goes_to_whose_address_it_has_to_all_or_to_nobody() {
+    let to = |to| decided(ALPHA, &frame(to, mac(ALPHA), 0x88b5, &[0; 46]));
+    assert_eq!(to(mac(BETA)), Ok(To::Station(BETA)));
+    assert_eq!(to(mac(FUNCTION)), Ok(To::Station(FUNCTION)));
+    assert_eq!(to(MacAddress::BROADCAST), Ok(To::All));
+    assert_eq!(to(MacAddress([0x33, 0x33, 0, 0, 0, 1])), Ok(To::All));
+    assert_eq!(to(MacAddress([0x01, 0x80, 0xc2, 0, 0, 0x0e])), Err(Cause::Unknown));
+    assert_eq!(to(MacAddress([0x52, 0x54, 0, 0, 0, 1])), Err(Cause::Unknown));
+    assert_eq!(to(mac(ALPHA)), Err(Cause::Unknown));
+}
+
+#[test]
+fn what_is_for_nobody_goes_outside_and_uplinks_send_for_others_but_not_for_stations() {
+    let text = "name = \"lab\"\n[network]\nuplinks = [\"beta/eth1\", \"alpha/eth0\"]\n[hosts.alpha]\n\
+                [hosts.beta]\n";
+    let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap());
+    let switch = Switch::new(stations.all(), 1500);
+    let [beta, alpha] = [2, 3];
+    assert_eq!(switch.uplinks(), [beta, alpha]);
+    let mac = |station: usize| stations.all()[station].mac;
+    let outside = MacAddress([0x52, 0x54, 0, 0, 0, 1]);
+    let decide = |station, from, to| {
+        let frame = frame(to, from, 0x88b5, &[0; 46]);
+        switch.decide(station, &Offload::default(), &frame, frame.len()).map(|(to, _)| to)
+    };
+    assert_eq!(decide(ALPHA, mac(ALPHA), outside), Ok(To::Outside));
+    assert_eq!(decide(ALPHA, mac(ALPHA), mac(beta)), Ok(To::Station(beta)));
+    for uplink in [beta, alpha] {
+        assert_eq!(decide(uplink, outside, mac(ALPHA)), Ok(To::Station(ALPHA)));
+        assert_eq!(decide(uplink, mac(uplink), mac(ALPHA)), Ok(To::Station(ALPHA)));
+        assert_eq!(decide(uplink, mac(BETA), mac(ALPHA)), Err(Cause::Spoofed));
+        assert_eq!(decide(uplink, outside, outside), Err(Cause::Unknown));
+    }
+    assert_eq!(decide(ALPHA, outside, mac(BETA)), Err(Cause::Spoofed));
+    assert!(switch.hears(beta, ALPHA, true) && !switch.hears(beta, alpha, false));
+}
+
+#[test]
+fn functions_use_their_own_addresses_only_and_hosts_any_ip_address() {
+    let own = stations().all()[FUNCTION].clone();
+    let other = stations().all()[OTHER].clone();
+    let sends = |station: usize, kind, packet: &[u8]| {
+        decided(station, &frame(mac(ALPHA), mac(station), kind, packet)).map(drop)
+    };
+    for (address, expected) in
+        [(own.ipv4, Ok(())), (Ipv4Addr::UNSPECIFIED, Ok(())), (other.ipv4, Err(Cause::Spoofed))]
+    {
+        assert_eq!(sends(FUNCTION, IPV4, &ipv4(address)), expected);
+        let arp = |mac: MacAddress| {
+            [&[0, 1, 8, 0, 6, 4, 0, 2][..], &mac.0, &address.octets(), &[0; 10]].concat()
+        };
+        assert_eq!(sends(FUNCTION, ARP, &arp(own.mac)), expected);
+        assert_eq!(sends(FUNCTION, ARP, &arp(other.mac)), Err(Cause::Spoofed));
+        assert_eq!(sends(BETA, IPV4, &ipv4(address)), Ok(()));
+    }
+    let (mine, others) = (eui64(own.mac), eui64(other.mac));
+    for (address, expected) in [
+        (own.ipv6, Ok(())),
+        (mine, Ok(())),
+        ("fe80::abcd".parse().unwrap(), Ok(())),
+        (other.ipv6, Err(Cause::Spoofed)),
+        (others, Err(Cause::Spoofed)),
+    ] {
+        assert_eq!(sends(FUNCTION, IPV6, &ipv6(17, address, &[0; 8])), expected, "{address}");
+        // The same in what it advertises, with the option that names its Ethernet address.
+        let advertises = |mac: MacAddress| {
+            let options = [&[2, 1][..], &mac.0].concat();
+            let message = [&[136, 0, 0, 0, 0, 0, 0, 0][..], &address.octets(), &options].concat();
+            sends(FUNCTION, IPV6, &ipv6(ICMPV6, mine, &message))
+        };
+        assert_eq!(advertises(own.mac), expected, "{address}");
+        assert_eq!(advertises(other.mac), Err(Cause::Spoofed));
+    }
+}
+
+#[test]
+fn neighbour_discovery_hides_behind_no_header_and_a_fragment_of_data_is_none() {
+    let own = stations().all()[FUNCTION].clone();
+    let sends = |next, payload: &[u8]| {
+        let packet = ipv6(next, own.ipv6, payload);
+        decided(FUNCTION, &frame(mac(ALPHA), own.mac, IPV6, &packet)).map(drop)
+    };
+    let router = [134, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(sends(ICMPV6, &router), Err(Cause::Spoofed));
+    let behind = |header: [u8; 8]| [&header[..], &router].concat();
+    assert_eq!(sends(HOP_BY_HOP, &behind([ICMPV6, 0, 5, 2, 0, 0, 1, 0])), Err(Cause::Spoofed));
+    assert_eq!(sends(FRAGMENT, &behind([ICMPV6, 0, 0, 1, 0, 0, 0, 7])), Err(Cause::Spoofed));
+    assert_eq!(sends(FRAGMENT, &behind([ICMPV6, 0, 5, 0xa9, 0, 0, 0, 7])), Ok(()));
+    // A report of group membership, and an echo.
+    let report = [&[ICMPV6, 0, 5, 2, 0, 0, 1, 0][..], &[143; 8]].concat();
+    assert_eq!(sends(HOP_BY_HOP, &report), Ok(()));
+    assert_eq!(sends(ICMPV6, &[128, 0, 0, 0, 0, 0, 0, 0]), Ok(()));
+}
+
+#[test]
+fn tags_are_for_hosts() {
+    let tagged = |from: usize, to: MacAddress| {
+        let packet = [&[0, 7, 0x88, 0xb5][..], &[0; 46]].concat();
+        let frame = frame(to, mac(from), VLAN[0], &packet);
+        switch().decide(from, &Offload::default(), &frame, frame.len())
+    };
+    assert_eq!(tagged(ALPHA, mac(BETA)), Ok((To::Station(BETA), true)));
+    assert_eq!(tagged(ALPHA, mac(FUNCTION)), Err(Cause::Vlan));
+    assert_eq!(tagged(FUNCTION, mac(ALPHA)), Err(Cause::Vlan));
+    assert_eq!(tagged(ALPHA, MacAddress::BROADCAST), Ok((To::All, true)));
+    let hear = |tagged| (0..4).filter(|to| switch().hears(*to, ALPHA, tagged)).collect::<Vec<_>>();
+    assert_eq!((hear(true), hear(false)), (vec![BETA], vec![BETA, FUNCTION, OTHER]));
+}
+
+#[test]
+fn what_is_longer_than_the_network_takes_is_to_be_cut() {
+    let frame = frame(mac(BETA), mac(ALPHA), 0x88b5, &[0; 50]);
+    let decide =
+        |offload: Offload, length| switch().decide(ALPHA, &offload, &frame, length).map(drop);
+    let whole = Offload::default();
+    assert_eq!(decide(whole, 1514), Ok(()));
+    assert_eq!(decide(whole, 1515), Err(Cause::Length));
+    let cut = |size: u16| Offload {
+        flags: NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        gso_size: size.into(),
+        ..Offload::default()
+    };
+    assert_eq!(decide(cut(1448), 65_000), Ok(()));
+    assert_eq!(decide(cut(1501), 65_000), Err(Cause::Offload));
+    assert_eq!(decide(cut(1448), MAX_FRAME + 1), Err(Cause::Length));
+    assert_eq!(decide(Offload { gso_type: 9, ..whole }, 64), Err(Cause::Offload));
+}
+
+proptest! {
+    /// Nobody gets a frame in somebody else's name, or one that claims what its sender may not.
+    #[test]
+    fn whatever_is_sent_only_its_sender_is_named(
+        bytes in prop::collection::vec(any::<u8>(), 0..HEAD), from in 0usize..4, honest in any::<bool>(),
+    ) {
+        let mut bytes = bytes;
+        if honest && bytes.len() >= 12 {
+            bytes[6..12].copy_from_slice(&mac(from).0);
+        }
+        if let Ok(to) = decided(from, &bytes) {
+            prop_assert_eq!(&bytes[6..12], &mac(from).0);
+            prop_assert!(to != To::Station(from));
+        }
+    }
+}

@@ -68,7 +68,7 @@ impl State {
         let (taking, sender) = ends.expect("the memory is as long as the layout");
         self.next_ring += 1;
         let number = self.next_ring;
-        receiver.tell(News::Incoming(from.station, number, taking));
+        receiver.tell(News::Incoming(from, number, taking));
         self.rings.insert(number, Ring { from, to, receiver, asker, _loan: loan });
         Ok(Made { number, sender, handles })
     }

@@ -3,19 +3,24 @@
 //! The control plane is asked for what nodes report, which they do every second while anything
 //! changes; [`rates`] makes rates of two reports, [`view`] draws them.
 
+mod network;
 mod rates;
 mod view;
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rackbus_control::Client;
 use rackbus_control::api::Event;
+use rackbus_fabric::rack::Rack;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
 
 use crate::Common;
-use crate::commands::client;
+use crate::commands::{client, net, read_rack};
 use crate::output::{Failure, Output};
+use crate::paths::{find_run_dir, running};
+use network::NetworkRates;
 use rates::{Picture, Rates};
 use view::{Screen, View};
 
@@ -29,7 +34,7 @@ use view::{Screen, View};
   rackbus top --once
   rackbus top --json | jq '.functions[] | select(.p99_us > 100)'
 
-Keys: 1 functions, 2 hosts, 3 events, 4 accelerators, Tab the next; s sorts by another column, p pauses, q quits.")]
+Keys: 1 functions, 2 hosts, 3 events, 4 accelerators, 5 network, Tab the next; s sorts by another column, p pauses, q quits.")]
 pub struct Args {
     /// Seconds from one picture to the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -46,39 +51,64 @@ const REPORTS: Duration = Duration::from_secs(4);
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
-        let client = client(common)?;
+        let mut looks = Looks::of(common)?;
         let interval = Duration::from_secs(self.interval);
         if self.once || output.is_json() || !std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-            let picture = one_interval(&client, interval).await?;
+            let picture = one_interval(&mut looks, interval).await?;
             output.result(&picture, |o| view::print(&picture, o));
             return Ok(());
         }
-        let mut rates = Rates::default();
-        let first = look(&client, &mut rates).await?;
+        let first = looks.look().await?;
         let mut terminal = ratatui::try_init().map_err(|cause| {
             Failure::new(format!("the terminal cannot be drawn on: {cause}"), "use --once")
         })?;
-        let ended = live(&client, interval, &mut rates, first, &mut terminal).await;
+        let ended = live(&mut looks, interval, first, &mut terminal).await;
         ratatui::restore();
         ended
     }
 }
 
-/// Asks the control plane once.
-async fn look(client: &Client, rates: &mut Rates) -> Result<Picture, Failure> {
-    let (devices, status) = (client.devices().await?, client.status().await?);
-    Ok(rates.picture(devices, status))
+/// Who is asked, and what they said before.
+struct Looks {
+    client: Client,
+    run_dir: PathBuf,
+    /// Where its nodes are on this machine.
+    rack: Option<Rack>,
+    rates: Rates,
+    network: NetworkRates,
+    begun: Instant,
+}
+
+impl Looks {
+    fn of(common: &Common) -> Result<Looks, Failure> {
+        let run_dir = find_run_dir(common)?;
+        let rack = running(&run_dir).and_then(|running| read_rack(&running.file)).ok();
+        let client = client(common)?;
+        let (rates, network) = (Rates::default(), NetworkRates::default());
+        Ok(Looks { client, run_dir, rack, rates, network, begun: Instant::now() })
+    }
+
+    /// Asks the control plane once, and the nodes for their network.
+    async fn look(&mut self) -> Result<Picture, Failure> {
+        let (devices, status) = (self.client.devices().await?, self.client.status().await?);
+        let mut picture = self.rates.picture(devices, status);
+        if let Some(rack) = &self.rack {
+            let statuses = net::statuses(&self.run_dir, rack).await;
+            let now_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+            picture.network = self.network.rows(&statuses, now_ms);
+        }
+        Ok(picture)
+    }
 }
 
 /// What happened in one interval, as far as nodes have reported.
-async fn one_interval(client: &Client, interval: Duration) -> Result<Picture, Failure> {
-    let mut rates = Rates::default();
-    look(client, &mut rates).await?;
+async fn one_interval(looks: &mut Looks, interval: Duration) -> Result<Picture, Failure> {
+    looks.look().await?;
     tokio::time::sleep(interval).await;
     // A node that has nothing new to tell reports less often than it is asked here.
     let deadline = tokio::time::Instant::now() + REPORTS;
     loop {
-        let picture = look(client, &mut rates).await?;
+        let picture = looks.look().await?;
         if picture.is_complete() || tokio::time::Instant::now() >= deadline {
             return Ok(picture);
         }
@@ -98,9 +128,8 @@ async fn last_events(client: &Client) -> Result<Vec<Event>, Failure> {
 
 /// Draws until the user has enough.
 async fn live(
-    client: &Client,
+    looks: &mut Looks,
     interval: Duration,
-    rates: &mut Rates,
     mut picture: Picture,
     terminal: &mut ratatui::DefaultTerminal,
 ) -> Result<(), Failure> {
@@ -110,7 +139,7 @@ async fn live(
     next.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         if screen.view == View::Events && !screen.paused {
-            screen.events = last_events(client).await?;
+            screen.events = last_events(&looks.client).await?;
         }
         let drawn = terminal.draw(|frame| view::draw(&picture, &screen, frame));
         drawn.map_err(|cause| {
@@ -125,7 +154,7 @@ async fn live(
             _ = next.tick() => {
                 if !screen.paused {
                     // A control plane that is restarted is back soon; until then, what was last seen.
-                    match look(client, rates).await {
+                    match looks.look().await {
                         Ok(now) => (picture, screen.trouble) = (now, None),
                         Err(failure) => screen.trouble = Some(failure.error),
                     }

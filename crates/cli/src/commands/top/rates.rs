@@ -6,6 +6,8 @@ use rackbus_control::api::{Device, DeviceReport, DeviceState, OperationReport, R
 use rackbus_control::usage::all;
 use serde::Serialize;
 
+use super::network::NetworkRow;
+
 /// What the rack does.
 #[derive(Debug, Serialize)]
 pub struct Picture {
@@ -13,6 +15,8 @@ pub struct Picture {
     pub status: RackStatus,
     /// Its functions, in their order.
     pub functions: Vec<Row>,
+    /// What the ports of its network exchange.
+    pub network: Vec<NetworkRow>,
 }
 
 impl Picture {
@@ -82,7 +86,7 @@ impl Rates {
     pub fn picture(&mut self, devices: Vec<Device>, status: RackStatus) -> Picture {
         self.0.retain(|name, _| devices.iter().any(|device| device.function == *name));
         let functions = devices.into_iter().map(|device| self.row(device)).collect();
-        Picture { status, functions }
+        Picture { status, functions, network: Vec::new() }
     }
 
     fn row(&mut self, device: Device) -> Row {

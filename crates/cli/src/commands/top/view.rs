@@ -24,6 +24,8 @@ pub enum View {
     Events,
     /// What accelerators' users get of what they were promised.
     Accelerators,
+    /// What the ports of the network exchange.
+    Network,
 }
 
 /// What functions are sorted by.
@@ -63,12 +65,14 @@ impl Screen {
             KeyCode::Char('2') => self.view = View::Hosts,
             KeyCode::Char('3') => self.view = View::Events,
             KeyCode::Char('4') => self.view = View::Accelerators,
+            KeyCode::Char('5') => self.view = View::Network,
             KeyCode::Tab => {
                 self.view = match self.view {
                     View::Functions => View::Hosts,
                     View::Hosts => View::Events,
                     View::Events => View::Accelerators,
-                    View::Accelerators => View::Functions,
+                    View::Accelerators => View::Network,
+                    View::Network => View::Functions,
                 }
             }
             KeyCode::Char('s') => {
@@ -115,6 +119,17 @@ const ACCELERATORS: [&str; 13] = [
     "held back",
     "split/s",
 ];
+const NETWORK: [&str; 9] = [
+    "port",
+    "peer",
+    "sent/s",
+    "sent B/s",
+    "received/s",
+    "received B/s",
+    "dropped/s",
+    "ring",
+    "polling",
+];
 const HOSTS: [&str; 6] = ["host", "node", "offers", "borrows", "shares", "conversations"];
 
 /// Draws what the user looks at.
@@ -127,21 +142,27 @@ pub fn draw(picture: &Picture, screen: &Screen, frame: &mut Frame<'_>) {
         View::Functions => table(&FUNCTIONS, functions(picture, screen.sort)),
         View::Hosts => table(&HOSTS, hosts(picture)),
         View::Accelerators => table(&ACCELERATORS, accelerators(picture, screen.sort)),
+        View::Network => table(&NETWORK, network(picture)),
         View::Events => table(&events::HEAD, screen.events.iter().map(events::row).collect()),
     };
     frame.render_widget(table, body);
-    let keys =
-        Line::from("1 functions  2 hosts  3 events  4 accelerators  s sort  p pause  q quit");
+    let keys = Line::from(
+        "1 functions  2 hosts  3 events  4 accelerators  5 network  s sort  p pause  q quit",
+    );
     frame.render_widget(keys.style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
-/// The same for a file or a pipe: functions, accelerators where there are any, then hosts.
+/// The same for a file or a pipe: functions, accelerators and the network where there are any, then hosts.
 pub fn print(picture: &Picture, output: &Output) {
     output.table(&FUNCTIONS, functions(picture, Sort::Name));
     let accelerators = accelerators(picture, Sort::Name);
     if !accelerators.is_empty() {
         output.line("");
         output.table(&ACCELERATORS, accelerators);
+    }
+    if !picture.network.is_empty() {
+        output.line("");
+        output.table(&NETWORK, network(picture));
     }
     output.line("");
     output.table(&HOSTS, hosts(picture));
@@ -293,6 +314,29 @@ fn hosts(picture: &Picture) -> Vec<Vec<Cell>> {
     hosts.collect()
 }
 
+fn network(picture: &Picture) -> Vec<Vec<Cell>> {
+    let rows = picture.network.iter().map(|row| {
+        let rate = |value: f64| row.seconds.map(|_| number(value)).unwrap_or_default();
+        let dropped = if row.dropped > 0.0 { Tone::Bad } else { Tone::Plain };
+        let ring = match row.ring_bytes {
+            0 => "-".to_owned(),
+            bytes => format!("{:.0} %", 100.0 * row.waiting_bytes as f64 / bytes as f64),
+        };
+        vec![
+            row.port.clone().into(),
+            row.peer.clone().into(),
+            rate(row.sent).into(),
+            rate(row.sent_bytes).into(),
+            rate(row.received).into(),
+            rate(row.received_bytes).into(),
+            Cell(rate(row.dropped), dropped),
+            ring.into(),
+            row.polling.map_or("-".to_owned(), |part| format!("{:.1} %", 100.0 * part)).into(),
+        ]
+    });
+    rows.collect()
+}
+
 /// A number with at most four digits and its power of a thousand: `812`, `45.1k`, `3.21M`.
 fn number(value: f64) -> String {
     let mut scaled = value;
@@ -319,6 +363,8 @@ mod tests {
     use ratatui::backend::TestBackend;
     use serde_json::json;
 
+    use super::super::network::NetworkRates;
+    use super::super::network::tests::sent;
     use super::super::rates::Rates;
     use super::super::rates::tests::{drive, status};
     use super::*;
@@ -332,7 +378,11 @@ mod tests {
         }]);
         let mut rates = Rates::default();
         rates.picture(vec![drive(0, 0)], status(hosts.clone()));
-        rates.picture(vec![drive(1000, 45_100)], status(hosts))
+        let mut picture = rates.picture(vec![drive(1000, 45_100)], status(hosts));
+        let mut network = NetworkRates::default();
+        network.rows(&sent(0), 0);
+        picture.network = network.rows(&sent(50_000), 1000);
+        picture
     }
 
     /// What the terminal shows, a line each.
@@ -355,6 +405,10 @@ mod tests {
         screen.press(KeyCode::Tab);
         let lines = shown(&screen);
         assert!(lines[3].contains("2 segments") && !lines[3].contains("moves"), "{lines:#?}");
+        screen.press(KeyCode::Char('5'));
+        let lines = shown(&screen);
+        let words: Vec<&str> = lines[3].split_whitespace().collect();
+        assert_eq!(words[..4], ["alpha", "beta", "50.0k", "50.0M"], "{lines:#?}");
         screen.press(KeyCode::Char('3'));
         screen.press(KeyCode::Char('p'));
         screen.events = vec![Event {

@@ -1,0 +1,83 @@
+//! Pairs of network namespaces that are joined by rackbus, or by a veth pair of the kernel's.
+
+use std::path::Path;
+use std::process::Command;
+
+use rackbus_netdev::namespace;
+
+use super::Pair;
+use crate::BenchError;
+use crate::rack::Rack;
+
+/// A rack of two hosts with interfaces, while it lives.
+pub struct Joined {
+    _rack: Rack,
+    /// alpha and beta.
+    pub pair: Pair,
+}
+
+impl Joined {
+    /// Starts it in `dir`; `None` when there is no `rackbus` to start it with.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start(dir: &Path, mtu: u16) -> Result<Option<Joined>, BenchError> {
+        let name = format!("bench{}", std::process::id());
+        let text =
+            format!("name = \"{name}\"\n[network]\nmtu = {mtu}\n[hosts.alpha]\n[hosts.beta]\n");
+        let Some(rack) = Rack::start(dir, &text)? else { return Ok(None) };
+        rack.net_up()?;
+        let open = |host: &str| namespace::open(&format!("rackbus-{name}-{host}"));
+        let failed = || BenchError::io("opening a host's namespace");
+        let spaces = (open("alpha").map_err(failed())?, open("beta").map_err(failed())?);
+        let pair = Pair { spaces: Some(spaces), address: [10, 77, 0, 2].into() };
+        Ok(Some(Joined { _rack: rack, pair }))
+    }
+}
+
+/// Two namespaces with a veth pair, while it lives.
+pub struct Veth {
+    names: [String; 2],
+    /// Its ends.
+    pub pair: Pair,
+}
+
+impl Veth {
+    /// Makes it with iproute2.
+    ///
+    /// # Errors
+    /// When the system refuses, or there is no `ip`.
+    pub fn make(mtu: u16) -> Result<Veth, BenchError> {
+        let names = ["c", "d"].map(|end| format!("rackbus-bench-{}-{end}", std::process::id()));
+        let failed = || BenchError::io("making a namespace");
+        let [a, b] = &names;
+        let spaces =
+            (namespace::create(a).map_err(failed())?, namespace::create(b).map_err(failed())?);
+        let pair = Pair { spaces: Some(spaces), address: [10, 79, 0, 2].into() };
+        let veth = Veth { names: names.clone(), pair };
+        ip(&format!("link add veth0 netns {a} type veth peer name veth0 netns {b}"))?;
+        for (nth, name) in names.iter().enumerate() {
+            ip(&format!("-n {name} address add 10.79.0.{}/24 dev veth0", nth + 1))?;
+            ip(&format!("-n {name} link set veth0 mtu {mtu} up"))?;
+        }
+        Ok(veth)
+    }
+}
+
+impl Drop for Veth {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = namespace::remove(name);
+        }
+    }
+}
+
+fn ip(arguments: &str) -> Result<(), BenchError> {
+    let output = Command::new("ip").args(arguments.split(' ')).output();
+    let output = output.map_err(BenchError::io("running ip"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    Err(BenchError::Peer(format!("ip {arguments}: {complaint}")))
+}

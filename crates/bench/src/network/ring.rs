@@ -1,0 +1,122 @@
+//! The ring of frames alone: one thread puts frames in, another takes them out and reads their bytes. The raw
+//! ring beside it has slots of one size and two indices, the least that two threads pass bytes with.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::frames::{FRAME_HEADER, FrameEvents, FramesLayout};
+use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
+
+use crate::BenchError;
+use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
+
+/// Bytes of both rings.
+const RING: usize = 1 << 20;
+/// Frames between two looks at the clock.
+const BATCH: usize = 32;
+
+/// Millions of frames of so many bytes a second through the ring of frames.
+///
+/// # Errors
+/// When the system has no memory or descriptors.
+pub fn frames(bytes: usize, time: Duration) -> Result<f64, BenchError> {
+    let layout = FramesLayout { ring_bytes: RING, longest: 66 << 10 };
+    let length = layout.bytes().expect("it is a ring that can be");
+    let memory = SharedMemory::create("frames", length as u64)?;
+    let failed = || BenchError::io("making the ring's events");
+    let event = || Event::new().map(OwnedFd::from).map_err(failed());
+    let (frames, room) = (event()?, event()?);
+    let copy = |fd: &OwnedFd| fd.try_clone().and_then(PeerEvent::new).map_err(failed());
+    let events = || Ok::<_, BenchError>(FrameEvents { frames: copy(&frames)?, room: copy(&room)? });
+    let region = memory.region();
+    let sender = FrameSender::new(region.clone(), events()?, layout);
+    let receiver = FrameReceiver::new(region.clone(), events()?, layout);
+    let (mut sender, mut receiver) = sender.zip(receiver).expect("the memory is as long");
+    let data = vec![7; bytes];
+    let mut out = vec![0; bytes];
+    let sends = move || {
+        if sender.send(&[0; FRAME_HEADER], &data, &[]).is_err() {
+            std::hint::spin_loop();
+        }
+        sender.flush();
+    };
+    let receives = move || match receiver.next() {
+        Ok(Some(frame)) => {
+            frame.bytes.copy_to(&mut out);
+            receiver.consume();
+            1
+        }
+        _ => 0,
+    };
+    Ok(rate(time, sends, receives))
+}
+
+/// The same through the raw ring.
+///
+/// # Errors
+/// When the system has no memory.
+pub fn raw(bytes: usize, time: Duration) -> Result<f64, BenchError> {
+    #[repr(align(128))]
+    #[derive(Default)]
+    struct Index(AtomicU64);
+    let stride = bytes.next_multiple_of(64);
+    let slots = (RING / stride).max(1) as u64;
+    let memory = SharedMemory::create("raw", stride as u64 * slots)?;
+    let indices = Arc::new([Index::default(), Index::default()]);
+    let (mut put, mut taken_seen, ours) = (0, 0, (memory.clone(), indices.clone()));
+    let data = vec![7; bytes];
+    let sends = move || {
+        if put - taken_seen == slots {
+            taken_seen = ours.1[1].0.load(Ordering::Acquire);
+            if put - taken_seen == slots {
+                return std::hint::spin_loop();
+            }
+        }
+        let slot = ours.0.whole().part((put % slots) as usize * stride, bytes);
+        slot.expect("inside").copy_from(&data);
+        put += 1;
+        ours.1[0].0.store(put, Ordering::Release);
+    };
+    let (mut taken, mut put_seen, mut out) = (0, 0, vec![0; bytes]);
+    let receives = move || {
+        if put_seen == taken {
+            put_seen = indices[0].0.load(Ordering::Acquire);
+            if put_seen == taken {
+                return 0;
+            }
+        }
+        let slot = memory.whole().part((taken % slots) as usize * stride, bytes);
+        slot.expect("inside").copy_to(&mut out);
+        taken += 1;
+        indices[1].0.store(taken, Ordering::Release);
+        1
+    };
+    Ok(rate(time, sends, receives))
+}
+
+/// Millions a second that come out.
+fn rate(
+    time: Duration,
+    mut sends: impl FnMut() + Send + 'static,
+    mut receives: impl FnMut() -> u64 + Send + 'static,
+) -> f64 {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let sender = std::thread::spawn(move || {
+        pin(SERVER_CPU);
+        while !stopped.load(Ordering::Relaxed) {
+            (0..BATCH).for_each(|_| sends());
+        }
+    });
+    pin(CLIENT_CPU);
+    let (begun, mut count) = (Instant::now(), 0);
+    while begun.elapsed() < time || count == 0 {
+        count += (0..BATCH).map(|_| receives()).sum::<u64>();
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    let _ = sender.join();
+    count as f64 / seconds / 1e6
+}

@@ -1,0 +1,294 @@
+//! The rack's network over whole racks: stock programs in the namespaces of two and three hosts, hosts that are
+//! killed and that stand still, captures. Making interfaces takes root: without it the tests say so and end.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{PATIENCE, Rack};
+
+/// A rack of a name that no other has: network namespaces are the machine's.
+struct Lab {
+    rack: Rack,
+    name: String,
+}
+
+impl Lab {
+    /// A running rack whose hosts have interfaces; `None` without the right to.
+    fn up(test: &str, network: &str) -> Option<Lab> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
+            eprintln!("skipped: making network interfaces takes root and /dev/net/tun");
+            return None;
+        }
+        let name = format!("t{}{test}", std::process::id());
+        let rack = Rack::up(&format!(
+            "name = \"{name}\"\n[network]\n{network}\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n"
+        ));
+        rack.good(&["net", "up"]);
+        Some(Lab { rack, name })
+    }
+
+    fn command(&self, host: &str, program: &[&str]) -> Command {
+        self.rack.command(&[&["on", host, "--"], program].concat())
+    }
+
+    /// Runs a program on a host, which must succeed; what it printed.
+    fn on(&self, host: &str, program: &[&str]) -> String {
+        let output = self.try_on(host, program);
+        let text = format!("{output:?}");
+        assert!(output.status.success(), "{program:?}: {text}{}", self.rack.logs());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn try_on(&self, host: &str, program: &[&str]) -> Output {
+        self.command(host, program).output().unwrap()
+    }
+
+    /// Starts a program on a host; returns when it has printed something, as servers do that listen.
+    fn serve(&self, host: &str, program: &[&str]) -> Server {
+        let mut command = self.command(host, program);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let output = child.stdout.as_mut().unwrap();
+        assert!(output.read(&mut [0; 64]).unwrap() > 0, "{program:?} says nothing");
+        Server(child)
+    }
+
+    fn peer(&self, port: &str, peer: &str) -> Value {
+        let all = self.rack.json(&["net", "status", port]);
+        let peers = all[0]["ports"][0]["peers"].as_array().unwrap().clone();
+        peers.into_iter().find(|it| it["peer"] == peer).unwrap_or_default()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.rack.run(&["net", "down"]);
+        for host in ["alpha", "beta", "gamma"] {
+            let name = format!("rackbus-{}-{host}", self.name);
+            let _ = Command::new("ip").args(["netns", "del", &name]).output();
+        }
+    }
+}
+
+/// A program that is ended with this.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a program is there; says so if not.
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.unwrap().status.success();
+    if !found {
+        eprintln!("skipped: {program} is not installed");
+    }
+    found
+}
+
+fn eventually(what: &str, rack: &Rack, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}{}", rack.logs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn ping(lab: &Lab, from: &str, to: &str, more: &[&str]) {
+    lab.on(from, &[&["ping", "-c", "1", "-W", "10", "-q"], more, &[to]].concat());
+}
+
+#[test]
+fn packets_of_all_sizes_come_back_and_long_ones_only_in_pieces() {
+    let Some(lab) = Lab::up("ping", "") else { return };
+    if !has("ping") {
+        return;
+    }
+    for size in ["0", "56", "1472", "1473", "9000", "65000"] {
+        ping(&lab, "alpha", "10.77.0.2", &["-s", size]);
+        ping(&lab, "beta", "fd72:6163:6b62::3", &["-s", size]);
+    }
+    ping(&lab, "gamma", "10.77.0.1", &["-M", "do", "-s", "1472"]);
+    let refused = lab.try_on("alpha", &["ping", "-c", "1", "-M", "do", "-s", "1473", "10.77.0.2"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    // Nobody was asked for an address.
+    let neighbours = lab.on("alpha", &["ip", "neigh"]);
+    assert_eq!(neighbours.matches("PERMANENT").count(), 4, "{neighbours}");
+    let status = lab.rack.json(&["net", "status"]);
+    assert_eq!(status[0]["up"], true);
+    let reached = lab.rack.json(&["reach", "alpha"]);
+    let lent: Vec<&Value> = reached.as_array().unwrap().iter().map(|it| &it["host"]).collect();
+    assert!(lent.contains(&&"beta".into()), "{reached}");
+    let metrics = lab.rack.good(&["metrics", "alpha"]);
+    assert!(
+        metrics.contains("network_sent_frames_total{port=\"alpha\",peer=\"beta\"}"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn an_mtu_of_64_kib_is_one_frame() {
+    let Some(lab) = Lab::up("mtu", "mtu = 65521\nsubnet = \"10.99.0.0/24\"") else { return };
+    if !has("ping") {
+        return;
+    }
+    ping(&lab, "alpha", "10.99.0.2", &["-M", "do", "-s", "65493"]);
+}
+
+#[test]
+fn streams_over_both_protocols_and_several_queues_arrive_whole() {
+    let Some(lab) = Lab::up("iperf", "queues = 2") else { return };
+    if !has("iperf3") {
+        return;
+    }
+    let _server = lab.serve("beta", &["iperf3", "-s", "--forceflush"]);
+    for (to, more) in [
+        ("10.77.0.2", &["-P", "1"][..]),
+        ("10.77.0.2", &["-P", "16"]),
+        ("fd72:6163:6b62::2", &["-P", "2", "-R"]),
+    ] {
+        let args = [&["iperf3", "-J", "-n", "40M", "-c", to], more].concat();
+        let answer: Value = serde_json::from_str(&lab.on("alpha", &args)).unwrap();
+        let end = &answer["end"];
+        assert!(end["sum_received"]["bytes"].as_u64().unwrap() >= 40_000_000, "{end}");
+    }
+    let answer =
+        lab.on("alpha", &["iperf3", "-J", "-u", "-b", "50M", "-n", "2M", "-c", "10.77.0.2"]);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["end"]["sum"]["out_of_order"].as_u64().unwrap_or(0), 0);
+    // Large segments crossed the fabric in one piece.
+    let peer = lab.peer("alpha", "beta");
+    let (frames, bytes) = (peer["sent"].as_u64().unwrap(), peer["sent_bytes"].as_u64().unwrap());
+    assert!(bytes / frames > 3000, "{peer}");
+}
+
+#[test]
+fn a_file_is_the_same_at_the_other_end() {
+    let Some(lab) = Lab::up("file", "") else { return };
+    if !has("socat") || !has("sha256sum") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data");
+    let data: Vec<u8> =
+        (0..64u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::File::create(&file).unwrap().write_all(&data).unwrap();
+    let path = file.display().to_string();
+    let receive = "socat -u TCP-LISTEN:7001,reuseaddr - | sha256sum";
+    let receiver =
+        lab.command("beta", &["sh", "-c", receive]).stdout(Stdio::piped()).spawn().unwrap();
+    let send = format!("socat -u FILE:{path} TCP:10.77.0.2:7001,retry=200,interval=0.05");
+    lab.on("gamma", &["sh", "-c", &send]);
+    let arrived = receiver.wait_with_output().unwrap().stdout;
+    let sent = Command::new("sha256sum").arg(&path).output().unwrap().stdout;
+    assert_eq!(arrived[..64], sent[..64]);
+}
+
+#[test]
+fn a_host_that_is_killed_or_stands_still_stops_nobody_and_comes_back_by_itself() {
+    let Some(mut lab) = Lab::up("death", "") else { return };
+    if !has("ping") {
+        return;
+    }
+    ping(&lab, "alpha", "10.77.0.2", &[]);
+    let beta = lab.rack.process(Some("beta"));
+    beta.signal(Signal::STOP);
+    // Frames for it fill its ring and are dropped; others are not waited for.
+    lab.on("alpha", &["sh", "-c", "ping -q -f -c 2000 -W 1 -s 1400 10.77.0.2 > /dev/null; true"]);
+    ping(&lab, "alpha", "10.77.0.3", &[]);
+    assert!(
+        lab.peer("alpha", "beta")["drops"]["full"].as_u64() > Some(0),
+        "{}",
+        lab.peer("alpha", "beta")
+    );
+    beta.signal(Signal::CONT);
+    let answers = |lab: &Lab, to: &str| {
+        lab.try_on("alpha", &["ping", "-c", "1", "-W", "1", to]).status.success()
+    };
+    eventually("it is not back after it stood still", &lab.rack, || answers(&lab, "10.77.0.2"));
+    beta.crash();
+    ping(&lab, "alpha", "10.77.0.3", &[]);
+    eventually("its ring stays", &lab.rack, || lab.peer("alpha", "beta")["rings"] == 0);
+    lab.rack.restart(Some("beta"));
+    eventually("it is not back after it was killed", &lab.rack, || answers(&lab, "10.77.0.2"));
+    assert!(lab.peer("alpha", "beta")["opened"].as_u64() >= Some(2));
+}
+
+#[test]
+fn interfaces_go_and_come_and_captures_show_what_crossed() {
+    let Some(lab) = Lab::up("capture", "") else { return };
+    if !has("ping") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("alpha.pcapng");
+    let path = file.display().to_string();
+    let capture = ["net", "capture", "alpha", "-w", &path, "--frames", "4", "--json"];
+    let mut command = lab.rack.command(&capture);
+    let capturing = command.stdout(Stdio::piped()).spawn().unwrap();
+    eventually("it has no head", &lab.rack, || {
+        std::fs::metadata(&file).is_ok_and(|it| it.len() > 0)
+    });
+    let second = lab.rack.bad(1, &["net", "capture", "alpha", "-w", "/dev/null"]);
+    assert!(second.contains("captured already"), "{second}");
+    lab.on("alpha", &["ping", "-c", "3", "-i", "0.2", "-q", "10.77.0.2"]);
+    let told = capturing.wait_with_output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert_eq!((&told["frames"], &told["missed"]), (&4.into(), &0.into()));
+    let bytes = std::fs::read(&file).unwrap();
+    assert!(bytes.windows(12).any(|it| it == [2, 0x72, 0x62, 0, 0, 2, 2, 0x72, 0x62, 0, 0, 1]));
+    lab.rack.good(&["net", "down", "alpha"]);
+    let status = lab.rack.json(&["net", "status", "alpha"]);
+    assert_eq!(
+        (&status[0]["up"], status[0]["ports"].as_array().unwrap().len()),
+        (&false.into(), 0)
+    );
+    lab.rack.bad(1, &["net", "capture", "alpha", "-w", "/dev/null"]);
+    lab.rack.good(&["net", "up", "alpha"]);
+    eventually("it is not up again", &lab.rack, || {
+        lab.try_on("alpha", &["ping", "-c", "1", "-W", "1", "10.77.0.2"]).status.success()
+    });
+    lab.rack.good(&["restart", "alpha"]);
+    eventually("it is not back after a restart in place", &lab.rack, || {
+        lab.try_on("beta", &["ping", "-c", "1", "-W", "1", "10.77.0.1"]).status.success()
+    });
+}
+
+#[test]
+fn without_rights_there_is_one_error_that_says_what_to_do() {
+    let rack = Rack::up("name = \"norights\"\n[hosts.alpha]\n");
+    let output = match rustix::process::geteuid().is_root() {
+        false => rack.run(&["net", "up"]),
+        // A node without capabilities is what one of another user is.
+        true => {
+            if !has("setpriv") {
+                return;
+            }
+            drop(rack);
+            let rack = Rack::described("name = \"norights\"\n[hosts.alpha]\n");
+            let up = rack.command(&["up", &rack.file()]);
+            let mut dropped = Command::new("setpriv");
+            dropped.args(["--bounding-set=-sys_admin,-net_admin", "--inh-caps=-all", "--"]);
+            dropped.arg(up.get_program()).args(up.get_args());
+            for (name, value) in up.get_envs() {
+                dropped.envs(value.map(|value| (name, value)));
+            }
+            assert!(dropped.output().unwrap().status.success());
+            let output = rack.run(&["net", "up"]);
+            rack.run(&["down"]);
+            output
+        }
+    };
+    assert_eq!(output.status.code(), Some(1));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("CAP_NET_ADMIN") && errors.lines().count() == 1, "{errors}");
+}
