@@ -182,6 +182,14 @@ async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<()
         }
         let head = ["port", "address", "mac", "mtu", "queues", "polling", "dropped"];
         o.table(&head, ports().map(|(it, port)| port_row(it, port)).collect());
+        let uplinks: Vec<_> = all.iter().flat_map(|it| &it.uplinks).collect();
+        if !uplinks.is_empty() {
+            o.line("");
+            let row = |(name, state): (&String, &String)| -> Vec<Cell> {
+                vec![name.clone().into(), state.clone().into()]
+            };
+            o.table(&["uplink", "state"], uplinks.into_iter().map(row).collect());
+        }
         let pairs: Vec<_> =
             ports().flat_map(|(_, port)| port.peers.iter().map(|it| pair_row(port, it))).collect();
         if !pairs.is_empty() {

@@ -1,0 +1,172 @@
+//! The way outside of a rack: two uplinks to one network beyond it, which is a bridge in a namespace of its own.
+//! Making interfaces takes root: without it the test says so and ends.
+
+mod support;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use support::{PATIENCE, Rack};
+
+/// An address outside, and the same for IPv6.
+const OUTSIDE: [&str; 2] = ["10.77.200.1", "fd72:6163:6b62::ffff"];
+
+/// What is outside: two interfaces of this machine lead to one bridge.
+struct Beyond {
+    namespace: String,
+    interfaces: [String; 2],
+}
+
+fn ip(args: &[&str]) {
+    let output = Command::new("ip").args(args).output().unwrap();
+    assert!(output.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Whether this process may make interfaces; says so if not.
+fn may() -> bool {
+    let has = |program: &str| {
+        let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+        found.unwrap().status.success()
+    };
+    let may = rustix::process::geteuid().is_root() && has("ip") && has("ping");
+    if !may {
+        eprintln!("skipped: this takes root, ip and ping");
+    }
+    may
+}
+
+impl Beyond {
+    fn new() -> Option<Beyond> {
+        if !may() {
+            return None;
+        }
+        let own = std::process::id();
+        let namespace = format!("rackbus-beyond-{own}");
+        let interfaces = [0, 1].map(|nth| format!("u{own}n{nth}"));
+        let beyond = Beyond { namespace, interfaces };
+        ip(&["netns", "add", &beyond.namespace]);
+        let inside = |args: &[&str]| ip(&[&["-n", &beyond.namespace], args].concat());
+        inside(&["link", "add", "br0", "type", "bridge"]);
+        for (nth, interface) in beyond.interfaces.iter().enumerate() {
+            let far = format!("far{nth}");
+            ip(&[
+                "link",
+                "add",
+                interface,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                &far,
+                "netns",
+                &beyond.namespace,
+            ]);
+            ip(&["link", "set", interface, "up"]);
+            inside(&["link", "set", &far, "master", "br0", "up"]);
+        }
+        inside(&["addr", "add", &format!("{}/16", OUTSIDE[0]), "dev", "br0"]);
+        inside(&["-6", "addr", "add", &format!("{}/64", OUTSIDE[1]), "dev", "br0", "nodad"]);
+        inside(&["link", "set", "br0", "up"]);
+        Some(beyond)
+    }
+
+    fn cable(&self, nth: usize, state: &str) {
+        ip(&["-n", &self.namespace, "link", "set", &format!("far{nth}"), state]);
+    }
+}
+
+impl Drop for Beyond {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.namespace]).output();
+    }
+}
+
+struct Lab {
+    rack: Rack,
+    name: String,
+}
+
+impl Lab {
+    /// What each uplink does.
+    fn uplinks(&self) -> Vec<String> {
+        let all = self.rack.json(&["net", "status"]);
+        let hosts = all.as_array().unwrap().iter();
+        let states = hosts.filter_map(|host| host["uplinks"].as_object());
+        states.flatten().map(|(_, state)| state.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn wait_uplinks(&self, expected: &[&str]) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.uplinks() != expected {
+            assert!(Instant::now() < deadline, "{:?}{}", self.uplinks(), self.rack.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether a packet comes back, within some attempts.
+    fn ping(&self, host: &str, more: &[&str], to: &str) -> bool {
+        let args = [&["on", host, "--", "ping", "-q", "-c", "1", "-W", "2"], more, &[to]].concat();
+        (0..10).any(|_| self.rack.run(&args).status.success())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.rack.run(&["net", "down"]);
+        for host in ["alpha", "beta", "gamma"] {
+            let name = format!("rackbus-{}-{host}", self.name);
+            let _ = Command::new("ip").args(["netns", "del", &name]).output();
+        }
+    }
+}
+
+#[test]
+fn hosts_reach_what_is_outside_by_the_first_uplink_that_works() {
+    let Some(beyond) = Beyond::new() else { return };
+    let name = format!("u{}", std::process::id());
+    let [first, second] = &beyond.interfaces;
+    let rack = Rack::up(&format!(
+        "name = \"{name}\"\n[network]\nmtu = 9000\nuplinks = [\"alpha/{first}\", \"beta/{second}\"]\n\
+         [hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n"
+    ));
+    rack.good(&["net", "up"]);
+    let lab = Lab { rack, name };
+    lab.wait_uplinks(&["active", "standby"]);
+    for to in OUTSIDE {
+        // Large packets go in pieces after their sender was told what fits.
+        for size in ["56", "4000"] {
+            assert!(lab.ping("gamma", &["-s", size], to), "{size} to {to}{}", lab.rack.logs());
+        }
+    }
+    // What may not be cut and does not fit never comes back.
+    let args = ["on", "gamma", "--", "ping", "-q", "-c", "1", "-W", "1", "-M", "do", "-s", "4000"];
+    let refused = lab.rack.run(&[&args[..], &[OUTSIDE[0]]].concat());
+    assert!(!refused.status.success());
+
+    beyond.cable(0, "down");
+    lab.wait_uplinks(&["down", "active"]);
+    assert!(lab.ping("gamma", &[], OUTSIDE[0]), "by the second uplink{}", lab.rack.logs());
+    beyond.cable(0, "up");
+    lab.wait_uplinks(&["active", "standby"]);
+    lab.rack.process(Some("alpha")).crash();
+    assert!(
+        lab.ping("gamma", &[], OUTSIDE[0]),
+        "with the first one's host dead{}",
+        lab.rack.logs()
+    );
+}
+
+#[test]
+fn an_uplink_that_is_not_there_is_refused_and_nothing_stays() {
+    if !may() {
+        return;
+    }
+    let name = format!("v{}", std::process::id());
+    let text =
+        format!("name = \"{name}\"\n[network]\nuplinks = [\"alpha/none7\"]\n[hosts.alpha]\n");
+    let lab = Lab { rack: Rack::up(&text), name };
+    let said = lab.rack.bad(1, &["net", "up"]);
+    assert!(said.contains("there is no network interface \"none7\""), "{said}");
+    let status = lab.rack.json(&["net", "status"]);
+    assert_eq!(status[0]["up"], false, "{status}");
+}
