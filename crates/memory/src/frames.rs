@@ -331,7 +331,7 @@ impl FrameReceiver {
     /// # Errors
     /// [`RingBroken`].
     #[inline]
-    pub fn next(&mut self) -> Result<Option<ReceivedFrame<'_>>, RingBroken> {
+    pub fn peek(&mut self) -> Result<Option<ReceivedFrame<'_>>, RingBroken> {
         // Read once: what was checked stays what is used.
         let (line, length) = match self.current {
             Some(current) => current,
@@ -375,7 +375,7 @@ impl FrameReceiver {
     pub fn park(&mut self) -> bool {
         let seen = self.memory.frames.count();
         self.broken |= self.memory.frames.is_closed();
-        matches!(self.next(), Ok(None)) && self.memory.frames.arm(seen)
+        matches!(self.peek(), Ok(None)) && self.memory.frames.arm(seen)
     }
 
     /// Takes the event back to rest, after it rang.
