@@ -66,12 +66,14 @@ struct Running {
     offload: Offload,
     /// Bytes of a frame that waits for room.
     held: Option<usize>,
+    /// Somebody deleted the interface: its descriptor reports an error for ever.
+    gone: bool,
 }
 
 impl Running {
     fn new(lane: Lane, queue: OwnedFd, stop: Arc<AtomicBool>) -> Running {
         let buffer = vec![0; MAX_FRAME];
-        Running { lane, queue, stop, buffer, offload: Offload::default(), held: None }
+        Running { lane, queue, stop, buffer, offload: Offload::default(), held: None, gone: false }
     }
 
     fn run(mut self) {
@@ -133,6 +135,9 @@ impl Running {
 
     /// Reads the interface's next frame.
     fn read(&mut self) -> Option<usize> {
+        if self.gone {
+            return None;
+        }
         let mut header = [0; OFFLOAD_BYTES];
         let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(&mut self.buffer)];
         match rustix::io::readv(&self.queue, &mut parts) {
@@ -142,8 +147,8 @@ impl Running {
             }
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(cause) => {
-                // It is gone with its namespace: whoever took that away ends this, too.
-                tracing::debug!(%cause, "a queue cannot be read");
+                tracing::warn!(%cause, "the interface was deleted; `rackbus net down` and `net up` make it anew");
+                self.gone = true;
                 None
             }
         }
@@ -173,7 +178,8 @@ impl Running {
             let timeout = self.held.map(|_| HELD_NS);
             let both = [self.lane.wake_fd(), self.queue.as_fd()];
             // What came from the interface waits while a frame before it does.
-            Event::wait_any(if self.held.is_some() { &both[..1] } else { &both }, timeout);
+            let deaf = self.held.is_some() || self.gone;
+            Event::wait_any(if deaf { &both[..1] } else { &both }, timeout);
         }
         self.lane.unpark();
         parks
