@@ -57,6 +57,7 @@ fn every_command_is_described() {
         (&["vm"], 5),
         (&["model"], 2),
         (&["mem"], 0),
+        (&["net"], 3),
         (&["accel"], 3),
         (&["guest"], 0),
     ] {

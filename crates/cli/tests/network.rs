@@ -21,8 +21,7 @@ struct Lab {
 impl Lab {
     /// A running rack whose hosts have interfaces; `None` without the right to.
     fn up(test: &str, network: &str) -> Option<Lab> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
-            eprintln!("skipped: making network interfaces takes root and /dev/net/tun");
+        if !may_make_interfaces() {
             return None;
         }
         let name = format!("t{}{test}", std::process::id());
@@ -83,6 +82,15 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Whether this process may make interfaces; says so if not.
+fn may_make_interfaces() -> bool {
+    let may = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
+    if !may {
+        eprintln!("skipped: making network interfaces takes root and /dev/net/tun");
+    }
+    may
 }
 
 /// Whether a program is there; says so if not.
@@ -261,6 +269,50 @@ fn interfaces_go_and_come_and_captures_show_what_crossed() {
     eventually("it is not back after a restart in place", &lab.rack, || {
         lab.try_on("beta", &["ping", "-c", "1", "-W", "1", "10.77.0.1"]).status.success()
     });
+}
+
+/// Each line of the book's tutorial does what it says.
+#[test]
+fn the_tutorial_of_the_book_works() {
+    let book = include_str!("../../../docs/book/src/network.md");
+    let block = |fence: &str| {
+        let rest = book.split(&format!("```{fence}\n")).nth(1).expect("the tutorial has one");
+        rest.split("```").next().unwrap_or_default()
+    };
+    let lines: Vec<&str> =
+        block("console").lines().filter_map(|line| line.strip_prefix("$ rackbus ")).collect();
+    assert!(lines.len() > 8, "{lines:?}");
+    if !may_make_interfaces() || !has("ping") || !has("iperf3") {
+        return;
+    }
+    let name = format!("t{}book", std::process::id());
+    let rack =
+        Rack::described(&block("toml").replace("name = \"net\"", &format!("name = \"{name}\"")));
+    let folder = tempfile::tempdir().unwrap();
+    for line in lines {
+        let line = line.replace("rack.toml", &rack.file());
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let run = || rack.command(&words).current_dir(folder.path()).output().unwrap();
+        let mut output = run();
+        // A server that goes to the background may not listen yet.
+        let deadline = Instant::now() + PATIENCE;
+        while words.contains(&"-c") && !output.status.success() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+            output = run();
+        }
+        assert!(output.status.success(), "rackbus {line}: {output:?}{}", rack.logs());
+        let told = String::from_utf8(output.stdout).unwrap();
+        if line == "net up" {
+            let table = block("console").split("$ rackbus net up\n").nth(1).unwrap();
+            let table: Vec<&str> =
+                table.lines().take_while(|line| !line.starts_with('$')).collect();
+            let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            for (shown, told) in table.iter().zip(told.lines()) {
+                assert_eq!(words(shown)[..5], words(told)[..5]);
+            }
+        }
+    }
+    assert!(std::fs::metadata(folder.path().join("alpha.pcapng")).unwrap().len() > 0);
 }
 
 #[test]

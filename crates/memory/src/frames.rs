@@ -160,7 +160,6 @@ pub struct FrameEvents {
 pub struct FrameSender {
     memory: Memory,
     putting: Putting,
-    reserved: Option<Place>,
     /// Something was put in since the receiver was told last.
     untold: bool,
     /// The other side closed a doorbell, which is not its to close.
@@ -177,37 +176,7 @@ impl FrameSender {
     ) -> Option<FrameSender> {
         let memory = Memory::new(region, events, layout)?;
         let putting = Putting::new(layout.ring_bytes / LINE);
-        Some(FrameSender { memory, putting, reserved: None, untold: false, broken: false })
-    }
-
-    /// Room for a frame of up to `length` bytes, to be written by whoever calls, and
-    /// [sent](FrameSender::send_reserved) then.
-    ///
-    /// # Errors
-    /// [`FrameError`].
-    #[inline]
-    pub fn reserve(&mut self, length: usize) -> Result<DmaSlice<'_>, FrameError> {
-        let (place, _) = self.place(length)?;
-        self.reserved = Some(place);
-        let record = self.memory.record(self.putting.line(place), FRAME + length);
-        Ok(record.part(FRAME, length).expect("a part of it"))
-    }
-
-    /// Sends the first `length` bytes of what was [reserved](FrameSender::reserve), which must be as many at
-    /// least, with a header.
-    ///
-    /// # Errors
-    /// [`FrameError::Length`] when nothing was reserved, or nothing is to be sent.
-    #[inline]
-    pub fn send_reserved(
-        &mut self,
-        header: &[u8; FRAME_HEADER],
-        length: usize,
-    ) -> Result<(), FrameError> {
-        let place = self.reserved.take().ok_or(FrameError::Length)?;
-        let lines = u32::try_from(length).ok().and_then(|it| self.memory.layout.lines_of(it));
-        self.publish(place, lines.ok_or(FrameError::Length)?, header, length);
-        Ok(())
+        Some(FrameSender { memory, putting, untold: false, broken: false })
     }
 
     /// Sends a frame: `head`, and behind it `parts` without their first bytes, as many as `head` has.
@@ -331,7 +300,7 @@ impl FrameReceiver {
     /// # Errors
     /// [`RingBroken`].
     #[inline]
-    pub fn next(&mut self) -> Result<Option<ReceivedFrame<'_>>, RingBroken> {
+    pub fn peek(&mut self) -> Result<Option<ReceivedFrame<'_>>, RingBroken> {
         // Read once: what was checked stays what is used.
         let (line, length) = match self.current {
             Some(current) => current,
@@ -375,7 +344,7 @@ impl FrameReceiver {
     pub fn park(&mut self) -> bool {
         let seen = self.memory.frames.count();
         self.broken |= self.memory.frames.is_closed();
-        matches!(self.next(), Ok(None)) && self.memory.frames.arm(seen)
+        matches!(self.peek(), Ok(None)) && self.memory.frames.arm(seen)
     }
 
     /// Takes the event back to rest, after it rang.

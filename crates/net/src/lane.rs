@@ -317,7 +317,11 @@ impl Lane {
             crate::pressure::Advice::Wait => {
                 // The receiver may sleep, with all of this in its ring.
                 sender.flush();
-                self.blocked.push((to, length));
+                // Once for each, however often it is tried: nobody has to sleep in between.
+                match self.blocked.iter_mut().find(|(station, _)| *station == to) {
+                    Some((_, waits_for)) => *waits_for = length,
+                    None => self.blocked.push((to, length)),
+                }
                 Sent::Full
             }
             crate::pressure::Advice::Drop => self.dropped(to, Cause::Full),

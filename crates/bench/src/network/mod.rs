@@ -3,6 +3,7 @@
 
 mod ends;
 mod forwarder;
+mod memif;
 mod ring;
 mod traffic;
 
@@ -103,6 +104,16 @@ impl Bench<'_> {
         {
             let what = (case, "a raw ring of slots", "M/s");
             self.pairs(what, || ring::frames(bytes, time), || ring::raw(bytes, time))?;
+        }
+        if !memif::is_there() {
+            self.report
+                .left_out("memif", "dpdk-testpmd does not run here; see scripts/setup bench");
+            return Ok(());
+        }
+        let dir = &self.settings.dir;
+        for (case, bytes) in [("ring, 64 B", 64), ("ring, 1500 B", 1500)] {
+            let what = (case, "DPDK memif", "M/s");
+            self.pairs(what, || ring::frames(bytes, time), || memif::packets(dir, bytes, time))?;
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ pub fn frames(bytes: usize, time: Duration) -> Result<f64, BenchError> {
         }
         sender.flush();
     };
-    let receives = move || match receiver.next() {
+    let receives = move || match receiver.peek() {
         Ok(Some(frame)) => {
             frame.bytes.copy_to(&mut out);
             receiver.consume();

@@ -245,7 +245,7 @@ fn dropped(drops: &BTreeMap<String, u64>) -> Cell {
 impl CaptureArgs {
     async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let host = self.port.split('/').next().unwrap_or_default().to_owned();
-        let (_, client) = nodes(common, &[host.clone()])?.remove(0);
+        let (_, client) = nodes(common, std::slice::from_ref(&host))?.remove(0);
         let file = std::path::absolute(&self.write).map_err(|cause| {
             Failure::usage(format!("{}: {cause}", self.write.display()), "name a file")
         })?;

@@ -106,7 +106,7 @@ impl Incoming {
     /// The frame that was found in a ring.
     #[inline]
     pub fn frame(&mut self, at: usize) -> Option<Frame<'_>> {
-        let frame = self.rings[at].receiver.next().ok()??;
+        let frame = self.rings[at].receiver.peek().ok()??;
         Some(Frame { offload: offload_of(&frame.header), bytes: frame.bytes })
     }
 
@@ -147,7 +147,7 @@ impl Ring {
             return Found::Nothing;
         }
         for _ in 0..MOST_THROWN_AWAY {
-            let frame = match self.receiver.next() {
+            let frame = match self.receiver.peek() {
                 Ok(Some(frame)) => frame,
                 Ok(None) if !self.ended => return Found::Nothing,
                 Ok(None) => return Found::Over,

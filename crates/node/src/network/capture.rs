@@ -104,7 +104,7 @@ impl Copies<'_> {
     /// The next copy, its bytes in `frame`.
     fn next(&mut self, frame: &mut Vec<u8>) -> Option<Captured> {
         for ring in &mut self.rings {
-            let Ok(Some(found)) = ring.next() else { continue };
+            let Ok(Some(found)) = ring.peek() else { continue };
             frame.resize(found.bytes.len(), 0);
             found.bytes.copy_to(frame);
             let captured = Captured::from_header(found.header);

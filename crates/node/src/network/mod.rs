@@ -264,7 +264,7 @@ impl NetworkService {
         for (nth, queue) in queues.map_err(of_interface)?.into_iter().enumerate() {
             let lane = shared.lane(station, nth as u16).map_err(of_interface)?;
             lanes.push(lane.handle().clone());
-            let worker = Worker::start(&format!("net {nth}"), lane, TapQueue(queue));
+            let worker = Worker::start(&format!("net {nth}"), lane, TapQueue::new(queue));
             let worker = worker.map_err(of_interface)?;
             workers.push(worker);
         }

@@ -141,15 +141,13 @@ pub fn page(status: &NetworkStatus, page: &mut Page) {
         vec![("port", port.port.clone()), ("peer", peer.peer.clone())]
     };
     let pairs = || status.ports.iter().flat_map(|port| port.peers.iter().map(move |it| (port, it)));
-    let counts: [(&str, &str, fn(&PeerStatus) -> u64); 4] = [
-        ("network_sent_frames", "Frames that a port sent", |it| it.sent),
-        ("network_sent_bytes", "Bytes of these frames", |it| it.sent_bytes),
-        ("network_received_frames", "Frames that a port received", |it| it.received),
-        ("network_received_bytes", "Bytes of these frames", |it| it.received_bytes),
-    ];
-    for (name, help, count) in counts {
-        page.counter(name, help, pairs().map(|(port, peer)| (of(port, peer), count(peer))));
-    }
+    let mut count = |name, help, of_peer: fn(&PeerStatus) -> u64| {
+        page.counter(name, help, pairs().map(|(port, peer)| (of(port, peer), of_peer(peer))));
+    };
+    count("network_sent_frames", "Frames that a port sent", |it| it.sent);
+    count("network_sent_bytes", "Bytes of these frames", |it| it.sent_bytes);
+    count("network_received_frames", "Frames that a port received", |it| it.received);
+    count("network_received_bytes", "Bytes of these frames", |it| it.received_bytes);
     let waiting = pairs().map(|(port, peer)| (of(port, peer), peer.waiting_bytes as f64));
     let help = "Bytes that a port's receiver had not taken when something was sent last";
     page.gauge("network_ring_bytes", help, waiting);

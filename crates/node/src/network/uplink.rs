@@ -272,8 +272,8 @@ impl Device for Interface {
         }
     }
 
-    fn frames(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    fn frames(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
     }
 
     fn others(&self) -> Vec<BorrowedFd<'_>> {

@@ -32,8 +32,8 @@ pub trait Device: Send {
     /// Sends a frame.
     fn write(&mut self, frame: &Frame<'_>) -> Written;
 
-    /// Readable when frames have come.
-    fn frames(&self) -> BorrowedFd<'_>;
+    /// Readable when frames have come; none where no more will.
+    fn frames(&self) -> Option<BorrowedFd<'_>>;
 
     /// Readable when there is something to [attend](Device::attend) to.
     fn others(&self) -> Vec<BorrowedFd<'_>> {
@@ -59,36 +59,50 @@ pub enum Written {
 
 /// A queue of a TAP device.
 #[derive(Debug)]
-pub struct TapQueue(pub OwnedFd);
+pub struct TapQueue {
+    queue: OwnedFd,
+    /// Somebody deleted the interface: its descriptor reports an error for ever.
+    gone: bool,
+}
+
+impl TapQueue {
+    /// The queue that has this descriptor.
+    pub fn new(queue: OwnedFd) -> TapQueue {
+        TapQueue { queue, gone: false }
+    }
+}
 
 impl Device for TapQueue {
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
+        if self.gone {
+            return None;
+        }
         let mut header = [0; OFFLOAD_BYTES];
         let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(buffer)];
-        match rustix::io::readv(&self.0, &mut parts) {
+        match rustix::io::readv(&self.queue, &mut parts) {
             Ok(read) => {
                 let offload = Offload::read_from_bytes(&header).expect("as many bytes");
                 Some((offload, read.checked_sub(OFFLOAD_BYTES)?))
             }
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(cause) => {
-                // It is gone with its namespace: whoever took that away ends this, too.
-                tracing::debug!(%cause, "a queue cannot be read");
+                tracing::warn!(%cause, "the interface was deleted; `rackbus net down` and `net up` make it anew");
+                self.gone = true;
                 None
             }
         }
     }
 
     fn write(&mut self, frame: &Frame<'_>) -> Written {
-        match write_with_head(self.0.as_fd(), frame.offload.as_bytes(), frame.bytes) {
+        match write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes) {
             Ok(_) => Written::Done,
             Err(Errno::INVAL) => Written::Dropped(Cause::Offload),
             Err(_) => Written::Dropped(Cause::Down),
         }
     }
 
-    fn frames(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+    fn frames(&self) -> Option<BorrowedFd<'_>> {
+        (!self.gone).then(|| self.queue.as_fd())
     }
 }
 
@@ -232,7 +246,7 @@ impl<D: Device> Running<D> {
             let mut wakes = self.device.others();
             wakes.push(self.lane.wake_fd());
             // What came to the device waits while a frame before it does.
-            wakes.extend(self.held.is_none().then(|| self.device.frames()));
+            wakes.extend(self.device.frames().filter(|_| self.held.is_none()));
             Event::wait_any(&wakes, timeout);
         }
         self.lane.unpark();

@@ -1,0 +1,91 @@
+//! DPDK's memif: packets between two processes through shared memory, one `dpdk-testpmd` that sends and one that
+//! receives.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::BenchError;
+
+const PROGRAM: &str = "dpdk-testpmd";
+/// How long both take to start and to find each other.
+const START: Duration = Duration::from_secs(3);
+
+/// Whether it is there, with its libraries.
+pub fn is_there() -> bool {
+    let mut asks = Command::new(PROGRAM);
+    let answer = asks.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    // What it answers itself is no success either; a loader that misses a library says 127.
+    answer.is_ok_and(|status| status.code() != Some(127))
+}
+
+/// Millions of packets of so many bytes a second that come out, over some seconds.
+///
+/// # Errors
+/// When either does not run, or nothing comes out.
+pub fn packets(dir: &Path, bytes: usize, time: Duration) -> Result<f64, BenchError> {
+    let socket = dir.join("memif.sock");
+    let _ = std::fs::remove_file(&socket);
+    let receiver = start("server", &socket, &["--main-lcore=0"], &["--forward-mode=rxonly"])?;
+    std::thread::sleep(START);
+    let sends = format!("--txpkts={bytes}");
+    let sender = start("client", &socket, &["--main-lcore=1"], &["--forward-mode=txonly", &sends])?;
+    std::thread::sleep(START + time.max(Duration::from_secs(3)));
+    drop(sender);
+    let told = receiver.end()?;
+    let rates = told.lines().filter_map(|line| {
+        let rate = line.trim().strip_prefix("Rx-pps:")?.split_whitespace().next()?;
+        rate.parse::<f64>().ok().filter(|rate| *rate > 0.0)
+    });
+    // The first interval began before the sender did.
+    let rates: Vec<f64> = rates.skip(1).collect();
+    match rates.is_empty() {
+        true => Err(BenchError::Peer("no packets came through DPDK's memif".to_owned())),
+        false => Ok(crate::report::median(&rates) / 1e6),
+    }
+}
+
+/// One of both; killed when it is dropped.
+struct Running(Option<Child>);
+
+fn start(
+    role: &str,
+    socket: &Path,
+    cores: &[&str],
+    options: &[&str],
+) -> Result<Running, BenchError> {
+    let device = format!(
+        "--vdev=net_memif0,role={role},id=0,socket={},socket-abstract=no,bsize=2048",
+        socket.display()
+    );
+    let prefix = format!("--file-prefix=rackbus-{role}-{}", std::process::id());
+    let child = Command::new(PROGRAM)
+        .args(["--no-pci", "--no-huge", "-m", "256", "-l", "0,1", &prefix, &device])
+        .args(cores)
+        .args(["--", "--total-num-mbufs=8192", "--stats-period=1"])
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    Ok(Running(Some(child.map_err(BenchError::io(format!("starting {PROGRAM}")))?)))
+}
+
+impl Running {
+    /// Ends it; what it printed.
+    fn end(mut self) -> Result<String, BenchError> {
+        let mut child = self.0.take().expect("it was started");
+        child.kill().map_err(BenchError::io("ending DPDK"))?;
+        let output = child.wait_with_output().map_err(BenchError::io("ending DPDK"))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
