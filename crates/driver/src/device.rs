@@ -72,6 +72,14 @@ pub trait Device: Send {
     /// When the connection failed.
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError>;
 
+    /// Reads at `offset` of configuration space.
+    ///
+    /// # Errors
+    /// When the connection failed, or it is not to be had.
+    fn read_config(&mut self, _offset: u64, _data: &mut [u8]) -> Result<(), DriveError> {
+        Err(DriveError::Unsupported("its configuration space is not to be had"))
+    }
+
     /// Memory that the function can reach, of `length` bytes at least.
     ///
     /// # Errors
@@ -111,6 +119,10 @@ impl Device for Client {
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
         Ok(self.post(region::BAR0, offset, data)?)
+    }
+
+    fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+        Ok(Client::read(self, region::CONFIG, offset, data)?)
     }
 
     fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
@@ -207,6 +219,12 @@ impl Device for Local {
         self.endpoint
             .write(Region::Bar(0), offset, data)
             .map_err(|_| DriveError::Unsupported("its BAR 0 is too small"))
+    }
+
+    fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+        self.endpoint
+            .read(Region::Config, offset, data)
+            .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
     }
 
     fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {

@@ -85,7 +85,7 @@ impl Args {
             held.push(process::own_state(&state_dir)?);
         }
         let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
-        let folders = Folders { state: state_dir, rack: rack_dir };
+        let folders = Folders::new(state_dir, rack_dir);
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let link: Arc<dyn Link> = match &joined {

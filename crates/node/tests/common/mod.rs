@@ -89,7 +89,7 @@ fn node(
     devices: &[RackDevice],
     topology: &Topology,
 ) -> NodeOptions {
-    let folders = Folders { state: run_dir.to_owned(), rack: run_dir.to_owned() };
+    let folders = Folders::new(run_dir.to_owned(), run_dir.to_owned());
     NodeOptions {
         rack: "test".into(),
         host: host.into(),
