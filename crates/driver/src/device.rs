@@ -80,6 +80,14 @@ pub trait Device: Send {
         Err(DriveError::Unsupported("its configuration space is not to be had"))
     }
 
+    /// Writes at `offset` of configuration space.
+    ///
+    /// # Errors
+    /// As [`read_config`](Device::read_config).
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) -> Result<(), DriveError> {
+        Err(DriveError::Unsupported("its configuration space is not to be had"))
+    }
+
     /// Memory that the function can reach, of `length` bytes at least.
     ///
     /// # Errors
@@ -123,6 +131,10 @@ impl Device for Client {
 
     fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         Ok(Client::read(self, region::CONFIG, offset, data)?)
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        Ok(Client::write(self, region::CONFIG, offset, data)?)
     }
 
     fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
@@ -224,6 +236,12 @@ impl Device for Local {
     fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
         self.endpoint
             .read(Region::Config, offset, data)
+            .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.endpoint
+            .write(Region::Config, offset, data)
             .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
     }
 

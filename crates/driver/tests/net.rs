@@ -99,6 +99,7 @@ fn frames_go_through_by_every_kind_of_queue_and_stay_in_order() {
                     sent += 1;
                 }
                 nets[0].flush(0).unwrap();
+                nets[0].unsent(0);
                 while nets[1].receive(0, &mut found).unwrap().is_some() {
                     assert!(found == frame(&nets[0], to, 100 + received % 200, received), "{context}");
                     received += 1;

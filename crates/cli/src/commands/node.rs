@@ -14,6 +14,7 @@ use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
+use rackbus_net::LocalNetwork;
 use rackbus_node::{NodeOptions, Program};
 use rackbus_segment::directory::{HostRange, Settings};
 
@@ -85,7 +86,9 @@ impl Args {
             held.push(process::own_state(&state_dir)?);
         }
         let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
-        let folders = Folders::new(state_dir, rack_dir);
+        let ports = rackbus_devices::class::ports(&self.host, &devices);
+        let network = Arc::new(LocalNetwork::new(ports));
+        let folders = Folders::new(state_dir, rack_dir).with_network(network);
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let link: Arc<dyn Link> = match &joined {

@@ -152,7 +152,10 @@ impl Net {
         }
         let many = features & feature::MQ != 0;
         let vectors = if options.interrupts { pairs + 1 } else { 0 };
-        let events = if vectors > 0 { device.interrupts(vectors)? } else { Vec::new() };
+        let mut events = Vec::new();
+        if vectors > 0 && registers.enable_msix(&mut *device)? {
+            events = device.interrupts(vectors)?;
+        }
         let mut net = Net {
             device,
             memory,

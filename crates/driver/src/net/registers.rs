@@ -1,6 +1,6 @@
 //! The registers of a virtio function, where its capabilities say that they are.
 
-use rackbus_spec::pcie::{capability as pci, header};
+use rackbus_spec::pcie::{capability as pci, header, msix};
 use rackbus_spec::virtio::net::{config, feature};
 use rackbus_spec::virtio::{
     DEVICE_ID_BASE, VENDOR_ID, capability as cap, common as reg, feature as common, status,
@@ -17,6 +17,8 @@ pub struct Registers {
     notify: u64,
     multiplier: u64,
     device: u64,
+    /// Where the MSI-X capability is in configuration space, if it is shown.
+    msix: Option<u64>,
 }
 
 impl Registers {
@@ -45,6 +47,9 @@ impl Registers {
                 value.copy_from_slice(part);
                 u64::from(u32::from_le_bytes(value))
             };
+            if bytes[at] == pci::MSIX {
+                found.msix = Some(at as u64);
+            }
             if bytes[at] == pci::VENDOR && bytes[at + cap::BAR] == 0 {
                 let place = match bytes[at + cap::TYPE] {
                     cap::COMMON => Some(&mut found.common),
@@ -72,6 +77,14 @@ impl Registers {
         let mut data = [0; N];
         device.read(at, &mut data)?;
         Ok(data)
+    }
+
+    /// Lets the function interrupt by MSI-X; false where it does not show that.
+    pub fn enable_msix(&self, device: &mut dyn Device) -> Result<bool, NetError> {
+        let Some(at) = self.msix else { return Ok(false) };
+        let control = msix::CONTROL_ENABLE.to_le_bytes();
+        device.write_config(at + u64::from(msix::CONTROL), &control)?;
+        Ok(true)
     }
 
     pub fn status(&self, device: &mut dyn Device) -> Result<u8, NetError> {
