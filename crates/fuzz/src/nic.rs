@@ -114,10 +114,12 @@ impl Driver {
         self.endpoint().write(Region::Bar(0), offset, data).expect("it is inside");
     }
 
+    /// The driver writes to memory that the function may write to as well: what it may not stays known.
     fn poke<T: zerocopy::IntoBytes + zerocopy::Immutable>(&self, address: u64, value: &T) {
-        let offset = address.checked_sub(RAM).and_then(|at| usize::try_from(at).ok());
-        if let Some(offset) = offset {
-            self.ram.whole().write_obj(offset, value);
+        let end = if self.unmapped.is_some() { OPEN[0].end } else { OPEN[1].end };
+        let last = address.saturating_add(size_of::<T>() as u64);
+        if address >= at(OPEN[0].start) && last <= at(end) {
+            self.ram.whole().write_obj((address - RAM) as usize, value);
         }
     }
 
