@@ -284,7 +284,8 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
 /// The ports that `host`'s devices have in its network, by the functions that they are for.
 pub fn ports(host: &str, devices: &[RackDevice]) -> Vec<(String, PortOptions)> {
     let of_host = |device: &&RackDevice| device.function.split('/').next() == Some(host);
-    let port = |device: &RackDevice| Some((device.function.clone(), device.config.as_ref()?.port()?));
+    let port =
+        |device: &RackDevice| Some((device.function.clone(), device.config.as_ref()?.port()?));
     devices.iter().filter(of_host).filter_map(port).collect()
 }
 

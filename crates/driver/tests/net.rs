@@ -101,7 +101,10 @@ fn frames_go_through_by_every_kind_of_queue_and_stay_in_order() {
                 nets[0].flush(0).unwrap();
                 nets[0].unsent(0);
                 while nets[1].receive(0, &mut found).unwrap().is_some() {
-                    assert!(found == frame(&nets[0], to, 100 + received % 200, received), "{context}");
+                    assert!(
+                        found == frame(&nets[0], to, 100 + received % 200, received),
+                        "{context}"
+                    );
                     received += 1;
                 }
             }
@@ -149,7 +152,8 @@ fn checksum(segment: &[u8]) -> u16 {
 
 #[test]
 fn what_a_sender_leaves_to_others_goes_along_or_is_done_for_who_takes_no_such_frames() {
-    let without = |features: u64| Options { features: !features, buffer: 70_000, ..Options::default() };
+    let without =
+        |features: u64| Options { features: !features, buffer: 70_000, ..Options::default() };
     let takes_all = without(0);
     for (receiver, expected) in [
         (takes_all, 1),
@@ -277,7 +281,11 @@ fn several_pairs_share_flows_and_keep_each_in_order() {
     assert_eq!(used.iter().sum::<u32>(), 640);
 }
 
-fn served(folder: &Path, network: &LocalNetwork, number: u16) -> (LocalFunction, std::path::PathBuf) {
+fn served(
+    folder: &Path,
+    network: &LocalNetwork,
+    number: u16,
+) -> (LocalFunction, std::path::PathBuf) {
     let socket = folder.join(format!("vf{number}.sock"));
     let model = nic(network, number, 2, None);
     (serve_function(model, &socket, EngineOptions::default()).unwrap(), socket)

@@ -157,7 +157,8 @@ impl Driver {
 
     /// Brings the function up with these features and queues of `size` entries.
     fn enable(&mut self, features: u64, size: u16) {
-        let write = |driver: &mut Driver, at: u64, data: &[u8]| driver.write(layout::COMMON + at, data);
+        let write =
+            |driver: &mut Driver, at: u64, data: &[u8]| driver.write(layout::COMMON + at, data);
         write(self, reg::DEVICE_STATUS, &[0]);
         write(self, reg::DEVICE_STATUS, &[status::ACKNOWLEDGE | status::DRIVER]);
         for half in 0..2u32 {
@@ -187,8 +188,7 @@ impl Driver {
         let text = saved.state.to_bytes().expect("it can be written");
         let own = FunctionState::from_bytes(&text).expect("it was written here");
         self.endpoint = None;
-        let mut next =
-            Endpoint::with_clock(model(&self.network), Box::new(self.time.clone()));
+        let mut next = Endpoint::with_clock(model(&self.network), Box::new(self.time.clone()));
         let restored = next.restore(state.unwrap_or(&own), saved.descriptors).is_ok();
         self.endpoint = Some(next);
         restored
@@ -278,10 +278,8 @@ fn descriptor(driver: &Driver, input: &mut Input<'_>) {
     let low = u16::from(flags & 7);
     match kind & 16 != 0 {
         false => driver.poke(place, &Descriptor { address, length, flags: low, next: next.into() }),
-        true => driver.poke(
-            place,
-            &PackedDescriptor { address, length, id: next.into(), flags: low | wrap },
-        ),
+        true => driver
+            .poke(place, &PackedDescriptor { address, length, id: next.into(), flags: low | wrap }),
     }
 }
 
@@ -396,7 +394,8 @@ pub fn restore(data: &[u8]) {
 
 /// Drivers that receive, send and command, by both kinds of queues.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let buffer = |queue: u8, slot: u8, page: u8, flags: u8| vec![0, queue, slot, page, 224, flags, 0];
+    let buffer =
+        |queue: u8, slot: u8, page: u8, flags: u8| vec![0, queue, slot, page, 224, flags, 0];
     let packed = |queue: u8, slot: u8, page: u8, flags: u8| {
         vec![0, queue | 16, slot, page, 224, flags | 8, slot]
     };

@@ -15,6 +15,6 @@ pub mod offload;
 pub mod port;
 
 pub use address::MacAddress;
-pub use offload::Offload;
 pub use local::LocalNetwork;
+pub use offload::Offload;
 pub use port::{Cause, Frame, Network, Port, PortOptions, Sent};

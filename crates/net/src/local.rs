@@ -62,13 +62,16 @@ struct Switch {
 #[derive(Debug, Clone)]
 struct Member {
     function: String,
-    inbox: Weak<Inbox>,
+    inbox: Arc<Inbox>,
 }
 
 impl Switch {
-    fn join(self: &Arc<Switch>, function: &str, options: PortOptions) -> std::io::Result<LocalPort> {
+    fn join(
+        self: &Arc<Switch>,
+        function: &str,
+        options: PortOptions,
+    ) -> std::io::Result<LocalPort> {
         let mut members = lock(&self.ports);
-        members.retain(|member| member.inbox.strong_count() > 0);
         if members.iter().any(|member| member.function == function) {
             let text = format!("the port of {function} is held already");
             return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
@@ -79,20 +82,22 @@ impl Switch {
             memory,
             ring: Mutex::new(RingState { mac, ..RingState::default() }),
             parked: AtomicBool::new(false),
+            room: AtomicBool::new(false),
             event: Event::new()?,
             vlan: options.vlan,
             anti_spoofing: options.anti_spoofing,
         });
-        members.push(Member { function: function.to_owned(), inbox: Arc::downgrade(&inbox) });
-        Ok(LocalPort { switch: self.clone(), inbox, full: Vec::new(), mtu: MTU })
+        members.push(Member { function: function.to_owned(), inbox: inbox.clone() });
+        Ok(LocalPort { switch: self.clone(), inbox, told: Vec::new(), mtu: MTU })
     }
 
     /// The inboxes of others that a frame to `to` is for, of members of the VLAN.
     fn receivers(&self, to: MacAddress, sender: &Arc<Inbox>) -> Vec<Arc<Inbox>> {
         let members = lock(&self.ports);
-        let others = members.iter().filter_map(|member| member.inbox.upgrade());
-        let others = others.filter(|inbox| !Arc::ptr_eq(inbox, sender) && inbox.vlan == sender.vlan);
-        others.filter(|inbox| to.is_group() || lock(&inbox.ring).mac == to).collect()
+        let others = members.iter().map(|member| &member.inbox);
+        let others =
+            others.filter(|inbox| !Arc::ptr_eq(inbox, sender) && inbox.vlan == sender.vlan);
+        others.filter(|inbox| to.is_group() || lock(&inbox.ring).mac == to).cloned().collect()
     }
 }
 
@@ -102,6 +107,8 @@ struct Inbox {
     memory: SharedMemory,
     ring: Mutex<RingState>,
     parked: AtomicBool,
+    /// A port that was full has room again.
+    room: AtomicBool,
     event: Event,
     vlan: Option<u16>,
     anti_spoofing: bool,
@@ -146,7 +153,13 @@ impl Inbox {
         }
     }
 
-    fn put(&self, from: &Arc<Inbox>, offload: Offload, parts: &[DmaSlice<'_>], length: usize) -> Sent {
+    fn put(
+        &self,
+        from: &Arc<Inbox>,
+        offload: Offload,
+        parts: &[DmaSlice<'_>],
+        length: usize,
+    ) -> Sent {
         let mut ring = lock(&self.ring);
         if !ring.attended {
             return Sent::Dropped(Cause::Down);
@@ -180,8 +193,15 @@ struct LocalPort {
     switch: Arc<Switch>,
     inbox: Arc<Inbox>,
     /// Receivers of what was sent since the last flush.
-    full: Vec<Arc<Inbox>>,
+    told: Vec<Arc<Inbox>>,
     mtu: u16,
+}
+
+impl Drop for LocalPort {
+    fn drop(&mut self) {
+        self.attend(false);
+        lock(&self.switch.ports).retain(|member| !Arc::ptr_eq(&member.inbox, &self.inbox));
+    }
 }
 
 impl Port for LocalPort {
@@ -191,7 +211,7 @@ impl Port for LocalPort {
 
     fn set_mac(&mut self, mac: MacAddress) -> bool {
         let members = lock(&self.switch.ports);
-        let others = members.iter().filter_map(|member| member.inbox.upgrade());
+        let others = members.iter().map(|member| &member.inbox);
         let mut others = others.filter(|inbox| !Arc::ptr_eq(inbox, &self.inbox));
         let own = lock(&self.inbox.ring).mac;
         if mac == own {
@@ -254,15 +274,15 @@ impl Port for LocalPort {
             if !to.is_group() {
                 sent = put;
             }
-            if !self.full.iter().any(|known| Arc::ptr_eq(known, &receiver)) {
-                self.full.push(receiver);
+            if !self.told.iter().any(|known| Arc::ptr_eq(known, &receiver)) {
+                self.told.push(receiver);
             }
         }
         sent
     }
 
     fn flush(&mut self) {
-        self.full.drain(..).for_each(|receiver| receiver.wake());
+        self.told.drain(..).for_each(|receiver| receiver.wake());
     }
 
     fn next(&mut self) -> Option<Frame<'_>> {
@@ -277,13 +297,17 @@ impl Port for LocalPort {
         ring.full_since = None;
         let waiting = std::mem::take(&mut ring.waiting);
         drop(ring);
-        waiting.iter().filter_map(Weak::upgrade).for_each(|sender| sender.wake());
+        for sender in waiting.iter().filter_map(Weak::upgrade) {
+            sender.room.store(true, Ordering::Relaxed);
+            sender.wake();
+        }
     }
 
     fn park(&mut self) -> bool {
         self.inbox.parked.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        lock(&self.inbox.ring).frames.is_empty()
+        let room = self.inbox.room.swap(false, Ordering::Relaxed);
+        !room && lock(&self.inbox.ring).frames.is_empty()
     }
 
     fn unpark(&mut self) {
@@ -293,5 +317,140 @@ impl Port for LocalPort {
 
     fn wake_fd(&self) -> BorrowedFd<'_> {
         self.inbox.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(network: &LocalNetwork, function: &str) -> Box<dyn Port> {
+        let mut port = network.port(function).unwrap();
+        port.attend(true);
+        port
+    }
+
+    fn frame(memory: &SharedMemory, to: MacAddress, number: u32, length: usize) -> DmaSlice<'_> {
+        memory.whole().write_obj(0, &to.0);
+        memory.whole().write_obj(14, &number);
+        memory.whole().part(0, length).unwrap()
+    }
+
+    fn number(port: &mut Box<dyn Port>) -> Option<u32> {
+        let number = port.next()?.bytes.read_obj(14);
+        port.consume();
+        number
+    }
+
+    #[test]
+    fn frames_of_any_length_come_in_order_however_often_the_ring_goes_round() {
+        let network = LocalNetwork::new([]);
+        let (mut a, mut b) = (port(&network, "h/nic0.vf1"), port(&network, "h/nic0.vf2"));
+        let memory = SharedMemory::create("frames", 1 << 17).unwrap();
+        let (to, mut sent, mut came) = (b.mac(), 0u32, 0);
+        for round in 0..2000usize {
+            let length = 18 + (round * 7919) % (MAX_FRAME - 18);
+            if a.send(Offload::default(), &[frame(&memory, to, sent, length)]) == Sent::Done {
+                sent += 1;
+            }
+            // The ring is mostly nearly full, and sometimes empty.
+            let keep = if round % 100 == 99 { 0 } else { 12 };
+            while sent - came > keep {
+                assert_eq!(number(&mut b), Some(came));
+                came += 1;
+            }
+        }
+        assert!(sent > 1900, "{sent}");
+        while let Some(next) = number(&mut b) {
+            assert_eq!(next, came);
+            came += 1;
+        }
+        assert_eq!(came, sent);
+    }
+
+    #[test]
+    fn a_full_port_keeps_its_sender_waiting_and_wakes_it() {
+        let network = LocalNetwork::new([]);
+        let (mut a, mut b) = (port(&network, "h/nic0.vf1"), port(&network, "h/nic0.vf2"));
+        let memory = SharedMemory::create("frames", 1 << 17).unwrap();
+        let to = b.mac();
+        let whole = frame(&memory, to, 0, MAX_FRAME);
+        while a.send(Offload::default(), &[whole]) == Sent::Done {}
+        assert!(a.park(), "nothing came");
+        assert!(!Event::wait_any(&[a.wake_fd()], Some(0)));
+        b.consume();
+        assert!(Event::wait_any(&[a.wake_fd()], Some(0)), "there is room");
+        // In two pieces, of which none is large enough yet.
+        b.consume();
+        a.unpark();
+        assert!(!a.park(), "which it hears of, whether it sleeps or is about to");
+        a.unpark();
+        assert_eq!(a.send(Offload::default(), &[whole]), Sent::Done);
+        // One that stands still costs its senders a bounded time.
+        let begun = Instant::now();
+        while a.send(Offload::default(), &[whole]) == Sent::Full {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+        assert_eq!(a.send(Offload::default(), &[whole]), Sent::Dropped(Cause::Full));
+        // And the others nothing.
+        let mut c = port(&network, "h/nic0.vf3");
+        let other = frame(&memory, c.mac(), 7, 100);
+        assert_eq!(a.send(Offload::default(), &[other]), Sent::Done);
+        assert_eq!(number(&mut c), Some(7));
+    }
+
+    #[test]
+    fn each_frame_goes_to_whom_it_is_for() {
+        let options = |vlan, anti_spoofing| PortOptions { mac: None, vlan, anti_spoofing };
+        let network = LocalNetwork::new([
+            ("h/nic0.vf2".to_owned(), options(Some(7), true)),
+            ("h/nic0.vf3".to_owned(), options(Some(7), false)),
+        ]);
+        let names = ["h/nic0.vf1", "h/nic0.vf2", "h/nic0.vf3", "h/nic0.vf4", "h/nic1.vf1"];
+        let mut ports = names.map(|name| port(&network, name));
+        let macs = [0, 1, 2, 3, 4].map(|at: usize| ports[at].mac());
+        let memory = SharedMemory::create("frames", 4096).unwrap();
+        let mut send = |from: usize, to, sender: MacAddress, kind: [u8; 2]| {
+            let frame = frame(&memory, to, 1, 60);
+            memory.whole().write_obj(6, &sender.0);
+            memory.whole().write_obj(12, &kind);
+            let sent = ports[from].send(Offload::default(), &[frame]);
+            let reached: Vec<usize> =
+                (0..5).filter(|at| number(&mut ports[*at]).is_some()).collect();
+            (sent, reached)
+        };
+        let (all, ip, tag) = (MacAddress::BROADCAST, [8, 0], [0x81, 0]);
+        assert_eq!(send(0, all, macs[0], ip), (Sent::Done, vec![3]));
+        assert_eq!(send(0, macs[3], macs[0], tag), (Sent::Done, vec![3]));
+        for unknown in [macs[1], macs[4], macs[0]] {
+            let dropped = Sent::Dropped(Cause::Unknown);
+            assert_eq!(send(0, unknown, macs[0], ip), (dropped, vec![]));
+        }
+        assert_eq!(send(1, macs[2], macs[1], ip), (Sent::Done, vec![2]));
+        assert_eq!(send(1, macs[2], macs[0], ip), (Sent::Dropped(Cause::Spoofed), vec![]));
+        assert_eq!(send(2, all, macs[0], ip), (Sent::Done, vec![1]));
+        assert_eq!(send(2, all, macs[2], tag), (Sent::Dropped(Cause::Vlan), vec![]));
+        assert!(!ports[1].set_mac(MacAddress([2; 6])), "it may not have another address");
+        assert!(!ports[0].set_mac(macs[3]), "somebody has it");
+        assert!(ports[0].set_mac(MacAddress([2; 6])) && ports[0].mac() == MacAddress([2; 6]));
+    }
+
+    #[test]
+    fn a_port_belongs_to_one_owner_who_takes_frames_or_does_not() {
+        let network = LocalNetwork::new([]);
+        let mut a = port(&network, "h/nic0.vf1");
+        let mut b = network.port("h/nic0.vf2").unwrap();
+        let memory = SharedMemory::create("frames", 4096).unwrap();
+        let to = b.mac();
+        let frame = frame(&memory, to, 1, 60);
+        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Down));
+        assert!(network.port("h/nic0.vf2").is_err(), "somebody holds it");
+        b.attend(true);
+        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Done);
+        b.attend(false);
+        assert!(b.next().is_none());
+        drop(b);
+        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Unknown));
+        network.port("h/nic0.vf2").unwrap();
     }
 }

@@ -197,8 +197,12 @@ impl Endpoint {
             _ if self.ended => {}
             Region::Config => match self.reached(offset, data.len()) {
                 Some((bar, place)) => {
-                    let bus =
-                        Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
+                    let bus = Bus {
+                        dma: &self.dma,
+                        irq: &self.irq,
+                        user: &self.user,
+                        now_ns: self.now_ns,
+                    };
                     self.function.bar_write(&bus, bar, place, data);
                 }
                 None => self.write_config(offset, data),

@@ -28,17 +28,8 @@ const BURST_PARTS: u64 = 200;
 #[derive(Debug)]
 pub struct NicClass;
 
-const KEYS: &[&str] = &[
-    "kind",
-    "functions",
-    "queues",
-    "mac",
-    "rate",
-    "burst",
-    "vlan",
-    "anti_spoofing",
-    "function",
-];
+const KEYS: &[&str] =
+    &["kind", "functions", "queues", "mac", "rate", "burst", "vlan", "anti_spoofing", "function"];
 const OWN_KEYS: &[&str] = &["mac", "rate", "burst", "vlan", "anti_spoofing"];
 
 impl Class for NicClass {
@@ -106,7 +97,8 @@ impl Class for NicClass {
     }
 }
 
-const MAC: &str = "`mac` is the first function's address, as in \"52:54:00:12:34:00\"; the others follow";
+const MAC: &str =
+    "`mac` is the first function's address, as in \"52:54:00:12:34:00\"; the others follow";
 const RATE: &str = "`rate` is what a function may send and receive, as in \"1 Gbit/s\"";
 
 /// The address that is `count` behind another one.

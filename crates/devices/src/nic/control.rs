@@ -145,7 +145,10 @@ mod tests {
         let good: [(&[u8], Settings); 5] = [
             (&[4, 0, 4, 0], Settings { pairs: 4, ..new() }),
             (&[&[1, 1][..], &mac].concat(), Settings { mac, ..new() }),
-            (&[&[5, 0][..], &offloads].concat(), Settings { offloads: feature::GUEST_CSUM, ..new() }),
+            (
+                &[&[5, 0][..], &offloads].concat(),
+                Settings { offloads: feature::GUEST_CSUM, ..new() },
+            ),
             (&[0, 0, 1], Settings { filter: promiscuous, ..new() }),
             (&[3, 0], new()),
         ];

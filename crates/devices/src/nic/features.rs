@@ -59,8 +59,7 @@ const NEEDS: [(u64, u64, u64); 18] = [
 /// Whether a driver may accept these features together.
 pub fn allows(features: u64) -> bool {
     NEEDS.iter().all(|(feature, all, any)| {
-        features & feature == 0
-            || (features & all == *all && (*any == 0 || features & any != 0))
+        features & feature == 0 || (features & all == *all && (*any == 0 || features & any != 0))
     })
 }
 

@@ -280,8 +280,7 @@ impl Nic {
         let take_mac = |mac| port.as_mut().is_none_or(|port| port.set_mac(mac));
         let accepted = self.transport.accepted();
         let announce = self.settings.announce;
-        let good =
-            whole && self.settings.execute(accepted, self.most_pairs, &said, take_mac);
+        let good = whole && self.settings.execute(accepted, self.most_pairs, &said, take_mac);
         if announce != self.settings.announce {
             self.transport.config_moved();
         }

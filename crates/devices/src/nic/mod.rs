@@ -21,6 +21,9 @@ mod shaper;
 pub mod steering;
 mod transmit;
 
+#[cfg(test)]
+mod tests;
+
 pub use class::NicClass;
 pub use function::{Counters, Nic, NicOptions};
 

@@ -15,6 +15,8 @@ use crate::virtio::{Chain, QueueError, Used};
 
 /// Frames of a queue in one poll.
 const BURST: usize = 64;
+/// A receiver without room rings when it has some, and never if it stands still: then its frames are to be dropped.
+const RETRY_NS: u64 = 1_000_000;
 
 impl Nic {
     /// Sends what the transmit queues hold, a bounded number from each.
@@ -54,16 +56,14 @@ impl Nic {
             let cursor = ring.cursor();
             let sent = match ring.take(bus.dma, &mut self.chain) {
                 Ok(false) => break,
-                Ok(true) => {
-                    send(bus.dma, &self.chain, accepted, self.port.as_mut(), &mut parts)
-                }
+                Ok(true) => send(bus.dma, &self.chain, accepted, self.port.as_mut(), &mut parts),
                 Err(error) => Err(error),
             };
             parts.clear();
             match sent {
                 Ok((Sent::Full, _)) => {
                     ring.rewind(cursor);
-                    outcome.stalled = true;
+                    outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
                     break;
                 }
                 Ok((sent, bytes)) => {

@@ -48,8 +48,7 @@ pub fn info(
     device_bytes: u64,
     serial: u64,
 ) -> FunctionInfo {
-    let bar =
-        Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
+    let bar = Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
     let notify = u64::from(queues) * NOTIFY_STRIDE;
     let mut notifications = body(cap::NOTIFY, NOTIFY, notify);
     notifications.extend((NOTIFY_STRIDE as u32).to_le_bytes());

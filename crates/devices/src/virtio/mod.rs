@@ -17,6 +17,9 @@ pub mod saved;
 mod split;
 pub mod transport;
 
+#[cfg(test)]
+mod tests;
+
 pub use chain::{Buffer, Chain};
 pub use ring::{QueueError, Ring, Used};
 pub use transport::{Change, Transport};

@@ -70,8 +70,7 @@ impl Transport {
         vectors: usize,
         saved: &TransportState,
     ) -> Result<(), RestoreError> {
-        let vector =
-            |vector: u16| vector == common::NO_VECTOR || usize::from(vector) < vectors;
+        let vector = |vector: u16| vector == common::NO_VECTOR || usize::from(vector) < vectors;
         let negotiated = saved.status & status::FEATURES_OK != 0;
         require(saved.queues.len() == self.queues.len(), "the number of queues")?;
         require(vector(saved.config_vector), "a vector")?;

@@ -219,8 +219,7 @@ impl Net {
         let mut queue = Queue::new(&self.memory, &self.addresses, number, size, span, features)?;
         queue.indirect = indirect && span.segments > 1;
         let places = queue.places;
-        queue.notify_at =
-            self.registers.enable(&mut *self.device, number, size, places, vector)?;
+        queue.notify_at = self.registers.enable(&mut *self.device, number, size, places, vector)?;
         // Nobody waits yet.
         queue.want_interrupts(&self.memory, false);
         Ok(queue)

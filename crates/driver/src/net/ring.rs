@@ -105,7 +105,8 @@ impl Queue {
             let (address, _) = addresses.at(offset)?;
             Some(address)
         };
-        let place = |offset| address(offset).ok_or(NetError::Unsupported("memory out of its reach"));
+        let place =
+            |offset| address(offset).ok_or(NetError::Unsupported("memory out of its reach"));
         let places = QueueLayout {
             descriptors: place(descriptors)?,
             driver: place(driver)?,
@@ -116,9 +117,12 @@ impl Queue {
         }
         let ring = match features & feature::RING_PACKED != 0 {
             true => Ring::Packed(Packed::new(size, descriptors, driver, device, features)),
-            false => {
-                Ring::Split(Split::new(size, span.segments, [descriptors, driver, device], features))
-            }
+            false => Ring::Split(Split::new(
+                size,
+                span.segments,
+                [descriptors, driver, device],
+                features,
+            )),
         };
         Ok(Queue {
             number,

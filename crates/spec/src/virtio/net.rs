@@ -64,13 +64,8 @@ pub mod feature {
     pub const SPEED_DUPLEX: u64 = 1 << 63;
 
     /// What the driver takes, which [`CTRL_GUEST_OFFLOADS`] changes (section 5.1.6.5.6).
-    pub const GUEST_OFFLOADS: u64 = GUEST_CSUM
-        | GUEST_TSO4
-        | GUEST_TSO6
-        | GUEST_ECN
-        | GUEST_UFO
-        | GUEST_USO4
-        | GUEST_USO6;
+    pub const GUEST_OFFLOADS: u64 =
+        GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_UFO | GUEST_USO4 | GUEST_USO6;
 }
 
 /// Device configuration (section 5.1.4): offsets.

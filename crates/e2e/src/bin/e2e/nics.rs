@@ -83,7 +83,9 @@ fn beside_a_driver(rack: &Rack, guest: &mut Guest) -> Result<()> {
         let heard = net.receive(0, &mut frame).map_err(|error| Failure(error.to_string()))?;
         match heard {
             None => net.wait(0, Duration::from_secs(1)),
-            Some(_) if frame.len() >= 42 && frame[12..14] == [8, 6] => break frame[38..42].to_vec(),
+            Some(_) if frame.len() >= 42 && frame[12..14] == [8, 6] => {
+                break frame[38..42].to_vec();
+            }
             Some(_) => {}
         }
     };
