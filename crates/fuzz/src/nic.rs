@@ -331,8 +331,8 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
         }
         12 => {
             let (address, data) = (address(input), input.short());
-            for (at, byte) in (address..).zip(data) {
-                driver.poke(at, byte);
+            for (offset, byte) in (0..).zip(data) {
+                driver.poke(address.wrapping_add(offset), byte);
             }
         }
         _ => {

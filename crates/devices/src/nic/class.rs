@@ -228,7 +228,7 @@ fn bits(rate: u64) -> String {
     let bits = rate as f64 * 8.0;
     let (value, unit) = match rate {
         ..125_000 => (bits / 1e3, "kbit/s"),
-        ..125_000_000 => (bits / 1e6, "Mbit/s"),
+        125_000..125_000_000 => (bits / 1e6, "Mbit/s"),
         _ => (bits / 1e9, "Gbit/s"),
     };
     format!("{value} {unit}")

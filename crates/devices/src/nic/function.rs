@@ -186,13 +186,13 @@ impl Nic {
         }
     }
 
-    fn wake_up(&mut self) {
-        if std::mem::take(&mut self.parked) {
-            if let Some(port) = &mut self.port {
-                port.unpark();
-            }
-            self.transport.poll_queues(true);
+    /// The engine polls: the port need not ring. True when it slept before.
+    fn wake_up(&mut self) -> bool {
+        let slept = std::mem::take(&mut self.parked);
+        if let (true, Some(port)) = (slept, &mut self.port) {
+            port.unpark();
         }
+        slept
     }
 
     fn attend(&mut self, on: bool) {
@@ -265,7 +265,7 @@ impl Nic {
 
     /// Carries out the command that was taken.
     fn command(&mut self, dma: &DmaSpace) -> Result<(), QueueError> {
-        let answer = self.chain.writable.iter().rev().find(|buffer| buffer.length > 0);
+        let answer = self.chain.writable.iter().find(|buffer| buffer.length > 0);
         let answer = *answer.ok_or(Fault::Header)?;
         let mut said = vec![0; (self.chain.readable_bytes as usize).min(LONGEST)];
         let mut done = 0;
@@ -284,9 +284,8 @@ impl Nic {
         if announce != self.settings.announce {
             self.transport.config_moved();
         }
-        let answer = answer.address.saturating_add(u64::from(answer.length) - 1);
         let value = if good { control::OK } else { control::ERROR };
-        dma.write(answer, &[value]).map_err(|_| QueueError::Unreachable)
+        dma.write(answer.address, &[value]).map_err(|_| QueueError::Unreachable)
     }
 
     /// The queues that hold requests which nothing but polling would find.
@@ -355,12 +354,16 @@ impl Function for Nic {
     }
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
-        self.wake_up();
+        let slept = self.wake_up();
         self.look_at_link(bus);
         if !self.transport.runs() || !bus.dma.master() {
             return Work::Asleep(None);
         }
         self.transport.refresh(bus.dma);
+        if slept {
+            bus.user.before_access();
+            self.transport.poll_queues(true);
+        }
         let control = self.control(bus);
         let outward = self.transmit(bus);
         let inward = self.receive(bus);
@@ -383,8 +386,12 @@ impl Function for Nic {
         }
         self.transport.refresh(bus.dma);
         self.transport.poll_queues(false);
-        // What the port has may have to wait for buffers, and then a queue rings.
+        // What the port has may have to wait for buffers: then a queue rings, unless they came just before that was
+        // asked for.
         let [_, inward] = self.stalled;
+        if inward && self.receive(bus).done {
+            return false;
+        }
         (quiet || inward) && !self.has_work()
     }
 

@@ -190,6 +190,33 @@ fn who_finds_its_receiver_full_tries_again_later() {
     panic!("the receiver is never full");
 }
 
+/// Buffers that are too few for a frame: the driver notifies of the next one, whatever was there before.
+#[test]
+fn a_frame_that_needs_more_buffers_is_handed_over_when_they_come() {
+    let mut guest = Guest::new(feature::MRG_RXBUF | common::EVENT_IDX);
+    for at in 0..4 {
+        let address = IOVA + DATA + 100 * at;
+        let buffer = Descriptor { address, length: 100, flags: flags::WRITE, next: 0 };
+        guest.memory.whole().write_obj(16 * at as usize, &buffer);
+        guest.memory.whole().store_u16(0x1004 + 2 * at as usize, at as u16, Ordering::Relaxed);
+    }
+    let offer = |guest: &Guest, index: u16| {
+        guest.memory.whole().store_u16(0x1002, index, Ordering::Release);
+    };
+    guest.send(300);
+    offer(&guest, 2);
+    assert_eq!(guest.poll(), Work::Idle);
+    assert!(guest.endpoint.park());
+    let event = guest.memory.whole().load_u16(0x2004 + 8 * 8, Ordering::Relaxed);
+    assert_eq!(event, Some(2), "the index that it wants to be notified of");
+    offer(&guest, 3);
+    assert_eq!(guest.poll(), Work::Idle, "still too few");
+    // They come while it is about to sleep.
+    offer(&guest, 4);
+    assert!(!guest.endpoint.park());
+    assert_eq!(guest.memory.whole().load_u16(0x2002, Ordering::Acquire), Some(4));
+}
+
 #[test]
 fn registers_are_reached_through_configuration_space_too() {
     let mut guest = Guest::new(0);

@@ -180,7 +180,8 @@ impl Split {
             (true, false) => {}
             (true, true) => {
                 let at = layout::RING + usize::from(self.size) * layout::USED_SIZE;
-                store(at, self.next);
+                // By what comes next: there may be some that is not enough.
+                store(at, self.available_index().unwrap_or(self.next));
             }
             (false, wanted) => store(layout::FLAGS, if wanted { 0 } else { layout::NO_NOTIFY }),
         }

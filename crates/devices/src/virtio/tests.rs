@@ -257,7 +257,7 @@ fn an_interrupt_is_wanted_for_the_entry_that_the_driver_named() {
 }
 
 #[test]
-fn notifications_are_asked_for_where_the_queue_goes_on() {
+fn notifications_are_asked_for_by_what_comes_next() {
     let memory = Memory::new();
     memory.descriptor(0, 0, 0);
     memory.available(0, 3);
@@ -272,7 +272,7 @@ fn notifications_are_asked_for_where_the_queue_goes_on() {
         ring.take(&memory.dma, &mut chain).unwrap();
     }
     ring.ask_notifications(true);
-    assert_eq!(memory.get::<u16>(DEVICE + split::RING as u64 + 8 * u64::from(SIZE)), 2);
+    assert_eq!(memory.get::<u16>(DEVICE + split::RING as u64 + 8 * u64::from(SIZE)), 3);
     let mut ring = memory.ring(feature::RING_PACKED);
     ring.ask_notifications(false);
     assert_eq!(memory.get::<u16>(DEVICE + event::FLAGS as u64), event::DISABLE);
