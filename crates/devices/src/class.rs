@@ -4,17 +4,19 @@
 //! devices, how they are described, how their models are made, and the front that runs at a
 //! borrower. Whoever lends, borrows or lists devices asks here and names no class.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::{DeviceSection, Rack, RackError};
 use rackbus_fabric::text::{Outcome, list, wrong};
+use rackbus_net::PortOptions;
 use rackbus_pci::{Function, MediumAccess};
 
 use crate::lost::Lost;
 use crate::upstream::{UpstreamClass, UpstreamServer};
-use crate::{Folders, accel, memory, nvme};
+use crate::{Folders, accel, memory, nic, nvme};
 
 /// All classes: those that a node plays, those that only the timing model knows, and functions that other
 /// programs serve. What the model needs to know of a device, the rack file says of it as a part of the fabric,
@@ -23,7 +25,7 @@ pub const CLASSES: &[&dyn Class] = &[
     &nvme::DriveClass,
     &memory::MemoryClass,
     &Modelled("gpu"),
-    &Modelled("nic"),
+    &nic::NicClass,
     &accel::AcceleratorClass,
     &Modelled("dma"),
     &UpstreamClass,
@@ -132,6 +134,11 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// As [`set_level`](DeviceConfig::set_level).
     fn resume_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
         no_levels(level)
+    }
+
+    /// What the rack file says of its port, if it has one in its lender's network.
+    fn port(&self) -> Option<PortOptions> {
+        None
     }
 
     /// Whether its front can run at the borrower, apart from its medium, as strict isolation needs it.
@@ -275,6 +282,13 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
     Ok((rack, devices))
 }
 
+/// The ports that devices have in the rack's network, by the functions that they are for.
+pub fn ports(devices: &[RackDevice]) -> BTreeMap<String, PortOptions> {
+    let port =
+        |device: &RackDevice| Some((device.function.clone(), device.config.as_ref()?.port()?));
+    devices.iter().filter_map(port).collect()
+}
+
 /// The classes whose devices are run, each with the version of the state that they are saved with.
 pub fn state_versions() -> impl Iterator<Item = (&'static str, u32)> {
     CLASSES.iter().filter_map(|class| Some((class.name(), class.state_version()?)))
@@ -333,9 +347,10 @@ mod tests {
     }
 
     /// A new class is added here with what the rack file has to say of it at least.
-    const LEAST: [(&str, &[&str], &str); 3] = [
+    const LEAST: [(&str, &[&str], &str); 4] = [
         ("nvme", &BACKINGS, "size = \"1 MiB\"\n"),
         ("memory", &BACKINGS, "size = \"1 MiB\"\nat_return = \"keep\"\n"),
+        ("nic", &[""], "functions = 1\n"),
         ("accelerator", &[""], "functions = 1\n"),
     ];
     const BACKINGS: [&str; 2] = ["backing = \"memory\"\n", "backing = \"file\"\n"];
@@ -344,7 +359,7 @@ mod tests {
     #[test]
     fn a_device_of_every_class_goes_on_from_its_state_once() {
         let folder = tempfile::tempdir().unwrap();
-        let folders = Folders { state: folder.path().into(), rack: folder.path().into() };
+        let folders = Folders::new(folder.path(), folder.path());
         let mut classes: Vec<&str> = Vec::new();
         for (class, backings, keys) in LEAST {
             for backing in backings {
@@ -365,8 +380,10 @@ mod tests {
                     let mut next = Endpoint::new(model);
                     next.restore(&state, copies(&saved.descriptors))
                 };
-                let without = go_on_with(Vec::new());
-                assert!(without.is_err(), "{class} with {backing} goes on without its medium");
+                if !saved.medium.is_empty() {
+                    let without = go_on_with(Vec::new());
+                    assert!(without.is_err(), "{class} with {backing} goes on without its medium");
+                }
                 let go_on = || go_on_with(copies(&saved.medium));
                 go_on().unwrap_or_else(|error| panic!("{class} with {backing}: {error}"));
                 assert!(matches!(go_on(), Err(RestoreError::Taken)));

@@ -6,15 +6,18 @@
 //! * [`class`]: what a class of devices is, and which there are.
 //! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is.
 //! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR. [`accel`]: accelerators that tenants share.
+//! * [`nic`]: network cards. [`virtio`]: what every virtio function has.
 //! * [`upstream`]: what other programs serve.
 
 pub mod accel;
 pub mod class;
 pub mod lost;
 pub mod memory;
+pub mod nic;
 pub mod nvme;
 pub mod place;
 pub mod upstream;
+pub mod virtio;
 
 pub use class::{Class, DeviceConfig, FrontError, RackDevice};
 pub use lost::Lost;

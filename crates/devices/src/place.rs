@@ -1,6 +1,9 @@
 //! Where a device's data is: what `backing` says in the rack file, and the file that it means.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rackbus_net::Network;
 
 /// A place for data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,13 +18,28 @@ pub enum Place {
     Null,
 }
 
-/// The folders that a host's devices find their files in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The folders that a host's devices find their files in, and the network that their ports are of.
+#[derive(Debug, Clone)]
 pub struct Folders {
     /// Where rackbus keeps files of this host.
     pub state: PathBuf,
     /// Where the rack file is.
     pub rack: PathBuf,
+    /// Where network functions have their ports; without it their links are down.
+    pub network: Option<Arc<dyn Network>>,
+}
+
+impl Folders {
+    /// These folders, and no network.
+    pub fn new(state: impl Into<PathBuf>, rack: impl Into<PathBuf>) -> Folders {
+        Folders { state: state.into(), rack: rack.into(), network: None }
+    }
+
+    /// The same with this network.
+    #[must_use]
+    pub fn with_network(self, network: Arc<dyn Network>) -> Folders {
+        Folders { network: Some(network), ..self }
+    }
 }
 
 impl Place {

@@ -72,6 +72,22 @@ pub trait Device: Send {
     /// When the connection failed.
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError>;
 
+    /// Reads at `offset` of configuration space.
+    ///
+    /// # Errors
+    /// When the connection failed, or it is not to be had.
+    fn read_config(&mut self, _offset: u64, _data: &mut [u8]) -> Result<(), DriveError> {
+        Err(DriveError::Unsupported("its configuration space is not to be had"))
+    }
+
+    /// Writes at `offset` of configuration space.
+    ///
+    /// # Errors
+    /// As [`read_config`](Device::read_config).
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) -> Result<(), DriveError> {
+        Err(DriveError::Unsupported("its configuration space is not to be had"))
+    }
+
     /// Memory that the function can reach, of `length` bytes at least.
     ///
     /// # Errors
@@ -111,6 +127,14 @@ impl Device for Client {
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
         Ok(self.post(region::BAR0, offset, data)?)
+    }
+
+    fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+        Ok(Client::read(self, region::CONFIG, offset, data)?)
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        Ok(Client::write(self, region::CONFIG, offset, data)?)
     }
 
     fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {
@@ -207,6 +231,18 @@ impl Device for Local {
         self.endpoint
             .write(Region::Bar(0), offset, data)
             .map_err(|_| DriveError::Unsupported("its BAR 0 is too small"))
+    }
+
+    fn read_config(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+        self.endpoint
+            .read(Region::Config, offset, data)
+            .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.endpoint
+            .write(Region::Config, offset, data)
+            .map_err(|_| DriveError::Unsupported("its configuration space is too small"))
     }
 
     fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Addresses, DriveError> {

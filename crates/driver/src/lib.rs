@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
 //! Drivers in user space: for programs that want a borrowed function without a VM, for tests and for
-//! measuring. Of a drive (NVMe) here, of an accelerator in [`accel`].
+//! measuring. Of a drive (NVMe) here, of an accelerator in [`accel`], of a network function (virtio) in [`net`].
 //!
 //! [`Drive`] opens a drive at a vfio-user socket, or one of this machine's, and reads and writes it; each of
 //! its [`Queue`]s keeps many commands in flight. The driver polls for completions and uses shadow doorbells, so
@@ -10,11 +10,13 @@
 pub mod accel;
 pub mod device;
 mod drive;
+pub mod net;
 mod queue;
 
 pub use accel::{Accel, AccelError};
 pub use device::{Addresses, Device, Local};
 pub use drive::{Drive, DriveInfo, Options};
+pub use net::{Net, NetError};
 pub use queue::{Buffer, Completed, Queue};
 pub use rackbus_pci::machine::{MachineError, MachineFunction};
 

@@ -9,7 +9,7 @@
 //!
 //! * [`input`]: bytes as choices.
 //! * [`vfio_user`], [`nvme`]: what a VM or a driver says, of which a drive sees the commands.
-//! * [`accel`]: what a tenant says to an accelerator.
+//! * [`accel`]: what a tenant says to an accelerator. [`nic`]: what a driver does to a network function.
 //! * [`state`]: saved functions that another process goes on with.
 //! * [`link`], [`segment`]: what other nodes and processes say.
 //! * [`guest`]: what a guest's kernel says to the device that it shares memory through.
@@ -22,6 +22,7 @@ pub mod files;
 pub mod guest;
 pub mod input;
 pub mod link;
+pub mod nic;
 pub mod nvme;
 pub mod segment;
 pub mod state;
@@ -45,6 +46,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vfio-user", run: vfio_user::run, seeds: vfio_user::seeds, words: &[] },
     Target { name: "nvme", run: nvme::run, seeds: nvme::seeds, words: &[] },
     Target { name: "accel", run: accel::run, seeds: accel::seeds, words: &[] },
+    Target { name: "nic", run: nic::run, seeds: nic::seeds, words: &[] },
+    Target { name: "nic-state", run: nic::restore, seeds: nic::states, words: nic::WORDS },
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },

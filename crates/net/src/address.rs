@@ -11,6 +11,16 @@ impl MacAddress {
     /// The address of all stations.
     pub const BROADCAST: MacAddress = MacAddress([0xff; 6]);
 
+    /// An address for the function or host of this name, administered locally (section 8.4): the same each time,
+    /// and another one for others, as far as 46 bits tell them apart (FNV-1a).
+    pub fn derived(name: &str) -> MacAddress {
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let [a, b, c, d, e, f, ..] = (hash ^ hash >> 48).to_le_bytes();
+        MacAddress([a & 0xfc | 2, b, c, d, e, f])
+    }
+
     /// Whether it names a group of stations.
     pub fn is_group(self) -> bool {
         self.0[0] & 1 != 0

@@ -11,6 +11,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use rackbus_fabric::rack::{Network, Rack};
 
 use crate::address::MacAddress;
+use crate::port::PortOptions;
 
 /// The class of network functions, as rack files name it.
 pub const FUNCTION_KIND: &str = "nic";
@@ -35,6 +36,10 @@ pub struct Station {
     pub ipv6: Ipv6Addr,
     /// What it is.
     pub kind: StationKind,
+    /// The VLAN that it is in, where its frames have no tags.
+    pub vlan: Option<u16>,
+    /// It sends from its own IP addresses only.
+    pub anti_spoofing: bool,
 }
 
 /// What a station is.
@@ -64,8 +69,9 @@ pub struct Stations {
 }
 
 impl Stations {
-    /// Those of a rack. Functions for which the network has no address left are none.
-    pub fn of(rack: &Rack) -> Stations {
+    /// Those of a rack, whose functions have these `ports`, by name. Functions for which the network has no
+    /// address left are none.
+    pub fn of(rack: &Rack, ports: &BTreeMap<String, PortOptions>) -> Stations {
         let network = rack.network.clone();
         let hosts = rack.hosts.iter().map(|host| {
             let number = host.node_id / 4;
@@ -78,7 +84,18 @@ impl Stations {
         let numbers = (1..half - 1).take_while(|number| *number < FUNCTIONS);
         let functions = functions.zip(numbers).map(|((name, _), number)| {
             let ends = (half + number, FUNCTIONS + number);
-            station(&network, name.to_string(), &name.host, ends, StationKind::Function)
+            let name = name.to_string();
+            let host = name.split('/').next().unwrap_or(&name).to_owned();
+            let station = station(&network, name, &host, ends, StationKind::Function);
+            match ports.get(&station.name) {
+                None => station,
+                Some(port) => Station {
+                    mac: port.mac.unwrap_or(station.mac),
+                    vlan: port.vlan,
+                    anti_spoofing: port.anti_spoofing,
+                    ..station
+                },
+            }
         });
         let uplinks = (1..).zip(&network.uplinks).map(|(number, uplink): (u8, _)| Station {
             name: format!("{}/{}", uplink.host, uplink.interface),
@@ -87,6 +104,8 @@ impl Stations {
             ipv4: Ipv4Addr::UNSPECIFIED,
             ipv6: Ipv6Addr::UNSPECIFIED,
             kind: StationKind::Uplink,
+            vlan: None,
+            anti_spoofing: false,
         });
         let all: Vec<Station> = hosts.chain(functions).chain(uplinks).collect();
         let by_name = all.iter().enumerate().map(|(nth, it)| (it.name.clone(), nth)).collect();
@@ -127,6 +146,8 @@ fn station(
         ipv4: Ipv4Addr::from_bits(network.subnet.address.to_bits() | ip),
         ipv6: Ipv6Addr::from_bits(network.subnet6.address.to_bits() | u128::from(ethernet)),
         kind,
+        vlan: None,
+        anti_spoofing: kind == StationKind::Function,
     }
 }
 
@@ -147,7 +168,7 @@ mod tests {
             let host = function % hosts;
             text += &format!("[hosts.h{host}.devices.nic{function}]\nkind = \"nic\"\n");
         }
-        Stations::of(&Rack::parse("rack.toml", &text).unwrap())
+        Stations::of(&Rack::parse("rack.toml", &text).unwrap(), &BTreeMap::new())
     }
 
     #[test]

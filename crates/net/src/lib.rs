@@ -4,6 +4,8 @@
 //! * [`announce`]: a station tells where it is.
 //! * [`ethernet`]: headers of frames. [`mtu`]: what is too large for a network, and who is told.
 //! * [`offload`]: what a sender leaves to others to do to a frame.
+//! * [`cut`]: what is done to a frame whose receiver takes no offloads.
+//! * [`local`]: a switch of one process, for the functions of one network card.
 //! * [`port`]: the end of the network that a device model or an interface holds.
 //! * [`switch`]: who receives a frame, and who may send it (pure).
 //! * [`pressure`]: for how long a sender waits for a receiver (pure).
@@ -17,8 +19,10 @@ pub mod addressing;
 pub mod announce;
 pub mod capture;
 pub mod counters;
+pub mod cut;
 pub mod ethernet;
 pub mod lane;
+pub mod local;
 pub mod mtu;
 pub mod offload;
 pub mod port;
@@ -28,6 +32,7 @@ pub mod switch;
 pub use address::MacAddress;
 pub use addressing::{Station, StationKind, Stations};
 pub use lane::{Lane, LaneHandle, LaneId, News, Opener};
+pub use local::LocalNetwork;
 pub use offload::Offload;
-pub use port::{Cause, Frame, Network, Port, Sent};
+pub use port::{Cause, Frame, Network, Port, PortOptions, Sent};
 pub use switch::Switch;

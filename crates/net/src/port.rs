@@ -64,11 +64,26 @@ pub trait Port: Send {
     /// Its address.
     fn mac(&self) -> MacAddress;
 
+    /// Its owner takes another address. False when it may not: it keeps the one that it has.
+    fn set_mac(&mut self, mac: MacAddress) -> bool {
+        mac == self.mac()
+    }
+
     /// Bytes of the longest IP packet that the network takes: 1280 to 65,535.
     fn mtu(&self) -> u16;
 
     /// Whether the network behind it works. A change rings [`Port::wake_fd`].
     fn is_up(&self) -> bool;
+
+    /// Its owner takes frames from now on, or does not: then what is there is given up, and what comes for it is
+    /// dropped ([`Cause::Down`]). A new port's owner does not.
+    fn attend(&mut self, on: bool) {
+        if !on {
+            while self.next().is_some() {
+                self.consume();
+            }
+        }
+    }
 
     /// Sends a frame, whose bytes are those of `parts` in order. Never waits.
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent;
@@ -92,6 +107,17 @@ pub trait Port: Send {
 
     /// Readable when something came after [`Port::park`]; emptied by [`Port::unpark`].
     fn wake_fd(&self) -> BorrowedFd<'_>;
+}
+
+/// What the rack file says of a port.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PortOptions {
+    /// Its address; without one it is [derived](MacAddress::derived) from its name.
+    pub mac: Option<MacAddress>,
+    /// The VLAN that it is in. Its owner's frames are not tagged.
+    pub vlan: Option<u16>,
+    /// It may send from its own IP addresses only.
+    pub anti_spoofing: bool,
 }
 
 /// Where ports are had, by the name of the function that each is for: `alpha/nic0.vf1`.

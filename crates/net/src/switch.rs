@@ -66,6 +66,8 @@ struct Member {
     bound: Option<(Ipv4Addr, Ipv6Addr)>,
     /// Whether it takes part in VLANs by tags.
     tagged: bool,
+    /// The VLAN that it is in without tags.
+    vlan: Option<u16>,
     is_uplink: bool,
 }
 
@@ -76,7 +78,8 @@ impl Switch {
     pub fn new(stations: &[Station], mtu: u16) -> Switch {
         let member = |it: &Station| Member {
             mac: it.mac,
-            bound: (it.kind == StationKind::Function).then_some((it.ipv4, it.ipv6)),
+            bound: it.anti_spoofing.then_some((it.ipv4, it.ipv6)),
+            vlan: it.vlan,
             tagged: it.kind != StationKind::Function,
             is_uplink: it.kind == StationKind::Uplink,
         };
@@ -116,7 +119,8 @@ impl Switch {
     /// Whether `station` hears what `from` sends to a group: with a tag, or without.
     pub fn hears(&self, station: usize, from: usize, tagged: bool) -> bool {
         let both_lead_outside = self.members[station].is_uplink && self.members[from].is_uplink;
-        station != from && !both_lead_outside && (!tagged || self.members[station].tagged)
+        let apart = self.members[station].vlan != self.members[from].vlan;
+        station != from && !both_lead_outside && !apart && (!tagged || self.members[station].tagged)
     }
 
     /// Who receives a frame of `length` bytes that `from` sends and that begins with `head`: all of it, or its
@@ -144,12 +148,17 @@ impl Switch {
         }
         let Some(station) = self.station_of(header.to) else {
             let nowhere = self.members[from].is_uplink || self.uplinks.is_empty();
-            return if nowhere { Err(Cause::Unknown) } else { Ok((To::Outside, tagged)) };
+            return match self.members[from].vlan {
+                _ if nowhere => Err(Cause::Unknown),
+                Some(_) => Err(Cause::Vlan),
+                None => Ok((To::Outside, tagged)),
+            };
         };
         if station == from {
             return Err(Cause::Unknown);
         }
-        if tagged && !self.members[station].tagged {
+        let apart = self.members[station].vlan != self.members[from].vlan;
+        if apart || tagged && !self.members[station].tagged {
             return Err(Cause::Vlan);
         }
         Ok((To::Station(station), tagged))

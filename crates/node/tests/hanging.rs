@@ -88,6 +88,7 @@ impl Hanging {
             bars: vec![bar],
             msix_vectors: 1,
             msi_vectors: 0,
+            vendor: Vec::new(),
             serial: 1,
         };
         Hanging { info, place, gate, memory: None }

@@ -8,10 +8,12 @@
 //! Source: PCI Express Base Specification 6.0, chapter 7.
 
 use rackbus_spec::pcie::{
-    CONFIG_SPACE_SIZE, Command, Status, bar, capability, express, header, msi, msix, pm,
+    CONFIG_SPACE_SIZE, CONVENTIONAL_CONFIG_SIZE, Command, Status, bar, capability, express, header,
+    msi, msix, pm,
 };
+use rackbus_spec::virtio;
 
-use crate::function::{Bar, FunctionInfo};
+use crate::function::{Bar, FunctionInfo, VendorCapability};
 use crate::interrupts::Mode;
 
 /// The BAR that holds MSI-X table and pending bits.
@@ -21,6 +23,8 @@ const PM_AT: u16 = 0x40;
 const EXPRESS_AT: u16 = 0x50;
 const MSIX_AT: u16 = 0x90;
 const MSI_AT: u16 = 0xa0;
+/// Where a function's own capabilities begin: without MSI, in its place.
+const VENDOR_AT: u16 = 0xb0;
 const SERIAL_AT: u16 = 0x100;
 
 /// One field of configuration space: up to four bytes, little endian.
@@ -57,6 +61,8 @@ pub struct Effects {
 pub struct ConfigSpace {
     fields: Vec<Field>,
     msi_vectors: u16,
+    /// Where the capability is that reaches BARs.
+    access_at: Option<u16>,
     bytes: Box<[u8; CONFIG_SPACE_SIZE]>,
     writable: Box<[u8; CONFIG_SPACE_SIZE]>,
 }
@@ -64,13 +70,15 @@ pub struct ConfigSpace {
 impl ConfigSpace {
     /// The space of `info`, as after reset.
     pub fn new(info: &FunctionInfo) -> Self {
-        let fields = fields(info);
+        let mut fields = fields(info);
+        let access_at = vendor_capabilities(&mut fields, info);
         let mut writable = Box::new([0; CONFIG_SPACE_SIZE]);
         for field in &fields {
             put(&mut writable[..], field, field.writable);
         }
         let bytes = Box::new([0; CONFIG_SPACE_SIZE]);
-        let mut space = ConfigSpace { fields, msi_vectors: info.msi_vectors, bytes, writable };
+        let msi_vectors = info.msi_vectors;
+        let mut space = ConfigSpace { fields, msi_vectors, access_at, bytes, writable };
         space.reset();
         space
     }
@@ -118,6 +126,22 @@ impl ConfigSpace {
             interrupts: before.2 != self.mode(),
             reset: flr || left_d3,
         }
+    }
+
+    /// The BAR and the offset in it that an access of `length` bytes at `offset` reaches through a capability; `None`
+    /// for all others.
+    pub fn reaches(&self, offset: u64, length: usize) -> Option<(u8, u64)> {
+        let at = self.access_at?;
+        let field = |field: usize| {
+            let at = usize::from(at) + field;
+            u32::from_le_bytes([0, 1, 2, 3].map(|byte| self.bytes[at + byte]))
+        };
+        let wanted = field(virtio::capability::STRUCTURE_LENGTH);
+        let place = field(virtio::capability::OFFSET);
+        let data = u64::from(at) + virtio::capability::ACCESS_DATA as u64;
+        let fits = matches!(wanted, 1 | 2 | 4) && wanted as usize == length;
+        (fits && offset == data && place.is_multiple_of(wanted))
+            .then(|| (self.bytes[usize::from(at) + virtio::capability::BAR], place.into()))
     }
 
     /// Value of the command register.
@@ -217,10 +241,11 @@ fn fields(info: &FunctionInfo) -> Vec<Field> {
         ro(header::INTERRUPT_PIN, 1, 1),
     ];
     info.bars.iter().for_each(|bar| bar_fields(&mut table, bar));
-    let msi_at = if info.msi_vectors == 0 { 0 } else { MSI_AT };
-    capabilities(&mut table, info.msix_vectors, msi_at);
+    let own_at = if info.vendor.is_empty() { 0 } else { own_capabilities_at(info) };
+    let next = if info.msi_vectors == 0 { own_at } else { MSI_AT };
+    capabilities(&mut table, info.msix_vectors, next);
     if let Some(capable) = info.msi_vectors.checked_ilog2() {
-        msi_capability(&mut table, capable);
+        msi_capability(&mut table, capable, own_at);
     }
     serial_number(&mut table, info.serial);
     table
@@ -281,13 +306,54 @@ fn capabilities(table: &mut Vec<Field>, vectors: u16, next: u16) {
     ]);
 }
 
-/// MSI with two to the power of `capable` vectors.
-fn msi_capability(table: &mut Vec<Field>, capable: u32) {
+/// Where the capabilities of the function's own begin.
+fn own_capabilities_at(info: &FunctionInfo) -> u16 {
+    if info.msi_vectors == 0 { MSI_AT } else { VENDOR_AT }
+}
+
+/// The function's own capabilities, as many as fit; returns where the one is that reaches BARs.
+fn vendor_capabilities(table: &mut Vec<Field>, info: &FunctionInfo) -> Option<u16> {
+    const HEAD: u16 = 3;
+    let mut access_at = None;
+    let mut at = own_capabilities_at(info);
+    let end = |at: u16, own: &VendorCapability| {
+        let length = own.body.len().checked_add(usize::from(HEAD))?;
+        let end = usize::from(at).checked_add(length)?.next_multiple_of(4);
+        u16::try_from(end).ok().filter(|end| usize::from(*end) <= CONVENTIONAL_CONFIG_SIZE)
+    };
+    let mut rest = info.vendor.iter().peekable();
+    while let Some(own) = rest.next() {
+        let Some(next_at) = end(at, own) else { break };
+        let next = rest.peek().filter(|next| end(next_at, next).is_some()).map_or(0, |_| next_at);
+        let length = own.body.len() as u32 + u32::from(HEAD);
+        table.extend([
+            ro(at, 1, capability::VENDOR.into()),
+            ro(at + 1, 1, next.into()),
+            ro(at + 2, 1, length),
+        ]);
+        let body = (at + HEAD..).zip(&own.body);
+        table.extend(body.map(|(at, byte)| ro(at, 1, (*byte).into())));
+        if own.access {
+            use virtio::capability as cap;
+            access_at = Some(at);
+            table.extend([
+                rw(at + cap::BAR as u16, 1, 0, 0xff),
+                rw(at + cap::OFFSET as u16, 4, 0, !0),
+                rw(at + cap::STRUCTURE_LENGTH as u16, 4, 0, !0),
+            ]);
+        }
+        at = next_at;
+    }
+    access_at
+}
+
+/// MSI with two to the power of `capable` vectors; `next` as above.
+fn msi_capability(table: &mut Vec<Field>, capable: u32, next: u16) {
     let control = u32::from(msi::CONTROL_64BIT) | capable << msi::CAPABLE_SHIFT;
     let writable = msi::CONTROL_ENABLE | msi::CONTROL_ENABLED_MASK;
     table.extend([
         ro(MSI_AT, 1, capability::MSI.into()),
-        ro(MSI_AT + 1, 1, 0),
+        ro(MSI_AT + 1, 1, next.into()),
         rw(MSI_AT + msi::CONTROL, 2, control, writable.into()),
         rw(MSI_AT + msi::ADDRESS, 4, 0, !0b11),
         rw(MSI_AT + msi::ADDRESS + 4, 4, 0, !0),
@@ -329,6 +395,7 @@ mod tests {
             bars: vec![bar(0, 0x4000), bar(MSIX_BAR, msix_layout(33).0)],
             msix_vectors: 33,
             msi_vectors: 8,
+            vendor: Vec::new(),
             serial: 0x1122_3344_5566_7788,
         }
     }
@@ -353,6 +420,35 @@ mod tests {
         }
         assert_eq!(ids, [1, 0x10, 0x11, 5]);
         assert_eq!(read32(&space, SERIAL_AT + 4), 0x5566_7788);
+    }
+
+    #[test]
+    fn capabilities_of_its_own_are_behind_the_others_as_far_as_there_is_room() {
+        let own = |length| VendorCapability { body: vec![7; length], access: false };
+        let access = VendorCapability { body: vec![0; 17], access: true };
+        for (msi_vectors, first, count) in [(0, 0xa0, 5), (8, 0xb0, 4)] {
+            let vendor = vec![own(13), own(17), own(13), access.clone(), own(13)];
+            let mut space = ConfigSpace::new(&FunctionInfo { msi_vectors, vendor, ..info() });
+            let mut found = Vec::new();
+            let mut at = read32(&space, header::CAPABILITIES_POINTER) as u8;
+            while at != 0 {
+                let word = read32(&space, at.into());
+                if word as u8 == capability::VENDOR {
+                    found.push((at, (word >> 16) as u8));
+                }
+                at = (word >> 8) as u8;
+            }
+            let expected = [(0, 16), (0x10, 20), (0x24, 16), (0x34, 20), (0x48, 16)];
+            let expected: Vec<_> = expected.iter().map(|(at, n)| (first + at, *n)).collect();
+            assert_eq!(found, expected[..count]);
+            let access_at = u64::from(first) + 0x34;
+            space.write(access_at + 4, &[2]);
+            space.write(access_at + 8, &0x1004_u32.to_le_bytes());
+            space.write(access_at + 12, &4_u32.to_le_bytes());
+            assert_eq!(space.reaches(access_at + 16, 4), Some((2, 0x1004)));
+            assert_eq!(space.reaches(access_at + 16, 2), None);
+            assert_eq!(space.reaches(access_at + 12, 4), None);
+        }
     }
 
     #[test]

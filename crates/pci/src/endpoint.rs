@@ -173,7 +173,7 @@ impl Endpoint {
         self.tick();
         match region {
             _ if self.ended => data.fill(0xff),
-            Region::Config => self.config.read(offset, data, self.irq.intx_level()),
+            Region::Config => self.read_config(offset, data),
             Region::Bar(_) if !self.config.answers_memory() => data.fill(0xff),
             Region::Bar(MSIX_BAR) => self.read_msix(offset, data),
             Region::Bar(bar) => {
@@ -195,7 +195,18 @@ impl Endpoint {
         self.tick();
         match region {
             _ if self.ended => {}
-            Region::Config => self.write_config(offset, data),
+            Region::Config => match self.reached(offset, data.len()) {
+                Some((bar, place)) => {
+                    let bus = Bus {
+                        dma: &self.dma,
+                        irq: &self.irq,
+                        user: &self.user,
+                        now_ns: self.now_ns,
+                    };
+                    self.function.bar_write(&bus, bar, place, data);
+                }
+                None => self.write_config(offset, data),
+            },
             Region::Bar(_) if !self.config.answers_memory() => {}
             Region::Bar(MSIX_BAR) => {
                 for (at, byte) in (offset..).zip(data) {
@@ -400,6 +411,25 @@ impl Endpoint {
     fn reset_function(&mut self, kind: ResetKind) {
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         self.function.reset(&bus, kind);
+    }
+
+    /// The place in a BAR of the model's that an access to configuration space reaches through a capability.
+    fn reached(&self, offset: u64, length: usize) -> Option<(u8, u64)> {
+        let (bar, place) = self.config.reaches(offset, length)?;
+        let inside = self.check(Region::Bar(bar), place, length).is_ok();
+        (inside && bar != MSIX_BAR).then_some((bar, place))
+    }
+
+    fn read_config(&mut self, offset: u64, data: &mut [u8]) {
+        match self.reached(offset, data.len()) {
+            Some((bar, place)) => {
+                data.fill(0);
+                let bus =
+                    Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
+                self.function.bar_read(&bus, bar, place, data);
+            }
+            None => self.config.read(offset, data, self.irq.intx_level()),
+        }
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {

@@ -114,6 +114,16 @@ pub struct Mappable {
     pub areas: Vec<(u64, u64)>,
 }
 
+/// A vendor-specific capability (PCIe base 6.0, section 7.9.4).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VendorCapability {
+    /// What is behind its length.
+    pub body: Vec<u8>,
+    /// Whether software reaches the function's BARs by it, as virtio defines that
+    /// ([`PCI_ACCESS`](rackbus_spec::virtio::capability::PCI_ACCESS)).
+    pub access: bool,
+}
+
 /// Who a function is: the fixed part of its configuration space and its resources.
 #[derive(Debug, Clone)]
 pub struct FunctionInfo {
@@ -136,6 +146,8 @@ pub struct FunctionInfo {
     /// MSI vectors: a power of two up to 32, or 0 for a class whose drivers know MSI-X and the pin
     /// only.
     pub msi_vectors: u16,
+    /// Its own capabilities: as many as there is room for in the first 256 bytes of configuration space.
+    pub vendor: Vec<VendorCapability>,
     /// Device serial number (PCIe base 6.0, section 7.9.3).
     pub serial: u64,
 }

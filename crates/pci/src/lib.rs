@@ -30,7 +30,7 @@ pub use endpoint::Endpoint;
 pub use engine::{Engine, EngineHandle};
 pub use function::{
     Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumAccess, MediumOffer,
-    MediumRefused, ResetKind, Work,
+    MediumRefused, ResetKind, VendorCapability, Work,
 };
 pub use interrupts::{Interrupts, Mode};
 pub use operations::Operations;

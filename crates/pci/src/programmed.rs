@@ -105,6 +105,7 @@ mod tests {
             bars: vec![bar(0, false), bar(2, true)],
             msix_vectors: 1,
             msi_vectors: 0,
+            vendor: Vec::new(),
             serial: 1,
         })
     }

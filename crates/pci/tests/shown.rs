@@ -54,6 +54,7 @@ fn engine(msi_vectors: u16) -> (Engine, EngineDevice) {
         bars: vec![bar],
         msix_vectors: 33,
         msi_vectors,
+        vendor: Vec::new(),
         serial: 1,
     };
     let engine = Engine::start("still", Box::new(Still(info)), EngineOptions::default()).unwrap();

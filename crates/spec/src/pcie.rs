@@ -86,6 +86,8 @@ pub mod capability {
     pub const POWER_MANAGEMENT: u8 = 0x01;
     /// MSI.
     pub const MSI: u8 = 0x05;
+    /// Vendor-specific.
+    pub const VENDOR: u8 = 0x09;
     /// PCI Express.
     pub const PCI_EXPRESS: u8 = 0x10;
     /// MSI-X.

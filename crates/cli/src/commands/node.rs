@@ -85,7 +85,6 @@ impl Args {
             held.push(process::own_state(&state_dir)?);
         }
         let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
-        let folders = Folders { state: state_dir, rack: rack_dir };
         let topology = rackbus_fabric::derive::here(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
         let link: Arc<dyn Link> = match &joined {
@@ -95,7 +94,9 @@ impl Args {
                 Arc::new(ShmLink::new(&rack.name, &run_dir, names))
             }
         };
-        let network = NetworkService::new(&rack, &self.host, link.clone(), !own_machine);
+        let ports = rackbus_devices::class::ports(&devices);
+        let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), !own_machine);
+        let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
         let program = NodeProgram {
             host: self.host.clone(),
             args: self.again(&run_dir),

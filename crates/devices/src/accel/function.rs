@@ -124,6 +124,7 @@ impl Accelerator {
             bars: vec![bar],
             msix_vectors: QUEUES,
             msi_vectors: QUEUES,
+            vendor: Vec::new(),
             serial,
         };
         Ok(Accelerator {

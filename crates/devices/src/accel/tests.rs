@@ -187,7 +187,7 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
         "name = \"lab\"\n[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 2";
     let (_, devices) = parse_rack("rack.toml", rack).unwrap();
     let [first, second] = [0, 1].map(|number| devices[number].config.clone().unwrap());
-    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let folders = crate::Folders::new("/nowhere", "/nowhere");
     let model = first.model(&folders).unwrap();
     let refused = first.set_level(Some("sha256 1000000 Gbit/s"), LentTo::Borrower).unwrap_err();
     let fits = refused.split("; ").nth(1).unwrap().replace(" would fit", "");
@@ -213,7 +213,7 @@ fn functions(keys: &str) -> (Configs, Vec<Box<dyn Function>>) {
     );
     let (_, devices) = parse_rack("rack.toml", &rack).unwrap();
     let configs: Vec<_> = devices.iter().map(|device| device.config.clone().unwrap()).collect();
-    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let folders = crate::Folders::new("/nowhere", "/nowhere");
     let models = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
     (configs, models)
 }
@@ -253,7 +253,7 @@ fn what_is_kept_for_the_devices_own_host_is_sold_to_nobody() {
     assert_eq!((second.level().as_deref(), third.level()), (Some(own), None), "the first has it");
     // A model that is made anew for the same user has it too, and so has who asked for another level meanwhile.
     drop(models);
-    let folders = crate::Folders { state: "/nowhere".into(), rack: "/nowhere".into() };
+    let folders = crate::Folders::new("/nowhere", "/nowhere");
     let models: Vec<_> = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
     assert_eq!(second.level().as_deref(), Some(own));
     second.change_level(Some(TOO_MUCH)).unwrap_err();

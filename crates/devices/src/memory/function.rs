@@ -80,6 +80,7 @@ impl Memory {
             // It raises none, but every function has one.
             msix_vectors: 1,
             msi_vectors: 0,
+            vendor: Vec::new(),
             serial,
         };
         Ok(Memory { info, span, memory, health: Health::default(), served: false })

@@ -288,7 +288,7 @@ mod tests {
         let keys = "size = \"1 TB\"\nblock_size = 4096\nbacking = \"/dev/sdb\"\nserial = \"S1\"";
         let drive = read("zeta", "disk", keys).unwrap();
         assert_eq!(drive.detail(), "976562500 KiB, 4096 B blocks, /dev/sdb");
-        let folders = Folders { state: "/state".into(), rack: "/rack".into() };
+        let folders = Folders::new("/state", "/rack");
         let config = drive.config(&folders);
         let path = PathBuf::from("/dev/sdb");
         let expected = NvmeConfig { block_size: 4096, ..NvmeConfig::file(path, drive.size, "S1") };

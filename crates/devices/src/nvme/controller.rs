@@ -120,6 +120,7 @@ impl Nvme {
             bars: vec![bar],
             msix_vectors: VECTORS,
             msi_vectors: VECTORS,
+            vendor: Vec::new(),
             serial: identity.pci_serial(),
         };
         Ok(Nvme {

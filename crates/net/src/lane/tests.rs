@@ -58,7 +58,7 @@ fn sound<T>(outcome: std::io::Result<T>) -> T {
 impl World {
     fn new(seed: u64) -> World {
         let text = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n[hosts.c]\n[hosts.d]\n";
-        let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap());
+        let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
         let switch = Arc::new(Switch::new(stations.all(), 1500));
         let (clock, asked) = (Arc::new(AtomicU64::new(1)), Arc::new(Asked::default()));
         let lane = |station| {

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 
@@ -13,7 +15,7 @@ const OTHER: usize = 3;
 fn stations() -> Stations {
     let text = "name = \"lab\"\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
                 [hosts.beta.devices.nic0]\nkind = \"nic\"\n";
-    Stations::of(&Rack::parse("rack.toml", text).unwrap())
+    Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new())
 }
 
 fn switch() -> Switch {
@@ -57,7 +59,7 @@ fn a_frame_goes_to_whose_address_it_has_to_all_or_to_nobody() {
 fn what_is_for_nobody_goes_outside_and_uplinks_send_for_others_but_not_for_stations() {
     let text = "name = \"lab\"\n[network]\nuplinks = [\"beta/eth1\", \"alpha/eth0\"]\n[hosts.alpha]\n\
                 [hosts.beta]\n";
-    let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap());
+    let stations = Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new());
     let switch = Switch::new(stations.all(), 1500);
     let [beta, alpha] = [2, 3];
     assert_eq!(switch.uplinks(), [beta, alpha]);

@@ -29,8 +29,8 @@ use rackbus_link::Connect;
 use rackbus_memory::DmaSlice;
 use rackbus_net::lane::{Clock, LaneHandle};
 use rackbus_net::{
-    Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, Sent, Station,
-    StationKind, Stations, Switch,
+    Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, PortOptions, Sent,
+    Station, StationKind, Stations, Switch,
 };
 use rackbus_netdev::namespace;
 
@@ -166,9 +166,16 @@ impl Opener for Requests {
 }
 
 impl NetworkService {
-    /// That of `host`; `joined` says whether its hosts share memory.
-    pub fn new(rack: &Rack, host: &str, link: Arc<dyn Connect>, joined: bool) -> NetworkService {
-        let stations = Stations::of(rack);
+    /// That of `host` in a rack whose network functions have `ports`; `joined` says whether its hosts share
+    /// memory.
+    pub fn new(
+        rack: &Rack,
+        ports: &BTreeMap<String, PortOptions>,
+        host: &str,
+        link: Arc<dyn Connect>,
+        joined: bool,
+    ) -> NetworkService {
+        let stations = Stations::of(rack, ports);
         let switch = Arc::new(Switch::new(stations.all(), rack.network.mtu));
         let (requests, asked) = mpsc::channel();
         NetworkService(Arc::new(Shared {
@@ -392,6 +399,13 @@ impl Port for FunctionPort {
 
     fn is_up(&self) -> bool {
         self.lane.is_up()
+    }
+
+    fn attend(&mut self, _on: bool) {
+        // Neither is what came before for who attends now, nor does anybody take what came.
+        while self.lane.next().is_some() {
+            self.lane.consume();
+        }
     }
 
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {

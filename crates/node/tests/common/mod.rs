@@ -89,9 +89,10 @@ fn node(
     devices: &[RackDevice],
     topology: &Topology,
 ) -> NodeOptions {
-    let folders = Folders { state: run_dir.to_owned(), rack: run_dir.to_owned() };
+    let folders = Folders::new(run_dir.to_owned(), run_dir.to_owned());
     let alone = rackbus_fabric::rack::Rack::parse("rack.toml", "name = \"test\"\n[hosts.alone]\n");
-    let network = NetworkService::new(&alone.unwrap(), host, link.clone(), false);
+    let network =
+        NetworkService::new(&alone.unwrap(), &Default::default(), host, link.clone(), false);
     NodeOptions {
         rack: "test".into(),
         host: host.into(),

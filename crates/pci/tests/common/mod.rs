@@ -47,6 +47,7 @@ impl Copier {
             bars: vec![bar],
             msix_vectors: 20,
             msi_vectors: 0,
+            vendor: Vec::new(),
             serial: 1,
         };
         Box::new(Copier { info, registers: [0; 0x28], pending: false })

@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn functions_have_parts_of_one_file_that_nobody_else_can_have_and_parts_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let folders = Folders { state: dir.path().to_owned(), rack: dir.path().to_owned() };
+        let folders = Folders::new(dir.path(), dir.path());
         let devices = |functions: &str| {
             let text = format!("{DRIVE}[hosts.alpha.devices.nvme0.functions]\n{functions}");
             parse_rack("rack.toml", &text).unwrap().1

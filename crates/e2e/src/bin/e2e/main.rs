@@ -10,6 +10,7 @@ mod crashes;
 mod cycles;
 mod firmware;
 mod guests;
+mod nics;
 mod peers;
 mod restarts;
 mod segments;
@@ -37,13 +38,14 @@ pub struct World {
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 24] = [
+const SCENARIOS: [Scenario; 25] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
     ("a strict borrower's guest uses the same drive", guests::strict_isolation),
     ("a program in a guest maps borrowed memory", guests::memory),
     ("a guest's drive reaches the BARs of its other functions", peers::to_each_other),
+    ("two guests reach each other by functions of a network card", nics::to_each_other),
     ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
     ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
     ("programs in two guests share memory with each other and with a host", segments::in_guests),

@@ -1,0 +1,85 @@
+//! Network cards of a rack of real processes: functions borrowed by two hosts, driven from user space, in nodes that are
+//! restarted in place and nodes that die.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rackbus_control::api::{DeviceState, Lease};
+use rackbus_driver::net::{Net, Options};
+use rackbus_spec::virtio::net::Header;
+use support::{PATIENCE, Rack};
+
+const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grace = \"2 s\"\n\
+                    [hosts.alpha.devices.nic0]\nkind = \"nic\"\nfunctions = 2\nqueues = 1\n\
+                    mac = \"02:00:00:00:00:01\"\nrate = \"1 Gbit/s\"\n[hosts.beta]\n[hosts.gamma]\n";
+
+fn open(lease: &Lease) -> Net {
+    let options = Options { interrupts: true, ..Options::default() };
+    let socket = lease.socket.as_ref().unwrap();
+    Net::open(std::path::Path::new(socket), PATIENCE, options).unwrap()
+}
+
+/// Sends a frame until the other one has it: a network may lose some.
+fn reaches(from: &mut Net, to: &mut Net, number: u8) {
+    let mut frame = [&to.info().mac[..], &from.info().mac, &[0x88, 0xb5]].concat();
+    frame.resize(1000, number);
+    let (begun, mut found) = (Instant::now(), Vec::new());
+    while begun.elapsed() < PATIENCE {
+        from.send(0, &Header::default(), &frame).unwrap();
+        from.flush(0).unwrap();
+        to.wait(0, Duration::from_millis(100));
+        while to.receive(0, &mut found).unwrap().is_some() {
+            if found == frame {
+                return;
+            }
+        }
+    }
+    panic!("frame {number} does not come");
+}
+
+#[test]
+fn functions_of_a_card_reach_each_other_whoever_borrows_them_and_in_whatever_process() {
+    let rack = Rack::up(RACK);
+    let one = rack.borrow("alpha/nic0.vf1", "beta");
+    let two = rack.borrow("alpha/nic0.vf2", "gamma");
+    let (mut a, mut b) = (open(&one), open(&two));
+    assert_eq!(a.info().mac, [2, 0, 0, 0, 0, 1]);
+    assert_eq!(b.info().mac, [2, 0, 0, 0, 0, 2]);
+    assert!(a.is_up().unwrap() && b.is_up().unwrap());
+    reaches(&mut a, &mut b, 1);
+    for round in 2..5 {
+        rack.good(&["restart", "--all"]);
+        reaches(&mut a, &mut b, round);
+        reaches(&mut b, &mut a, round);
+    }
+    let text = rack.good(&["devices"]);
+    assert!(text.contains("virtio-net, 02:00:00:00:00:01, 1 queue pair, 1 Gbit/s"), "{text}");
+
+    // Whoever has it next finds nothing of this one.
+    drop(a);
+    rack.give_back(&one);
+    rack.wait_device("alpha/nic0.vf1", DeviceState::Offered);
+    let mut a = open(&rack.borrow("alpha/nic0.vf1", "gamma"));
+    reaches(&mut b, &mut a, 9);
+
+    // Its lender dies: drivers find functions that are not there, whose registers are all ones.
+    assert!(!b.is_broken().unwrap());
+    rack.process(Some("alpha")).crash();
+    let begun = Instant::now();
+    while matches!(b.is_broken(), Ok(false)) {
+        assert!(begun.elapsed() < PATIENCE, "the lost function still works");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_front_of_a_network_function_runs_at_its_lender_only() {
+    let rack = Rack::up(RACK);
+    let refused =
+        rack.bad(1, &["borrow", "alpha/nic0.vf1", "--for", "beta", "--isolation", "strict"]);
+    assert!(refused.contains("alpha/nic0.vf1"), "{refused}");
+    rack.wait_device("alpha/nic0.vf1", DeviceState::Offered);
+    let device = rack.bad(1, &["borrow", "alpha/nic0", "--for", "beta"]);
+    assert!(device.contains("alpha/nic0"), "{device}");
+}

@@ -1,0 +1,413 @@
+//! A virtual function of a network card: a virtio network device (virtio 1.2, section 5.1) at a port of its lender's
+//! network.
+//!
+//! While its engine polls, the function looks at the queues itself and asks their drivers for no notifications; before
+//! the engine sleeps it asks for them and looks once more. The port does the same on its side.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rackbus_memory::DmaSpace;
+use rackbus_net::{MacAddress, Port};
+use rackbus_pci::operations::Tally;
+use rackbus_pci::{
+    Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
+};
+use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE, config, control, feature};
+
+use super::control::{LONGEST, Settings};
+use super::receive::{Cutting, Delivery};
+use super::shaper::Shaper;
+use super::{MOST_PAIRS, features};
+use crate::virtio::{Chain, Change, Fault, QueueError, Transport, Used, layout};
+
+/// For how long a queue's memory may be out of reach until the driver is told that it is broken: a hypervisor maps
+/// memory anew while its guest runs.
+const UNREACHABLE_NS: u64 = 100_000_000;
+/// Commands in one poll.
+const COMMANDS: usize = 8;
+
+/// What a function is made with.
+#[derive(Debug, Clone)]
+pub struct NicOptions {
+    /// The function's name in the rack: `alpha/nic0.vf1`.
+    pub name: String,
+    /// Pairs of queues, 1 to [`MOST_PAIRS`].
+    pub pairs: u16,
+    /// Its address, where its port does not say another.
+    pub mac: MacAddress,
+    /// Bytes per second in each direction, and in one burst.
+    pub rate: Option<(u64, u64)>,
+}
+
+/// What is counted beside operations.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Frames that a driver did not want.
+    pub filtered: AtomicU64,
+    /// Frames that did not fit into the buffers that their driver has.
+    pub too_large: AtomicU64,
+    /// Frames for a queue that there is not.
+    pub no_queue: AtomicU64,
+    /// Frames that could not be cut for a driver that takes none so large.
+    pub not_cut: AtomicU64,
+    /// Frames that were dropped by the network, or on the way to it.
+    pub not_sent: AtomicU64,
+    /// Times that a direction waited for its rate.
+    pub throttled: AtomicU64,
+    /// Times that a driver broke its device.
+    pub faults: AtomicU64,
+}
+
+/// One more. Only one thread adds to each.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
+/// The kinds of operations that are counted.
+pub(super) const RECEIVE: usize = 0;
+pub(super) const TRANSMIT: usize = 1;
+const NAMES: [&str; 2] = ["receive", "transmit"];
+
+/// What a poll of one direction came to.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// Something was done.
+    pub done: bool,
+    /// It waits for something that does not show in its queues: room, buffers, its rate.
+    pub stalled: bool,
+    /// When it is to be looked at again.
+    pub until: Option<u64>,
+}
+
+impl Outcome {
+    pub fn wait_until(&mut self, at: u64) {
+        self.stalled = true;
+        self.until = Some(self.until.map_or(at, |until| until.min(at)));
+    }
+}
+
+/// The function.
+pub struct Nic {
+    info: FunctionInfo,
+    pub(super) operations: Operations,
+    pub(super) counters: Arc<Counters>,
+    pub(super) port: Option<Box<dyn Port>>,
+    permanent_mac: MacAddress,
+    pub(super) most_pairs: u16,
+    rate: Option<u64>,
+    pub(super) transport: Transport,
+    pub(super) settings: Settings,
+    pub(super) link_up: bool,
+    pub(super) inward: Shaper,
+    pub(super) outward: Shaper,
+    pub(super) chain: Chain,
+    pub(super) delivery: Delivery,
+    /// A frame that is handed over in pieces.
+    pub(super) cutting: Option<Cutting>,
+    /// The pair that transmits first in the next poll.
+    pub(super) first_pair: u16,
+    /// Queues and port were asked to ring.
+    parked: bool,
+    /// Directions that wait for something that does not show in their queues.
+    stalled: [bool; 2],
+}
+
+impl std::fmt::Debug for Nic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nic").field("transport", &self.transport).finish_non_exhaustive()
+    }
+}
+
+impl Nic {
+    /// A function at this port, or with its link down.
+    pub fn new(options: &NicOptions, port: Option<Box<dyn Port>>, counters: Arc<Counters>) -> Nic {
+        let pairs = options.pairs.clamp(1, MOST_PAIRS);
+        let queues = 2 * pairs + 1;
+        let serial = crate::place::digest(&options.name);
+        let many = if pairs > 1 { feature::MQ } else { 0 };
+        let mac = port.as_ref().map_or(options.mac, |port| port.mac());
+        Nic {
+            info: layout::info(DEVICE_TYPE, CLASS_CODE, queues, config::SIZE, serial),
+            operations: Operations::new(&NAMES),
+            counters,
+            link_up: port.as_ref().is_some_and(|port| port.is_up()),
+            port,
+            permanent_mac: mac,
+            most_pairs: pairs,
+            rate: options.rate.map(|(rate, _)| rate),
+            transport: Transport::new(features::OFFERED | many, features::allows, queues),
+            settings: Settings::new(0, mac),
+            inward: Shaper::new(options.rate),
+            outward: Shaper::new(options.rate),
+            chain: Chain::default(),
+            delivery: Delivery::default(),
+            cutting: None,
+            first_pair: 0,
+            parked: false,
+            stalled: [false; 2],
+        }
+    }
+
+    /// The number of the control queue: behind all others that the driver knows of.
+    fn control_queue(&self) -> u16 {
+        if self.transport.has(feature::MQ) { 2 * self.most_pairs } else { 2 }
+    }
+
+    /// The device's configuration as it reads.
+    fn config(&self) -> [u8; config::SIZE as usize] {
+        let mut image = [0; config::SIZE as usize];
+        let mut put = |at: u64, bytes: &[u8]| {
+            image[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        };
+        let mut status = if self.link_up { config::LINK_UP } else { 0 };
+        if self.settings.announce {
+            status |= config::ANNOUNCE;
+        }
+        let megabits = |rate: u64| u32::try_from(rate / 125_000).unwrap_or(u32::MAX - 1).max(1);
+        put(config::MAC, &self.settings.mac);
+        put(config::STATUS, &status.to_le_bytes());
+        put(config::MAX_PAIRS, &self.most_pairs.to_le_bytes());
+        let mtu = self.port.as_ref().map_or(1500, |port| port.mtu());
+        put(config::MTU, &mtu.to_le_bytes());
+        let speed = self.rate.map_or(config::SPEED_UNKNOWN, megabits);
+        put(config::SPEED, &speed.to_le_bytes());
+        put(config::DUPLEX, &[config::DUPLEX_FULL]);
+        image
+    }
+
+    /// The port's link may have changed.
+    fn look_at_link(&mut self, bus: &Bus<'_>) {
+        let up = self.port.as_ref().is_some_and(|port| port.is_up());
+        if up != self.link_up {
+            self.link_up = up;
+            self.transport.config_changed(bus.irq);
+        }
+    }
+
+    /// The engine polls: the port need not ring. True when it slept before.
+    fn wake_up(&mut self) -> bool {
+        let slept = std::mem::take(&mut self.parked);
+        if let (true, Some(port)) = (slept, &mut self.port) {
+            port.unpark();
+        }
+        slept
+    }
+
+    fn attend(&mut self, on: bool) {
+        if let Some(port) = &mut self.port {
+            port.attend(on);
+        }
+    }
+
+    /// A queue cannot go on: for good, or until its memory can be reached.
+    pub(super) fn stopped(
+        &mut self,
+        bus: &Bus<'_>,
+        queue: u16,
+        error: QueueError,
+        outcome: &mut Outcome,
+    ) {
+        let fault = match error {
+            QueueError::Fault(fault) => fault,
+            QueueError::Unreachable => {
+                let Some(queue) = self.transport.queue(queue) else { return };
+                let since = *queue.unreachable_since.get_or_insert(bus.now_ns);
+                let deadline = since.saturating_add(UNREACHABLE_NS);
+                if bus.now_ns < deadline {
+                    return outcome.wait_until(deadline);
+                }
+                Fault::Unreachable
+            }
+        };
+        count(&self.counters.faults);
+        self.transport.fail(bus.irq, fault);
+        self.attend(false);
+        self.cutting = None;
+    }
+
+    /// Counts frames that took so many ticks together.
+    pub(super) fn tally(&self, kind: usize, tally: Tally, ticks: u64) {
+        if tally.done > 0 {
+            self.operations.add(kind, tally, ticks / u64::from(tally.done));
+        }
+    }
+
+    /// Carries out commands of the control queue.
+    fn control(&mut self, bus: &Bus<'_>) -> Outcome {
+        let mut outcome = Outcome::default();
+        let queue = self.control_queue();
+        if !self.transport.has(feature::CTRL_VQ) || !self.transport.has_work(queue) {
+            return outcome;
+        }
+        bus.user.before_access();
+        for _ in 0..COMMANDS {
+            let Some(ring) = self.transport.ring(queue) else { break };
+            let cursor = ring.cursor();
+            let done = match ring.take(bus.dma, &mut self.chain) {
+                Ok(false) => break,
+                Ok(true) => self.command(bus.dma),
+                Err(error) => Err(error),
+            };
+            let Some(ring) = self.transport.ring(queue) else { break };
+            if let Err(error) = done {
+                ring.rewind(cursor);
+                self.stopped(bus, queue, error, &mut outcome);
+                break;
+            }
+            ring.complete(&[Used { id: self.chain.id, slots: self.chain.slots, written: 1 }]);
+            outcome.done = true;
+        }
+        self.transport.interrupt(bus.irq, queue);
+        outcome
+    }
+
+    /// Carries out the command that was taken.
+    fn command(&mut self, dma: &DmaSpace) -> Result<(), QueueError> {
+        let answer = self.chain.writable.iter().find(|buffer| buffer.length > 0);
+        let answer = *answer.ok_or(Fault::Header)?;
+        let mut said = vec![0; (self.chain.readable_bytes as usize).min(LONGEST)];
+        let mut done = 0;
+        for buffer in &self.chain.readable {
+            let end = said.len().min(done + buffer.length as usize);
+            let read = dma.read(buffer.address, &mut said[done..end]);
+            read.map_err(|_| QueueError::Unreachable)?;
+            done = end;
+        }
+        let whole = self.chain.readable_bytes <= LONGEST as u64;
+        let port = &mut self.port;
+        let take_mac = |mac| port.as_mut().is_none_or(|port| port.set_mac(mac));
+        let accepted = self.transport.accepted();
+        let announce = self.settings.announce;
+        let good = whole && self.settings.execute(accepted, self.most_pairs, &said, take_mac);
+        if announce != self.settings.announce {
+            self.transport.config_moved();
+        }
+        let value = if good { control::OK } else { control::ERROR };
+        dma.write(answer.address, &[value]).map_err(|_| QueueError::Unreachable)
+    }
+
+    /// The queues that hold requests which nothing but polling would find.
+    fn has_work(&self) -> bool {
+        let work = |queue| self.transport.has_work(queue);
+        let pairs = 0..self.settings.pairs;
+        let [outward, _] = self.stalled;
+        let control = self.transport.has(feature::CTRL_VQ) && work(self.control_queue());
+        control || (!outward && pairs.into_iter().any(|pair| work(2 * pair + 1)))
+    }
+
+    /// Goes on with what was saved.
+    pub(super) fn went_on(&mut self, bus: &Bus<'_>) {
+        if self.transport.runs() {
+            self.attend(true);
+            if self.transport.has(feature::GUEST_ANNOUNCE) {
+                self.settings.announce = true;
+                self.transport.config_changed(bus.irq);
+            }
+        }
+    }
+}
+
+impl Function for Nic {
+    fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+
+    fn operations(&self) -> Operations {
+        self.operations.clone()
+    }
+
+    fn bar_read(&mut self, bus: &Bus<'_>, _bar: u8, offset: u64, data: &mut [u8]) {
+        self.look_at_link(bus);
+        let config = self.config();
+        self.transport.read(bus.irq, offset, data, &config);
+    }
+
+    fn bar_write(&mut self, bus: &Bus<'_>, _bar: u8, offset: u64, data: &[u8]) {
+        match self.transport.write(bus.dma, bus.irq, offset, data) {
+            Change::None => {}
+            Change::Reset => self.reset(bus, ResetKind::FunctionLevel),
+            Change::DriverOk => {
+                self.settings = Settings::new(self.transport.accepted(), self.permanent_mac);
+                self.transport.poll_queues(true);
+                self.attend(true);
+            }
+            Change::QueueReset(queue) => {
+                if self.cutting.as_ref().is_some_and(|cutting| 2 * cutting.pair == queue) {
+                    self.cutting = None;
+                }
+            }
+        }
+    }
+
+    fn reset(&mut self, bus: &Bus<'_>, _kind: ResetKind) {
+        self.attend(false);
+        self.wake_up();
+        self.transport.reset(bus.irq);
+        if let Some(port) = &mut self.port {
+            port.set_mac(self.permanent_mac);
+        }
+        self.settings = Settings::new(0, self.permanent_mac);
+        self.cutting = None;
+        self.stalled = [false; 2];
+    }
+
+    fn poll(&mut self, bus: &Bus<'_>) -> Work {
+        let slept = self.wake_up();
+        self.look_at_link(bus);
+        if !self.transport.runs() || !bus.dma.master() {
+            return Work::Asleep(None);
+        }
+        self.transport.refresh(bus.dma);
+        if slept {
+            bus.user.before_access();
+            self.transport.poll_queues(true);
+        }
+        let control = self.control(bus);
+        let outward = self.transmit(bus);
+        let inward = self.receive(bus);
+        self.stalled = [outward.stalled, inward.stalled];
+        let until = [&control, &outward, &inward].into_iter().filter_map(|it| it.until).min();
+        if control.done || outward.done || inward.done {
+            return Work::Done;
+        }
+        match until {
+            Some(until) => Work::Asleep(Some(until)),
+            None => Work::Idle,
+        }
+    }
+
+    fn park(&mut self, bus: &Bus<'_>) -> bool {
+        self.parked = true;
+        let quiet = self.port.as_mut().is_none_or(|port| port.park());
+        if !self.transport.runs() || !bus.dma.master() {
+            return true;
+        }
+        self.transport.refresh(bus.dma);
+        self.transport.poll_queues(false);
+        // What the port has may have to wait for buffers: then a queue rings, unless they came just before that was
+        // asked for.
+        let [_, inward] = self.stalled;
+        if inward && self.receive(bus).done {
+            return false;
+        }
+        (quiet || inward) && !self.has_work()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.port.as_ref().map(|port| port.wake_fd())
+    }
+
+    fn quiesce(&mut self, _bus: &Bus<'_>) {
+        self.transport.let_go();
+    }
+
+    fn save(&mut self, _bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        self.take_state()
+    }
+
+    fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
+        self.put_state(bus, state)
+    }
+}

@@ -1,0 +1,356 @@
+//! Frames from the port to the driver's buffers.
+
+use rackbus_memory::{Access, DmaSlice, DmaSpace};
+use rackbus_net::cut::{Cut, complete_checksum};
+use rackbus_net::offload::{DATA_VALID, GSO_NONE, OFFLOAD_BYTES};
+use rackbus_net::port::MIN_FRAME;
+use rackbus_net::{Frame, Offload};
+use rackbus_pci::Bus;
+use rackbus_pci::operations::Tally;
+use rackbus_spec::virtio::net::{HEADER_BUFFERS, HEADER_SIZE, feature};
+use zerocopy::IntoBytes;
+
+use super::function::{Nic, Outcome, RECEIVE, count};
+use super::{features, steering};
+use crate::virtio::{Buffer, Chain, Fault, QueueError, Ring, Used};
+
+/// Frames in one poll.
+const BURST: usize = 64;
+
+/// A frame that its driver takes in pieces only.
+#[derive(Debug)]
+pub(super) struct Cutting {
+    cut: Cut,
+    /// The next piece.
+    piece: Vec<u8>,
+    /// The pair of queues that it goes to.
+    pub pair: u16,
+}
+
+/// What became of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Delivered {
+    Done,
+    /// The driver has to make buffers available first.
+    NoBuffers,
+    /// All buffers that the driver can have do not hold it.
+    TooLarge,
+}
+
+/// Bytes of a frame.
+#[derive(Debug, Clone, Copy)]
+enum Source<'a> {
+    /// In the port's ring.
+    Shared(DmaSlice<'a>),
+    /// A copy.
+    Own(&'a [u8]),
+}
+
+impl Source<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Source::Shared(slice) => slice.len(),
+            Source::Own(bytes) => bytes.len(),
+        }
+    }
+
+    /// Fills `room` from `offset` on.
+    #[inline]
+    fn copy_to(&self, offset: usize, room: DmaSlice<'_>) {
+        match self {
+            Source::Shared(slice) => {
+                if let Some(part) = slice.part(offset, room.len()) {
+                    room.copy_from_slice(part);
+                }
+            }
+            Source::Own(bytes) => {
+                room.copy_from(&bytes[offset..]);
+            }
+        }
+    }
+}
+
+/// What is used again for each frame.
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    chain: Chain,
+    buffers: Vec<Buffer>,
+    used: Vec<Used>,
+}
+
+impl Delivery {
+    /// Puts a frame into buffers of a queue: one request's, or as many as it takes where they are `mergeable`.
+    fn deliver(
+        &mut self,
+        dma: &DmaSpace,
+        ring: &mut Ring,
+        (size, mergeable): (u16, bool),
+        offload: &Offload,
+        source: Source<'_>,
+    ) -> Result<Delivered, QueueError> {
+        let cursor = ring.cursor();
+        let delivered = self.take(dma, ring, size, mergeable, HEADER_SIZE + source.len());
+        let delivered = match delivered {
+            Ok(Delivered::Done) => self.fill(dma, offload, source).map(|()| Delivered::Done),
+            other => other,
+        };
+        match delivered {
+            Ok(Delivered::Done) => ring.complete(&self.used),
+            Ok(_) | Err(_) => ring.rewind(cursor),
+        }
+        delivered
+    }
+
+    /// Takes requests that have room for `total` bytes.
+    fn take(
+        &mut self,
+        dma: &DmaSpace,
+        ring: &mut Ring,
+        size: u16,
+        mergeable: bool,
+        total: usize,
+    ) -> Result<Delivered, QueueError> {
+        self.buffers.clear();
+        self.used.clear();
+        let (mut left, mut slots) = (total as u64, 0u16);
+        while left > 0 {
+            if !ring.take(dma, &mut self.chain)? {
+                let all = slots >= size;
+                return Ok(if all { Delivered::TooLarge } else { Delivered::NoBuffers });
+            }
+            let room = self.chain.writable_bytes;
+            if room < HEADER_SIZE as u64 {
+                return Err(Fault::Header.into());
+            }
+            if !mergeable && room < left {
+                return Ok(Delivered::TooLarge);
+            }
+            let written = room.min(left) as u32;
+            let Chain { id, slots: taken, .. } = self.chain;
+            self.used.push(Used { id, slots: taken, written });
+            self.buffers.extend_from_slice(&self.chain.writable);
+            slots = slots.saturating_add(taken);
+            left -= u64::from(written);
+        }
+        Ok(Delivered::Done)
+    }
+
+    /// Fills what was taken with a header and the frame.
+    fn fill(
+        &self,
+        dma: &DmaSpace,
+        offload: &Offload,
+        source: Source<'_>,
+    ) -> Result<(), QueueError> {
+        let mut header = [0; HEADER_SIZE];
+        header[..OFFLOAD_BYTES].copy_from_slice(offload.as_bytes());
+        header[HEADER_BUFFERS..].copy_from_slice(&(self.used.len() as u16).to_le_bytes());
+        let (mut of_header, mut of_frame) = (0, 0);
+        for buffer in &self.buffers {
+            let mut at = buffer.address;
+            let mut room = buffer.length as usize;
+            let head = (HEADER_SIZE - of_header).min(room);
+            if head > 0 {
+                let written = dma.write(at, &header[of_header..of_header + head]);
+                written.map_err(|_| QueueError::Unreachable)?;
+                of_header += head;
+                at = at.saturating_add(head as u64);
+                room -= head;
+            }
+            let count = room.min(source.len() - of_frame);
+            if count == 0 {
+                continue;
+            }
+            let walked = dma.walk(at, count, Access::WRITE, |part| {
+                source.copy_to(of_frame, part);
+                of_frame += part.len();
+            });
+            walked.map_err(|_| QueueError::Unreachable)?;
+        }
+        Ok(())
+    }
+}
+
+impl Nic {
+    /// Hands over what the port has, a bounded number of frames.
+    pub(super) fn receive(&mut self, bus: &Bus<'_>) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut tally = Tally::default();
+        let mut touched = 0u32;
+        let mut begun = None;
+        for _ in 0..BURST {
+            let more = match self.cutting.is_some() {
+                true => true,
+                false => self.port.as_mut().is_some_and(|port| port.next().is_some()),
+            };
+            if !more {
+                break;
+            }
+            begun.get_or_insert_with(|| bus.user.before_access());
+            let taken = match self.cutting.is_some() {
+                true => self.receive_piece(bus, &mut tally),
+                false => self.receive_frame(bus, &mut tally, &mut outcome),
+            };
+            match taken {
+                Ok(Taken::Delivered(pair)) => touched |= 1 << pair,
+                Ok(Taken::Gone) => {}
+                Ok(Taken::Waits) => {
+                    outcome.stalled = true;
+                    break;
+                }
+                Err((queue, error)) => {
+                    self.stopped(bus, queue, error, &mut outcome);
+                    break;
+                }
+            }
+            outcome.done = true;
+        }
+        for pair in (0..self.settings.pairs).filter(|pair| touched & 1 << pair != 0) {
+            self.transport.interrupt(bus.irq, 2 * pair);
+        }
+        if let Some(begun) = begun {
+            self.tally(RECEIVE, tally, bus.user.ticks().saturating_sub(begun));
+        }
+        outcome
+    }
+
+    /// Hands the port's next frame over.
+    fn receive_frame(
+        &mut self,
+        bus: &Bus<'_>,
+        tally: &mut Tally,
+        outcome: &mut Outcome,
+    ) -> Result<Taken, (u16, QueueError)> {
+        let Some(port) = &mut self.port else { return Ok(Taken::Gone) };
+        let Some(frame) = port.next() else { return Ok(Taken::Gone) };
+        if let Err(at) = self.inward.ready(bus.now_ns) {
+            count(&self.counters.throttled);
+            outcome.wait_until(at);
+            return Ok(Taken::Waits);
+        }
+        let mut head = [0; steering::LOOKED_AT];
+        let seen = frame.bytes.copy_to(&mut head);
+        let (begin, length) = (head.first_chunk().unwrap_or(&[0; 16]), frame.bytes.len());
+        if length < MIN_FRAME || !self.settings.filter.wants(self.settings.mac(), begin) {
+            count(&self.counters.filtered);
+            port.consume();
+            return Ok(Taken::Gone);
+        }
+        let pairs = self.settings.pairs;
+        let pair = match pairs {
+            1 => 0,
+            _ => steering::pair(steering::flow(&head[..seen]), pairs),
+        };
+        let mergeable = self.transport.has(feature::MRG_RXBUF);
+        let queue = self.transport.queue(2 * pair);
+        let Some((ring, size)) = queue.and_then(|q| Some((q.ring.as_mut()?, q.place.size))) else {
+            count(&self.counters.no_queue);
+            port.consume();
+            return Ok(Taken::Gone);
+        };
+        let (dma, how) = (bus.dma, (size, mergeable));
+        let delivered = match adapt(&frame, self.settings.offloads) {
+            Adapted::AsItIs(offload) => {
+                self.delivery.deliver(dma, ring, how, &offload, Source::Shared(frame.bytes))
+            }
+            Adapted::Completed(copy) => {
+                self.delivery.deliver(dma, ring, how, &Offload::default(), Source::Own(&copy))
+            }
+            Adapted::Cut(cut) => {
+                self.cutting = cut.map(|cut| Cutting { cut, piece: Vec::new(), pair });
+                if self.cutting.is_none() {
+                    count(&self.counters.not_cut);
+                }
+                self.inward.spend(length);
+                port.consume();
+                return Ok(Taken::Gone);
+            }
+        };
+        match delivered.map_err(|error| (2 * pair, error))? {
+            Delivered::NoBuffers => return Ok(Taken::Waits),
+            Delivered::TooLarge => count(&self.counters.too_large),
+            Delivered::Done => {}
+        }
+        let good = delivered == Ok(Delivered::Done);
+        self.inward.spend(length);
+        tally.count(length as u64, good);
+        port.consume();
+        self.reached(2 * pair);
+        Ok(Taken::Delivered(pair))
+    }
+
+    /// Hands the next piece of a frame over.
+    fn receive_piece(
+        &mut self,
+        bus: &Bus<'_>,
+        tally: &mut Tally,
+    ) -> Result<Taken, (u16, QueueError)> {
+        let Some(cutting) = &mut self.cutting else { return Ok(Taken::Gone) };
+        if cutting.piece.is_empty() && !cutting.cut.next(&mut cutting.piece) {
+            self.cutting = None;
+            return Ok(Taken::Gone);
+        }
+        let pair = cutting.pair;
+        let mergeable = self.transport.has(feature::MRG_RXBUF);
+        let queue = self.transport.queue(2 * pair);
+        let Some((ring, size)) = queue.and_then(|q| Some((q.ring.as_mut()?, q.place.size))) else {
+            count(&self.counters.no_queue);
+            self.cutting = None;
+            return Ok(Taken::Gone);
+        };
+        let source = Source::Own(&cutting.piece);
+        let (none, how) = (Offload::default(), (size, mergeable));
+        let delivered = self.delivery.deliver(bus.dma, ring, how, &none, source);
+        match delivered.map_err(|error| (2 * pair, error))? {
+            Delivered::NoBuffers => return Ok(Taken::Waits),
+            Delivered::TooLarge => count(&self.counters.too_large),
+            Delivered::Done => {}
+        }
+        tally.count(cutting.piece.len() as u64, delivered == Ok(Delivered::Done));
+        cutting.piece.clear();
+        self.reached(2 * pair);
+        Ok(Taken::Delivered(pair))
+    }
+
+    fn reached(&mut self, queue: u16) {
+        if let Some(queue) = self.transport.queue(queue) {
+            queue.unreachable_since = None;
+        }
+    }
+}
+
+/// What became of what was next.
+enum Taken {
+    /// It lies with the driver, or was dropped, by this pair's queue.
+    Delivered(u16),
+    /// It was dropped, or is cut.
+    Gone,
+    /// It is still next.
+    Waits,
+}
+
+/// A frame as its driver takes it.
+enum Adapted {
+    AsItIs(Offload),
+    /// A copy, with nothing left to do.
+    Completed(Vec<u8>),
+    /// In pieces; `None` when that is not possible.
+    Cut(Option<Cut>),
+}
+
+fn adapt(frame: &Frame<'_>, offloads: u64) -> Adapted {
+    let mut offload = frame.offload;
+    if features::takes(offloads, &offload) {
+        if offloads & feature::GUEST_CSUM == 0 {
+            offload.flags &= !DATA_VALID;
+        }
+        return Adapted::AsItIs(offload);
+    }
+    let mut copy = vec![0; frame.bytes.len()];
+    frame.bytes.copy_to(&mut copy);
+    if offload.gso_type == GSO_NONE {
+        complete_checksum(&mut copy, &offload);
+        return Adapted::Completed(copy);
+    }
+    Adapted::Cut(Cut::new(copy, &offload).ok())
+}

@@ -1,0 +1,258 @@
+//! A function under drivers that break it, and without interrupts by message.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::{Access, SharedMemory};
+use rackbus_net::{LocalNetwork, MacAddress, Network, Offload, Port};
+use rackbus_pci::endpoint::Region;
+use rackbus_pci::{Endpoint, Work};
+use rackbus_spec::virtio::net::{config, feature};
+use rackbus_spec::virtio::ring::{Descriptor, flags};
+use rackbus_spec::virtio::{capability as cap, common as reg, feature as common, isr, status};
+
+use super::*;
+use crate::virtio::layout;
+
+const IOVA: u64 = 1 << 32;
+/// Bytes from one queue's areas to the next one's, each area in a page.
+const QUEUE: u64 = 0x3000;
+const DATA: u64 = 0xa000;
+
+struct Guest {
+    endpoint: Endpoint,
+    memory: SharedMemory,
+    peer: Box<dyn Port>,
+    counters: Arc<Counters>,
+    now: u64,
+}
+
+impl Guest {
+    /// A driver with a receive and a transmit queue, and a port beside its function's.
+    fn new(features: u64) -> Guest {
+        let network = LocalNetwork::new([]);
+        let name = "alpha/nic0.vf1".to_owned();
+        let port = Some(network.port(&name).unwrap());
+        let mut peer = network.port("alpha/nic0.vf2").unwrap();
+        peer.attend(true);
+        let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 1, rate: None };
+        let counters = Arc::new(Counters::default());
+        let mut endpoint = Endpoint::new(Box::new(Nic::new(&options, port, counters.clone())));
+        let memory = SharedMemory::create("driver", 0x10000).unwrap();
+        let access = Access::READ | Access::WRITE;
+        endpoint.map(IOVA, 0x10000, access, Some(memory.handle(0))).unwrap();
+        endpoint.write(Region::Config, 4, &[6, 0]).unwrap();
+        let mut guest = Guest { endpoint, memory, peer, counters, now: 0 };
+        guest.enable(features);
+        guest
+    }
+
+    fn write(&mut self, at: u64, data: &[u8]) {
+        self.endpoint.write(Region::Bar(0), at, data).unwrap();
+    }
+
+    fn read1(&mut self, at: u64) -> u8 {
+        let mut data = [0];
+        self.endpoint.read(Region::Bar(0), at, &mut data).unwrap();
+        data[0]
+    }
+
+    fn enable(&mut self, features: u64) {
+        self.write(reg::DEVICE_STATUS, &[0]);
+        self.write(reg::DEVICE_STATUS, &[status::ACKNOWLEDGE | status::DRIVER]);
+        for half in 0..2u32 {
+            self.write(reg::DRIVER_FEATURE_SELECT, &half.to_le_bytes());
+            let word = ((features | common::VERSION_1) >> (32 * half)) as u32;
+            self.write(reg::DRIVER_FEATURE, &word.to_le_bytes());
+        }
+        self.write(reg::DEVICE_STATUS, &[status::FEATURES_OK]);
+        for queue in 0..2u16 {
+            self.write(reg::QUEUE_SELECT, &queue.to_le_bytes());
+            self.write(reg::QUEUE_SIZE, &8u16.to_le_bytes());
+            let at = IOVA + QUEUE * u64::from(queue);
+            for (area, register) in
+                (0..).zip([reg::QUEUE_DESC, reg::QUEUE_DRIVER, reg::QUEUE_DEVICE])
+            {
+                self.write(register, &(at + 0x1000 * area).to_le_bytes());
+            }
+            self.write(reg::QUEUE_ENABLE, &1u16.to_le_bytes());
+        }
+        self.write(reg::DEVICE_STATUS, &[status::DRIVER_OK]);
+    }
+
+    /// Makes one buffer available to a queue, at its first descriptor.
+    fn offer(&mut self, queue: u64, address: u64, length: u32, kind: u16, index: u16) {
+        let at = (QUEUE * queue) as usize;
+        let descriptor = Descriptor { address, length, flags: kind, next: 0 };
+        self.memory.whole().write_obj(at, &descriptor);
+        self.memory.whole().store_u16(at + 0x1002, index, Ordering::Release);
+    }
+
+    fn send(&mut self, length: usize) {
+        let frame = self.memory.whole().part(DATA as usize + 0x4000, length).unwrap();
+        frame.copy_from(&[0xff; 6]);
+        self.peer.send(Offload::default(), &[frame]);
+    }
+
+    fn poll(&mut self) -> Work {
+        self.now += 1000;
+        let now = self.now;
+        self.endpoint.poll(now)
+    }
+
+    fn is_broken(&mut self) -> bool {
+        self.read1(reg::DEVICE_STATUS) & status::DEVICE_NEEDS_RESET != 0
+    }
+}
+
+#[test]
+fn without_messages_the_pin_is_high_until_its_cause_is_read() {
+    let mut guest = Guest::new(0);
+    guest.offer(0, IOVA + DATA, 2048, flags::WRITE, 1);
+    guest.send(100);
+    assert_eq!(guest.poll(), Work::Done);
+    let mut status = [0; 2];
+    guest.endpoint.read(Region::Config, 6, &mut status).unwrap();
+    assert_eq!(status[0] & 8, 8, "the pin's level in the status register");
+    assert_eq!(guest.read1(layout::ISR), isr::QUEUE);
+    assert_eq!(guest.read1(layout::ISR), 0);
+    guest.endpoint.read(Region::Config, 6, &mut status).unwrap();
+    assert_eq!(status[0] & 8, 0);
+}
+
+#[test]
+fn a_driver_that_breaks_its_function_is_told_and_goes_on_after_a_reset() {
+    let bad: [fn(&mut Guest); 4] = [
+        |guest| guest.offer(1, IOVA + DATA, 100, flags::NEXT, 9),
+        |guest| guest.offer(1, IOVA + DATA, 100, flags::NEXT, 1),
+        |guest| {
+            // Too short for a header.
+            guest.offer(0, IOVA + DATA, 4, flags::WRITE, 1);
+            guest.send(100);
+        },
+        |guest| {
+            guest.offer(1, 0x1234, 100, 0, 1);
+            // Memory that stays out of reach: at first it is waited for.
+            assert!(matches!(guest.poll(), Work::Asleep(Some(_))));
+            assert!(!guest.is_broken());
+            guest.now += 200_000_000;
+        },
+    ];
+    for (number, prepare) in bad.into_iter().enumerate() {
+        let mut guest = Guest::new(0);
+        prepare(&mut guest);
+        guest.poll();
+        assert!(guest.is_broken(), "case {number}");
+        assert_eq!(guest.counters.faults.load(Ordering::Relaxed), 1);
+        assert_eq!(guest.read1(layout::ISR), isr::CONFIG, "its driver is told");
+        assert_eq!(guest.poll(), Work::Asleep(None), "nothing is done any more");
+        guest.memory.whole().part(0, DATA as usize).unwrap().fill(0);
+        guest.enable(0);
+        guest.offer(0, IOVA + DATA, 2048, flags::WRITE, 1);
+        guest.send(100);
+        assert_eq!(guest.poll(), Work::Done, "case {number}: after a reset");
+        assert!(!guest.is_broken());
+    }
+}
+
+#[test]
+fn a_frame_waits_for_buffers_and_one_that_never_fits_is_dropped() {
+    let mut guest = Guest::new(0);
+    guest.send(100);
+    assert_eq!(guest.poll(), Work::Idle, "there are no buffers");
+    assert!(guest.endpoint.park(), "which only a notification can change");
+    guest.offer(0, IOVA + DATA, 50, flags::WRITE, 1);
+    assert_eq!(guest.poll(), Work::Done);
+    assert_eq!(guest.counters.too_large.load(Ordering::Relaxed), 1);
+    guest.send(30);
+    guest.poll();
+    let used: u16 = guest.memory.whole().load_u16(0x2002, Ordering::Acquire).unwrap();
+    assert_eq!(used, 1, "the buffer was not used up by what did not fit");
+}
+
+/// A receiver that stands still may not hold its sender up for ever: who sleeps tries again by itself.
+#[test]
+fn who_finds_its_receiver_full_tries_again_later() {
+    let mut guest = Guest::new(0);
+    let to = guest.peer.mac();
+    guest.memory.whole().write_obj(DATA as usize + 12, &to.0);
+    for index in 1..200 {
+        guest.offer(1, IOVA + DATA, 0x4000, 0, index);
+        match guest.poll() {
+            Work::Done => {}
+            waits => {
+                assert_eq!(waits, Work::Asleep(Some(guest.now + 1_000_000)));
+                assert!(guest.endpoint.park(), "there is nothing else to do");
+                return;
+            }
+        }
+    }
+    panic!("the receiver is never full");
+}
+
+/// Buffers that are too few for a frame: the driver notifies of the next one, whatever was there before.
+#[test]
+fn a_frame_that_needs_more_buffers_is_handed_over_when_they_come() {
+    let mut guest = Guest::new(feature::MRG_RXBUF | common::EVENT_IDX);
+    for at in 0..4 {
+        let address = IOVA + DATA + 100 * at;
+        let buffer = Descriptor { address, length: 100, flags: flags::WRITE, next: 0 };
+        guest.memory.whole().write_obj(16 * at as usize, &buffer);
+        guest.memory.whole().store_u16(0x1004 + 2 * at as usize, at as u16, Ordering::Relaxed);
+    }
+    let offer = |guest: &Guest, index: u16| {
+        guest.memory.whole().store_u16(0x1002, index, Ordering::Release);
+    };
+    guest.send(300);
+    offer(&guest, 2);
+    assert_eq!(guest.poll(), Work::Idle);
+    assert!(guest.endpoint.park());
+    let event = guest.memory.whole().load_u16(0x2004 + 8 * 8, Ordering::Relaxed);
+    assert_eq!(event, Some(2), "the index that it wants to be notified of");
+    offer(&guest, 3);
+    assert_eq!(guest.poll(), Work::Idle, "still too few");
+    // They come while it is about to sleep.
+    offer(&guest, 4);
+    assert!(!guest.endpoint.park());
+    assert_eq!(guest.memory.whole().load_u16(0x2002, Ordering::Acquire), Some(4));
+}
+
+#[test]
+fn registers_are_reached_through_configuration_space_too() {
+    let mut guest = Guest::new(0);
+    let mut bytes = [0; 256];
+    guest.endpoint.read(Region::Config, 0, &mut bytes).unwrap();
+    let mut at = usize::from(bytes[0x34]);
+    while (bytes[at], bytes[at + cap::TYPE]) != (9, cap::PCI_ACCESS) {
+        at = usize::from(bytes[at + 1]);
+        assert_ne!(at, 0, "there is no such capability");
+    }
+    let mut config = |offset: usize, data: &[u8]| {
+        guest.endpoint.write(Region::Config, (at + offset) as u64, data).unwrap();
+    };
+    config(cap::BAR, &[0]);
+    config(cap::OFFSET, &(layout::DEVICE as u32 + config::STATUS as u32).to_le_bytes());
+    config(cap::STRUCTURE_LENGTH, &2u32.to_le_bytes());
+    let mut link = [0; 2];
+    guest.endpoint.read(Region::Config, (at + cap::ACCESS_DATA) as u64, &mut link).unwrap();
+    assert_eq!(u16::from_le_bytes(link), config::LINK_UP);
+    // Outside of the BAR nothing is reached.
+    let mut config = |offset: usize, data: &[u8]| {
+        guest.endpoint.write(Region::Config, (at + offset) as u64, data).unwrap();
+    };
+    config(cap::OFFSET, &u32::MAX.to_le_bytes());
+    config(cap::STRUCTURE_LENGTH, &1u32.to_le_bytes());
+    config(cap::ACCESS_DATA, &[1]);
+}
+
+#[test]
+fn a_queue_is_reset_by_itself() {
+    let mut guest = Guest::new(common::RING_RESET | feature::STATUS);
+    guest.write(reg::QUEUE_SELECT, &0u16.to_le_bytes());
+    guest.write(reg::QUEUE_RESET, &1u16.to_le_bytes());
+    assert_eq!(guest.read1(reg::QUEUE_ENABLE), 0);
+    guest.send(100);
+    guest.poll();
+    assert_eq!(guest.counters.no_queue.load(Ordering::Relaxed), 1);
+    assert!(!guest.is_broken());
+}

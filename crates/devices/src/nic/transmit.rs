@@ -1,0 +1,138 @@
+//! Frames from the driver's buffers to the port.
+
+use rackbus_memory::{Access, DmaSlice, DmaSpace};
+use rackbus_net::offload::{GSO_NONE, NEEDS_CSUM, OFFLOAD_BYTES};
+use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
+use rackbus_net::{Cause, Offload, Port, Sent};
+use rackbus_pci::Bus;
+use rackbus_pci::operations::Tally;
+use rackbus_spec::virtio::net::HEADER_SIZE;
+use zerocopy::FromBytes;
+
+use super::features;
+use super::function::{Nic, Outcome, TRANSMIT, count};
+use crate::virtio::{Chain, QueueError, Used};
+
+/// Frames of a queue in one poll.
+const BURST: usize = 64;
+/// A receiver without room rings when it has some, and never if it stands still: then its frames are to be dropped.
+const RETRY_NS: u64 = 1_000_000;
+
+impl Nic {
+    /// Sends what the transmit queues hold, a bounded number from each.
+    pub(super) fn transmit(&mut self, bus: &Bus<'_>) -> Outcome {
+        let mut outcome = Outcome::default();
+        let pairs = self.settings.pairs;
+        let first = self.first_pair;
+        for turn in 0..pairs {
+            let pair = (first + turn) % pairs;
+            let queue = 2 * pair + 1;
+            if self.transport.has_work(queue) {
+                self.transmit_queue(bus, queue, &mut outcome);
+            }
+        }
+        self.first_pair = (first + 1) % pairs;
+        if outcome.done
+            && let Some(port) = &mut self.port
+        {
+            port.flush();
+        }
+        outcome
+    }
+
+    fn transmit_queue(&mut self, bus: &Bus<'_>, queue: u16, outcome: &mut Outcome) {
+        let begun = bus.user.before_access();
+        let mut tally = Tally::default();
+        let mut parts = Vec::new();
+        for _ in 0..BURST {
+            if let Err(at) = self.outward.ready(bus.now_ns) {
+                count(&self.counters.throttled);
+                outcome.wait_until(at);
+                break;
+            }
+            let accepted = self.transport.accepted();
+            let Some(queue_registers) = self.transport.queue(queue) else { break };
+            let Some(ring) = &mut queue_registers.ring else { break };
+            let cursor = ring.cursor();
+            let sent = match ring.take(bus.dma, &mut self.chain) {
+                Ok(false) => break,
+                Ok(true) => send(bus.dma, &self.chain, accepted, self.port.as_mut(), &mut parts),
+                Err(error) => Err(error),
+            };
+            parts.clear();
+            match sent {
+                Ok((Sent::Full, _)) => {
+                    ring.rewind(cursor);
+                    outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
+                    break;
+                }
+                Ok((sent, bytes)) => {
+                    let Chain { id, slots, .. } = self.chain;
+                    ring.complete(&[Used { id, slots, written: 0 }]);
+                    queue_registers.unreachable_since = None;
+                    self.outward.spend(bytes);
+                    tally.count(bytes as u64, sent == Sent::Done);
+                    if sent != Sent::Done {
+                        count(&self.counters.not_sent);
+                    }
+                }
+                Err(error) => {
+                    ring.rewind(cursor);
+                    self.stopped(bus, queue, error, outcome);
+                    break;
+                }
+            }
+        }
+        outcome.done |= tally.done > 0;
+        self.transport.interrupt(bus.irq, queue);
+        self.tally(TRANSMIT, tally, bus.user.ticks().saturating_sub(begun));
+    }
+}
+
+/// Sends the frame of a request; also how many bytes it has.
+fn send<'d>(
+    dma: &'d DmaSpace,
+    chain: &Chain,
+    accepted: u64,
+    port: Option<&mut Box<dyn Port>>,
+    parts: &mut Vec<DmaSlice<'d>>,
+) -> Result<(Sent, usize), QueueError> {
+    let length = chain.readable_bytes.saturating_sub(HEADER_SIZE as u64);
+    if length < MIN_FRAME as u64 || length > MAX_FRAME as u64 {
+        return Ok((Sent::Dropped(Cause::Length), 0));
+    }
+    let length = length as usize;
+    let mut header = [0; HEADER_SIZE];
+    let mut read = 0;
+    for buffer in &chain.readable {
+        let of_header = (HEADER_SIZE - read).min(buffer.length as usize);
+        if of_header > 0 {
+            let done = dma.read(buffer.address, &mut header[read..read + of_header]);
+            done.map_err(|_| QueueError::Unreachable)?;
+            read += of_header;
+        }
+        let rest = buffer.length as usize - of_header;
+        let from = buffer.address.saturating_add(of_header as u64);
+        if rest > 0 {
+            let walked = dma.walk(from, rest, Access::READ, |part| parts.push(part));
+            walked.map_err(|_| QueueError::Unreachable)?;
+        }
+    }
+    let Some(offload) = offload(&header, accepted, length) else {
+        return Ok((Sent::Dropped(Cause::Offload), length));
+    };
+    Ok((port.map_or(Sent::Dropped(Cause::Down), |port| port.send(offload, parts)), length))
+}
+
+/// What a header leaves to others, if its driver may.
+fn offload(header: &[u8; HEADER_SIZE], accepted: u64, length: usize) -> Option<Offload> {
+    let mut offload = Offload::read_from_bytes(&header[..OFFLOAD_BYTES]).ok()?;
+    offload.flags &= NEEDS_CSUM;
+    if offload.flags == 0 {
+        (offload.csum_start, offload.csum_offset) = Default::default();
+    }
+    if offload.gso_type == GSO_NONE {
+        (offload.gso_size, offload.hdr_len) = Default::default();
+    }
+    (offload.is_sound(length) && features::may_send(accepted, &offload)).then_some(offload)
+}

@@ -1,0 +1,220 @@
+//! A virtqueue as its device uses it: requests come, are completed in the order in which they came, and each side
+//! says when it wants to be woken.
+
+use rackbus_memory::{Access, DmaSlice, DmaSpace, PinnedPieces};
+use rackbus_spec::virtio::feature;
+use serde::{Deserialize, Serialize};
+
+use super::packed::Packed;
+use super::split::Split;
+use super::{Chain, Fault};
+
+/// Why a request could not be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The driver did what none may do.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// Memory cannot be reached now: its mapping may come back.
+    #[error("memory that the function does not reach")]
+    Unreachable,
+}
+
+/// A request that is completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    /// The driver's name for it.
+    pub id: u16,
+    /// Descriptors of the ring that it took.
+    pub slots: u16,
+    /// Bytes that were written.
+    pub written: u32,
+}
+
+/// Where a queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Entries.
+    pub size: u16,
+    /// Descriptor area.
+    pub descriptors: u64,
+    /// Driver area.
+    pub driver: u64,
+    /// Device area.
+    pub device: u64,
+}
+
+/// How far a queue is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cursor {
+    /// The next request: an index that runs on (split), or a place in the ring (packed).
+    pub next: u16,
+    /// Of a packed ring, the wrap counter there.
+    pub wrap: bool,
+}
+
+/// A queue in use.
+#[derive(Debug)]
+pub enum Ring {
+    /// Descriptors, and two rings of indices.
+    Split(Split),
+    /// One ring.
+    Packed(Packed),
+}
+
+impl Ring {
+    /// A queue at `place` as its driver begins with it, under these features.
+    ///
+    /// # Errors
+    /// [`Fault::Queue`] when it cannot be there.
+    pub fn new(dma: &DmaSpace, place: Place, features: u64) -> Result<Ring, Fault> {
+        let event_index = features & feature::EVENT_IDX != 0;
+        match features & feature::RING_PACKED != 0 {
+            true => Packed::new(dma, place).map(Ring::Packed),
+            false => Split::new(dma, place, event_index).map(Ring::Split),
+        }
+    }
+
+    /// Looks its memory up again: mappings have changed.
+    pub fn resolve(&mut self, dma: &DmaSpace) {
+        match self {
+            Ring::Split(ring) => ring.resolve(dma),
+            Ring::Packed(ring) => ring.resolve(dma),
+        }
+    }
+
+    /// Lets go of its memory, until it is looked up again.
+    pub fn let_go(&mut self) {
+        match self {
+            Ring::Split(ring) => ring.let_go(),
+            Ring::Packed(ring) => ring.let_go(),
+        }
+    }
+
+    /// How far it is: to go back to, or to go on from elsewhere.
+    #[inline]
+    pub fn cursor(&self) -> Cursor {
+        match self {
+            Ring::Split(ring) => ring.cursor(),
+            Ring::Packed(ring) => ring.cursor(),
+        }
+    }
+
+    /// Goes back to where it was: what was taken since is not completed, and is taken again.
+    #[inline]
+    pub fn rewind(&mut self, cursor: Cursor) {
+        match self {
+            Ring::Split(ring) => ring.rewind(cursor),
+            Ring::Packed(ring) => ring.rewind(cursor),
+        }
+    }
+
+    /// Goes on where a queue was that had completed all that it had taken.
+    ///
+    /// # Errors
+    /// [`Fault::Queue`] when it cannot have been there.
+    pub fn go_on(&mut self, cursor: Cursor) -> Result<(), Fault> {
+        match self {
+            Ring::Split(ring) => {
+                ring.go_on(cursor);
+                Ok(())
+            }
+            Ring::Packed(ring) => ring.go_on(cursor),
+        }
+    }
+
+    /// Takes the next request into `chain`; false when there is none.
+    ///
+    /// # Errors
+    /// [`QueueError`]; nothing is taken then.
+    #[inline]
+    pub fn take(&mut self, dma: &DmaSpace, chain: &mut Chain) -> Result<bool, QueueError> {
+        match self {
+            Ring::Split(ring) => ring.take(dma, chain),
+            Ring::Packed(ring) => ring.take(dma, chain),
+        }
+    }
+
+    /// Completes requests that were taken, in that order; the driver sees all of them at once.
+    #[inline]
+    pub fn complete(&mut self, used: &[Used]) {
+        match self {
+            Ring::Split(ring) => ring.complete(used),
+            Ring::Packed(ring) => ring.complete(used),
+        }
+    }
+
+    /// Whether the driver wants an interrupt for what was completed since this was asked last.
+    #[inline]
+    pub fn wants_interrupt(&mut self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.wants_interrupt(),
+            Ring::Packed(ring) => ring.wants_interrupt(),
+        }
+    }
+
+    /// Whether there is a request.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.has_work(),
+            Ring::Packed(ring) => ring.has_work(),
+        }
+    }
+
+    /// Asks the driver for notifications, or not to send any: the queue is polled.
+    #[inline]
+    pub fn ask_notifications(&mut self, wanted: bool) {
+        match self {
+            Ring::Split(ring) => ring.ask_notifications(wanted),
+            Ring::Packed(ring) => ring.ask_notifications(wanted),
+        }
+    }
+}
+
+/// A part of a queue in memory.
+#[derive(Debug)]
+pub(super) struct Area {
+    base: u64,
+    length: usize,
+    access: Access,
+    memory: Option<PinnedPieces>,
+}
+
+impl Area {
+    /// `length` bytes at `base`, which has to be a multiple of `alignment`.
+    pub fn new(
+        dma: &DmaSpace,
+        base: u64,
+        length: usize,
+        alignment: u64,
+        access: Access,
+    ) -> Result<Area, Fault> {
+        if !base.is_multiple_of(alignment) || base.checked_add(length as u64).is_none() {
+            return Err(Fault::Queue);
+        }
+        let mut area = Area { base, length, access, memory: None };
+        area.resolve(dma);
+        Ok(area)
+    }
+
+    pub fn resolve(&mut self, dma: &DmaSpace) {
+        self.memory = dma.pin_pieces(self.base, self.length, self.access).ok();
+    }
+
+    pub fn let_go(&mut self) {
+        self.memory = None;
+    }
+
+    #[inline]
+    pub fn is_reached(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// `length` bytes at `offset`. Mappings end at pages: what is aligned to its own size is never in two.
+    #[inline]
+    pub fn at(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
+        self.memory.as_ref()?.at(offset, length)
+    }
+}

@@ -1,0 +1,245 @@
+//! A virtqueue as its driver uses it, with the buffers that belong to it.
+
+use rackbus_memory::{DmaSlice, SharedMemory};
+use rackbus_spec::virtio::feature;
+use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, flags};
+
+use super::NetError;
+use super::packed::Packed;
+use super::split::Split;
+use crate::device::Addresses;
+
+/// Where a queue's areas are, as the function addresses them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QueueLayout {
+    /// Descriptor area.
+    pub descriptors: u64,
+    /// Driver area.
+    pub driver: u64,
+    /// Device area.
+    pub device: u64,
+}
+
+/// The memory of a queue: three areas, tables, then buffers.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    /// Where it begins in the shared memory.
+    pub offset: usize,
+    /// Bytes of a buffer.
+    pub buffer: usize,
+    /// Buffers.
+    pub count: u16,
+    /// Descriptors of a buffer at most.
+    pub segments: u16,
+}
+
+const PAGE: usize = 4096;
+/// Bytes of a buffer's table.
+const TABLE: usize = 16 * DESCRIPTOR_SIZE;
+
+impl Span {
+    fn areas(size: u16) -> usize {
+        (usize::from(size) * DESCRIPTOR_SIZE).next_multiple_of(PAGE)
+            + (usize::from(size) * 2 + 8).next_multiple_of(PAGE)
+            + (usize::from(size) * 8 + 8).next_multiple_of(PAGE)
+    }
+
+    fn tables(&self, size: u16) -> usize {
+        self.offset + Span::areas(size)
+    }
+
+    fn buffers(&self, size: u16) -> usize {
+        self.tables(size) + (usize::from(self.count) * TABLE).next_multiple_of(PAGE)
+    }
+
+    /// Bytes of all of it.
+    pub fn length(&self, size: u16) -> usize {
+        let buffers = self.buffers(size) - self.offset;
+        buffers + (usize::from(self.count) * self.buffer).next_multiple_of(PAGE)
+    }
+}
+
+/// A buffer of a request: address, length, flags.
+pub type Piece = (u64, u32, u16);
+
+#[derive(Debug)]
+enum Ring {
+    Split(Split),
+    Packed(Packed),
+}
+
+/// A queue.
+#[derive(Debug)]
+pub struct Queue {
+    /// Its number.
+    pub number: u16,
+    /// Where it is notified in BAR 0.
+    pub notify_at: u64,
+    /// Its memory.
+    pub span: Span,
+    /// Its areas.
+    pub places: QueueLayout,
+    /// Requests have a table.
+    pub indirect: bool,
+    ring: Ring,
+    free: Vec<u16>,
+    tables_at: usize,
+    buffers_at: usize,
+    addresses: Addresses,
+}
+
+impl Queue {
+    /// A queue of `size` descriptors in `span` of the memory.
+    pub fn new(
+        memory: &SharedMemory,
+        addresses: &Addresses,
+        number: u16,
+        size: u16,
+        span: Span,
+        features: u64,
+    ) -> Result<Queue, NetError> {
+        let descriptors = span.offset;
+        let driver = descriptors + (usize::from(size) * DESCRIPTOR_SIZE).next_multiple_of(PAGE);
+        let device = driver + (usize::from(size) * 2 + 8).next_multiple_of(PAGE);
+        let address = |offset| {
+            let (address, _) = addresses.at(offset)?;
+            Some(address)
+        };
+        let place =
+            |offset| address(offset).ok_or(NetError::Unsupported("memory out of its reach"));
+        let places = QueueLayout {
+            descriptors: place(descriptors)?,
+            driver: place(driver)?,
+            device: place(device)?,
+        };
+        if let Some(areas) = memory.whole().part(span.offset, Span::areas(size)) {
+            areas.fill(0);
+        }
+        let ring = match features & feature::RING_PACKED != 0 {
+            true => Ring::Packed(Packed::new(size, descriptors, driver, device, features)),
+            false => Ring::Split(Split::new(
+                size,
+                span.segments,
+                [descriptors, driver, device],
+                features,
+            )),
+        };
+        Ok(Queue {
+            number,
+            notify_at: 0,
+            span,
+            places,
+            indirect: false,
+            ring,
+            free: (0..span.count).rev().collect(),
+            tables_at: span.tables(size),
+            buffers_at: span.buffers(size),
+            addresses: addresses.clone(),
+        })
+    }
+
+    /// A buffer that nobody uses.
+    pub fn free(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// Nobody uses it any more.
+    pub fn give_back(&mut self, number: u16) {
+        self.free.push(number);
+    }
+
+    /// Buffers that the function has.
+    pub fn under_way(&self) -> usize {
+        usize::from(self.span.count) - self.free.len()
+    }
+
+    /// The memory of a buffer.
+    pub fn buffer<'m>(&self, memory: &'m SharedMemory, number: u16) -> DmaSlice<'m> {
+        let at = self.buffers_at + usize::from(number.min(self.span.count - 1)) * self.span.buffer;
+        let whole = memory.whole();
+        whole.part(at, self.span.buffer).unwrap_or(whole)
+    }
+
+    fn address(&self, offset: usize) -> u64 {
+        self.addresses.at(offset).map_or(0, |(address, _)| address)
+    }
+
+    /// Puts a request in: the first bytes of a buffer are read, those behind them written.
+    pub fn push(&mut self, memory: &SharedMemory, number: u16, read: usize, write: usize) {
+        let at = self.buffers_at + usize::from(number) * self.span.buffer;
+        let mut pieces: Vec<Piece> = Vec::with_capacity(usize::from(self.span.segments));
+        let parts = usize::from(self.span.segments) - usize::from(write > 0 && read > 0);
+        let mut done = 0;
+        for part in 0..parts.max(1) {
+            let end = read * (part + 1) / parts.max(1);
+            if end > done {
+                pieces.push((self.address(at + done), (end - done) as u32, 0));
+                done = end;
+            }
+        }
+        if write > 0 {
+            pieces.push((self.address(at + read), write as u32, flags::WRITE));
+        }
+        if self.indirect {
+            let table_at = self.tables_at + usize::from(number) * TABLE;
+            let packed = matches!(self.ring, Ring::Packed(_));
+            write_table(memory, table_at, &pieces, packed);
+            let length = pieces.len() * DESCRIPTOR_SIZE;
+            pieces = vec![(self.address(table_at), length as u32, flags::INDIRECT)];
+        }
+        match &mut self.ring {
+            Ring::Split(ring) => ring.push(memory, number, &pieces),
+            Ring::Packed(ring) => ring.push(memory, number, &pieces),
+        }
+    }
+
+    /// Lets the function see what was put in; whether it wants to be notified.
+    pub fn publish(&mut self, memory: &SharedMemory) -> bool {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.publish(memory),
+            Ring::Packed(ring) => ring.publish(memory),
+        }
+    }
+
+    /// The next buffer that the function is done with, and how much it has written.
+    pub fn pop(&mut self, memory: &SharedMemory) -> Option<(u16, u32)> {
+        let popped = match &mut self.ring {
+            Ring::Split(ring) => ring.pop(memory),
+            Ring::Packed(ring) => ring.pop(memory),
+        };
+        popped.filter(|(number, _)| *number < self.span.count)
+    }
+
+    /// Whether there is such a one.
+    pub fn has_used(&self, memory: &SharedMemory) -> bool {
+        match &self.ring {
+            Ring::Split(ring) => ring.has_used(memory),
+            Ring::Packed(ring) => ring.has_used(memory),
+        }
+    }
+
+    /// Asks for interrupts, or for none.
+    pub fn want_interrupts(&mut self, memory: &SharedMemory, wanted: bool) {
+        match &mut self.ring {
+            Ring::Split(ring) => ring.want_interrupts(memory, wanted),
+            Ring::Packed(ring) => ring.want_interrupts(memory, wanted),
+        }
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+fn write_table(memory: &SharedMemory, at: usize, pieces: &[Piece], packed: bool) {
+    use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor};
+    for (index, (address, length, kind)) in (0u16..).zip(pieces) {
+        let at = at + usize::from(index) * DESCRIPTOR_SIZE;
+        let (address, length) = (*address, *length);
+        if packed {
+            let entry = PackedDescriptor { address, length, id: 0, flags: *kind };
+            memory.whole().write_obj(at, &entry);
+            continue;
+        }
+        let last = usize::from(index) + 1 == pieces.len();
+        let flags = kind | if last { 0 } else { flags::NEXT };
+        memory.whole().write_obj(at, &Descriptor { address, length, flags, next: index + 1 });
+    }
+}

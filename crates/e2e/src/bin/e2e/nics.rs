@@ -1,0 +1,116 @@
+//! Network functions in stock guests: their own virtio-net finds each, and they reach each other.
+
+use std::time::{Duration, Instant};
+
+use rackbus_driver::net::{Net, Options};
+use rackbus_e2e::guest::succeeded;
+use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use serde_json::Value;
+
+use crate::World;
+
+/// The interface that the guest's driver has made, once it is there, and its end.
+const FIND: &str = "
+    set -e
+    found() { basename $(ls -d /sys/bus/pci/devices/*/virtio*/net/* 2>/dev/null | head -n 1) 2>/dev/null; }
+    for try in $(seq 400); do [ -n \"$(found)\" ] && break; sleep 0.05; done
+    interface=$(found)
+    [ -n \"$interface\" ]
+";
+
+/// MiB that go through a connection each way.
+const MIB: u32 = 16;
+
+fn plug(rack: &Rack, guest: &mut Guest, function: &str, address: &str) -> Result<()> {
+    guest.release();
+    rack.json(&["vm", "add", guest.name(), function])?;
+    let said = guest.run(&format!(
+        "{FIND}
+         ip link set $interface up
+         ip addr add {address}/24 dev $interface
+         for try in $(seq 400); do [ \"$(cat /sys/class/net/$interface/carrier)\" = 1 ] && break; sleep 0.05; done
+         cat /sys/class/net/$interface/carrier /sys/class/net/$interface/address
+         grep $interface /proc/net/dev || true; grep virtio /proc/interrupts || true"
+    ))?;
+    let mut lines = said.lines();
+    ensure!(lines.next() == Some("1"), "the link of {function} is not up: {said}");
+    let detail = rack.device(function)?["detail"].as_str().unwrap_or_default().to_owned();
+    let mac = lines.next().unwrap_or_default();
+    ensure!(detail.contains(mac), "{function} has the address {mac}, and is shown as {detail}");
+    Ok(())
+}
+
+fn unplug(rack: &Rack, guest: &mut Guest, function: &str) -> Result<()> {
+    guest.release();
+    rack.json(&["vm", "remove", guest.name(), function])?;
+    guest.run("for try in $(seq 200); do ls -d /sys/bus/pci/devices/*/virtio*/net/* 2>/dev/null || exit 0; \
+               sleep 0.05; done; exit 1").map(drop)
+}
+
+/// Two guests with two kernels: small and large packets, and connections both ways.
+pub fn to_each_other(world: &mut World) -> Result<()> {
+    let World { rack, old, new } = world;
+    plug(rack, old, "alpha/nic0.vf1", "10.77.0.1")?;
+    plug(rack, new, "alpha/nic0.vf2", "10.77.0.2")?;
+    for (from, to) in [(&mut *old, "10.77.0.2"), (&mut *new, "10.77.0.1")] {
+        from.run(&format!("ping -c 2 -W 10 {to} && ping -c 2 -W 10 -s 60000 {to}"))?;
+    }
+    connect(old, new, "10.77.0.2")?;
+    connect(new, old, "10.77.0.1")?;
+    // The same functions go on in other processes: of their lender's node, and of one borrower's.
+    rack.json(&["restart", "alpha", "beta"])?;
+    old.run("ping -c 2 -W 10 10.77.0.2 && ping -c 2 -W 10 -s 60000 10.77.0.2")?;
+    connect(old, new, "10.77.0.2")?;
+    let faults = |device: Value| device["report"]["shaping"]["faults"].as_u64();
+    let counted = faults(rack.device("alpha/nic0.vf1")?);
+    ensure!(counted == Some(0), "a guest's driver broke its device: {counted:?}");
+    // A driver in user space is one more neighbour, at which all guests' announcements arrive.
+    beside_a_driver(rack, old)?;
+    unplug(rack, old, "alpha/nic0.vf1")?;
+    unplug(rack, new, "alpha/nic0.vf2")
+}
+
+/// What a driver in user space hears of a guest that looks for somebody.
+fn beside_a_driver(rack: &Rack, guest: &mut Guest) -> Result<()> {
+    let (lease, socket) = rack.borrow("alpha/nic0.vf3", "gamma")?;
+    let options = Options { interrupts: true, ..Options::default() };
+    let opened = Net::open(&socket, Duration::from_secs(10), options);
+    let mut net = opened.map_err(|error| Failure(error.to_string()))?;
+    let asking = guest.begin("ping -c 5 10.77.0.3; true", Duration::from_secs(60))?;
+    let (begun, mut frame) = (Instant::now(), Vec::new());
+    let who_has = loop {
+        ensure!(begun.elapsed() < Duration::from_secs(30), "no request comes");
+        let heard = net.receive(0, &mut frame).map_err(|error| Failure(error.to_string()))?;
+        match heard {
+            None => net.wait(0, Duration::from_secs(1)),
+            Some(_) if frame.len() >= 42 && frame[12..14] == [8, 6] => {
+                break frame[38..42].to_vec();
+            }
+            Some(_) => {}
+        }
+    };
+    ensure!(who_has == [10, 77, 0, 3], "it asks for {who_has:?}");
+    drop(net);
+    rack.give_back(lease)?;
+    drop(asking.wait()?);
+    Ok(())
+}
+
+/// A stream of random bytes from one guest to the other.
+fn connect(from: &mut Guest, to: &mut Guest, address: &str) -> Result<()> {
+    let limit = Duration::from_secs(120);
+    // Its standard input does not end before the connection does.
+    let server = "[ -p /tmp/open ] || mkfifo /tmp/open; nc -l -p 7000 <>/tmp/open >/tmp/came
+         wc -c </tmp/came; sha256sum </tmp/came; rm /tmp/came";
+    let listening = to.begin(server, limit)?;
+    let script = format!(
+        "dd if=/dev/urandom of=/tmp/sent bs=1M count={MIB} status=none
+         for try in $(seq 100); do nc {address} 7000 </tmp/sent && break; sleep 0.1; done
+         wc -c </tmp/sent; sha256sum </tmp/sent; rm /tmp/sent"
+    );
+    let said = from.begin(&script, limit)?.wait()?;
+    let sent = succeeded(from.name(), &script, &said)?;
+    let found = succeeded(to.name(), server, &listening.wait()?)?;
+    ensure!(sent == found, "what was sent is, with its SHA-256, {sent}; what came {found}");
+    Ok(())
+}

@@ -1,0 +1,373 @@
+//! What a receiver that takes no offloads is spared: checksums are completed, large segments cut (pure).
+//!
+//! Within a rack a large segment is one message from end to end. Where its receiver cannot take it so, whoever hands it
+//! over cuts it, as the sender's own network card would have.
+//!
+//! Sources: RFC 1071 (the checksum), RFC 9293 (TCP), RFC 791 and RFC 8200 (IP); virtio 1.2, section 5.1.6.2.
+
+use crate::offload::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, Offload};
+
+const ETHERNET: usize = 14;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const VLAN: [u16; 2] = [0x8100, 0x88a8];
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const FIN_PSH: u8 = 0x09;
+const CWR: u8 = 0x80;
+
+/// The frame is not what its offload says, or it is to be cut in a way that is not known here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the frame cannot be cut as its sender says")]
+pub struct NotCut;
+
+/// The sum of 16-bit words, which may be folded later.
+fn sum(bytes: &[u8]) -> u64 {
+    let (words, last) = bytes.as_chunks::<2>();
+    let words = words.iter().map(|word| u64::from(u16::from_be_bytes(*word)));
+    words.sum::<u64>() + last.first().map_or(0, |byte| u64::from(*byte) << 8)
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn put(frame: &mut [u8], at: usize, value: u16) {
+    if let Some(place) = frame.get_mut(at..at + 2) {
+        place.copy_from_slice(&value.to_be_bytes());
+    }
+}
+
+fn get(frame: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]))
+}
+
+/// Completes the checksum of a frame that is not to be cut. Its field has the sum of the pseudo header.
+pub fn complete_checksum(frame: &mut [u8], offload: &Offload) {
+    let start = usize::from(offload.csum_start.get());
+    let field = start + usize::from(offload.csum_offset.get());
+    if offload.flags & NEEDS_CSUM == 0 || field + 2 > frame.len() {
+        return;
+    }
+    // A checksum that is zero would say that there is none (RFC 768); of TCP both are the same.
+    let value = match fold(sum(&frame[start..])) {
+        0 => 0xffff,
+        value => value,
+    };
+    put(frame, field, value);
+}
+
+/// Where the headers of a frame are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Headers {
+    /// The internet header.
+    pub network: usize,
+    /// Whether that is of version 6.
+    pub is_v6: bool,
+    /// The transport header: right behind it.
+    pub transport: usize,
+    /// Its protocol.
+    pub protocol: u8,
+    /// A fragment has no transport header, but the first.
+    pub is_fragment: bool,
+}
+
+impl Headers {
+    /// Those of a frame; `None` where it is no IP, or its beginning is not all there.
+    pub fn of(frame: &[u8]) -> Option<Headers> {
+        let mut network = ETHERNET;
+        let mut kind = get(frame, 12)?;
+        for _ in 0..2 {
+            if VLAN.contains(&kind) {
+                kind = get(frame, network + 2)?;
+                network += 4;
+            }
+        }
+        match kind {
+            IPV4 => {
+                let length = usize::from(frame.get(network)? & 0xf) * 4;
+                let fragment = get(frame, network + 6)? & 0x3fff;
+                let protocol = *frame.get(network + 9)?;
+                (length >= 20).then_some(Headers {
+                    network,
+                    is_v6: false,
+                    transport: network + length,
+                    protocol,
+                    is_fragment: fragment != 0,
+                })
+            }
+            IPV6 => Some(Headers {
+                network,
+                is_v6: true,
+                transport: network + 40,
+                protocol: *frame.get(network + 6)?,
+                is_fragment: false,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Source and destination address.
+    pub fn addresses<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8]> {
+        match self.is_v6 {
+            false => frame.get(self.network + 12..self.network + 20),
+            true => frame.get(self.network + 8..self.network + 40),
+        }
+    }
+}
+
+/// A frame that is being cut.
+#[derive(Debug, Clone)]
+pub struct Cut {
+    frame: Vec<u8>,
+    headers: Headers,
+    /// Bytes of all headers.
+    head: usize,
+    /// Payload bytes of each piece.
+    size: usize,
+    /// Payload bytes that were cut off.
+    done: usize,
+    pieces: u16,
+}
+
+impl Cut {
+    /// Begins to cut `frame`.
+    ///
+    /// # Errors
+    /// [`NotCut`].
+    pub fn new(frame: Vec<u8>, offload: &Offload) -> Result<Cut, NotCut> {
+        let kind = offload.gso_type & !GSO_ECN;
+        let headers = Headers::of(&frame).ok_or(NotCut)?;
+        let size = usize::from(offload.gso_size.get());
+        let fits = match kind {
+            GSO_NONE => false,
+            GSO_TCPV4 => headers.protocol == TCP && !headers.is_v6,
+            GSO_TCPV6 => headers.protocol == TCP && headers.is_v6,
+            GSO_UDP_L4 => headers.protocol == UDP,
+            _ => false,
+        };
+        if !fits || headers.is_fragment || size == 0 {
+            return Err(NotCut);
+        }
+        let length = match headers.protocol {
+            TCP => usize::from(frame.get(headers.transport + 12).ok_or(NotCut)? >> 4) * 4,
+            _ => 8,
+        };
+        let head = headers.transport + length;
+        let least = if headers.protocol == TCP { 20 } else { 8 };
+        if length < least || head >= frame.len() {
+            return Err(NotCut);
+        }
+        Ok(Cut { frame, headers, head, size, done: 0, pieces: 0 })
+    }
+
+    /// Puts the next piece, a whole frame with its checksums, in place of what `out` holds. False when there is none.
+    pub fn next(&mut self, out: &mut Vec<u8>) -> bool {
+        let payload = &self.frame[self.head..];
+        let Some(rest) = payload.get(self.done..).filter(|rest| !rest.is_empty()) else {
+            return false;
+        };
+        let count = rest.len().min(self.size);
+        out.clear();
+        out.extend_from_slice(&self.frame[..self.head]);
+        out.extend_from_slice(&rest[..count]);
+        let (first, last) = (self.done == 0, count == rest.len());
+        self.network_header(out);
+        self.transport_header(out, first, last);
+        self.done += count;
+        self.pieces = self.pieces.wrapping_add(1);
+        true
+    }
+
+    fn network_header(&self, piece: &mut [u8]) {
+        let at = self.headers.network;
+        let length = piece.len() - at;
+        if self.headers.is_v6 {
+            return put(piece, at + 4, (length - 40) as u16);
+        }
+        put(piece, at + 2, length as u16);
+        let id = get(piece, at + 4).unwrap_or(0).wrapping_add(self.pieces);
+        put(piece, at + 4, id);
+        put(piece, at + 10, 0);
+        let value = fold(sum(&piece[at..self.headers.transport]));
+        put(piece, at + 10, value);
+    }
+
+    fn transport_header(&self, piece: &mut [u8], first: bool, last: bool) {
+        let at = self.headers.transport;
+        let length = piece.len() - at;
+        let field = match self.headers.protocol {
+            TCP => {
+                let mut number = [0; 4];
+                number.copy_from_slice(&piece[at + 4..at + 8]);
+                let number = u32::from_be_bytes(number).wrapping_add(self.done as u32);
+                piece[at + 4..at + 8].copy_from_slice(&number.to_be_bytes());
+                if !first {
+                    piece[at + 13] &= !CWR;
+                }
+                if !last {
+                    piece[at + 13] &= !FIN_PSH;
+                }
+                at + 16
+            }
+            _ => {
+                put(piece, at + 4, length as u16);
+                at + 6
+            }
+        };
+        put(piece, field, 0);
+        let pseudo = self.headers.addresses(piece).map_or(0, sum)
+            + u64::from(self.headers.protocol)
+            + length as u64;
+        let value = match fold(pseudo + sum(&piece[at..])) {
+            0 => 0xffff,
+            value => value,
+        };
+        put(piece, field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A frame of TCP or UDP with this payload, as a sender that leaves its checksum to others has it.
+    fn frame(v6: bool, protocol: u8, payload: &[u8], tagged: bool) -> (Vec<u8>, usize) {
+        let mut frame = vec![2; 12];
+        if tagged {
+            frame.extend([0x81, 0, 0, 7]);
+        }
+        let transport = if protocol == TCP { 20 } else { 8 };
+        let length = transport + payload.len();
+        if v6 {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            frame.extend((length as u16).to_be_bytes());
+            frame.extend([protocol, 64]);
+            frame.extend((0..32).map(|n| n * 3));
+        } else {
+            frame.extend([8, 0, 0x45, 0]);
+            frame.extend((length as u16 + 20).to_be_bytes());
+            frame.extend([0x12, 0x34, 0x40, 0, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        }
+        let start = frame.len();
+        let mut head = vec![0; transport];
+        head[..4].copy_from_slice(&[0x30, 0x39, 0, 80]);
+        if protocol == TCP {
+            head[4..8].copy_from_slice(&0xffff_fff0_u32.to_be_bytes());
+            head[12] = 0x50;
+            head[13] = 0x18 | CWR | 1;
+        } else {
+            head[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+        }
+        frame.extend(head);
+        frame.extend(payload);
+        (frame, start)
+    }
+
+    fn checks(piece: &[u8]) -> Headers {
+        let headers = Headers::of(piece).unwrap();
+        let segment = &piece[headers.transport..];
+        let pseudo = sum(headers.addresses(piece).unwrap());
+        let all = pseudo + u64::from(headers.protocol) + segment.len() as u64 + sum(segment);
+        assert_eq!(fold(all), 0, "the transport checksum");
+        if !headers.is_v6 {
+            assert_eq!(fold(sum(&piece[headers.network..headers.transport])), 0);
+        }
+        headers
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_whole_frames_and_together_what_was_cut(
+            v6: bool, tcp: bool, tagged: bool, size in 1u16..3000,
+            payload in prop::collection::vec(any::<u8>(), 1..9000),
+        ) {
+            let protocol = if tcp { TCP } else { UDP };
+            let (whole, start) = frame(v6, protocol, &payload, tagged);
+            let gso_type = match (tcp, v6) {
+                (true, false) => GSO_TCPV4,
+                (true, true) => GSO_TCPV6,
+                _ => GSO_UDP_L4,
+            };
+            let offload = Offload {
+                flags: NEEDS_CSUM,
+                gso_type,
+                gso_size: size.into(),
+                csum_start: (start as u16).into(),
+                csum_offset: if tcp { 16 } else { 6 }.into(),
+                ..Offload::default()
+            };
+            let mut cut = Cut::new(whole, &offload).unwrap();
+            let (mut piece, mut found, mut count) = (Vec::new(), Vec::new(), 0u16);
+            while cut.next(&mut piece) {
+                let headers = checks(&piece);
+                let head = headers.transport + if tcp { 20 } else { 8 };
+                prop_assert!(piece.len() - head <= usize::from(size));
+                if tcp {
+                    let number = &piece[headers.transport + 4..headers.transport + 8];
+                    let number = u32::from_be_bytes(number.try_into().unwrap());
+                    prop_assert_eq!(number, 0xffff_fff0_u32.wrapping_add(found.len() as u32));
+                    let flags = piece[headers.transport + 13];
+                    prop_assert_eq!(flags & CWR != 0, count == 0);
+                    let last = found.len() + piece.len() - head == payload.len();
+                    prop_assert_eq!(flags & FIN_PSH != 0, last);
+                }
+                if !v6 {
+                    let id = get(&piece, headers.network + 4).unwrap();
+                    prop_assert_eq!(id, 0x1234_u16.wrapping_add(count));
+                }
+                found.extend_from_slice(&piece[head..]);
+                count += 1;
+            }
+            prop_assert_eq!(found, payload);
+        }
+
+        #[test]
+        fn no_bytes_make_it_fail(
+            frame in prop::collection::vec(any::<u8>(), 0..200), kind: u8, size: u16, start: u16, offset: u16,
+        ) {
+            let offload = Offload {
+                flags: NEEDS_CSUM,
+                gso_type: kind,
+                gso_size: size.into(),
+                csum_start: start.into(),
+                csum_offset: offset.into(),
+                ..Offload::default()
+            };
+            complete_checksum(&mut frame.clone(), &offload);
+            if let Ok(mut cut) = Cut::new(frame, &offload) {
+                let mut piece = Vec::new();
+                while cut.next(&mut piece) {}
+            }
+        }
+    }
+
+    #[test]
+    fn a_checksum_is_completed_from_the_sum_of_the_pseudo_header() {
+        for protocol in [TCP, UDP] {
+            let (mut whole, start) = frame(false, protocol, b"hello", false);
+            let offset = if protocol == TCP { 16 } else { 6 };
+            let headers = Headers::of(&whole).unwrap();
+            let length = (whole.len() - start) as u64;
+            let pseudo = sum(headers.addresses(&whole).unwrap()) + u64::from(protocol) + length;
+            put(&mut whole, start + offset, !fold(pseudo));
+            let offload = Offload {
+                flags: NEEDS_CSUM,
+                csum_start: (start as u16).into(),
+                csum_offset: (offset as u16).into(),
+                ..Offload::default()
+            };
+            complete_checksum(&mut whole, &offload);
+            let ip = headers.network + 10;
+            put(&mut whole, ip, 0);
+            let value = fold(sum(&whole[headers.network..start]));
+            put(&mut whole, ip, value);
+            checks(&whole);
+        }
+    }
+}

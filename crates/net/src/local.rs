@@ -1,0 +1,456 @@
+//! A switch of one process: the virtual functions of a network card reach each other through it, and nobody else.
+//!
+//! Each port has a ring of its own memory, into which senders copy under its lock, so frames of one sender stay in
+//! order. A port that is full keeps its senders waiting for as long as [`PATIENCE`] says; after that, frames for it are
+//! dropped until it has taken one: so a receiver that stands still holds nobody up.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::{DmaSlice, Event, SharedMemory};
+
+use crate::address::MacAddress;
+use crate::offload::Offload;
+use crate::port::{Cause, Frame, MAX_FRAME, MIN_FRAME, Network, Port, PortOptions, Sent};
+
+/// Bytes of a port's ring.
+const RING: usize = 1 << 20;
+/// For how long a full port keeps a sender waiting.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// The longest packet.
+const MTU: u16 = 65_535;
+/// Frames begin at multiples of this.
+const LINE: usize = 64;
+
+/// The switches of a node, one for each network card.
+#[derive(Debug)]
+pub struct LocalNetwork {
+    options: BTreeMap<String, PortOptions>,
+    switches: Mutex<BTreeMap<String, Arc<Switch>>>,
+}
+
+impl LocalNetwork {
+    /// Ports of these functions, each as the rack file describes it.
+    pub fn new(ports: impl IntoIterator<Item = (String, PortOptions)>) -> LocalNetwork {
+        LocalNetwork { options: ports.into_iter().collect(), switches: Mutex::default() }
+    }
+}
+
+impl Network for LocalNetwork {
+    fn port(&self, function: &str) -> std::io::Result<Box<dyn Port>> {
+        let card = function.rsplit_once('.').map_or(function, |(card, _)| card);
+        let options = self.options.get(function).cloned().unwrap_or_default();
+        let switch = lock(&self.switches).entry(card.to_owned()).or_default().clone();
+        switch.join(function, options).map(|port| Box::new(port) as Box<dyn Port>)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is behind it is whole between any two statements.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who is joined.
+#[derive(Debug, Default)]
+struct Switch {
+    ports: Mutex<Vec<Member>>,
+}
+
+#[derive(Debug, Clone)]
+struct Member {
+    function: String,
+    inbox: Arc<Inbox>,
+}
+
+impl Switch {
+    fn join(
+        self: &Arc<Switch>,
+        function: &str,
+        options: PortOptions,
+    ) -> std::io::Result<LocalPort> {
+        let mut members = lock(&self.ports);
+        if members.iter().any(|member| member.function == function) {
+            let text = format!("the port of {function} is held already");
+            return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
+        }
+        let memory = SharedMemory::create("port", RING as u64).map_err(std::io::Error::other)?;
+        let mac = options.mac.unwrap_or_else(|| MacAddress::derived(function));
+        let inbox = Arc::new(Inbox {
+            memory,
+            ring: Mutex::new(RingState { mac, ..RingState::default() }),
+            parked: AtomicBool::new(false),
+            room: AtomicBool::new(false),
+            event: Event::new()?,
+            vlan: options.vlan,
+            anti_spoofing: options.anti_spoofing,
+        });
+        members.push(Member { function: function.to_owned(), inbox: inbox.clone() });
+        Ok(LocalPort { switch: self.clone(), inbox, told: Vec::new(), mtu: MTU })
+    }
+
+    /// The inboxes of others that a frame to `to` is for, of members of the VLAN.
+    fn receivers(&self, to: MacAddress, sender: &Arc<Inbox>) -> Vec<Arc<Inbox>> {
+        let members = lock(&self.ports);
+        let others = members.iter().map(|member| &member.inbox);
+        let others =
+            others.filter(|inbox| !Arc::ptr_eq(inbox, sender) && inbox.vlan == sender.vlan);
+        others.filter(|inbox| to.is_group() || lock(&inbox.ring).mac == to).cloned().collect()
+    }
+}
+
+/// What came for a port.
+#[derive(Debug)]
+struct Inbox {
+    memory: SharedMemory,
+    ring: Mutex<RingState>,
+    parked: AtomicBool,
+    /// A port that was full has room again.
+    room: AtomicBool,
+    event: Event,
+    vlan: Option<u16>,
+    anti_spoofing: bool,
+}
+
+/// Frames in the ring's memory, each a place, a length and what is left to do.
+#[derive(Debug, Default)]
+struct RingState {
+    mac: MacAddress,
+    attended: bool,
+    frames: std::collections::VecDeque<(usize, usize, Offload)>,
+    /// Where the next frame goes.
+    head: usize,
+    /// Ports that found it full, to be rung when there is room.
+    waiting: Vec<Weak<Inbox>>,
+    /// Since when nothing was taken although it was full.
+    full_since: Option<Instant>,
+}
+
+impl RingState {
+    /// Room for `length` bytes in one piece.
+    fn place(&self, length: usize) -> Option<usize> {
+        let length = length.next_multiple_of(LINE);
+        match self.frames.front() {
+            None => Some(0),
+            Some((tail, ..)) if self.head > *tail => {
+                let behind = self.head + length <= RING;
+                // Never up to the tail itself: that would look as if the ring were empty.
+                behind.then_some(self.head).or((length < *tail).then_some(0))
+            }
+            Some((tail, ..)) => (self.head + length < *tail).then_some(self.head),
+        }
+    }
+}
+
+impl Inbox {
+    fn wake(&self) {
+        // The receiver says that it sleeps and then looks at its ring; here it is the other way round.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) {
+            self.event.ring();
+        }
+    }
+
+    fn put(
+        &self,
+        from: &Arc<Inbox>,
+        offload: Offload,
+        parts: &[DmaSlice<'_>],
+        length: usize,
+    ) -> Sent {
+        let mut ring = lock(&self.ring);
+        if !ring.attended {
+            return Sent::Dropped(Cause::Down);
+        }
+        let Some(at) = ring.place(length) else {
+            let since = *ring.full_since.get_or_insert_with(Instant::now);
+            if since.elapsed() > PATIENCE {
+                return Sent::Dropped(Cause::Full);
+            }
+            let from = Arc::downgrade(from);
+            if !ring.waiting.iter().any(|waiting| waiting.ptr_eq(&from)) {
+                ring.waiting.push(from);
+            }
+            return Sent::Full;
+        };
+        let mut place = at;
+        for part in parts {
+            if let Some(room) = self.memory.whole().part(place, part.len()) {
+                place += room.copy_from_slice(*part);
+            }
+        }
+        ring.frames.push_back((at, length, offload));
+        ring.head = (at + length).next_multiple_of(LINE);
+        Sent::Done
+    }
+}
+
+/// An end of a switch.
+#[derive(Debug)]
+struct LocalPort {
+    switch: Arc<Switch>,
+    inbox: Arc<Inbox>,
+    /// Receivers of what was sent since the last flush.
+    told: Vec<Arc<Inbox>>,
+    mtu: u16,
+}
+
+impl Drop for LocalPort {
+    fn drop(&mut self) {
+        self.attend(false);
+        lock(&self.switch.ports).retain(|member| !Arc::ptr_eq(&member.inbox, &self.inbox));
+    }
+}
+
+impl Port for LocalPort {
+    fn mac(&self) -> MacAddress {
+        lock(&self.inbox.ring).mac
+    }
+
+    fn set_mac(&mut self, mac: MacAddress) -> bool {
+        let members = lock(&self.switch.ports);
+        let others = members.iter().map(|member| &member.inbox);
+        let mut others = others.filter(|inbox| !Arc::ptr_eq(inbox, &self.inbox));
+        let own = lock(&self.inbox.ring).mac;
+        if mac == own {
+            return true;
+        }
+        let taken = others.any(|inbox| lock(&inbox.ring).mac == mac);
+        if taken || self.inbox.anti_spoofing || !mac.is_station() {
+            return false;
+        }
+        lock(&self.inbox.ring).mac = mac;
+        true
+    }
+
+    fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    fn attend(&mut self, on: bool) {
+        let mut ring = lock(&self.inbox.ring);
+        ring.attended = on;
+        if !on {
+            ring.frames.clear();
+            (ring.head, ring.full_since) = (0, None);
+        }
+    }
+
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+        let length: usize = parts.iter().map(DmaSlice::len).sum();
+        if !(MIN_FRAME..=MAX_FRAME).contains(&length) {
+            return Sent::Dropped(Cause::Length);
+        }
+        if !offload.is_sound(length) {
+            return Sent::Dropped(Cause::Offload);
+        }
+        // Its owner may change the frame at any time: addresses are read once.
+        let mut head = [0; MIN_FRAME];
+        let mut done = 0;
+        for part in parts {
+            done += part.copy_to(&mut head[done..]);
+        }
+        let address = |from: usize| MacAddress([0, 1, 2, 3, 4, 5].map(|byte| head[from + byte]));
+        let (to, from) = (address(0), address(6));
+        if self.inbox.anti_spoofing && from != lock(&self.inbox.ring).mac {
+            return Sent::Dropped(Cause::Spoofed);
+        }
+        if self.inbox.vlan.is_some() && matches!(head[12..], [0x81, 0] | [0x88, 0xa8]) {
+            return Sent::Dropped(Cause::Vlan);
+        }
+        let receivers = self.switch.receivers(to, &self.inbox);
+        let mut sent = match (receivers.is_empty(), to.is_group()) {
+            (true, false) => Sent::Dropped(Cause::Unknown),
+            _ => Sent::Done,
+        };
+        for receiver in receivers {
+            let put = receiver.put(&self.inbox, offload, parts, length);
+            if !to.is_group() {
+                sent = put;
+            }
+            if !self.told.iter().any(|known| Arc::ptr_eq(known, &receiver)) {
+                self.told.push(receiver);
+            }
+        }
+        sent
+    }
+
+    fn flush(&mut self) {
+        self.told.drain(..).for_each(|receiver| receiver.wake());
+    }
+
+    fn next(&mut self) -> Option<Frame<'_>> {
+        let (at, length, offload) = *lock(&self.inbox.ring).frames.front()?;
+        let bytes = self.inbox.memory.whole().part(at, length)?;
+        Some(Frame { offload, bytes })
+    }
+
+    fn consume(&mut self) {
+        let mut ring = lock(&self.inbox.ring);
+        ring.frames.pop_front();
+        ring.full_since = None;
+        let waiting = std::mem::take(&mut ring.waiting);
+        drop(ring);
+        for sender in waiting.iter().filter_map(Weak::upgrade) {
+            sender.room.store(true, Ordering::Relaxed);
+            sender.wake();
+        }
+    }
+
+    fn park(&mut self) -> bool {
+        self.inbox.parked.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let room = self.inbox.room.swap(false, Ordering::Relaxed);
+        !room && lock(&self.inbox.ring).frames.is_empty()
+    }
+
+    fn unpark(&mut self) {
+        self.inbox.parked.store(false, Ordering::Relaxed);
+        self.inbox.event.drain();
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(network: &LocalNetwork, function: &str) -> Box<dyn Port> {
+        let mut port = network.port(function).unwrap();
+        port.attend(true);
+        port
+    }
+
+    fn frame(memory: &SharedMemory, to: MacAddress, number: u32, length: usize) -> DmaSlice<'_> {
+        memory.whole().write_obj(0, &to.0);
+        memory.whole().write_obj(14, &number);
+        memory.whole().part(0, length).unwrap()
+    }
+
+    fn number(port: &mut Box<dyn Port>) -> Option<u32> {
+        let number = port.next()?.bytes.read_obj(14);
+        port.consume();
+        number
+    }
+
+    #[test]
+    fn frames_of_any_length_come_in_order_however_often_the_ring_goes_round() {
+        let network = LocalNetwork::new([]);
+        let (mut a, mut b) = (port(&network, "h/nic0.vf1"), port(&network, "h/nic0.vf2"));
+        let memory = SharedMemory::create("frames", 1 << 17).unwrap();
+        let (to, mut sent, mut came) = (b.mac(), 0u32, 0);
+        for round in 0..2000usize {
+            let length = 18 + (round * 7919) % (MAX_FRAME - 18);
+            if a.send(Offload::default(), &[frame(&memory, to, sent, length)]) == Sent::Done {
+                sent += 1;
+            }
+            // The ring is mostly nearly full, and sometimes empty.
+            let keep = if round % 100 == 99 { 0 } else { 12 };
+            while sent - came > keep {
+                assert_eq!(number(&mut b), Some(came));
+                came += 1;
+            }
+        }
+        assert!(sent > 1900, "{sent}");
+        while let Some(next) = number(&mut b) {
+            assert_eq!(next, came);
+            came += 1;
+        }
+        assert_eq!(came, sent);
+    }
+
+    #[test]
+    fn a_full_port_keeps_its_sender_waiting_and_wakes_it() {
+        let network = LocalNetwork::new([]);
+        let (mut a, mut b) = (port(&network, "h/nic0.vf1"), port(&network, "h/nic0.vf2"));
+        let memory = SharedMemory::create("frames", 1 << 17).unwrap();
+        let to = b.mac();
+        let whole = frame(&memory, to, 0, MAX_FRAME);
+        while a.send(Offload::default(), &[whole]) == Sent::Done {}
+        assert!(a.park(), "nothing came");
+        assert!(!Event::wait_any(&[a.wake_fd()], Some(0)));
+        b.consume();
+        assert!(Event::wait_any(&[a.wake_fd()], Some(0)), "there is room");
+        // In two pieces, of which none is large enough yet.
+        b.consume();
+        a.unpark();
+        assert!(!a.park(), "which it hears of, whether it sleeps or is about to");
+        a.unpark();
+        assert_eq!(a.send(Offload::default(), &[whole]), Sent::Done);
+        // One that stands still costs its senders a bounded time.
+        let begun = Instant::now();
+        while a.send(Offload::default(), &[whole]) == Sent::Full {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+        assert_eq!(a.send(Offload::default(), &[whole]), Sent::Dropped(Cause::Full));
+        // And the others nothing.
+        let mut c = port(&network, "h/nic0.vf3");
+        let other = frame(&memory, c.mac(), 7, 100);
+        assert_eq!(a.send(Offload::default(), &[other]), Sent::Done);
+        assert_eq!(number(&mut c), Some(7));
+    }
+
+    #[test]
+    fn each_frame_goes_to_whom_it_is_for() {
+        let options = |vlan, anti_spoofing| PortOptions { mac: None, vlan, anti_spoofing };
+        let network = LocalNetwork::new([
+            ("h/nic0.vf2".to_owned(), options(Some(7), true)),
+            ("h/nic0.vf3".to_owned(), options(Some(7), false)),
+        ]);
+        let names = ["h/nic0.vf1", "h/nic0.vf2", "h/nic0.vf3", "h/nic0.vf4", "h/nic1.vf1"];
+        let mut ports = names.map(|name| port(&network, name));
+        let macs = [0, 1, 2, 3, 4].map(|at: usize| ports[at].mac());
+        let memory = SharedMemory::create("frames", 4096).unwrap();
+        let mut send = |from: usize, to, sender: MacAddress, kind: [u8; 2]| {
+            let frame = frame(&memory, to, 1, 60);
+            memory.whole().write_obj(6, &sender.0);
+            memory.whole().write_obj(12, &kind);
+            let sent = ports[from].send(Offload::default(), &[frame]);
+            let reached: Vec<usize> =
+                (0..5).filter(|at| number(&mut ports[*at]).is_some()).collect();
+            (sent, reached)
+        };
+        let (all, ip, tag) = (MacAddress::BROADCAST, [8, 0], [0x81, 0]);
+        assert_eq!(send(0, all, macs[0], ip), (Sent::Done, vec![3]));
+        assert_eq!(send(0, macs[3], macs[0], tag), (Sent::Done, vec![3]));
+        for unknown in [macs[1], macs[4], macs[0]] {
+            let dropped = Sent::Dropped(Cause::Unknown);
+            assert_eq!(send(0, unknown, macs[0], ip), (dropped, vec![]));
+        }
+        assert_eq!(send(1, macs[2], macs[1], ip), (Sent::Done, vec![2]));
+        assert_eq!(send(1, macs[2], macs[0], ip), (Sent::Dropped(Cause::Spoofed), vec![]));
+        assert_eq!(send(2, all, macs[0], ip), (Sent::Done, vec![1]));
+        assert_eq!(send(2, all, macs[2], tag), (Sent::Dropped(Cause::Vlan), vec![]));
+        assert!(!ports[1].set_mac(MacAddress([2; 6])), "it may not have another address");
+        assert!(!ports[0].set_mac(macs[3]), "somebody has it");
+        assert!(ports[0].set_mac(MacAddress([2; 6])) && ports[0].mac() == MacAddress([2; 6]));
+    }
+
+    #[test]
+    fn a_port_belongs_to_one_owner_who_takes_frames_or_does_not() {
+        let network = LocalNetwork::new([]);
+        let mut a = port(&network, "h/nic0.vf1");
+        let mut b = network.port("h/nic0.vf2").unwrap();
+        let memory = SharedMemory::create("frames", 4096).unwrap();
+        let to = b.mac();
+        let frame = frame(&memory, to, 1, 60);
+        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Down));
+        assert!(network.port("h/nic0.vf2").is_err(), "somebody holds it");
+        b.attend(true);
+        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Done);
+        b.attend(false);
+        assert!(b.next().is_none());
+        drop(b);
+        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Unknown));
+        network.port("h/nic0.vf2").unwrap();
+    }
+}
