@@ -9,7 +9,7 @@ use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Backend as Frontend, VhostUserFrontendReqHandler};
 
 use super::Device;
-use crate::state::Asked;
+use crate::journal::Record;
 
 /// How long QEMU may take from its answer until the mapping is there.
 const COMMIT: Duration = Duration::from_secs(1);
@@ -22,14 +22,16 @@ const WRITABLE: u64 = 1;
 pub(super) enum Job {
     Map {
         job: u64,
-        file: Arc<OwnedFd>,
+        /// None where it was let go of meanwhile.
+        file: Option<Arc<OwnedFd>>,
         at: u64,
         offset: u64,
         length: u64,
+        /// Another process may have had QEMU do it.
+        again: bool,
     },
     Unmap {
         ranges: Vec<(u64, u64)>,
-        asked: Option<Asked>,
     },
     /// The device is over.
     End,
@@ -66,6 +68,13 @@ impl Window {
 
     pub(super) fn set_running(&self, running: bool) {
         self.lock().running = running;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the queues run, but not for ever: they may have been stopped.
+    fn wait_running(&self) {
+        let stopped = |way: &mut Way| !way.running;
+        drop(self.changed.wait_timeout_while(self.lock(), COMMIT, stopped));
     }
 
     pub(super) fn memory_changed(&self) {
@@ -111,21 +120,48 @@ fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
 
 impl Device {
     /// Does the jobs, in their order, until the device is over.
-    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<Job>) {
+    ///
+    /// Where another process died, QEMU may have done the first one, or do it right now: it is asked something
+    /// that it answers afterwards.
+    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<Job>, inherited: bool) {
+        let mut settled = None;
+        if inherited {
+            let outcome = self.settle();
+            settled = outcome.unwrap_or_else(|error| {
+                tracing::warn!(%error, "QEMU does not say what it has mapped");
+                None
+            });
+            self.window.wait_running();
+        }
         for job in jobs {
-            match job {
-                Job::Map { job, file, at, offset, length } => {
-                    let done = self.window.map(&request((at, length), offset, WRITABLE), &file);
-                    self.act(|state, _| state.mapped(job, done));
+            if let (Job::Map { job, .. }, Some(true)) = (&job, settled.take()) {
+                self.act(&Record::Mapped { job: *job, done: true });
+            } else if !self.do_job(job) {
+                return;
+            }
+        }
+    }
+
+    /// Does a job; whether there are to be more.
+    fn do_job(self: &Arc<Self>, job: Job) -> bool {
+        match job {
+                Job::Map { job, file, at, offset, length, again } => {
+                    let wanted = request((at, length), offset, WRITABLE);
+                    let mut done = file.as_ref().is_some_and(|it| self.window.map(&wanted, it));
+                    if again && !done {
+                        self.window.unmap(&wanted);
+                        done = file.is_some_and(|it| self.window.map(&wanted, &it));
+                    }
+                    self.act(&Record::Mapped { job, done });
                 }
-                Job::Unmap { ranges, asked } => {
+                Job::Unmap { ranges } => {
                     for range in ranges {
                         self.window.unmap(&request(range, 0, 0));
                     }
-                    self.unmapped(asked);
+                    self.act(&Record::Unmapped);
                 }
-                Job::End => return,
+                Job::End => return false,
             }
-        }
+        true
     }
 }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use rackbus_segment::Handle;
 use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, MAX_MESSAGE, Place};
 use rackbus_segment::message::{Change, Event, Reply, decode};
+use serde::{Deserialize, Serialize};
 
 use super::objects::Object;
 use super::{
@@ -14,9 +15,11 @@ use super::{
 use crate::fuse::{self, Errno, Head};
 
 /// A process' session.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Session {
     user: (u32, u32),
+    /// Its place among the sessions that there may be.
+    slot: usize,
     phase: Phase,
     /// The page that proves that stores are seen.
     page: Option<u64>,
@@ -24,7 +27,7 @@ pub(super) struct Session {
     events: Queue,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
     /// Until the node is connected to, the guest's `open` waits.
     Connecting(Asked),
@@ -33,7 +36,7 @@ enum Phase {
 }
 
 /// Messages that wait for the process, or the process that waits for one.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Queue {
     waiting: VecDeque<Vec<u8>>,
     bytes: usize,
@@ -113,12 +116,12 @@ impl State {
         head: Head,
         actions: &mut Vec<Action>,
     ) -> Result<(), Errno> {
-        if self.sessions.len() >= MOST_SESSIONS {
-            return Err(Errno::NFILE);
-        }
+        let taken: Vec<usize> = self.sessions.values().map(|it| it.slot).collect();
+        let slot = (0..MOST_SESSIONS).find(|slot| !taken.contains(slot)).ok_or(Errno::NFILE)?;
         let session = self.number();
         let it = Session {
             user: (head.user, head.group),
+            slot,
             phase: Phase::Connecting(asked),
             page: None,
             calls: Queue::default(),
@@ -223,6 +226,20 @@ impl State {
             it.end(session, actions);
             self.drop_unopened(session, actions);
         }
+    }
+
+    /// A session's place among those that there may be.
+    pub fn slot(&self, session: u64) -> Option<usize> {
+        self.sessions.get(&session).map(|it| it.slot)
+    }
+
+    /// Sessions that wait for the node to be connected to, and those that are connected.
+    pub fn phases(&self) -> (Vec<u64>, Vec<u64>) {
+        let connecting = |it: &Session| matches!(it.phase, Phase::Connecting(_));
+        let of = |which: &dyn Fn(&Session) -> bool| {
+            self.sessions.iter().filter(|(_, it)| which(it)).map(|(number, _)| *number).collect()
+        };
+        (of(&connecting), of(&|it: &Session| it.phase == Phase::Open))
     }
 
     /// The node has ended the session, or is gone.
