@@ -72,6 +72,17 @@ impl Head {
         self.flags & NEED_REPLY != 0 || QUESTIONS.contains(&self.request)
     }
 
+    /// Whether descriptors come with it; `says` is what follows the head.
+    pub fn has_descriptors(self, says: &[u8]) -> bool {
+        // A ring's event may be none.
+        let none = says.get(1).is_some_and(|byte| byte & 1 != 0);
+        match self.request {
+            12..=14 => !none,
+            5 | 21 | 37 => true,
+            _ => false,
+        }
+    }
+
     /// Whether it asks for something that whoever takes over must do as well; all others are done when
     /// what they set is set.
     pub fn asks(self) -> bool {
@@ -89,6 +100,11 @@ fn message(request: u32, flags: u32, says: &[u8]) -> Vec<u8> {
     let length = u32::try_from(says.len()).unwrap_or(u32::MAX);
     let head = [request, flags, length].into_iter().flat_map(u32::to_le_bytes);
     head.chain(says.iter().copied()).collect()
+}
+
+/// What QEMU asks first of all: whoever was not asked it does not know that answers are wanted.
+pub fn first_question() -> Vec<u8> {
+    message(QUESTIONS[0], VERSION, &[])
 }
 
 /// A question for QEMU that changes nothing, and how its answer is told from others: to forget an object
@@ -252,5 +268,8 @@ mod tests {
         let done = Head::of(&memory(37, 0)).unwrap().done();
         assert_eq!(done.len(), HEAD + 8);
         assert!(!Head::of(&done).unwrap().wants_reply());
+        let has = |bytes: &[u8]| Head::of(bytes).unwrap().has_descriptors(&bytes[HEAD..]);
+        assert!(has(&memory(37, 0)) && has(&ring(12, 1, 0)));
+        assert!(!has(&ring(12, 1 | 1 << 8, 0)) && !has(&ring(10, 1, 0)) && !has(&memory(38, 0)));
     }
 }

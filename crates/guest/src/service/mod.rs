@@ -190,6 +190,7 @@ fn run(
         relay.run(device);
     })?;
     let outcome = daemon.wait();
+    tracing::debug!(?outcome, "the conversation with QEMU has ended");
     daemon.get_epoll_handlers().iter().for_each(|handler| handler.send_exit_event());
     device.end();
     match outcome {

@@ -32,7 +32,7 @@ pub(super) struct Relay {
 
 /// A message that is still on QEMU's socket; `None` at its end.
 ///
-/// No more is looked at than the one message: descriptors of the next one would seem to be its own.
+/// No more is looked at than the one message: of several, the system gives the descriptors together.
 fn peek(qemu: &UnixStream) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut length = HEAD;
     loop {
@@ -47,7 +47,9 @@ fn peek(qemu: &UnixStream) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         }
         let head = Head::of(&bytes).ok_or(std::io::ErrorKind::InvalidData)?;
         if length == HEAD + head.length {
-            return Ok(Some((bytes, fds)));
+            let own = bytes.get(HEAD..).is_some_and(|says| head.has_descriptors(says));
+            // The system gives those of the next message along with one that has none.
+            return Ok(Some((bytes, if own { fds } else { Vec::new() })));
         }
         length = HEAD + head.length;
     }
@@ -123,21 +125,28 @@ impl Relay {
         message: &[u8],
         fds: &[OwnedFd],
     ) -> std::io::Result<()> {
+        match self.ask(message, fds)? {
+            Some(answer) => device.ledger.reply(&*self.qemu, record, &answer),
+            None => Ok(()),
+        }
+    }
+
+    /// Says something inside; the answer, if one is wanted.
+    pub(super) fn ask(&self, message: &[u8], fds: &[OwnedFd]) -> std::io::Result<Option<Vec<u8>>> {
         self.say(message, fds)?;
         let head = Head::of(message).ok_or(std::io::ErrorKind::InvalidData)?;
         if !head.wants_reply() {
-            return Ok(());
+            return Ok(None);
         }
         let mut answer = vec![0; HEAD];
         (&self.inside).read_exact(&mut answer)?;
         let head = Head::of(&answer).ok_or(std::io::ErrorKind::InvalidData)?;
         answer.resize(HEAD + head.length, 0);
         (&self.inside).read_exact(&mut answer[HEAD..])?;
-        device.ledger.reply(&*self.qemu, record, &answer)
+        Ok(Some(answer))
     }
 
-    /// Says something inside.
-    pub(super) fn say(&self, message: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
+    fn say(&self, message: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
         let beside: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);

@@ -19,7 +19,7 @@ use super::kept::Held;
 use super::link::{Inherited, Link, listen};
 use super::relay::Relay;
 use super::{Device, ServeError, Served, run, system};
-use crate::journal::frontend::Key;
+use crate::journal::frontend::{Key, first_question};
 use crate::journal::{Job, Step};
 use crate::state::Action;
 
@@ -140,9 +140,10 @@ impl Device {
         let (sessions, connecting, steps) = {
             let inner = self.lock();
             let kept = &inner.kept;
+            relay.ask(&first_question(), &[]).map_err(failed)?;
             for (key, message) in kept.core.repeat() {
                 let beside = kept.said.get(&key).map_or(&[][..], Vec::as_slice);
-                relay.say(&message, beside).map_err(failed)?;
+                relay.ask(&message, beside).map_err(failed)?;
             }
             for (number, held) in &kept.held {
                 if let Held::Bell(bell, _) = held
