@@ -25,6 +25,8 @@ pub(super) struct Session {
     page: Option<u64>,
     calls: Queue,
     events: Queue,
+    /// For each request that the node has not answered, whether anybody reads its reply.
+    asked: VecDeque<bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +76,7 @@ impl Session {
         match place {
             Place::Calls => Some(&mut self.calls),
             Place::Events => Some(&mut self.events),
-            Place::Proof | Place::End => None,
+            Place::Proof | Place::End | Place::Posts => None,
         }
     }
 
@@ -126,6 +128,7 @@ impl State {
             page: None,
             calls: Queue::default(),
             events: Queue::default(),
+            asked: VecDeque::new(),
         };
         self.sessions.insert(session, it);
         actions.push(Action::Connect { session });
@@ -191,6 +194,7 @@ impl State {
     ) -> Result<Option<Vec<u8>>, Errno> {
         let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
         let place = Place::at(offset).ok_or(Errno::INVAL)?;
+        let posted = place == Place::Posts;
         match place {
             Place::End => {
                 session.close(actions);
@@ -203,9 +207,16 @@ impl State {
                 actions.push(Action::Prove { object, word, asked });
                 return Ok(None);
             }
-            Place::Calls | Place::Events => {
+            Place::Calls | Place::Events | Place::Posts => {
                 if data.is_empty() || data.len() > MAX_MESSAGE {
                     return Err(Errno::INVAL);
+                }
+                let place = if place == Place::Events { place } else { Place::Calls };
+                if place == Place::Calls {
+                    if session.asked.len() >= MOST_WAITING.0 {
+                        return Err(Errno::AGAIN);
+                    }
+                    session.asked.push_back(!posted);
                 }
                 let message = data.to_vec();
                 actions.push(Action::Send { session: handle, place, message });
@@ -267,6 +278,9 @@ impl State {
         let Some(it) = self.sessions.get_mut(&session).filter(|it| it.phase == Phase::Open) else {
             return (Vec::new(), actions);
         };
+        if place == Place::Calls && it.asked.pop_front() == Some(false) {
+            return (Vec::new(), actions);
+        }
         let Some(queue) = it.queue(place) else { return (Vec::new(), actions) };
         if queue.is_full() {
             tracing::warn!(session, "a process of the guest that reads nothing is cut off");
