@@ -54,8 +54,6 @@ pub enum Record {
     Unmapped,
     /// The queues are about to stop.
     Stop,
-    /// They have: what is not answered is not to be.
-    Stopped,
     /// The VM was reset.
     Clear,
 }
@@ -171,6 +169,11 @@ impl Core {
         self.steps.iter().filter(move |(number, _)| *number > record).map(|(_, step)| *step)
     }
 
+    /// Whether QEMU has all queues started.
+    pub fn is_started(&self) -> bool {
+        (0..QUEUES).all(|queue| self.frontend.has(Key::Kick(queue as u8)))
+    }
+
     /// What to say to somebody who is to serve QEMU from here on.
     pub fn repeat(&self) -> Vec<(Key, Vec<u8>)> {
         self.frontend.repeat(&self.next)
@@ -194,6 +197,12 @@ impl Core {
                     && let Some(base) = self.frontend.base(queue)
                     && let Some(next) = self.next.get_mut(usize::from(queue))
                 {
+                    // A VM that was stopped goes on where it was, and waits for the same answers; one that
+                    // was reset begins anew.
+                    if *next != base || base == 0 {
+                        self.requests.retain(|_, request| request.queue != queue);
+                        self.places.retain(|(other, _), _| *other != queue);
+                    }
                     *next = base;
                 }
                 Vec::new()
@@ -243,11 +252,6 @@ impl Core {
                 _ => Vec::new(),
             },
             Record::Stop => state.stop(),
-            Record::Stopped => {
-                self.requests.clear();
-                self.places.clear();
-                Vec::new()
-            }
             Record::Clear => {
                 let mut actions = Vec::new();
                 state.clear(&mut actions);

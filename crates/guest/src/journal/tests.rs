@@ -57,8 +57,7 @@ fn record((what, which, where_): (u8, u64, u64)) -> Record {
         12 => Record::Tick { now: which * 100 },
         13 => ask(14, node, &words(&[0]), head),
         14 => Record::Stop,
-        15 => Record::Stopped,
-        16 => Record::Clear,
+        15 => Record::Clear,
         _ => Record::Frontend { message: words(&[which, where_]) },
     }
 }
@@ -66,7 +65,7 @@ fn record((what, which, where_): (u8, u64, u64)) -> Record {
 proptest! {
     #[test]
     fn a_standby_decides_as_the_serving_process_does(
-        events in prop::collection::vec((0_u8..18, 0_u64..40, 0_u64..40), 1..120),
+        events in prop::collection::vec((0_u8..17, 0_u64..40, 0_u64..40), 1..120),
         from in 0_usize..120,
     ) {
         let mut serving = Core::new(WINDOW);
@@ -110,6 +109,25 @@ proptest! {
             prop_assert_eq!(&known, &open);
         }
     }
+}
+
+/// What QEMU says of where a queue goes on.
+fn base(queue: u32, at: u32) -> Record {
+    let message = [10, 1, 8, queue, at].into_iter().flat_map(u32::to_le_bytes).collect();
+    Record::Frontend { message }
+}
+
+#[test]
+fn a_vm_that_goes_on_gets_its_answers_and_one_that_was_reset_none() {
+    let mut core = Core::new(WINDOW);
+    core.take(&base(1, 0));
+    core.take(&ask(14, CONTROL, &words(&[0]), 3));
+    assert_eq!(core.requests(1).count(), 1);
+    core.take(&base(1, 1));
+    core.take(&base(0, 5));
+    assert_eq!(core.requests(1).count(), 1);
+    core.take(&base(1, 0));
+    assert_eq!(core.requests(1).count(), 0);
 }
 
 #[test]

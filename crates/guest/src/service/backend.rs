@@ -120,7 +120,7 @@ impl VhostUserBackend for Backend {
         let Some(vring) = vrings.get(usize::from(queue)) else { return Ok(()) };
         let queue = u8::try_from(queue).unwrap_or(u8::MAX);
         self.device.take_up(queue, vring);
-        self.device.window.set_running(true);
+        self.device.window.set_running(self.device.lock().kept.core.is_started());
         loop {
             let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());
             let Some(chain) = chain else { return Ok(()) };
@@ -134,12 +134,12 @@ impl VhostUserBackend for Backend {
 }
 
 impl Backend {
-    /// The queues stop: who waits is told so, and nothing of the guest's memory is touched afterwards. QEMU
+    /// The queues stop: who waits is told so, and nothing of the guest's memory is touched until they go on. QEMU
     /// waits for this, and does nothing else: so nobody may wait for QEMU here.
     fn stop(&self) {
         self.device.window.set_running(false);
         self.device.act(&Record::Stop);
         self.device.chains.forget();
-        self.device.act(&Record::Stopped);
+        self.device.set_aside();
     }
 }

@@ -98,7 +98,7 @@ struct Device {
     ledger: Arc<Ledger>,
     window: Window,
     bells: Bells,
-    /// Queues whose requests another process took, and that have not been looked at since.
+    /// Queues that another process served, or that were stopped, and that have not been looked at since.
     inherited: Mutex<[bool; QUEUES]>,
     taken_up: Condvar,
     /// The standby's process.
@@ -354,8 +354,13 @@ impl Device {
         self.end_standby();
     }
 
-    /// Looks at a queue for the first time after another process did: what that one took and did not
-    /// answer is to be answered here.
+    /// The queues stop: when they go on, what was not answered is.
+    fn set_aside(&self) {
+        *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = [true; QUEUES];
+    }
+
+    /// Looks at a queue for the first time after another process did, or after it was stopped: what was
+    /// taken and not answered is to be answered from here on.
     fn take_up(self: &Arc<Self>, queue: u8, vring: &VringRwLock) {
         let mut inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(waits) = inherited.get_mut(usize::from(queue)).filter(|waits| **waits) else {
@@ -375,7 +380,7 @@ impl Device {
                 answers.extend(request.answer.clone().map(|bytes| (token, bytes)));
             }
         }
-        tracing::info!(queue, answered = answers.len(), "a queue is taken over");
+        tracing::debug!(queue, answered = answers.len(), "a queue is taken up");
         for (token, bytes) in answers {
             self.chains.complete(token, &bytes);
         }

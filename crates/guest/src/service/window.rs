@@ -49,6 +49,8 @@ struct Way {
     frontend: Option<Frontend>,
     /// Whether the queues run: QEMU is asked at no other time.
     running: bool,
+    /// The VM is over.
+    closed: bool,
     /// How often QEMU said that the VM's memory changed.
     changes: u64,
 }
@@ -63,7 +65,9 @@ impl Window {
     }
 
     pub(super) fn close(&self) {
-        self.lock().frontend = None;
+        let mut way = self.lock();
+        (way.frontend, way.closed) = (None, true);
+        self.changed.notify_all();
     }
 
     pub(super) fn set_running(&self, running: bool) {
@@ -71,10 +75,10 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// Waits until the queues run, but not for ever: they may have been stopped.
+    /// Waits until the queues run: what a VM that was stopped waits for, it gets when it goes on.
     fn wait_running(&self) {
-        let stopped = |way: &mut Way| !way.running;
-        drop(self.changed.wait_timeout_while(self.lock(), COMMIT, stopped));
+        let stopped = |way: &mut Way| !way.running && !way.closed;
+        drop(self.changed.wait_while(self.lock(), stopped));
     }
 
     pub(super) fn memory_changed(&self) {
@@ -82,15 +86,21 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// The way to QEMU if it may be asked now, and how often memory has changed so far.
-    fn way(&self) -> Option<(Frontend, u64)> {
+    /// The way to QEMU if it may be asked now, and how often memory has changed so far; or whether it never
+    /// will be again.
+    fn way(&self) -> Result<(Frontend, u64), bool> {
         let way = self.lock();
-        way.frontend.clone().filter(|_| way.running).map(|frontend| (frontend, way.changes))
+        let running = way.frontend.clone().filter(|_| way.running);
+        running.map(|frontend| (frontend, way.changes)).ok_or(way.closed)
     }
 
     /// Maps, and waits until the mapping is there: QEMU answers before.
-    fn map(&self, request: &VhostUserMMap, file: &OwnedFd) -> bool {
-        let Some((frontend, before)) = self.way() else { return false };
+    fn map(
+        &self,
+        (frontend, before): (Frontend, u64),
+        request: &VhostUserMMap,
+        file: &OwnedFd,
+    ) -> bool {
         if let Err(error) = frontend.shmem_map(request, file) {
             tracing::warn!(%error, "QEMU does not map a part of a segment");
             return false;
@@ -105,13 +115,6 @@ impl Window {
         true
     }
 
-    fn unmap(&self, request: &VhostUserMMap) {
-        let Some((frontend, _)) = self.way() else { return };
-        if let Err(error) = frontend.shmem_unmap(request) {
-            // A reset of the VM has taken it away before.
-            tracing::debug!(%error, "QEMU has no such mapping");
-        }
-    }
 }
 
 fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
@@ -131,7 +134,6 @@ impl Device {
                 tracing::warn!(%error, "QEMU does not say what it has mapped");
                 None
             });
-            self.window.wait_running();
         }
         for job in jobs {
             if let (Job::Map { job, .. }, Some(true)) = (&job, settled.take()) {
@@ -142,21 +144,51 @@ impl Device {
         }
     }
 
+    /// Waits until QEMU is at its messages. It ends if it finds one about the window after the device was
+    /// stopped, as a reset of the VM does: so it is told nothing while it does something else, of which the
+    /// reset may be a part. What remains is a reset in the microseconds until it has read the message.
+    fn wait_for_qemu(&self) -> Option<(Frontend, u64)> {
+        loop {
+            self.window.wait_running();
+            // A channel that is closed fails with what follows.
+            let _ = self.settle();
+            match self.window.way() {
+                Ok(way) => return Some(way),
+                Err(true) => return None,
+                // The VM was stopped in between.
+                Err(false) => {}
+            }
+        }
+    }
+
+    fn map_now(&self, request: &VhostUserMMap, file: &OwnedFd) -> bool {
+        self.wait_for_qemu().is_some_and(|way| self.window.map(way, request, file))
+    }
+
+    fn unmap_now(&self, request: &VhostUserMMap) {
+        let Some((frontend, _)) = self.wait_for_qemu() else { return };
+        if let Err(error) = frontend.shmem_unmap(request) {
+            // A reset of the VM has taken it away before.
+            tracing::debug!(%error, "QEMU has no such mapping");
+        }
+    }
+
     /// Does a job; whether there are to be more.
     fn do_job(self: &Arc<Self>, job: Job) -> bool {
         match job {
                 Job::Map { job, file, at, offset, length, again } => {
                     let wanted = request((at, length), offset, WRITABLE);
-                    let mut done = file.as_ref().is_some_and(|it| self.window.map(&wanted, it));
+                    let map = || file.as_ref().is_some_and(|it| self.map_now(&wanted, it));
+                    let mut done = map();
                     if again && !done {
-                        self.window.unmap(&wanted);
-                        done = file.is_some_and(|it| self.window.map(&wanted, &it));
+                        self.unmap_now(&wanted);
+                        done = map();
                     }
                     self.act(&Record::Mapped { job, done });
                 }
                 Job::Unmap { ranges } => {
                     for range in ranges {
-                        self.window.unmap(&request(range, 0, 0));
+                        self.unmap_now(&request(range, 0, 0));
                     }
                     self.act(&Record::Unmapped);
                 }
