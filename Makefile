@@ -80,8 +80,8 @@ fuzz:
 
 bench:
 	@scripts/setup bench
-	$(CARGO) build --release -p rackbus-cli
-	$(CARGO) build --release -p rackbus-bench --features peers
+	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
+	$(CARGO) build --release -p rackbus-bench --features peers,guests
 	@for area in $(AREA); do \
 		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$(CACHE)/dpdk/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done

@@ -6,7 +6,7 @@
  *        mapping NODE LOOPS LIVE [end]   connects to the first one LOOPS times, with LIVE others mapped, and
  *                                        tells the owner that all is done
  *
- * Prints a JSON object for each tenth of the loops: medians in microseconds.
+ * Prints a JSON object for each tenth of the loops: medians in microseconds, and the slowest loop.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -120,6 +120,7 @@ int main(int argc, char **argv)
         come(sd, node, i, &map, &word, ignored);
     for (int step = 0; step < STEPS; step++)
         took[step] = calloc(part, sizeof(double));
+    double worst = 0;
     for (int loop = 0; loop < loops; loop++) {
         double one[STEPS];
         sci_remote_segment_t segment = come(sd, node, 0, &map, &word, one);
@@ -130,14 +131,17 @@ int main(int argc, char **argv)
         if (error != SCI_ERR_OK)
             fail("SCIDisconnectSegment", error);
         one[4] = now() - begun;
+        if (one[3] + one[4] > worst)
+            worst = one[3] + one[4];
         for (int step = 0; step < STEPS; step++)
             took[step][loop % part] = one[step];
         if ((loop + 1) % part == 0) {
             printf("{\"loops\": %d, \"live\": %d", loop + 1, live);
             for (int step = 0; step < STEPS; step++)
                 printf(", \"%s\": %.1f", names[step], median(took[step], part));
-            printf("}\n");
+            printf(", \"worst\": %.1f}\n", worst);
             fflush(stdout);
+            worst = 0;
         }
     }
     if (argc > 4) {
