@@ -6,6 +6,7 @@
  *
  * Prints a JSON object for each size and direction: medians in MB/s, and of the ratios.
  */
+#define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,11 +63,15 @@ static double move(void *memory, void *buffer, size_t bytes, int writes)
     return bytes * times / (now() - begun) / 1e6;
 }
 
+/* In huge pages where the system has them: a segment is in such, and small ones would be slower. */
 static void *own_memory(void)
 {
-    void *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const size_t huge = 2 << 20;
+    char *memory = mmap(NULL, SIZE + 2 * huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         exit(1);
+    memory += huge - (uintptr_t)memory % huge;
+    madvise(memory, SIZE, MADV_HUGEPAGE);
     memset(memory, 1, SIZE);
     return memory;
 }

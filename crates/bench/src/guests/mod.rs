@@ -209,7 +209,9 @@ impl Bench<'_> {
                 let system = std::cell::RefCell::new(&mut self.system);
                 let on = |place| {
                     let printed = system.borrow_mut().mapping(place, 100, live)?;
-                    Ok(median(&rows(&printed).iter().map(|row| number(row, key)).collect::<Vec<_>>()))
+                    Ok(median(
+                        &rows(&printed).iter().map(|row| number(row, key)).collect::<Vec<_>>(),
+                    ))
                 };
                 let (ours, peer) = (|| on(Place::First), || on(Place::Host("beta")));
                 self.report.compare(case, ours, peer, |ours, peer| ours / peer)?;

@@ -59,14 +59,14 @@ fn demonstrate(file: &Path, source: &Path, dir: &Path) -> Result<()> {
     }
     println!("guests run under {} on this machine", Assets::of_user().accel()?);
     let rack = step("the rack comes up", || Rack::start(file, dir))?;
-    let folder = step("library, tools and program are built and installed for this machine", || {
-        let folder = sisci::install(&rack)?;
-        sisci::build(&folder, source)?;
-        Ok(folder)
-    })?;
-    let start = |(name, host, release)| {
-        Guest::start_with(&rack, name, host, release, &[], &["--fabric"])
-    };
+    let folder =
+        step("library, tools and program are built and installed for this machine", || {
+            let folder = sisci::install(&rack)?;
+            sisci::build(&folder, source)?;
+            Ok(folder)
+        })?;
+    let start =
+        |(name, host, release)| Guest::start_with(&rack, name, host, release, &[], &["--fabric"]);
     let mut guests = step("two VMs start, on alpha and on beta", || {
         GUESTS.into_iter().map(start).collect::<Result<Vec<Guest>>>()
     })?;

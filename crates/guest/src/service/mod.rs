@@ -271,12 +271,7 @@ impl Device {
     }
 
     /// Tells the standby, and decides.
-    fn record(
-        &self,
-        inner: &mut Inner,
-        record: &Record,
-        beside: Vec<OwnedFd>,
-    ) -> Vec<Action> {
+    fn record(&self, inner: &mut Inner, record: &Record, beside: Vec<OwnedFd>) -> Vec<Action> {
         if let Some(link) = &inner.link
             && let Err(error) = link.happened(record, &sessions::borrowed(&beside))
         {

@@ -90,7 +90,8 @@ impl Device {
             }
             self.ledger.receiving(slot, place, true);
             let received = packets.receive(&mut buffer, &mut spin, None);
-            let more = received.ok().is_some_and(|packet| self.heard(session, place, packet, &buffer));
+            let more =
+                received.ok().is_some_and(|packet| self.heard(session, place, packet, &buffer));
             self.ledger.receiving(slot, place, false);
             if !more {
                 break;
@@ -100,13 +101,7 @@ impl Device {
     }
 
     /// Takes in what the node said; whether that made sense.
-    fn heard(
-        self: &Arc<Self>,
-        session: u64,
-        place: Place,
-        packet: Packet,
-        buffer: &[u8],
-    ) -> bool {
+    fn heard(self: &Arc<Self>, session: u64, place: Place, packet: Packet, buffer: &[u8]) -> bool {
         let Packet { length, fds, lost } = packet;
         let Some(message) = buffer.get(..length) else { return false };
         let kinds = kinds(&fds);

@@ -114,7 +114,6 @@ impl Window {
         }
         true
     }
-
 }
 
 fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
@@ -176,24 +175,24 @@ impl Device {
     /// Does a job; whether there are to be more.
     fn do_job(self: &Arc<Self>, job: Job) -> bool {
         match job {
-                Job::Map { job, file, at, offset, length, again } => {
-                    let wanted = request((at, length), offset, WRITABLE);
-                    let map = || file.as_ref().is_some_and(|it| self.map_now(&wanted, it));
-                    let mut done = map();
-                    if again && !done {
-                        self.unmap_now(&wanted);
-                        done = map();
-                    }
-                    self.act(&Record::Mapped { job, done });
+            Job::Map { job, file, at, offset, length, again } => {
+                let wanted = request((at, length), offset, WRITABLE);
+                let map = || file.as_ref().is_some_and(|it| self.map_now(&wanted, it));
+                let mut done = map();
+                if again && !done {
+                    self.unmap_now(&wanted);
+                    done = map();
                 }
-                Job::Unmap { ranges } => {
-                    for range in ranges {
-                        self.unmap_now(&request(range, 0, 0));
-                    }
-                    self.act(&Record::Unmapped);
-                }
-                Job::End => return false,
+                self.act(&Record::Mapped { job, done });
             }
+            Job::Unmap { ranges } => {
+                for range in ranges {
+                    self.unmap_now(&request(range, 0, 0));
+                }
+                self.act(&Record::Unmapped);
+            }
+            Job::End => return false,
+        }
         true
     }
 }

@@ -4,8 +4,8 @@
 //! when it dies: a VM that nobody serves goes on with what is mapped, and waits for ever for anything new.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
