@@ -192,19 +192,7 @@ impl Core {
         let state = &mut self.state;
         led.actions = match record {
             Record::Frontend { message } => {
-                led.set = self.frontend.take(self.records, message);
-                if let Some(Key::Base(queue)) = led.set
-                    && let Some(base) = self.frontend.base(queue)
-                    && let Some(next) = self.next.get_mut(usize::from(queue))
-                {
-                    // A VM that was stopped goes on where it was, and waits for the same answers; one that
-                    // was reset begins anew.
-                    if *next != base || base == 0 {
-                        self.requests.retain(|_, request| request.queue != queue);
-                        self.places.retain(|(other, _), _| *other != queue);
-                    }
-                    *next = base;
-                }
+                led.set = self.heard(message);
                 Vec::new()
             }
             Record::Request { now, queue, head, room, bytes } => {
@@ -259,6 +247,24 @@ impl Core {
             }
         };
         led
+    }
+
+    /// QEMU said something; what it set.
+    fn heard(&mut self, message: &[u8]) -> Option<Key> {
+        let set = self.frontend.take(self.records, message);
+        if let Some(Key::Base(queue)) = set
+            && let Some(base) = self.frontend.base(queue)
+            && let Some(next) = self.next.get_mut(usize::from(queue))
+        {
+            // A VM that was stopped goes on where it was, and waits for the same answers; one that was
+            // reset begins anew.
+            if *next != base || base == 0 {
+                self.requests.retain(|_, request| request.queue != queue);
+                self.places.retain(|(other, _), _| *other != queue);
+            }
+            *next = base;
+        }
+        set
     }
 
     /// Keeps what must be known of an action if nobody should have carried it out.
