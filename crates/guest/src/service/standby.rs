@@ -127,6 +127,8 @@ impl Device {
 
     /// The device is over, and so is its standby.
     pub(super) fn end_standby(&self) {
+        // Nothing more is told; but it is not to see that before it ends.
+        let _link = self.lock().link.take();
         let standby = self.standby.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(process) = *standby {
             // It cannot be gone and its number another's: whoever waits for it takes it out first.
