@@ -7,13 +7,14 @@ PREFIX ?= /usr/local
 BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
-AREA ?= nvme lending model datapath memory accel machines net
+AREA ?= nvme lending model datapath memory guests accel machines net
 
-.PHONY: help build install setup demo demo-machines test test-cargo test-loom test-e2e sim fuzz bench check clean
+.PHONY: help build install setup demo demo-machines demo-sisci test test-cargo test-loom test-e2e sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
 	@echo "make demo-machines  the same over a network: machines in namespaces, a cable that is pulled (needs root)"
+	@echo "make demo-sisci  a program in two guests of two hosts, which share memory with each other and with hosts"
 	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
 	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
 	@echo "             and librackbus_accel with its header for programs that drive accelerators"
@@ -46,6 +47,10 @@ demo-machines: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
 	target/release/demo-machines examples/machines/rack.toml
 
+demo-sisci: setup
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
+	target/release/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
+
 test: test-cargo test-loom test-e2e
 
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
@@ -62,6 +67,7 @@ test-loom:
 test-e2e: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo examples/demo/rack.toml target/demo
+	target/release/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
 	target/release/e2e target/e2e
 	@if [ "$$(id -u)" = 0 ]; then target/release/demo-machines examples/machines/rack.toml; \
 		else echo "demo-machines: left out, it needs root"; fi
@@ -74,8 +80,8 @@ fuzz:
 
 bench:
 	@scripts/setup bench
-	$(CARGO) build --release -p rackbus-cli
-	$(CARGO) build --release -p rackbus-bench --features peers
+	$(CARGO) build --release -p rackbus-cli -p rackbus-sisci
+	$(CARGO) build --release -p rackbus-bench --features peers,guests
 	@for area in $(AREA); do \
 		PATH="$(CACHE)/bench/run:$(CACHE)/ucx/run:$(CACHE)/simpy/run:$(CACHE)/dpdk/run:$$PATH" target/release/rackbus-bench $$area $(BENCH_ARGS) || exit 1; \
 	done

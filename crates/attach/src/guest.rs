@@ -209,6 +209,21 @@ impl PacketStream for Conversation {
         }
     }
 
+    fn post(&self, message: &[u8]) -> Result<bool, StreamError> {
+        if self.place != Place::Calls || self.session.over.load(Ordering::Acquire) {
+            return self.send(message, &[]).map(|()| true);
+        }
+        match self.session.file.write_at(message, Place::Posts.offset()) {
+            Ok(length) if length == message.len() => Ok(false),
+            // A helper of an earlier version.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                self.send(message, &[]).map(|()| true)
+            }
+            Ok(_) => Err(StreamError::Closed),
+            Err(error) => Err(broken(&error)),
+        }
+    }
+
     fn receive(
         &self,
         buffer: &mut [u8],

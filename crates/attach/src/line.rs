@@ -41,8 +41,8 @@ impl Line {
         if self.owed == MOST_OWED {
             self.take_owed()?;
         }
-        self.packets.send(&encode(request), &[]).map_err(AttachError::Gone)?;
-        self.owed += 1;
+        let owed = self.packets.post(&encode(request)).map_err(AttachError::Gone)?;
+        self.owed += usize::from(owed);
         Ok(())
     }
 

@@ -52,6 +52,19 @@ pub enum Command {
         #[arg(long, default_value = "target/bench/memory")]
         dir: PathBuf,
     },
+    /// Memory that virtual machines share: stock guests on two hosts.
+    #[cfg(feature = "guests")]
+    Guests {
+        /// Settings that all areas have.
+        #[command(flatten)]
+        common: Common,
+        /// Where the rack's state goes.
+        #[arg(long, default_value = "target/bench/guests")]
+        dir: PathBuf,
+        /// How often a segment is mapped and given back, to see whether that becomes slower.
+        #[arg(long, default_value_t = 10_000)]
+        cycles: u32,
+    },
     /// The timing model.
     Model {
         /// Settings that all areas have.
@@ -212,6 +225,14 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let Common { runs, only, .. } = common;
             let settings = memory::Settings { runs, time, dir, only, patience };
             memory::run(&settings, &regime, &mut report)
+        }
+        #[cfg(feature = "guests")]
+        Command::Guests { common, dir, cycles } => {
+            let (regime, patience) = (common.regime()?, common.patience());
+            let mut report = Report::new(Some(&common.results), json)?;
+            let Common { runs, only, .. } = common;
+            let settings = crate::guests::Settings { runs, dir, only, patience, cycles };
+            crate::guests::run(&settings, &regime, &mut report)
         }
         Command::Model { common } => {
             let (regime, time, patience) = (common.regime()?, common.time(), common.patience());

@@ -10,6 +10,8 @@ mod against;
 mod blkio_peer;
 mod command;
 pub mod datapath;
+#[cfg(feature = "guests")]
+pub mod guests;
 pub mod lending;
 mod lent;
 mod machine;

@@ -2,8 +2,10 @@
  * A drive that reads into a segment of another host, and writes from it, by direct I/O of a program that
  * has the segment mapped.
  *
- * usage: direct own            the segment's owner: waits until its memory has what the drive read
- *        direct NODE DEVICE    in the guest that has the drive
+ * usage: direct own WATCHERS       the segment's owner: waits until its memory has what the drive read, and
+ *                                 until all watchers have seen it
+ *        direct NODE DEVICE       in the guest that has the drive
+ *        direct NODE watch WHICH  another one that has the segment mapped: the first is 1
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -15,6 +17,8 @@
 #include "sisci_api.h"
 
 enum { SEGMENT = 0xd12e, SIZE = 1 << 20, FROM = 64 << 10, TO = 512 << 10, LENGTH = 256 << 10, PATIENCE = 60000 };
+/* Bytes of the segment that say: all have come, by who watches; the drive has read; it was seen, by watcher. */
+enum { CAME = 16, READ = 0, SEEN = 32 };
 
 static unsigned char pattern(size_t at) { return (unsigned char)(at * 7 + at / 251); }
 
@@ -22,6 +26,15 @@ static void fail(const char *what, sci_error_t error)
 {
     fprintf(stderr, "%s: %s\n", what, error == SCI_ERR_OK ? "no" : SCIGetErrorString(error));
     exit(1);
+}
+
+static void await(volatile unsigned char *byte, const char *what)
+{
+    for (int waited = 0; *byte == 0; waited++) {
+        if (waited == PATIENCE)
+            fail(what, SCI_ERR_OK);
+        usleep(1000);
+    }
 }
 
 static void same(volatile unsigned char *bytes)
@@ -37,8 +50,8 @@ int main(int argc, char **argv)
     sci_desc_t sd;
     sci_map_t map;
     volatile unsigned char *bytes;
-    int owns = argc == 2 && strcmp(argv[1], "own") == 0, waited = 0;
-    if (!owns && argc != 3)
+    int owns = argc == 3 && strcmp(argv[1], "own") == 0, watches = argc == 4, waited = 0;
+    if (argc != 3 && !watches)
         return 2;
     SCIInitialize(0, &error);
     if (error == SCI_ERR_OK)
@@ -56,15 +69,16 @@ int main(int argc, char **argv)
             SCISetSegmentAvailable(segment, 0, 0, &error);
         if (error != SCI_ERR_OK)
             fail("a segment", error);
-        for (; bytes[0] == 0; waited++) {
-            if (waited == PATIENCE)
-                fail("the other side is done", SCI_ERR_OK);
-            usleep(1000);
-        }
+        for (int which = 1; which <= atoi(argv[2]); which++)
+            await(bytes + CAME + which, "a watcher has the segment");
+        bytes[CAME] = 1;
+        await(bytes + READ, "the drive has read");
         same(bytes + TO);
+        for (int which = 1; which <= atoi(argv[2]); which++)
+            await(bytes + SEEN + which, "a watcher has seen it");
     } else {
         sci_remote_segment_t segment;
-        int drive = open(argv[2], O_RDWR | O_DIRECT);
+        int drive = watches ? 0 : open(argv[2], O_RDWR | O_DIRECT);
         if (drive < 0)
             fail(argv[2], SCI_ERR_OK);
         do {
@@ -75,6 +89,15 @@ int main(int argc, char **argv)
             bytes = SCIMapRemoteSegment(segment, &map, 0, SIZE, NULL, 0, &error);
         if (error != SCI_ERR_OK)
             fail("the segment", error);
+        if (watches) {
+            bytes[CAME + atoi(argv[3])] = 1;
+            await(bytes + READ, "the drive has read");
+            same(bytes + TO);
+            bytes[SEEN + atoi(argv[3])] = 1;
+            SCITerminate();
+            return 0;
+        }
+        await(bytes + CAME, "all watchers have the segment");
         for (size_t at = 0; at < LENGTH; at++)
             bytes[FROM + at] = pattern(at);
         if (pwrite(drive, (void *)(bytes + FROM), LENGTH, 4096) != LENGTH)
@@ -82,7 +105,7 @@ int main(int argc, char **argv)
         if (pread(drive, (void *)(bytes + TO), LENGTH, 4096) != LENGTH)
             fail("the drive reads into the segment", SCI_ERR_OK);
         same(bytes + TO);
-        bytes[0] = 1;
+        bytes[READ] = 1;
     }
     SCITerminate();
     return 0;

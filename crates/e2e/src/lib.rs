@@ -5,6 +5,7 @@
 pub mod guest;
 pub mod programs;
 pub mod rack;
+pub mod sisci;
 
 pub use guest::Guest;
 pub use rack::Rack;

@@ -196,6 +196,37 @@ impl Rack {
         self.wait("the killed process ends", Duration::from_secs(5), gone)
     }
 
+    /// Kills the process that serves a guest's device, as a crash would, once it has a standby; the
+    /// standby's process id.
+    ///
+    /// # Errors
+    /// When there is none, or no standby within 20 s.
+    pub fn kill_helper(&self, guest: &str) -> Result<Pid> {
+        let pair = |rack: &Rack| rack.helpers(guest);
+        let (serving, standby) = self.wait("the helper has a standby", START, pair)?;
+        kill_process(serving, Signal::KILL)?;
+        let gone = |_: &Rack| (!running(serving)).then_some(());
+        self.wait("the killed process ends", Duration::from_secs(5), gone)?;
+        Ok(standby)
+    }
+
+    /// The process that serves a guest's device, and its standby: its child.
+    #[must_use]
+    pub fn helpers(&self, guest: &str) -> Option<(Pid, Pid)> {
+        let is_helper = |line: &[u8]| {
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            let has = |wanted: &[&[u8]]| words.windows(wanted.len()).any(|it| it == wanted);
+            has(&[b"guest", b"serve"]) && has(&[b"--host", guest.as_bytes()])
+        };
+        let of_rack = marked(&self.run_dir);
+        let helpers: Vec<Pid> = of_rack.into_iter().filter(|pid| is_helper(&words(*pid))).collect();
+        let standby = helpers.iter().find_map(|pid| {
+            let parent = parent(*pid)?;
+            (helpers.contains(&parent) && running(*pid)).then_some((parent, *pid))
+        });
+        standby.filter(|(serving, _)| running(*serving))
+    }
+
     /// Starts a killed process of the rack again.
     ///
     /// # Errors
@@ -262,19 +293,28 @@ impl Rack {
     }
 }
 
-/// Kills the processes of a rack, those whose environment names its run directory, as chosen.
-fn kill_all(run_dir: &Path, chosen: impl Fn(Pid) -> bool) {
+/// The processes of a rack, those whose environment names its run directory.
+fn marked(run_dir: &Path) -> Vec<Pid> {
     let mark = format!("RACKBUS_RUN_DIR={}", run_dir.display());
     let own = std::process::id().to_string();
+    let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(pid) = name.parse().ok().and_then(Pid::from_raw) else { continue };
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
         let marked = environment.split(|b| *b == 0).any(|v| v == mark.as_bytes());
-        if name != own && marked && chosen(pid) {
-            // It may have ended already.
-            let _ = kill_process(pid, Signal::KILL);
+        if name != own && marked {
+            found.push(pid);
         }
+    }
+    found
+}
+
+/// Kills the processes of a rack, as chosen.
+fn kill_all(run_dir: &Path, chosen: impl Fn(Pid) -> bool) {
+    for pid in marked(run_dir).into_iter().filter(|pid| chosen(*pid)) {
+        // It may have ended already.
+        let _ = kill_process(pid, Signal::KILL);
     }
 }
 
@@ -292,8 +332,19 @@ impl Drop for Rack {
 }
 
 fn is_vm(pid: Pid) -> bool {
-    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-    line.windows(6).any(|part| part == b"\0-qmp\0")
+    words(pid).windows(6).any(|part| part == b"\0-qmp\0")
+}
+
+/// What a process was called with, each word with a zero behind it.
+fn words(pid: Pid) -> Vec<u8> {
+    fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default()
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    // proc(5): behind the name, which may hold anything, the state and then the parent.
+    let number = stat.rsplit(')').next()?.split_ascii_whitespace().nth(1)?;
+    number.parse().ok().and_then(Pid::from_raw)
 }
 
 /// Whether a process is there and not a zombie.

@@ -8,6 +8,7 @@
 //!
 //! * [`fuse`]: the guest's requests, and their answers (pure).
 //! * [`state`]: which files, sessions and mappings there are, and what is to be done (pure).
+//! * [`journal`]: all that happens, so that a second process can go on when the first one dies (pure).
 //! * [`service`]: the device at QEMU's vhost-user socket, and the sockets to the node.
 //!
 //! Nothing that the guest's kernel says is trusted: its root may send any request. What a guest may reach,
@@ -15,7 +16,8 @@
 //! has passed.
 
 pub mod fuse;
+pub mod journal;
 pub mod service;
 pub mod state;
 
-pub use service::{ServeError, Served, serve};
+pub use service::{Helper, ServeError, Served, serve, stand_by};

@@ -38,6 +38,15 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
     /// connection is of no more use.
     fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError>;
 
+    /// Sends a message whose answer nobody needs. Whether the answer will come all the same, to be
+    /// received and thrown away.
+    ///
+    /// # Errors
+    /// As [`send`](PacketStream::send).
+    fn post(&self, message: &[u8]) -> Result<bool, StreamError> {
+        self.send(message, &[]).map(|()| true)
+    }
+
     /// Waits for a message, which goes into `buffer` (of at least [`MAX_PACKET`] bytes): polls as long as
     /// `spin` has found worth while, then sleeps, until `deadline` at most.
     ///

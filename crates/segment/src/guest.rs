@@ -42,6 +42,8 @@ pub enum Place {
     Proof,
     /// A byte is written: the session ends.
     End,
+    /// Requests are written whose replies nobody reads.
+    Posts,
 }
 
 impl Place {
@@ -52,12 +54,13 @@ impl Place {
             Place::Events => 1 << 16,
             Place::Proof => 2 << 16,
             Place::End => 3 << 16,
+            Place::Posts => 4 << 16,
         }
     }
 
     /// The conversation at an offset.
     pub fn at(offset: u64) -> Option<Place> {
-        [Place::Calls, Place::Events, Place::Proof, Place::End]
+        [Place::Calls, Place::Events, Place::Proof, Place::End, Place::Posts]
             .into_iter()
             .find(|place| place.offset() == offset)
     }
@@ -167,7 +170,7 @@ mod tests {
         for name in ["o", "o+7", "o07", "O7", "7", "o7 ", "o99999999999999999999"] {
             assert_eq!(object_number(name.as_bytes()), None, "{name}");
         }
-        for place in [Place::Calls, Place::Events, Place::Proof, Place::End] {
+        for place in [Place::Calls, Place::Events, Place::Proof, Place::End, Place::Posts] {
             assert_eq!(Place::at(place.offset()), Some(place));
         }
         assert_eq!(Place::at(1), None);

@@ -18,9 +18,8 @@ use vmm_sys_util::event::{
 use rackbus_segment::guest::TAG;
 
 use super::{Device, WINDOW};
+use crate::journal::{QUEUES, Record};
 
-/// Queues of the device.
-pub const QUEUES: usize = 2;
 /// Entries of each.
 pub const QUEUE_SIZE: usize = 256;
 /// Bytes of the device's configuration: the tag, and how many queues for requests there are.
@@ -84,11 +83,7 @@ impl VhostUserBackend for Backend {
     fn reset_device(&self) {
         tracing::info!("the VM was reset");
         self.stop();
-        self.device.act(|state, _| {
-            let mut actions = Vec::new();
-            state.clear(&mut actions);
-            actions
-        });
+        self.device.act(&Record::Clear);
     }
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
@@ -123,12 +118,13 @@ impl VhostUserBackend for Backend {
         _thread: usize,
     ) -> std::io::Result<()> {
         let Some(vring) = vrings.get(usize::from(queue)) else { return Ok(()) };
-        self.device.window.set_running(true);
+        let queue = u8::try_from(queue).unwrap_or(u8::MAX);
+        self.device.take_up(queue, vring);
+        self.device.window.set_running(self.device.lock().kept.core.is_started());
         loop {
             let chain = vring.get_mut().get_queue_mut().pop_descriptor_chain(self.memory.memory());
             let Some(chain) = chain else { return Ok(()) };
-            let (token, bytes) = self.device.chains.take(vring, chain);
-            self.device.act(|state, now| state.request(now, token, &bytes));
+            self.device.request(queue, vring, &chain);
         }
     }
 
@@ -138,11 +134,12 @@ impl VhostUserBackend for Backend {
 }
 
 impl Backend {
-    /// The queues stop: who waits is told so, and nothing of the guest's memory is touched afterwards. QEMU
+    /// The queues stop: who waits is told so, and nothing of the guest's memory is touched until they go on. QEMU
     /// waits for this, and does nothing else: so nobody may wait for QEMU here.
     fn stop(&self) {
         self.device.window.set_running(false);
-        self.device.act(|state, _| state.stop());
+        self.device.act(&Record::Stop);
         self.device.chains.forget();
+        self.device.set_aside();
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use rackbus_memory::Doorbell;
 use rustix::event::epoll;
 
-use super::Device;
+use super::{Device, now};
+use crate::journal::Record;
 
 /// How long the thread sleeps at most: less than any read of the guest's may wait.
 const TICK: Duration = Duration::from_millis(250);
@@ -52,13 +53,15 @@ impl Device {
     /// Hears rings and keeps the time, until the device is over.
     pub(super) fn hear_bells(self: &Arc<Self>) {
         while !self.over.load(Ordering::Acquire) {
-            let due = self.lock().state.next_tick();
-            let left =
-                due.map_or(TICK, |due| Duration::from_millis(due.saturating_sub(self.now())));
+            let due = self.lock().kept.core.state.next_tick();
+            let left = due.map_or(TICK, |due| Duration::from_millis(due.saturating_sub(now())));
             for object in self.bells.rings(left) {
-                self.act(|state, _| state.rang(object));
+                self.act(&Record::Rang { object });
             }
-            self.act(|state, now| state.tick(now));
+            let (now, due) = (now(), self.lock().kept.core.state.next_tick());
+            if due.is_some_and(|due| due <= now) {
+                self.act(&Record::Tick { now });
+            }
         }
     }
 }

@@ -1,73 +1,102 @@
-//! Requests of the guest that are not answered yet: their descriptors in the guest's memory.
+//! Requests of the guest that are not answered yet: where their answers go in the guest's memory.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io::Read;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vhost_user_backend::{VringRwLock, VringT};
-use virtio_queue::DescriptorChain;
-use vm_memory::{GuestMemoryLoadGuard, GuestMemoryMmap};
+use virtio_queue::{DescriptorChain, QueueT};
+use vm_memory::{
+    Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryLoadGuard,
+    GuestMemoryMmap,
+};
 
+use super::ledger::Ledger;
 use crate::fuse::MAX_REQUEST;
+use crate::journal::Request;
 
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
 
-/// All that wait for an answer, by token.
-#[derive(Default)]
-pub(super) struct Chains(Mutex<Pending>);
+/// Most pieces of memory that an answer may go to; what a queue has entries.
+const MOST_PIECES: usize = super::backend::QUEUE_SIZE;
 
-#[derive(Default)]
-struct Pending {
-    by_token: HashMap<u64, (VringRwLock, Chain)>,
-    last: u64,
+/// All that wait for an answer, by token.
+pub(super) struct Chains {
+    pending: Mutex<HashMap<u64, Waiting>>,
+    memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    ledger: Arc<Ledger>,
+}
+
+struct Waiting {
+    vring: VringRwLock,
+    queue: u8,
+    head: u16,
+    room: Vec<(u64, u32)>,
 }
 
 impl Chains {
-    fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn new(memory: GuestMemoryAtomic<GuestMemoryMmap>, ledger: Arc<Ledger>) -> Chains {
+        Chains { pending: Mutex::default(), memory, ledger }
     }
 
-    /// Takes a request in: its token, and its bytes. One that cannot be read is empty.
-    pub(super) fn take(&self, vring: &VringRwLock, chain: Chain) -> (u64, Vec<u8>) {
-        let bytes = read(&chain).unwrap_or_default();
-        let mut pending = self.lock();
-        pending.last += 1;
-        let token = pending.last;
-        pending.by_token.insert(token, (vring.clone(), chain));
-        (token, bytes)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request waits for its answer from now on.
+    pub(super) fn wait(&self, token: u64, vring: &VringRwLock, request: &Request) {
+        let Request { queue, head, room, .. } = request;
+        let (vring, queue, head, room) = (vring.clone(), *queue, *head, room.clone());
+        self.lock().insert(token, Waiting { vring, queue, head, room });
     }
 
     /// Answers a request, if it still waits.
     pub(super) fn complete(&self, token: u64, bytes: &[u8]) {
         let mut pending = self.lock();
-        let Some((vring, chain)) = pending.by_token.remove(&token) else { return };
-        let head = chain.head_index();
-        let length = write(chain, bytes).unwrap_or(0);
+        let Some(Waiting { vring, queue, head, room }) = pending.remove(&token) else { return };
+        let length = self.write(&room, bytes);
         // Under the lock: after `forget` the guest's memory is not written to any more.
+        let entry = vring.get_ref().get_queue().next_used();
+        self.ledger.answers(queue, head, entry);
         let used = vring.add_used(head, length).map_err(|error| error.to_string());
+        self.ledger.answered(queue, head);
         let told = used.and_then(|()| vring.signal_used_queue().map_err(|error| error.to_string()));
         if let Err(error) = told {
             tracing::warn!(error, "a request of the guest could not be answered");
         }
     }
 
-    /// The queues stop: what is not answered now never is.
+    /// The queues stop: what is not answered now is answered when they go on, if they do.
     pub(super) fn forget(&self) {
-        self.lock().by_token.clear();
+        self.lock().clear();
+    }
+
+    /// Writes as much of an answer as there is room for; how much.
+    fn write(&self, room: &[(u64, u32)], bytes: &[u8]) -> u32 {
+        let (memory, mut rest) = (self.memory.memory(), bytes);
+        for (at, length) in room {
+            let (now, later) = rest.split_at(rest.len().min(*length as usize));
+            if memory.write_slice(now, GuestAddress(*at)).is_err() {
+                break;
+            }
+            rest = later;
+        }
+        u32::try_from(bytes.len() - rest.len()).unwrap_or(0)
     }
 }
 
-fn read(chain: &Chain) -> Option<Vec<u8>> {
-    let reader = chain.clone().reader(chain.memory()).ok()?;
+/// What a request says; nothing when it cannot be read.
+pub(super) fn read(chain: &Chain) -> Vec<u8> {
+    let Ok(reader) = chain.clone().reader(chain.memory()) else { return Vec::new() };
     let mut bytes = Vec::with_capacity(reader.available_bytes().min(MAX_REQUEST));
-    reader.take(MAX_REQUEST as u64).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
+    match reader.take(MAX_REQUEST as u64).read_to_end(&mut bytes) {
+        Ok(_) => bytes,
+        Err(_) => Vec::new(),
+    }
 }
 
-fn write(chain: Chain, bytes: &[u8]) -> Option<u32> {
-    let memory = chain.clone();
-    let mut writer = chain.writer(memory.memory()).ok()?;
-    let room = writer.available_bytes().min(bytes.len());
-    writer.write_all(bytes.get(..room)?).ok()?;
-    u32::try_from(room).ok()
+/// Where its answer goes.
+pub(super) fn room(chain: &Chain) -> Vec<(u64, u32)> {
+    let pieces = chain.clone().writable().take(MOST_PIECES);
+    pieces.map(|piece| (piece.addr().0, piece.len())).collect()
 }

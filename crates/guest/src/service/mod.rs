@@ -1,35 +1,50 @@
-//! The device of one VM: what [`State`] decides, done with sockets, descriptors and QEMU.
+//! The device of one VM: what [`Core`] decides, done with sockets, descriptors and QEMU.
 //!
-//! Threads: that of QEMU's messages and that of the guest's requests (`backend`), one that asks QEMU to map
-//! (`window`), one that hears events and the time (`bells`), two for each session (`sessions`). All but the
-//! first go through one lock; nothing waits under it. The first must not wait for any of the others: QEMU
-//! does nothing else while it waits for an answer there.
+//! Threads: those of QEMU's messages (`relay`, and one that answers them) and that of the guest's requests
+//! (`backend`), one that asks QEMU to map (`window`), one that hears events and the time (`bells`), two for
+//! each session (`sessions`), one that looks after the standby (`standby`). All go through one lock, under
+//! which nothing waits but for a standby to have room. What QEMU waits for must not wait for QEMU: it does
+//! nothing else meanwhile.
+//!
+//! Everything that happens is a [`Record`]: the standby is told of it, then it is decided on, then what was
+//! decided is done. So when this process dies, the standby knows what it knew.
 
 mod backend;
 mod bells;
 mod chains;
+mod kept;
+mod ledger;
+mod link;
+mod relay;
 mod sessions;
+mod standby;
 mod window;
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::Doorbell;
 use rackbus_segment::guest::proof;
-use vhost_user_backend::VhostUserDaemon;
+use rustix::time::{ClockId, clock_gettime};
+use vhost_user_backend::{VhostUserDaemon, VringRwLock, VringT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use crate::state::{Action, Asked, State};
+use crate::journal::frontend::Key;
+use crate::journal::{Core, QUEUES, Record, Request};
+use crate::state::Action;
 use backend::Backend;
 use bells::Bells;
-use chains::Chains;
-use sessions::Conversation;
+use chains::{Chain, Chains};
+use kept::{Held, Kept};
+use ledger::Ledger;
+use link::Link;
+use relay::Relay;
 use window::{Job, Window};
+
+pub use standby::{Helper, stand_by};
 
 /// The window's size: so much of segments can be mapped in a guest at a time; more comes and goes through
 /// it. The guest's kernel spends a 64th of it in memory of its own, and QEMU has 509 slots, one for each
@@ -52,6 +67,11 @@ pub enum ServeError {
     Vhost(vhost_user_backend::Error),
 }
 
+fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> ServeError {
+    let what = what.into();
+    move |cause| ServeError::System { what, cause }
+}
+
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
@@ -59,32 +79,30 @@ pub enum Served {
     Ended,
 }
 
-/// What a file of the guest's is here.
-#[derive(Debug)]
-enum Held {
-    Memory(Arc<OwnedFd>),
-    Bell(Arc<Doorbell>),
-    Other,
-}
-
 /// All that is behind the lock.
 #[derive(Debug)]
 struct Inner {
-    state: State,
-    held: HashMap<u64, Held>,
-    sessions: HashMap<u64, Conversation>,
+    kept: Kept,
     jobs: Sender<Job>,
+    /// The way to the standby, while there is one that follows.
+    link: Option<Link>,
 }
 
 /// One VM's device.
 struct Device {
+    helper: Helper,
     /// The socket that processes of the guest's host attach to.
     node: PathBuf,
-    begun: Instant,
     inner: Mutex<Inner>,
     chains: Chains,
+    ledger: Arc<Ledger>,
     window: Window,
     bells: Bells,
+    /// Queues that another process served, or that were stopped, and that have not been looked at since.
+    inherited: Mutex<[bool; QUEUES]>,
+    taken_up: Condvar,
+    /// The standby's process.
+    standby: Mutex<Option<rustix::process::Pid>>,
     /// Its VM is.
     over: AtomicBool,
 }
@@ -95,53 +113,84 @@ impl std::fmt::Debug for Device {
     }
 }
 
-/// Serves the device of one VM: waits at `socket` for QEMU, until the VM ends. `node` is the socket that
-/// processes attach to on the host that the guest is for. Calls `connected` when QEMU has come.
+/// Milliseconds of the clock that all processes of the machine have.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    seconds * 1000 + nanoseconds / 1_000_000
+}
+
+/// Serves the device of one VM: waits at the helper's socket for QEMU, until the VM ends. Calls `connected`
+/// when QEMU has come.
 ///
 /// # Errors
 /// When the socket cannot be made, or QEMU says what makes no sense.
-pub fn serve(socket: &Path, node: &Path, connected: impl FnOnce()) -> Result<Served, ServeError> {
-    let system = |what: &str| {
-        let what = what.to_owned();
-        move |cause| ServeError::System { what, cause }
-    };
+pub fn serve(helper: Helper, connected: impl FnOnce()) -> Result<Served, ServeError> {
+    let socket = helper.socket.clone();
+    let named = || socket.display().to_string();
     // A socket that was left there by somebody who is gone.
-    match std::fs::remove_file(socket) {
+    match std::fs::remove_file(&socket) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(system(&socket.display().to_string())(error));
+            return Err(system(named())(error));
         }
         _ => {}
     }
-    let listener = std::os::unix::net::UnixListener::bind(socket)
-        .map_err(system(&socket.display().to_string()))?;
+    let listener = std::os::unix::net::UnixListener::bind(&socket).map_err(system(named()))?;
+    let (qemu, _) = listener.accept().map_err(system(named()))?;
+    connected();
+    // Nobody else is to connect.
+    let _ = std::fs::remove_file(&socket);
+    tracing::info!("QEMU has connected");
+    let ledger = Ledger::new().map_err(|error| system("memory")(std::io::Error::other(error)))?;
+    run(helper, Kept::new(Core::new(WINDOW)), ledger, qemu, false)
+}
+
+/// Serves QEMU from here on, until the VM ends; what there is, another process may have begun.
+fn run(
+    helper: Helper,
+    kept: Kept,
+    ledger: Ledger,
+    qemu: UnixStream,
+    inherited: bool,
+) -> Result<Served, ServeError> {
     let (jobs, jobs_to_do) = std::sync::mpsc::channel();
+    let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
+    let (qemu, ledger) = (Arc::new(qemu), Arc::new(ledger));
+    let started = |queue: usize| {
+        inherited && kept.core.frontend.has(Key::Kick(u8::try_from(queue).unwrap_or(u8::MAX)))
+    };
     let device = Arc::new(Device {
-        node: node.to_owned(),
-        begun: Instant::now(),
-        inner: Mutex::new(Inner {
-            state: State::new(WINDOW),
-            held: HashMap::new(),
-            sessions: HashMap::new(),
-            jobs,
-        }),
-        chains: Chains::default(),
+        node: helper.node.clone(),
+        helper,
+        inherited: Mutex::new(std::array::from_fn(started)),
+        taken_up: Condvar::new(),
+        standby: Mutex::new(None),
+        inner: Mutex::new(Inner { kept, jobs, link: None }),
+        chains: Chains::new(memory.clone(), ledger.clone()),
+        ledger,
         window: Window::default(),
         bells: Bells::new().map_err(system("epoll"))?,
         over: AtomicBool::new(false),
     });
-    let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());
     let backend = Arc::new(Backend::new(device.clone(), memory.clone()));
     let mut daemon = VhostUserDaemon::new("rackbus guest".to_owned(), backend, memory)
         .map_err(ServeError::Vhost)?;
-    spawn("window", device.clone(), move |device| device.map_and_unmap(jobs_to_do))?;
+    let inside = start_inside(&mut daemon, &device.helper.socket)?;
+    let relay = Relay { qemu: qemu.clone(), inside };
+    if inherited {
+        device.resume(&relay)?;
+    }
+    spawn("window", device.clone(), move |device| device.map_and_unmap(jobs_to_do, inherited))?;
     spawn("bells", device.clone(), |device| device.hear_bells())?;
-    let mut listener = vhost::vhost_user::Listener::from(listener);
-    daemon.start(&mut listener).map_err(ServeError::Vhost)?;
-    connected();
-    // Nobody else is to connect.
-    let _ = std::fs::remove_file(socket);
-    tracing::info!("QEMU has connected");
+    spawn("standby", device.clone(), move |device| device.keep_standby(&qemu))?;
+    spawn("relay", device.clone(), move |device| {
+        if inherited && let Err(error) = relay.resume(device) {
+            tracing::warn!(%error, "QEMU is not answered");
+        }
+        relay.run(device);
+    })?;
     let outcome = daemon.wait();
+    tracing::debug!(?outcome, "the conversation with QEMU has ended");
     daemon.get_epoll_handlers().iter().for_each(|handler| handler.send_exit_event());
     device.end();
     match outcome {
@@ -149,6 +198,27 @@ pub fn serve(socket: &Path, node: &Path, connected: impl FnOnce()) -> Result<Ser
         Ok(()) | Err(vhost_user_backend::Error::HandleRequest(_)) => Ok(Served::Ended),
         Err(error) => Err(ServeError::Vhost(error)),
     }
+}
+
+/// Has the daemon answer at a socket of this process' own: the other end of it.
+fn start_inside(
+    daemon: &mut VhostUserDaemon<Arc<Backend>>,
+    beside: &Path,
+) -> Result<UnixStream, ServeError> {
+    let folder = beside.parent().unwrap_or(Path::new("."));
+    let named = || folder.display().to_string();
+    let folder = std::fs::File::open(folder).map_err(system(named()))?;
+    // By the folder's descriptor: a path may be too long for a socket.
+    let name = format!(".{}.{}", std::process::id(), now());
+    let number = std::os::fd::AsRawFd::as_raw_fd(&folder);
+    let path = PathBuf::from(format!("/proc/self/fd/{number}/{name}"));
+    let listener = std::os::unix::net::UnixListener::bind(&path).map_err(system(named()))?;
+    let mut listener = vhost::vhost_user::Listener::from(listener);
+    let other_end = UnixStream::connect(&path).map_err(system(named()));
+    let started = daemon.start(&mut listener).map_err(ServeError::Vhost);
+    let _ = std::fs::remove_file(&path);
+    started?;
+    other_end
 }
 
 fn spawn(
@@ -166,64 +236,99 @@ impl Device {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    /// Something happened: does what is to be done then.
+    fn act(self: &Arc<Self>, record: &Record) {
+        self.act_with(record, Vec::new());
     }
 
-    /// Asks the state, and does what it says.
-    fn act(self: &Arc<Self>, question: impl FnOnce(&mut State, u64) -> Vec<Action>) {
-        let now = self.now();
+    /// The same, and this came along.
+    fn act_with(self: &Arc<Self>, record: &Record, beside: Vec<OwnedFd>) {
         let mut inner = self.lock();
-        let actions = question(&mut inner.state, now);
+        let actions = self.record(&mut inner, record, beside);
         self.perform(inner, actions);
     }
 
-    /// Does what the state said under this lock: what is in an order, before it is given up.
+    /// QEMU said something, which leads to nothing here; the number of the record.
+    fn record_only(self: &Arc<Self>, record: &Record, beside: Vec<OwnedFd>) -> u64 {
+        let mut inner = self.lock();
+        let actions = self.record(&mut inner, record, beside);
+        let number = inner.kept.core.records();
+        self.perform(inner, actions);
+        number
+    }
+
+    /// A request came by a queue.
+    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &Chain) {
+        let (head, room, bytes) = (chain.head_index(), chains::room(chain), chains::read(chain));
+        let mut inner = self.lock();
+        let token = inner.kept.core.next_token();
+        let request = Request { queue, head, room: room.clone(), answer: None };
+        self.ledger.taken(queue, head, token);
+        self.chains.wait(token, vring, &request);
+        let record = Record::Request { now: now(), queue, head, room, bytes };
+        let actions = self.record(&mut inner, &record, Vec::new());
+        self.perform(inner, actions);
+    }
+
+    /// Tells the standby, and decides.
+    fn record(&self, inner: &mut Inner, record: &Record, beside: Vec<OwnedFd>) -> Vec<Action> {
+        if let Some(link) = &inner.link
+            && let Err(error) = link.happened(record, &sessions::borrowed(&beside))
+        {
+            tracing::warn!(%error, "the standby does not follow; it is replaced");
+            inner.link = None;
+        }
+        let led = inner.kept.take(record, beside);
+        for number in led.objects {
+            if let Some(Held::Bell(bell, _)) = inner.kept.held.get(&number)
+                && let Err(error) = self.bells.listen(number, bell)
+            {
+                tracing::error!(%error, "an interrupt is heard late");
+            }
+        }
+        led.actions
+    }
+
+    /// Does what was decided under this lock: what is in an order, before it is given up.
     fn perform(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Vec<Action>) {
-        let mut later = Vec::new();
-        for action in actions {
+        let (mut todo, mut later) = (std::collections::VecDeque::from(actions), Vec::new());
+        while let Some(action) = todo.pop_front() {
             match action {
-                Action::Map { job, object, at, offset, length } => {
-                    let Some(Held::Memory(file)) = inner.held.get(&object) else {
-                        later.extend(inner.state.mapped(job, false));
-                        continue;
-                    };
-                    let file = file.clone();
-                    inner.order(Job::Map { job, file, at, offset, length });
-                }
-                Action::Unmap { ranges, asked } => inner.order(Job::Unmap { ranges, asked }),
+                Action::Map { .. } | Action::Unmap { .. } => inner.order(&action, false),
                 Action::Forget { object } => {
-                    if let Some(Held::Bell(bell)) = inner.held.remove(&object) {
+                    if let Some(Held::Bell(bell, _)) = inner.kept.held.remove(&object) {
                         self.bells.forget(&bell);
                     }
                 }
                 Action::End { session } => {
-                    if let Some(conversation) = inner.sessions.remove(&session) {
+                    if let Some(conversation) = inner.kept.sessions.remove(&session) {
                         conversation.shut_down();
                     }
                 }
                 Action::Send { session, place, message } => {
-                    let sent = inner.sessions.get_mut(&session).map(|it| it.send(place, &message));
+                    let conversation = inner.kept.sessions.get_mut(&session);
+                    let sent = conversation.map(|it| it.send(place, &message));
                     if !matches!(sent, Some(Ok(()))) {
-                        later.extend(inner.state.over(session));
+                        todo.extend(self.record(&mut inner, &Record::Over { session }, Vec::new()));
                     }
                 }
                 Action::Ring { object } => {
-                    if let Some(Held::Bell(bell)) = inner.held.get(&object) {
+                    if let Some(Held::Bell(bell, _)) = inner.kept.held.get(&object) {
                         bell.relay();
                     }
                 }
                 Action::Prove { object, word, asked } => {
-                    let page = match inner.held.get(&object) {
-                        Some(Held::Memory(page)) => Some(page.clone()),
-                        _ => None,
+                    let same = match inner.kept.held.get(&object) {
+                        Some(Held::Memory(page)) => prove(page, word).unwrap_or(false),
+                        _ => false,
                     };
-                    let same = page.is_some_and(|page| prove(&page, word).unwrap_or(false));
-                    later.extend(inner.state.proven(asked, same));
+                    let record = Record::Proven { asked, same };
+                    todo.extend(self.record(&mut inner, &record, Vec::new()));
                 }
                 answer_or_connection => later.push(answer_or_connection),
             }
         }
+        self.ledger.performed(inner.kept.core.records());
         drop(inner);
         for action in later {
             match action {
@@ -236,26 +341,66 @@ impl Device {
 
     /// Everything of the guest is over.
     fn end(self: &Arc<Self>) {
-        self.act(|state, _| {
-            let mut actions = Vec::new();
-            state.clear(&mut actions);
-            actions
-        });
-        self.window.close();
         self.over.store(true, Ordering::Release);
-        self.lock().order(Job::End);
+        self.act(&Record::Clear);
+        self.window.close();
+        // Whoever does the jobs lives as long as the device.
+        let _ = self.lock().jobs.send(Job::End);
+        self.end_standby();
     }
 
-    /// A job of unmapping is done.
-    fn unmapped(&self, asked: Option<Asked>) {
-        if let Some(Asked { token, unique }) = asked {
-            self.chains.complete(token, &crate::fuse::done(unique));
+    /// The queues stop: when they go on, what was not answered is.
+    fn set_aside(&self) {
+        *self.inherited.lock().unwrap_or_else(PoisonError::into_inner) = [true; QUEUES];
+    }
+
+    /// Looks at a queue for the first time after another process did, or after it was stopped: what was
+    /// taken and not answered is to be answered from here on.
+    fn take_up(self: &Arc<Self>, queue: u8, vring: &VringRwLock) {
+        let mut inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waits) = inherited.get_mut(usize::from(queue)).filter(|waits| **waits) else {
+            return;
+        };
+        let Ok(entry) = vring.queue_used_idx() else { return };
+        let mut answers = Vec::new();
+        {
+            let inner = self.lock();
+            let open = |token, head| self.ledger.is_open(queue, head, token, entry);
+            let requests = inner.kept.core.requests(queue);
+            let (open, closed): (Vec<_>, Vec<_>) =
+                requests.partition(|(token, request)| open(*token, request.head));
+            closed.iter().for_each(|(_, request)| self.ledger.answered(queue, request.head));
+            for (token, request) in open {
+                self.chains.wait(token, vring, request);
+                answers.extend(request.answer.clone().map(|bytes| (token, bytes)));
+            }
         }
+        tracing::debug!(queue, answered = answers.len(), "a queue is taken up");
+        for (token, bytes) in answers {
+            self.chains.complete(token, &bytes);
+        }
+        // The last answer may be there without the guest having been told.
+        let _ = vring.signal_used_queue();
+        *waits = false;
+        self.taken_up.notify_all();
     }
 }
 
 impl Inner {
-    fn order(&self, job: Job) {
+    /// Has QEMU asked for something; `again`: another process may have done so.
+    fn order(&self, action: &Action, again: bool) {
+        let job = match action {
+            Action::Map { job, object, at, offset, length } => {
+                let file = match self.kept.held.get(object) {
+                    Some(Held::Memory(file)) => Some(file.clone()),
+                    _ => None,
+                };
+                let (job, at, offset, length) = (*job, *at, *offset, *length);
+                Job::Map { job, file, at, offset, length, again }
+            }
+            Action::Unmap { ranges, .. } => Job::Unmap { ranges: ranges.clone() },
+            _ => return,
+        };
         // Whoever does the jobs lives as long as the device.
         let _ = self.jobs.send(job);
     }

@@ -3,142 +3,116 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::doorbell::DOORBELL_BYTES;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{
-    Access, AdaptiveSpin, Doorbell, Packets, PeerEvent, Region, SharedMemory, StreamError,
-};
+use rackbus_memory::{AdaptiveSpin, Packets, SharedMemory};
 use rackbus_segment::guest::Place;
-use rustix::fs::{FileType, OFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Device, Held};
-use crate::state::{Kind, Received};
+use super::Device;
+use super::kept::kinds;
+use crate::journal::Record;
+use crate::state::Kind;
 
 /// Bytes of the page that proves that stores are seen on both sides.
 const PAGE: u64 = 4096;
-
-/// A session's sockets.
-#[derive(Debug)]
-pub(super) struct Conversation {
-    calls: Arc<Packets>,
-    events: Arc<Packets>,
-    /// The node's end of the events, which goes along with the first request.
-    theirs: Option<OwnedFd>,
-}
-
-impl Conversation {
-    pub(super) fn send(&mut self, place: Place, message: &[u8]) -> Result<(), StreamError> {
-        if place == Place::Events {
-            return self.events.send(message, &[]);
-        }
-        let theirs = self.theirs.take();
-        let beside: Vec<_> = theirs.iter().map(|fd| fd.as_fd()).collect();
-        self.calls.send(message, &beside)
-    }
-
-    pub(super) fn shut_down(&self) {
-        self.calls.shut_down();
-        self.events.shut_down();
-    }
-}
-
-/// What a descriptor of the node's is; `line` is the memory before it in the message.
-fn take_in(fd: OwnedFd, line: Option<&Held>) -> (Kind, Held) {
-    let other = (Kind::Other, Held::Other);
-    let Ok(stat) = rustix::fs::fstat(&fd) else { return other };
-    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-        let write = rustix::fs::fcntl_getfl(&fd)
-            .is_ok_and(|flags| flags.intersection(OFlags::RWMODE) == OFlags::RDWR);
-        let kind = Kind::Memory { size: u64::try_from(stat.st_size).unwrap_or(0), write };
-        return (kind, Held::Memory(Arc::new(fd)));
-    }
-    let Some(Held::Memory(line)) = line else { return other };
-    let both = Access::READ | Access::WRITE;
-    let region = Region::map(line.as_fd(), 0, DOORBELL_BYTES as u64, both);
-    let bell = region.ok().zip(PeerEvent::new(fd).ok());
-    match bell.and_then(|(region, event)| Doorbell::new(Arc::new(region), 0, event)) {
-        Some(bell) => (Kind::Bell, Held::Bell(Arc::new(bell))),
-        None => other,
-    }
-}
 
 impl Device {
     /// Connects to the node, and hears what it says in a session until that ends, on threads of its own.
     pub(super) fn connect(self: &Arc<Self>, session: u64) {
         let device = self.clone();
         let talk = move || match device.reach(session) {
-            Ok(Some((calls, events))) => device.converse(session, &calls, events),
-            Ok(None) => {}
+            Ok(()) => device.converse(session),
             Err(error) => {
                 tracing::info!(%error, node = %device.node.display(), "no node for the guest");
-                device.act(|state, _| state.connected(session, None).1);
+                device.act(&Record::Unreachable { session });
             }
         };
         if let Err(error) = std::thread::Builder::new().name("session".into()).spawn(talk) {
             tracing::error!(%error, "a process of the guest was refused: no thread for it");
-            self.act(|state, _| state.connected(session, None).1);
+            self.act(&Record::Unreachable { session });
         }
     }
 
-    /// The two sockets, unless the session is over already.
-    fn reach(
-        self: &Arc<Self>,
-        session: u64,
-    ) -> std::io::Result<Option<(Arc<Packets>, Arc<Packets>)>> {
-        let calls = Arc::new(Packets::connect(&self.node)?);
+    /// Has the two sockets and the page of a session, unless it is over already.
+    fn reach(self: &Arc<Self>, session: u64) -> std::io::Result<()> {
+        let calls = Packets::connect(&self.node)?;
         let (events, theirs) = Packets::pair()?;
-        let events = Arc::new(events);
         let page = SharedMemory::reserve("rackbus proof", PAGE).map_err(std::io::Error::other)?;
-        let mut inner = self.lock();
-        let kind = Kind::Memory { size: PAGE, write: true };
-        let (number, actions) = inner.state.connected(session, Some(kind));
-        if let Some(number) = number {
-            inner.held.insert(number, Held::Memory(Arc::new(page)));
-            let theirs = Some(theirs.into());
-            let (calls, events) = (calls.clone(), events.clone());
-            inner.sessions.insert(session, Conversation { calls, events, theirs });
-        }
-        self.perform(inner, actions);
-        Ok(number.map(|_| (calls, events)))
+        let page_kind = Kind::Memory { size: PAGE, write: true };
+        let beside = vec![calls.into(), events.into(), theirs.into(), page];
+        self.act_with(&Record::Connected { session, page: page_kind }, beside);
+        Ok(())
     }
 
-    fn converse(self: &Arc<Self>, session: u64, calls: &Arc<Packets>, events: Arc<Packets>) {
+    /// Goes on with a session that is connected.
+    pub(super) fn go_on(self: &Arc<Self>, session: u64) {
         let device = self.clone();
-        let heard = events.clone();
-        let listen = move || device.hear(session, Place::Events, &heard);
+        let talk = move || device.converse(session);
+        if std::thread::Builder::new().name("session".into()).spawn(talk).is_err() {
+            self.end_session(session);
+        }
+    }
+
+    /// A session is over, whatever the node has to say.
+    pub(super) fn end_session(self: &Arc<Self>, session: u64) {
+        if let Some(conversation) = self.lock().kept.sessions.get(&session) {
+            conversation.shut_down();
+        }
+        self.act(&Record::Over { session });
+    }
+
+    fn converse(self: &Arc<Self>, session: u64) {
+        let (sockets, slot) = {
+            let inner = self.lock();
+            let conversation = inner.kept.sessions.get(&session);
+            let sockets = conversation.map(|it| (it.calls.clone(), it.events.clone()));
+            (sockets, inner.kept.core.state.slot(session))
+        };
+        let Some(((calls, events), slot)) = sockets.zip(slot) else { return };
+        let (device, heard) = (self.clone(), events.clone());
+        let listen = move || device.hear((session, slot), Place::Events, &heard);
         let listening = std::thread::Builder::new().name("session's events".into()).spawn(listen);
         if listening.is_ok() {
-            self.hear(session, Place::Calls, calls);
+            self.hear((session, slot), Place::Calls, &calls);
         }
         calls.shut_down();
         events.shut_down();
     }
 
     /// Hears what the node says until it says nothing more: then the session is over.
-    fn hear(self: &Arc<Self>, session: u64, place: Place, packets: &Packets) {
-        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
-        while let Ok(packet) = packets.receive(&mut buffer, &mut spin, None) {
-            let Packet { length, fds, lost } = packet;
-            let Some(message) = buffer.get(..length) else { break };
-            let mut taken: Vec<(Kind, Held)> = Vec::with_capacity(fds.len());
-            for fd in fds {
-                let it = take_in(fd, taken.last().map(|(_, held)| held));
-                taken.push(it);
+    fn hear(self: &Arc<Self>, (session, slot): (u64, usize), place: Place, packets: &Packets) {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 0));
+        loop {
+            // Only what is there is received: who takes over can tell what was lost on the way.
+            let mut polled = [PollFd::from_borrowed_fd(packets.as_fd(), PollFlags::IN)];
+            if poll(&mut polled, None).is_err() {
+                continue;
             }
-            let objects = taken.iter().map(|(kind, _)| *kind).collect();
-            let mut inner = self.lock();
-            let (numbers, actions) =
-                inner.state.received(session, place, Received { message, objects, lost });
-            for (number, (_, held)) in numbers.into_iter().zip(taken) {
-                if let Held::Bell(bell) = &held
-                    && let Err(error) = self.bells.listen(number, bell)
-                {
-                    tracing::error!(%error, "an interrupt is heard late");
-                }
-                inner.held.insert(number, held);
+            self.ledger.receiving(slot, place, true);
+            let received = packets.receive(&mut buffer, &mut spin, None);
+            let more =
+                received.ok().is_some_and(|packet| self.heard(session, place, packet, &buffer));
+            self.ledger.receiving(slot, place, false);
+            if !more {
+                break;
             }
-            self.perform(inner, actions);
         }
-        self.act(|state, _| state.over(session));
+        self.act(&Record::Over { session });
     }
+
+    /// Takes in what the node said; whether that made sense.
+    fn heard(self: &Arc<Self>, session: u64, place: Place, packet: Packet, buffer: &[u8]) -> bool {
+        let Packet { length, fds, lost } = packet;
+        let Some(message) = buffer.get(..length) else { return false };
+        let kinds = kinds(&fds);
+        let events = place == Place::Events;
+        let message = message.to_vec();
+        self.act_with(&Record::Received { session, events, message, kinds, lost }, fds);
+        true
+    }
+}
+
+/// Copies of descriptors, to be told along with a record.
+pub(super) fn borrowed(fds: &[OwnedFd]) -> Vec<std::os::fd::BorrowedFd<'_>> {
+    fds.iter().map(|fd| fd.as_fd()).collect()
 }

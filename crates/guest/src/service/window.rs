@@ -9,7 +9,7 @@ use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Backend as Frontend, VhostUserFrontendReqHandler};
 
 use super::Device;
-use crate::state::Asked;
+use crate::journal::Record;
 
 /// How long QEMU may take from its answer until the mapping is there.
 const COMMIT: Duration = Duration::from_secs(1);
@@ -22,14 +22,16 @@ const WRITABLE: u64 = 1;
 pub(super) enum Job {
     Map {
         job: u64,
-        file: Arc<OwnedFd>,
+        /// None where it was let go of meanwhile.
+        file: Option<Arc<OwnedFd>>,
         at: u64,
         offset: u64,
         length: u64,
+        /// Another process may have had QEMU do it.
+        again: bool,
     },
     Unmap {
         ranges: Vec<(u64, u64)>,
-        asked: Option<Asked>,
     },
     /// The device is over.
     End,
@@ -47,6 +49,8 @@ struct Way {
     frontend: Option<Frontend>,
     /// Whether the queues run: QEMU is asked at no other time.
     running: bool,
+    /// The VM is over.
+    closed: bool,
     /// How often QEMU said that the VM's memory changed.
     changes: u64,
 }
@@ -61,11 +65,20 @@ impl Window {
     }
 
     pub(super) fn close(&self) {
-        self.lock().frontend = None;
+        let mut way = self.lock();
+        (way.frontend, way.closed) = (None, true);
+        self.changed.notify_all();
     }
 
     pub(super) fn set_running(&self, running: bool) {
         self.lock().running = running;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the queues run: what a VM that was stopped waits for, it gets when it goes on.
+    fn wait_running(&self) {
+        let stopped = |way: &mut Way| !way.running && !way.closed;
+        drop(self.changed.wait_while(self.lock(), stopped));
     }
 
     pub(super) fn memory_changed(&self) {
@@ -73,15 +86,21 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// The way to QEMU if it may be asked now, and how often memory has changed so far.
-    fn way(&self) -> Option<(Frontend, u64)> {
+    /// The way to QEMU if it may be asked now, and how often memory has changed so far; or whether it never
+    /// will be again.
+    fn way(&self) -> Result<(Frontend, u64), bool> {
         let way = self.lock();
-        way.frontend.clone().filter(|_| way.running).map(|frontend| (frontend, way.changes))
+        let running = way.frontend.clone().filter(|_| way.running);
+        running.map(|frontend| (frontend, way.changes)).ok_or(way.closed)
     }
 
     /// Maps, and waits until the mapping is there: QEMU answers before.
-    fn map(&self, request: &VhostUserMMap, file: &OwnedFd) -> bool {
-        let Some((frontend, before)) = self.way() else { return false };
+    fn map(
+        &self,
+        (frontend, before): (Frontend, u64),
+        request: &VhostUserMMap,
+        file: &OwnedFd,
+    ) -> bool {
         if let Err(error) = frontend.shmem_map(request, file) {
             tracing::warn!(%error, "QEMU does not map a part of a segment");
             return false;
@@ -95,14 +114,6 @@ impl Window {
         }
         true
     }
-
-    fn unmap(&self, request: &VhostUserMMap) {
-        let Some((frontend, _)) = self.way() else { return };
-        if let Err(error) = frontend.shmem_unmap(request) {
-            // A reset of the VM has taken it away before.
-            tracing::debug!(%error, "QEMU has no such mapping");
-        }
-    }
 }
 
 fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
@@ -111,21 +122,77 @@ fn request((at, length): (u64, u64), offset: u64, flags: u64) -> VhostUserMMap {
 
 impl Device {
     /// Does the jobs, in their order, until the device is over.
-    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<Job>) {
+    ///
+    /// Where another process died, QEMU may have done the first one, or do it right now: it is asked something
+    /// that it answers afterwards.
+    pub(super) fn map_and_unmap(self: &Arc<Self>, jobs: Receiver<Job>, inherited: bool) {
+        let mut settled = None;
+        if inherited {
+            let outcome = self.settle();
+            settled = outcome.unwrap_or_else(|error| {
+                tracing::warn!(%error, "QEMU does not say what it has mapped");
+                None
+            });
+        }
         for job in jobs {
-            match job {
-                Job::Map { job, file, at, offset, length } => {
-                    let done = self.window.map(&request((at, length), offset, WRITABLE), &file);
-                    self.act(|state, _| state.mapped(job, done));
-                }
-                Job::Unmap { ranges, asked } => {
-                    for range in ranges {
-                        self.window.unmap(&request(range, 0, 0));
-                    }
-                    self.unmapped(asked);
-                }
-                Job::End => return,
+            if let (Job::Map { job, .. }, Some(true)) = (&job, settled.take()) {
+                self.act(&Record::Mapped { job: *job, done: true });
+            } else if !self.do_job(job) {
+                return;
             }
         }
+    }
+
+    /// Waits until QEMU is at its messages. It ends if it finds one about the window after the device was
+    /// stopped, as a reset of the VM does: so it is told nothing while it does something else, of which the
+    /// reset may be a part. What remains is a reset in the microseconds until it has read the message.
+    fn wait_for_qemu(&self) -> Option<(Frontend, u64)> {
+        loop {
+            self.window.wait_running();
+            // A channel that is closed fails with what follows.
+            let _ = self.settle();
+            match self.window.way() {
+                Ok(way) => return Some(way),
+                Err(true) => return None,
+                // The VM was stopped in between.
+                Err(false) => {}
+            }
+        }
+    }
+
+    fn map_now(&self, request: &VhostUserMMap, file: &OwnedFd) -> bool {
+        self.wait_for_qemu().is_some_and(|way| self.window.map(way, request, file))
+    }
+
+    fn unmap_now(&self, request: &VhostUserMMap) {
+        let Some((frontend, _)) = self.wait_for_qemu() else { return };
+        if let Err(error) = frontend.shmem_unmap(request) {
+            // A reset of the VM has taken it away before.
+            tracing::debug!(%error, "QEMU has no such mapping");
+        }
+    }
+
+    /// Does a job; whether there are to be more.
+    fn do_job(self: &Arc<Self>, job: Job) -> bool {
+        match job {
+            Job::Map { job, file, at, offset, length, again } => {
+                let wanted = request((at, length), offset, WRITABLE);
+                let map = || file.as_ref().is_some_and(|it| self.map_now(&wanted, it));
+                let mut done = map();
+                if again && !done {
+                    self.unmap_now(&wanted);
+                    done = map();
+                }
+                self.act(&Record::Mapped { job, done });
+            }
+            Job::Unmap { ranges } => {
+                for range in ranges {
+                    self.unmap_now(&request(range, 0, 0));
+                }
+                self.act(&Record::Unmapped);
+            }
+            Job::End => return false,
+        }
+        true
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Action, Asked, Kind, State};
 use crate::fuse::{self, Errno};
 
@@ -9,7 +11,7 @@ use crate::fuse::{self, Errno};
 const PAGE: u64 = 4096;
 
 /// A mapping, as QEMU has it, or will have it when it was told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Mapped {
     object: u64,
     offset: u64,
@@ -18,7 +20,7 @@ struct Mapped {
 }
 
 /// All of a window's.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Maps {
     window: u64,
     by_place: BTreeMap<u64, Mapped>,

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 
 use rackbus_segment::Handle;
 use rackbus_segment::guest::Place;
+use serde::{Deserialize, Serialize};
 
 use crate::fuse::{self, Attributes, Errno, Operation};
 use maps::Maps;
@@ -45,7 +46,7 @@ const MESSAGE_WAIT: u64 = 1000;
 const RING_WAIT: u64 = 500;
 
 /// A request that is to be answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// The shell's number for it.
     pub token: u64,
@@ -54,7 +55,7 @@ pub struct Asked {
 }
 
 /// What a descriptor is that came with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Memory.
     Memory {
@@ -151,7 +152,7 @@ pub enum Action {
 }
 
 /// All of a guest.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct State {
     sessions: BTreeMap<u64, Session>,
     objects: BTreeMap<u64, Object>,
@@ -352,7 +353,7 @@ impl State {
 }
 
 /// A read that waits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Parked {
     asked: Asked,
     until: u64,

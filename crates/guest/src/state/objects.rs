@@ -2,12 +2,13 @@
 
 use rackbus_segment::Handle;
 use rackbus_segment::guest::{SESSION, object_number};
+use serde::{Deserialize, Serialize};
 
 use super::{Action, Asked, CONTROL, Kind, Parked, RING_WAIT, ROOT, State};
 use crate::fuse::{self, Attributes, Errno};
 
 /// A file that came with a message.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Object {
     pub session: u64,
     /// What it belongs to, as the node calls it.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use rackbus_segment::Handle;
 use rackbus_segment::guest::{Frame, GREETING, MAX_FRAME, MAX_MESSAGE, Place};
 use rackbus_segment::message::{Change, Event, Reply, decode};
+use serde::{Deserialize, Serialize};
 
 use super::objects::Object;
 use super::{
@@ -14,17 +15,21 @@ use super::{
 use crate::fuse::{self, Errno, Head};
 
 /// A process' session.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Session {
     user: (u32, u32),
+    /// Its place among the sessions that there may be.
+    slot: usize,
     phase: Phase,
     /// The page that proves that stores are seen.
     page: Option<u64>,
     calls: Queue,
     events: Queue,
+    /// For each request that the node has not answered, whether anybody reads its reply.
+    asked: VecDeque<bool>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
     /// Until the node is connected to, the guest's `open` waits.
     Connecting(Asked),
@@ -33,7 +38,7 @@ enum Phase {
 }
 
 /// Messages that wait for the process, or the process that waits for one.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Queue {
     waiting: VecDeque<Vec<u8>>,
     bytes: usize,
@@ -71,7 +76,7 @@ impl Session {
         match place {
             Place::Calls => Some(&mut self.calls),
             Place::Events => Some(&mut self.events),
-            Place::Proof | Place::End => None,
+            Place::Proof | Place::End | Place::Posts => None,
         }
     }
 
@@ -113,16 +118,17 @@ impl State {
         head: Head,
         actions: &mut Vec<Action>,
     ) -> Result<(), Errno> {
-        if self.sessions.len() >= MOST_SESSIONS {
-            return Err(Errno::NFILE);
-        }
+        let taken: Vec<usize> = self.sessions.values().map(|it| it.slot).collect();
+        let slot = (0..MOST_SESSIONS).find(|slot| !taken.contains(slot)).ok_or(Errno::NFILE)?;
         let session = self.number();
         let it = Session {
             user: (head.user, head.group),
+            slot,
             phase: Phase::Connecting(asked),
             page: None,
             calls: Queue::default(),
             events: Queue::default(),
+            asked: VecDeque::new(),
         };
         self.sessions.insert(session, it);
         actions.push(Action::Connect { session });
@@ -188,6 +194,7 @@ impl State {
     ) -> Result<Option<Vec<u8>>, Errno> {
         let session = self.sessions.get_mut(&handle).ok_or(Errno::BADF)?;
         let place = Place::at(offset).ok_or(Errno::INVAL)?;
+        let posted = place == Place::Posts;
         match place {
             Place::End => {
                 session.close(actions);
@@ -200,9 +207,16 @@ impl State {
                 actions.push(Action::Prove { object, word, asked });
                 return Ok(None);
             }
-            Place::Calls | Place::Events => {
+            Place::Calls | Place::Events | Place::Posts => {
                 if data.is_empty() || data.len() > MAX_MESSAGE {
                     return Err(Errno::INVAL);
+                }
+                let place = if place == Place::Events { place } else { Place::Calls };
+                if place == Place::Calls {
+                    if session.asked.len() >= MOST_WAITING.0 {
+                        return Err(Errno::AGAIN);
+                    }
+                    session.asked.push_back(!posted);
                 }
                 let message = data.to_vec();
                 actions.push(Action::Send { session: handle, place, message });
@@ -223,6 +237,20 @@ impl State {
             it.end(session, actions);
             self.drop_unopened(session, actions);
         }
+    }
+
+    /// A session's place among those that there may be.
+    pub fn slot(&self, session: u64) -> Option<usize> {
+        self.sessions.get(&session).map(|it| it.slot)
+    }
+
+    /// Sessions that wait for the node to be connected to, and those that are connected.
+    pub fn phases(&self) -> (Vec<u64>, Vec<u64>) {
+        let connecting = |it: &Session| matches!(it.phase, Phase::Connecting(_));
+        let of = |which: &dyn Fn(&Session) -> bool| {
+            self.sessions.iter().filter(|(_, it)| which(it)).map(|(number, _)| *number).collect()
+        };
+        (of(&connecting), of(&|it: &Session| it.phase == Phase::Open))
     }
 
     /// The node has ended the session, or is gone.
@@ -250,6 +278,9 @@ impl State {
         let Some(it) = self.sessions.get_mut(&session).filter(|it| it.phase == Phase::Open) else {
             return (Vec::new(), actions);
         };
+        if place == Place::Calls && it.asked.pop_front() == Some(false) {
+            return (Vec::new(), actions);
+        }
         let Some(queue) = it.queue(place) else { return (Vec::new(), actions) };
         if queue.is_full() {
             tracing::warn!(session, "a process of the guest that reads nothing is cut off");

@@ -320,3 +320,37 @@ proptest! {
         }
     }
 }
+
+/// What a hundred guests have, with full windows whose pieces come and go: all of it goes away again.
+#[test]
+fn a_hundred_guests_leave_nothing_behind() {
+    for _ in 0..100 {
+        let mut guest = Guest::new();
+        let sessions: Vec<u64> = (0..8).map(|_| guest.open_session()).collect();
+        let mut nodes = Vec::new();
+        for (at, session) in sessions.iter().cycle().take(64).enumerate() {
+            nodes.push(guest.connected(*session, at as u64, SEGMENT));
+        }
+        let pieces = WINDOW / PIECE;
+        for (turn, node) in nodes.iter().cycle().take(1000).enumerate() {
+            let at = (turn as u64 % pieces) * PIECE;
+            if turn as u64 >= pieces {
+                let mut removal = 1_u32.to_le_bytes().to_vec();
+                removal.extend(words(&[at, PIECE]));
+                assert_eq!(guest.ask(49, *node, &removal), Err(-1));
+            }
+            assert_eq!(guest.map(*node, 0, at), Err(-1));
+            let job = guest.actions.iter().find_map(|action| match action {
+                Action::Map { job, .. } => Some(*job),
+                _ => None,
+            });
+            assert!(answer_in(&guest.state.mapped(job.unwrap(), true), guest.token).is_ok());
+        }
+        assert_eq!(guest.state.counts(), [8, 8 + 64, pieces as usize]);
+        nodes.iter().for_each(|node| drop(guest.ask(2, *node, &words(&[1]))));
+        for session in sessions {
+            guest.ask(18, CONTROL, &words(&[session, 0, 0])).unwrap();
+        }
+        assert_eq!(guest.state.counts(), [0; 3]);
+    }
+}

@@ -24,11 +24,13 @@ pub(super) fn check_memory(
     offset: u64,
     length: u64,
 ) -> Result<u64, RegionError> {
-    let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
-    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
-    let kind = kind.f_type as i64;
     let stat = rustix::fs::fstat(fd).map_err(system("fstat"))?;
-    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind) && !window::is_admitted(stat.st_dev) {
+    let kind = match window::is_admitted(stat.st_dev) {
+        // Known already; a window's kernel would ask outside of its machine.
+        true => TMPFS_MAGIC,
+        false => kind_of(fd)?,
+    };
+    if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&kind) {
         return Err(RegionError::NotMemory);
     }
     let file_size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -40,6 +42,13 @@ pub(super) fn check_memory(
     let page =
         if kind == HUGETLBFS_MAGIC { u64::try_from(stat.st_blksize).unwrap_or(0) } else { PAGE };
     Ok(page.max(PAGE).next_power_of_two())
+}
+
+/// The kind of file system that a file is on.
+fn kind_of(fd: BorrowedFd<'_>) -> Result<i64, RegionError> {
+    let kind = rustix::fs::fstatfs(fd).map_err(system("fstatfs"))?;
+    #[allow(clippy::unnecessary_cast, reason = "f_type differs between architectures")]
+    Ok(kind.f_type as i64)
 }
 
 /// Says that huge pages are welcome in a mapping of ours that has room for one.

@@ -1,9 +1,12 @@
 //! `rackbus guest serve`: the helper of one VM. `vm run --fabric` and `vm args --fabric` start it.
 //!
-//! It is a process of its own, so that it outlives restarts of the node: a VM whose helper is gone goes on
-//! with what is mapped, and waits for ever for anything new.
+//! It is a process of its own, so that it outlives restarts of the node, and has a standby, which goes on
+//! when it dies: a VM that nobody serves goes on with what is mapped, and waits for ever for anything new.
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +23,7 @@ const CONNECTED: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Serve a VM's device.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Where QEMU connects
     #[arg(long)]
@@ -31,6 +34,9 @@ pub struct Args {
     /// Serve one VM after the other, as long as the rack is up
     #[arg(long)]
     again: bool,
+    /// Follow the process that serves, at standard input, and go on when it dies
+    #[arg(long)]
+    standby: bool,
     /// The file that stderr goes to, which is exchanged when it has grown
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -43,12 +49,16 @@ impl Args {
         process::make_room();
         let run_dir = paths::find_run_dir(common)?;
         let node = run_dir.join(&self.host).join(SOCKET);
+        let helper = self.helper(&run_dir, node);
+        let mut follow = self.standby;
         loop {
-            let (socket, place) = (self.socket.clone(), node.clone());
-            let connected = Arc::new(AtomicBool::new(false));
-            let here = connected.clone();
-            let serving = tokio::task::spawn_blocking(move || {
-                rackbus_guest::serve(&socket, &place, || here.store(true, Ordering::Release))
+            let helper = helper.clone();
+            // Whoever follows another process has its VM already.
+            let connected = Arc::new(AtomicBool::new(follow));
+            let (here, follows) = (connected.clone(), std::mem::take(&mut follow));
+            let serving = tokio::task::spawn_blocking(move || match follows {
+                true => follow_and_serve(helper),
+                false => rackbus_guest::serve(helper, || here.store(true, Ordering::Release)),
             });
             tokio::select! {
                 outcome = serving => self.ended(outcome)?,
@@ -62,6 +72,26 @@ impl Args {
         let _ = std::fs::remove_file(&self.socket);
         // Whoever waits for QEMU would wait on.
         std::process::exit(0);
+    }
+
+    /// What serving takes; a standby is this program once more, with the same arguments.
+    fn helper(&self, run_dir: &Path, node: PathBuf) -> rackbus_guest::Helper {
+        let (args, run_dir) = (self.clone(), run_dir.to_owned());
+        let start = move |stdin: OwnedFd| -> std::io::Result<Child> {
+            let mut command = Command::new("/proc/self/exe");
+            // As the program is called, and not as the link is.
+            command.arg0("rackbus");
+            command.args(["guest", "serve", "--standby", "--host", &args.host]);
+            command.arg("--socket").arg(&args.socket).arg("--run-dir").arg(&run_dir);
+            if args.again {
+                command.arg("--again");
+            }
+            if let Some(log) = &args.log {
+                command.arg("--log").arg(log);
+            }
+            command.stdin(Stdio::from(stdin)).spawn()
+        };
+        rackbus_guest::Helper { socket: self.socket.clone(), node, start: Arc::new(start) }
     }
 
     fn ended(
@@ -90,6 +120,22 @@ impl Args {
                 return;
             }
         }
+    }
+}
+
+/// Follows the process at standard input; what comes after it is served here.
+fn follow_and_serve(
+    helper: rackbus_guest::Helper,
+) -> Result<rackbus_guest::Served, rackbus_guest::ServeError> {
+    let failed = |cause| {
+        let what = "standard input".to_owned();
+        rackbus_guest::ServeError::System { what, cause }
+    };
+    let from = std::io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    match rackbus_guest::stand_by(helper, from, || {})? {
+        Some(served) => Ok(served),
+        // Another one is in its place.
+        None => std::process::exit(0),
     }
 }
 

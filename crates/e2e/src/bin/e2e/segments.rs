@@ -6,14 +6,12 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use rackbus_e2e::guest::succeeded;
-use rackbus_e2e::rack::beside;
-use rackbus_e2e::{Failure, Guest, Rack, Result, ensure};
+use rackbus_e2e::sisci::node_id;
+use rackbus_e2e::{Failure, Guest, Rack, Result, ensure, sisci};
 use serde_json::Value;
 
 use crate::World;
 
-/// What installs library, headers and tools.
-const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
 /// What builds the conformance tests.
 const CRATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sisci");
 /// The guests: each is the host of the rack that has its name, and runs on another one.
@@ -22,6 +20,10 @@ const GUESTS: [(&str, &str, &str); 2] =
 /// A drive that the second of them has borrowed, and the program that has it read into a segment.
 const DRIVE: &str = "alpha/nvme2";
 const DIRECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/direct.c");
+/// What connects, maps, stores and gives back, again and again.
+const MAPPING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/mapping.c");
+/// The first segment of its owner.
+const MAPPED: &str = "0x3a9000";
 /// A host whose programs take part.
 const HOST: &str = "alpha";
 /// Where the tools are in a guest.
@@ -100,17 +102,9 @@ impl Running {
     }
 }
 
-/// Library, headers and tools, as they are installed on a host, with the conformance tests beside them.
+/// Library, headers and tools, as they are installed on a host, with programs of the tests beside them.
 fn installed(rack: &Rack) -> Result<PathBuf> {
-    let folder = rack.run_dir().join("sisci");
-    let library = beside("libsisci.so")?;
-    let made = Command::new(INSTALL)
-        .arg(&folder)
-        .env("SISCI_LIB", library.parent().unwrap_or(&library))
-        .env("CARGO_TARGET_DIR", rack.run_dir().join("sisci-build"))
-        .env_remove("DESTDIR")
-        .output()?;
-    ensure!(made.status.success(), "{INSTALL}: {}", String::from_utf8_lossy(&made.stderr));
+    let folder = sisci::install(rack)?;
     let assigned = |name: &str, value: &std::path::Path| format!("{name}={}", value.display());
     let made = Command::new("make")
         .args(["--silent", "-C", CRATE, "tests", "RPATH="])
@@ -118,18 +112,9 @@ fn installed(rack: &Rack) -> Result<PathBuf> {
         .arg(assigned("OUT", &folder))
         .output()?;
     ensure!(made.status.success(), "{CRATE}: {}", String::from_utf8_lossy(&made.stderr));
-    let include = folder.join("include");
-    let made = Command::new("cc")
-        .args(["-O2", "-Wall", "-Wextra", "-o"])
-        .arg(folder.join("bin/direct"))
-        .arg(DIRECT)
-        .arg("-I")
-        .arg(&include)
-        .arg("-L")
-        .arg(folder.join("lib"))
-        .args(["-lsisci", "-Wl,-rpath,$ORIGIN/../lib"])
-        .output()?;
-    ensure!(made.status.success(), "{DIRECT}: {}", String::from_utf8_lossy(&made.stderr));
+    for source in [DIRECT, MAPPING] {
+        sisci::build(&folder, source.as_ref())?;
+    }
     Ok(folder)
 }
 
@@ -153,14 +138,6 @@ fn between(
     let last = rows.last().and_then(|row| row["us"].as_f64()).unwrap_or_default();
     println!("          {tool} {here} to {there}: {last:.2} us");
     Ok(())
-}
-
-/// A host's node id.
-fn node_id(rack: &Rack, host: &str) -> Result<u64> {
-    let ids = rack.json(&["node-id"])?;
-    let found = ids.as_array().into_iter().flatten().find(|it| it["host"] == host);
-    let id = found.and_then(|it| it["node_id"].as_u64());
-    id.ok_or_else(|| Failure(format!("no id of {host} in {ids}")))
 }
 
 /// Runs the conformance tests in a guest, with a host as the other side.
@@ -215,17 +192,112 @@ pub fn in_guests(world: &mut World) -> Result<()> {
         between(Side::Guest(first), Side::Guest(second), tool, more, &folder)?;
         between(Side::Guest(first), Side::Host(rack), tool, more, &folder)?;
     }
-    let owner = Running::host(rack, &format!("{folder}/bin/direct"), "own")?;
-    let id = node_id(rack, HOST)?;
-    second.run(&format!("{TOOLS}/direct {id} /dev/nvme0n1"))?;
-    owner.end()?;
+    one_segment_everywhere(rack, first, second, &folder)?;
+    read_only(rack, first, &folder)?;
+    helper_dies(rack, first, second, &folder)?;
     for (guest, (name, ..)) in guests.iter_mut().zip(GUESTS) {
         conformance(rack, guest, name, &folder)?;
     }
+    killed(rack, guests.remove(0), &folder)?;
     for guest in guests {
         guest.stop(rack)?;
     }
     let refused = rack.refused(&["guest", "install", "new"])?;
     ensure!(refused.contains("--fabric"), "what to do is not said: {refused}");
     Ok(())
+}
+
+/// A segment of a host, mapped by two guests on two hosts and by a program on a third at once: the drive of one
+/// guest reads into it, and all see that.
+fn one_segment_everywhere(
+    rack: &Rack,
+    first: &mut Guest,
+    second: &mut Guest,
+    folder: &str,
+) -> Result<()> {
+    let program = format!("{folder}/bin/direct");
+    let owner = Running::host(rack, &program, "own 2")?;
+    let id = node_id(rack, HOST)?;
+    let watching = first.begin(&format!("{TOOLS}/direct {id} watch 1"), LIMIT)?;
+    let on_host = Running::host(rack, &program, &format!("{id} watch 2"))?;
+    second.run(&format!("{TOOLS}/direct {id} /dev/nvme0n1"))?;
+    succeeded(first.name(), "watch", &watching.wait()?)?;
+    on_host.end()?;
+    owner.end().map(drop)
+}
+
+/// A guest is refused what it may only read, by a line that says why; a host is not.
+fn read_only(rack: &Rack, guest: &mut Guest, folder: &str) -> Result<()> {
+    let share = |access| {
+        let name = guest.name();
+        rack.json(&["mem", "share", HOST, MAPPED, "--with", name, "--access", access])
+    };
+    share("read")?;
+    let owner = Running::host(rack, &format!("{folder}/bin/mapping"), "own 1")?;
+    let id = node_id(rack, HOST)?;
+    let said = guest.run(&format!("{TOOLS}/mapping {id} 1 0 2>&1; echo status $?"))?;
+    ensure!(said.ends_with("status 1"), "what may only be read was had: {said}");
+    let share = |access| {
+        let name = guest.name();
+        rack.json(&["mem", "share", HOST, MAPPED, "--with", name, "--access", access])
+    };
+    share("write")?;
+    guest.run(&format!("{TOOLS}/mapping {id} 1 0 end"))?;
+    owner.end().map(drop)
+}
+
+/// The process that serves a guest's device is killed, several times: programs that have memory mapped notice
+/// nothing, and what asks for something waits a moment.
+fn helper_dies(rack: &Rack, first: &mut Guest, second: &mut Guest, folder: &str) -> Result<()> {
+    let (here, there) = (second.name().to_owned(), first.name().to_owned());
+    let server = first.begin(&format!("{TOOLS}/scipp -server -rn {here}"), LIMIT)?;
+    let arguments = format!("-client -rn {there} -loops 20000 -size 64");
+    let client = second.begin(&format!("{TOOLS}/scipp {arguments}"), LIMIT)?;
+    let owner = Running::host(rack, &format!("{folder}/bin/mapping"), "own 6")?;
+    let id = node_id(rack, HOST)?;
+    let once = format!("{TOOLS}/mapping {id} 10 5");
+    first.run(&once)?;
+    for _ in 0..3 {
+        let standby = rack.kill_helper(&there)?;
+        let printed = first.run(&once)?;
+        let row = printed.lines().filter_map(|it| serde_json::from_str::<Value>(it).ok()).next();
+        let worst = row.and_then(|row| row["worst"].as_f64()).unwrap_or_default();
+        println!("          the standby serves; connect, map and store took {worst:.0} us at most");
+        let serving = rack.wait("there is a standby again", LIMIT, |rack| rack.helpers(&there))?;
+        ensure!(serving.0 == standby, "another process than the standby serves");
+    }
+    succeeded(&here, "scipp", &client.wait()?)?;
+    succeeded(&there, "scipp", &server.wait()?)?;
+    // In the middle of requests: each is answered, or its process is told that the session is over.
+    let busy = first.begin(&format!("{TOOLS}/mapping {id} 2000 5"), LIMIT)?;
+    for _ in 0..3 {
+        rack.kill_helper(&there)?;
+    }
+    let ended = busy.wait()?;
+    ensure!([0, 1].contains(&ended.status), "status {}: {}", ended.status, ended.text());
+    first.run(&format!("{TOOLS}/mapping {id} 10 5 end"))?;
+    owner.end().map(drop)
+}
+
+/// A VM is killed with segments of others mapped, and with others connected to its own: nothing of it is left.
+fn killed(rack: &Rack, mut guest: Guest, folder: &str) -> Result<()> {
+    let name = guest.name().to_owned();
+    let own = guest.begin(&format!("{TOOLS}/mapping own 3"), LIMIT)?;
+    let owner = Running::host(rack, &format!("{folder}/bin/mapping"), "own 21")?;
+    let id = node_id(rack, HOST)?;
+    guest.run(&format!("{TOOLS}/mapping {id} 10 2"))?;
+    let maps = guest.begin(&format!("{TOOLS}/mapping {id} 1000000 20"), LIMIT)?;
+    let guests_own = node_id(rack, &name)?;
+    let program = format!("{folder}/bin/mapping");
+    Running::host(rack, &program, &format!("{guests_own} 10 2"))?.end()?;
+    rack.json(&["vm", "stop", "--kill", &name])?;
+    drop((own, maps));
+    rack.wait("nothing of a killed VM is left", LIMIT, |rack| {
+        let reached = rack.json(&["reach", &name]).ok()?;
+        let segments = rack.json(&["mem", "segments", &name]).ok()?;
+        let none = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+        (none(&reached) && none(&segments) && rack.helpers(&name).is_none()).then_some(())
+    })?;
+    Running::host(rack, &program, &format!("{id} 1 0 end"))?.end()?;
+    owner.end().map(drop)
 }

@@ -1,0 +1,59 @@
+//! The library for programs that share memory, its tools, and programs built with it on this machine.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::rack::beside;
+use crate::{Failure, Rack, Result, ensure};
+
+/// What installs library, headers and tools.
+const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
+
+/// Library, headers and tools, as they are installed on a host, in a folder of the rack's.
+///
+/// # Errors
+/// When they were not built, or cannot be installed.
+pub fn install(rack: &Rack) -> Result<PathBuf> {
+    let folder = rack.run_dir().join("sisci");
+    let library = beside("libsisci.so")?;
+    let made = Command::new(INSTALL)
+        .arg(&folder)
+        .env("SISCI_LIB", library.parent().unwrap_or(&library))
+        .env("CARGO_TARGET_DIR", rack.run_dir().join("sisci-build"))
+        .env_remove("DESTDIR")
+        .output()?;
+    ensure!(made.status.success(), "{INSTALL}: {}", String::from_utf8_lossy(&made.stderr));
+    Ok(folder)
+}
+
+/// Builds a program of one source file with the library in `folder`, which it finds wherever that goes.
+///
+/// # Errors
+/// When it does not compile: with what the compiler says.
+pub fn build(folder: &Path, source: &Path) -> Result<PathBuf> {
+    let program = folder.join("bin").join(source.file_stem().unwrap_or_default());
+    let made = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-I")
+        .arg(folder.join("include"))
+        .arg("-L")
+        .arg(folder.join("lib"))
+        .args(["-lsisci", "-Wl,-rpath,$ORIGIN/../lib"])
+        .output()?;
+    let said = String::from_utf8_lossy(&made.stderr);
+    ensure!(made.status.success(), "{}: {said}", source.display());
+    Ok(program)
+}
+
+/// A host's node id.
+///
+/// # Errors
+/// When the rack has no such host.
+pub fn node_id(rack: &Rack, host: &str) -> Result<u64> {
+    let ids = rack.json(&["node-id"])?;
+    let found = ids.as_array().into_iter().flatten().find(|it| it["host"] == host);
+    let id = found.and_then(|it| it["node_id"].as_u64());
+    id.ok_or_else(|| Failure(format!("no id of {host} in {ids}")))
+}

@@ -1,0 +1,301 @@
+//! What has happened to a device, as records: who has taken all of them knows all that there is to know.
+//!
+//! A device is served by one process, and a second one, its standby, takes the same records. [`State`]
+//! decides the same from the same, so the standby's [`Core`] is the first one's, and when that process dies
+//! the standby goes on: it answers what was taken from the guest's queues and not answered, has QEMU do
+//! what was not done, and says to nobody what was said before. What a record cannot tell, whether the
+//! last steps were still carried out, is in memory that both processes have (`service::ledger`).
+//!
+//! Pure, as [`State`]: no descriptors, no clock.
+
+pub mod frontend;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rackbus_segment::guest::Place;
+use serde::{Deserialize, Serialize};
+
+use crate::state::{Action, Asked, Kind, Received, State};
+use frontend::{Frontend, Key};
+
+/// Queues of the device.
+pub const QUEUES: usize = 2;
+
+/// Steps that are kept because they may not have been carried out: more than one record leads to.
+const MOST_STEPS: usize = 64;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named as the arguments of State's functions")]
+pub enum Record {
+    /// QEMU said something; its descriptors come along.
+    Frontend { message: Vec<u8> },
+    /// The guest asks something: in which queue, at which entry, with this room for the answer.
+    Request { now: u64, queue: u8, head: u16, room: Vec<(u64, u32)>, bytes: Vec<u8> },
+    /// The node was connected to; both sockets, the node's end of the events and the page come along.
+    Connected { session: u64, page: Kind },
+    /// It was not.
+    Unreachable { session: u64 },
+    /// A proof was looked for.
+    Proven { asked: Asked, same: bool },
+    /// The node said something; what it is comes along.
+    Received { session: u64, events: bool, message: Vec<u8>, kinds: Vec<Kind>, lost: bool },
+    /// A session ended.
+    Over { session: u64 },
+    /// An event rang.
+    Rang { object: u64 },
+    /// Time has passed.
+    Tick { now: u64 },
+    /// QEMU has done the job of mapping that was first, or not.
+    Mapped { job: u64, done: bool },
+    /// QEMU has done the job of unmapping that was first.
+    Unmapped,
+    /// The queues are about to stop.
+    Stop,
+    /// The VM was reset.
+    Clear,
+}
+
+/// Something for QEMU to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in Action")]
+pub enum Job {
+    Map { job: u64, object: u64, at: u64, offset: u64, length: u64 },
+    Unmap { ranges: Vec<(u64, u64)>, asked: Option<Asked> },
+}
+
+/// A request of the guest's that was taken from its queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The queue that it came by.
+    pub queue: u8,
+    /// Its entry there.
+    pub head: u16,
+    /// Where in the guest's memory its answer goes, in pieces.
+    pub room: Vec<(u64, u32)>,
+    /// Its answer, once there is one: whether the guest has it, the ledger knows.
+    pub answer: Option<Vec<u8>>,
+}
+
+/// A step that cannot be taken twice, or must not be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// A message for the node, of this session.
+    Sent(u64),
+    /// A ring of this event.
+    Rung(u64),
+}
+
+/// All of a device, but its descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Core {
+    /// What the guest has.
+    pub state: State,
+    /// What QEMU has said.
+    pub frontend: Frontend,
+    /// The next entry of each queue that is to be taken.
+    next: [u16; QUEUES],
+    /// Requests by token, of each entry of a queue the last one.
+    requests: BTreeMap<u64, Request>,
+    places: BTreeMap<(u8, u16), u64>,
+    last_token: u64,
+    jobs: VecDeque<Job>,
+    proofs: BTreeMap<u64, (u64, u64, Asked)>,
+    /// Steps of the last records, each with its record's number.
+    steps: VecDeque<(u64, Step)>,
+    /// Records so far.
+    records: u64,
+}
+
+/// What a record led to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Led {
+    /// What is to be done.
+    pub actions: Vec<Action>,
+    /// Numbers of the files that came along.
+    pub objects: Vec<u64>,
+    /// What QEMU has set.
+    pub set: Option<Key>,
+}
+
+impl Core {
+    /// That of a device that nobody has spoken to, with a window of so many bytes.
+    pub fn new(window: u64) -> Core {
+        Core {
+            state: State::new(window),
+            frontend: Frontend::default(),
+            next: [0; QUEUES],
+            requests: BTreeMap::new(),
+            places: BTreeMap::new(),
+            last_token: 0,
+            jobs: VecDeque::new(),
+            proofs: BTreeMap::new(),
+            steps: VecDeque::new(),
+            records: 0,
+        }
+    }
+
+    /// The token that the next request gets.
+    pub fn next_token(&self) -> u64 {
+        self.last_token + 1
+    }
+
+    /// How many records there were.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Requests that came by a queue and may not be answered, by token.
+    pub fn requests(&self, queue: u8) -> impl Iterator<Item = (u64, &Request)> {
+        let all = self.requests.iter().map(|(token, request)| (*token, request));
+        all.filter(move |(_, request)| request.queue == queue)
+    }
+
+    /// What QEMU is still to do.
+    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.iter()
+    }
+
+    /// Proofs that are still to be looked for.
+    pub fn proofs(&self) -> impl Iterator<Item = Action> {
+        let each = self.proofs.values().copied();
+        each.map(|(object, word, asked)| Action::Prove { object, word, asked })
+    }
+
+    /// Steps that records after the one with this number led to.
+    pub fn steps_after(&self, record: u64) -> impl Iterator<Item = Step> {
+        self.steps.iter().filter(move |(number, _)| *number > record).map(|(_, step)| *step)
+    }
+
+    /// Whether QEMU has all queues started.
+    pub fn is_started(&self) -> bool {
+        (0..QUEUES).all(|queue| self.frontend.has(Key::Kick(queue as u8)))
+    }
+
+    /// What to say to somebody who is to serve QEMU from here on.
+    pub fn repeat(&self) -> Vec<(Key, Vec<u8>)> {
+        self.frontend.repeat(&self.next)
+    }
+
+    /// Something happened.
+    pub fn take(&mut self, record: &Record) -> Led {
+        self.records += 1;
+        let led = self.decide(record);
+        led.actions.iter().for_each(|action| self.note(action));
+        led
+    }
+
+    fn decide(&mut self, record: &Record) -> Led {
+        let mut led = Led::default();
+        let state = &mut self.state;
+        led.actions = match record {
+            Record::Frontend { message } => {
+                led.set = self.heard(message);
+                Vec::new()
+            }
+            Record::Request { now, queue, head, room, bytes } => {
+                self.last_token += 1;
+                let token = self.last_token;
+                if let Some(next) = self.next.get_mut(usize::from(*queue)) {
+                    *next = next.wrapping_add(1);
+                }
+                let request =
+                    Request { queue: *queue, head: *head, room: room.clone(), answer: None };
+                if let Some(before) = self.places.insert((*queue, *head), token) {
+                    self.requests.remove(&before);
+                }
+                self.requests.insert(token, request);
+                state.request(*now, token, bytes)
+            }
+            Record::Connected { session, page } => {
+                let (number, actions) = state.connected(*session, Some(*page));
+                led.objects.extend(number);
+                actions
+            }
+            Record::Unreachable { session } => state.connected(*session, None).1,
+            Record::Proven { asked, same } => {
+                self.proofs.remove(&asked.token);
+                state.proven(*asked, *same)
+            }
+            Record::Received { session, events, message, kinds, lost } => {
+                let place = if *events { Place::Events } else { Place::Calls };
+                let received = Received { message, objects: kinds.clone(), lost: *lost };
+                let (numbers, actions) = state.received(*session, place, received);
+                led.objects = numbers;
+                actions
+            }
+            Record::Over { session } => state.over(*session),
+            Record::Rang { object } => state.rang(*object),
+            Record::Tick { now } => state.tick(*now),
+            Record::Mapped { job, done } => {
+                self.jobs.pop_front();
+                state.mapped(*job, *done)
+            }
+            Record::Unmapped => match self.jobs.pop_front() {
+                Some(Job::Unmap { asked: Some(Asked { token, unique }), .. }) => {
+                    vec![Action::Answer { token, bytes: crate::fuse::done(unique) }]
+                }
+                _ => Vec::new(),
+            },
+            Record::Stop => state.stop(),
+            Record::Clear => {
+                let mut actions = Vec::new();
+                state.clear(&mut actions);
+                actions
+            }
+        };
+        led
+    }
+
+    /// QEMU said something; what it set.
+    fn heard(&mut self, message: &[u8]) -> Option<Key> {
+        let set = self.frontend.take(self.records, message);
+        if let Some(Key::Base(queue)) = set
+            && let Some(base) = self.frontend.base(queue)
+            && let Some(next) = self.next.get_mut(usize::from(queue))
+        {
+            // A VM that was stopped goes on where it was, and waits for the same answers; one that was
+            // reset begins anew.
+            if *next != base || base == 0 {
+                self.requests.retain(|_, request| request.queue != queue);
+                self.places.retain(|(other, _), _| *other != queue);
+            }
+            *next = base;
+        }
+        set
+    }
+
+    /// Keeps what must be known of an action if nobody should have carried it out.
+    fn note(&mut self, action: &Action) {
+        match action {
+            Action::Answer { token, bytes } => {
+                if let Some(request) = self.requests.get_mut(token) {
+                    request.answer = Some(bytes.clone());
+                }
+            }
+            Action::Map { job, object, at, offset, length } => {
+                let (job, object, at) = (*job, *object, *at);
+                let map = Job::Map { job, object, at, offset: *offset, length: *length };
+                self.jobs.push_back(map);
+            }
+            Action::Unmap { ranges, asked } => {
+                self.jobs.push_back(Job::Unmap { ranges: ranges.clone(), asked: *asked });
+            }
+            Action::Prove { object, word, asked } => {
+                self.proofs.insert(asked.token, (*object, *word, *asked));
+            }
+            Action::Send { session, .. } => self.step(Step::Sent(*session)),
+            Action::Ring { object } => self.step(Step::Rung(*object)),
+            Action::Connect { .. } | Action::End { .. } | Action::Forget { .. } => {}
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        self.steps.push_back((self.records, step));
+        if self.steps.len() > MOST_STEPS {
+            self.steps.pop_front();
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! From the serving process to its standby: everything that there is, and then each record.
+//!
+//! A standby that dies is replaced. One that does not take what it is told, because it is stopped or the
+//! machine has no room, is ended, so that no guest waits for it.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::{AdaptiveSpin, PacketStream, Packets, StreamError};
+use rackbus_segment::message::{decode, encode};
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+
+use super::kept::{Conversation, Held, Kept, hold};
+use super::ledger::Ledger;
+use crate::fuse::MAX_REQUEST;
+use crate::journal::frontend::Key;
+use crate::journal::{Core, Record};
+use crate::state::Kind;
+
+/// How long a standby may take to have room for something.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of the longest message: a request with its place, and what messages of the node's may have.
+const MAX_TOLD: usize = MAX_REQUEST + (64 << 10);
+
+/// What a standby is told.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    /// It begins: with the ledger, the core as it is, and QEMU's socket.
+    Begin { core: u64 },
+    /// A file of the guest's that is memory.
+    Memory { object: u64 },
+    /// One that is an event, with its doorbell's memory.
+    Bell { object: u64 },
+    /// A session's sockets.
+    Session { session: u64, opened: bool },
+    /// What came with a message of QEMU's.
+    Said { key: Key },
+    /// That was all: from here on, whatever happens.
+    Ready,
+    /// Something happened.
+    Happened(Record),
+}
+
+/// The way to a standby.
+#[derive(Debug)]
+pub(super) struct Link(Packets);
+
+impl Link {
+    /// Tells a standby everything. `qemu` is the socket that QEMU speaks by.
+    pub(super) fn begin(
+        packets: Packets,
+        kept: &Kept,
+        ledger: &Ledger,
+        qemu: BorrowedFd<'_>,
+    ) -> std::io::Result<Link> {
+        let link = Link(packets);
+        let core = encode(&kept.core);
+        let file = rustix::fs::memfd_create("rackbus core", MemfdFlags::CLOEXEC)?;
+        let mut written = 0;
+        while let Some(rest) = core.get(written..).filter(|rest| !rest.is_empty()) {
+            let slices = [IoSlice::new(rest)];
+            written += rustix::io::pwritev(&file, &slices, written as u64)?;
+        }
+        let [words, replies] = ledger.descriptors();
+        let core = core.len() as u64;
+        link.tell(&Told::Begin { core }, &[words, replies, file.as_fd(), qemu])?;
+        for (object, held) in &kept.held {
+            let object = *object;
+            match held {
+                Held::Memory(file) => link.tell(&Told::Memory { object }, &[file.as_fd()])?,
+                Held::Bell(bell, line) => {
+                    link.tell(&Told::Bell { object }, &[bell.as_fd(), line.as_fd()])?;
+                }
+                Held::Other => {}
+            }
+        }
+        for (session, Conversation { calls, events, theirs }) in &kept.sessions {
+            let mut beside = vec![calls.as_fd(), events.as_fd()];
+            beside.extend(theirs.iter().map(|fd| fd.as_fd()));
+            let told = Told::Session { session: *session, opened: theirs.is_none() };
+            link.tell(&told, &beside)?;
+        }
+        for (key, fds) in &kept.said {
+            let beside: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+            link.tell(&Told::Said { key: *key }, &beside)?;
+        }
+        link.tell(&Told::Ready, &[])?;
+        Ok(link)
+    }
+
+    /// Tells what happened.
+    pub(super) fn happened(
+        &self,
+        record: &Record,
+        beside: &[BorrowedFd<'_>],
+    ) -> std::io::Result<()> {
+        self.tell(&Told::Happened(record.clone()), beside)
+    }
+
+    fn tell(&self, told: &Told, beside: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        let (bytes, begun) = (encode(told), Instant::now());
+        loop {
+            match self.0.send(&bytes, beside) {
+                Err(StreamError::TimedOut) if begun.elapsed() < PATIENCE => {
+                    let left = PATIENCE.saturating_sub(begun.elapsed());
+                    wait_for_room(&self.0, left);
+                }
+                outcome => return outcome.map_err(std::io::Error::other),
+            }
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.0.shut_down();
+    }
+}
+
+fn wait_for_room(packets: &Packets, left: Duration) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut polled = [PollFd::from_borrowed_fd(packets.as_fd(), PollFlags::OUT)];
+    let tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+    let limit = Timespec { tv_sec, tv_nsec: left.subsec_nanos().into() };
+    // An interrupted wait is a try too many.
+    let _ = poll(&mut polled, Some(&limit));
+}
+
+/// Everything that a standby has when the process that served is gone.
+#[derive(Debug)]
+pub(super) struct Inherited {
+    pub kept: Kept,
+    pub ledger: Ledger,
+    pub qemu: OwnedFd,
+}
+
+/// Takes what the serving process says until it is gone; `None` when it never said everything.
+pub(super) fn listen(packets: &Packets) -> Option<Inherited> {
+    let mut listener = Listener { kept: None, ledger: None, qemu: None, ready: false };
+    let (mut buffer, mut spin) = (vec![0; MAX_TOLD], AdaptiveSpin::new(0, 0));
+    loop {
+        let packet = match PacketStream::receive(packets, &mut buffer, &mut spin, None) {
+            Ok(packet) => packet,
+            Err(StreamError::Closed) => break,
+            Err(error) => {
+                tracing::error!(%error, "the standby cannot follow");
+                return None;
+            }
+        };
+        let told = buffer.get(..packet.length).and_then(decode::<Told>);
+        let taken = told.filter(|_| !packet.lost).and_then(|it| listener.take(it, packet.fds));
+        if taken.is_none() {
+            tracing::error!("the standby was told what makes no sense");
+            return None;
+        }
+    }
+    let Listener { kept, ledger, qemu, ready } = listener;
+    let (kept, ledger, qemu) = (kept?, ledger?, qemu?);
+    ready.then_some(Inherited { kept, ledger, qemu })
+}
+
+struct Listener {
+    kept: Option<Kept>,
+    ledger: Option<Ledger>,
+    qemu: Option<OwnedFd>,
+    ready: bool,
+}
+
+impl Listener {
+    fn take(&mut self, told: Told, beside: Vec<OwnedFd>) -> Option<()> {
+        if let Told::Begin { core } = told {
+            let [words, replies, file, qemu] = beside.try_into().ok()?;
+            let mut bytes = vec![0; usize::try_from(core).ok()?];
+            let read = rustix::io::pread(&file, &mut bytes, 0).ok()?;
+            self.kept = Some(Kept::new(decode::<Core>(bytes.get(..read)?)?));
+            self.ledger = Some(Ledger::adopt(words, replies).ok()?);
+            self.qemu = Some(qemu);
+            return Some(());
+        }
+        let kept = self.kept.as_mut()?;
+        match told {
+            Told::Begin { .. } => {}
+            Told::Memory { object } => {
+                let [file] = beside.try_into().ok()?;
+                kept.held.insert(object, Held::Memory(file.into()));
+            }
+            Told::Bell { object } => {
+                let [event, line] = beside.try_into().ok()?;
+                kept.held.insert(object, hold(event, Kind::Bell, Some(&line.into())));
+            }
+            Told::Session { session, opened } => {
+                let mut beside = beside.into_iter();
+                let mut next = || Packets::from_peer(beside.next()?).ok();
+                let (calls, events) = (next()?.into(), next()?.into());
+                let theirs = beside.next();
+                if theirs.is_none() != opened {
+                    return None;
+                }
+                kept.sessions.insert(session, Conversation { calls, events, theirs });
+            }
+            Told::Said { key } => drop(kept.said.insert(key, beside)),
+            Told::Ready => self.ready = true,
+            Told::Happened(record) => {
+                let led = kept.take(&record, beside);
+                kept.let_go(&led.actions);
+            }
+        }
+        Some(())
+    }
+}
