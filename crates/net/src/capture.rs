@@ -1,5 +1,32 @@
 //! Captured frames as a file for Wireshark and its like: pcapng (draft-ietf-opsawg-pcapng), little endian.
 
+use rackbus_memory::frames::FRAME_HEADER;
+
+/// What a capture is told of a frame: whether it was sent or received, and when on the lane's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Captured {
+    /// Whether the port sent it.
+    pub sent: bool,
+    /// When it did, or received it.
+    pub time_ns: u64,
+}
+
+impl Captured {
+    /// As the header of a ring.
+    pub fn to_header(self) -> [u8; FRAME_HEADER] {
+        let mut header = [0; FRAME_HEADER];
+        header[0] = u8::from(self.sent);
+        header[2..].copy_from_slice(&self.time_ns.to_le_bytes());
+        header
+    }
+
+    /// From the header of a ring.
+    pub fn from_header(header: [u8; FRAME_HEADER]) -> Captured {
+        let [sent, _, time @ ..] = header;
+        Captured { sent: sent != 0, time_ns: u64::from_le_bytes(time) }
+    }
+}
+
 /// `LINKTYPE_ETHERNET`.
 const ETHERNET: u16 = 1;
 

@@ -1,7 +1,7 @@
 //! A lane: the sender and receiver of one port, for one thread. A port has one, or one for each of its queues.
 //!
-//! A lane sends into a ring for each station that it has something for ([`outgoing`]), and receives from a ring
-//! for each lane that sends to it ([`incoming`]). It opens none by itself: it asks its node ([`Opener`]), goes
+//! A lane sends into a ring for each station that it has something for (`outgoing`), and receives from a ring
+//! for each lane that sends to it (`incoming`). It opens none by itself: it asks its node ([`Opener`]), goes
 //! on, and finds what came of it in its inbox ([`LaneHandle`]). Nothing here waits.
 
 mod incoming;
@@ -17,6 +17,7 @@ use rustix::event::epoll;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::address::MacAddress;
+use crate::capture::Captured;
 use crate::counters::LaneCounters;
 use crate::offload::Offload;
 use crate::port::{Cause, Frame, MAX_FRAME, Port, Sent};
@@ -443,31 +444,6 @@ fn header_of(offload: &Offload) -> [u8; FRAME_HEADER] {
     let mut header = [0; FRAME_HEADER];
     header.copy_from_slice(offload.as_bytes());
     header
-}
-
-/// What a capture is told of a frame: whether it was sent or received, and when on the lane's clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Captured {
-    /// Whether the port sent it.
-    pub sent: bool,
-    /// When it did, or received it.
-    pub time_ns: u64,
-}
-
-impl Captured {
-    /// As the header of a ring.
-    pub fn to_header(self) -> [u8; FRAME_HEADER] {
-        let mut header = [0; FRAME_HEADER];
-        header[0] = u8::from(self.sent);
-        header[2..].copy_from_slice(&self.time_ns.to_le_bytes());
-        header
-    }
-
-    /// From the header of a ring.
-    pub fn from_header(header: [u8; FRAME_HEADER]) -> Captured {
-        let [sent, _, time @ ..] = header;
-        Captured { sent: sent != 0, time_ns: u64::from_le_bytes(time) }
-    }
 }
 
 impl Port for Lane {

@@ -9,7 +9,7 @@ const AGAIN_NS: u64 = 100_000_000;
 
 /// How long frames wait for a ring to be opened: a node does it at once, and its threads may have to wait for a
 /// processor. Whoever did not answer in this time is not waited for again.
-const OPENING_NS: u64 = 200_000_000;
+const OPENING_NS: u64 = 500_000_000;
 
 /// What a lane has of a station.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use rackbus_control::network::{CaptureDone, CaptureRequest};
 use rackbus_memory::frames::{FrameEvents, FramesLayout};
 use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
-use rackbus_net::lane::{Captured, LAYOUT, LaneHandle};
+use rackbus_net::capture::Captured;
+use rackbus_net::lane::{LAYOUT, LaneHandle};
 use rackbus_net::{News, capture};
 
 use super::{NetworkError, NetworkService, Shared};

@@ -1,9 +1,9 @@
 //! A host's part in the rack's network: its ports, the rings between them and those of others, its interface.
 //!
-//! A port's lanes belong to the threads that drive them: a [`worker`] for each queue of the interface, a
+//! A port's lanes belong to the threads that drive them: a `worker` for each queue of the interface, a
 //! function's engine for its port. A lane that has something for a station asks for a ring (`Opener`). One
 //! thread of this service answers: it makes the ring itself where the station is this host's, and asks the
-//! station's node otherwise ([`peers`]). The memory of a ring is its receiver's, and a loan of the host's
+//! station's node otherwise (`peers`). The memory of a ring is its receiver's, and a loan of the host's
 //! fabric to the sender's host for as long as their conversation lasts.
 //!
 //! That the interface is wanted is noted where its host's programs find it: by the name of its network namespace.
