@@ -69,7 +69,7 @@ async fn node(
     while let Some(message) = told.recv().await {
         let answer = match message {
             Message::Arm { incarnation, device, epoch, .. } => {
-                Message::Armed { incarnation, device, epoch }
+                Message::Armed { incarnation, device, epoch, change: None }
             }
             Message::Granted(grant) => {
                 let outcome = Ok(format!("socket of {}", grant.lease));

@@ -106,7 +106,7 @@ async fn node(service: Arc<Service>, host: &str) {
         // What is not heard is asked for again.
         match message {
             Message::Arm { incarnation, device, epoch, .. } => {
-                say(Message::Armed { incarnation, device, epoch }).await;
+                say(Message::Armed { incarnation, device, epoch, change: None }).await;
             }
             Message::Granted(grant) => {
                 let outcome = Ok(format!("socket of {}", grant.lease));

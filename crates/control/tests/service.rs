@@ -87,7 +87,7 @@ impl Control {
     async fn activate(&self) -> Lease {
         let lease = self.wait_stage(LeaseStage::Arming).await;
         let device = "nvme0".to_owned();
-        let armed = Message::Armed { incarnation: 1, device, epoch: lease.epoch };
+        let armed = Message::Armed { incarnation: 1, device, epoch: lease.epoch, change: None };
         self.say("alpha", vec![armed]).await.unwrap();
         self.wait_stage(LeaseStage::Opening).await;
         let opened = Message::Opened { lease: lease.lease, outcome: Ok("socket".to_owned()) };
@@ -303,7 +303,7 @@ async fn whoever_returns_a_lease_is_answered_when_its_function_is_back() {
     let lease = control.wait_stage(LeaseStage::Arming).await;
     let (number, epoch) = (lease.lease, lease.epoch);
     let device = || "nvme0".to_owned();
-    let armed = Message::Armed { incarnation: 1, device: device(), epoch };
+    let armed = Message::Armed { incarnation: 1, device: device(), epoch, change: None };
     control.say("alpha", vec![armed]).await.unwrap();
     control.wait_stage(LeaseStage::Opening).await;
     let opened = Message::Opened { lease: number, outcome: Ok("socket".to_owned()) };

@@ -198,7 +198,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         newest_lease: 0,
         address: "here".to_owned(),
     };
-    let armed = Message::Armed { incarnation: 1, device: "nvme0".to_owned(), epoch: 1 };
+    let armed =
+        Message::Armed { incarnation: 1, device: "nvme0".to_owned(), epoch: 1, change: None };
     let raw = |method: u8, uri: &str, body: &str| {
         let mut bytes = vec![method << 4, uri.len() as u8];
         bytes.extend_from_slice(uri.as_bytes());

@@ -247,7 +247,7 @@ impl Lender {
         let message = match outcome {
             Ok(()) => {
                 entry.state = State::Armed(holder.clone());
-                Message::Armed { incarnation, device, epoch }
+                Message::Armed { incarnation, device, epoch, change: None }
             }
             Err(reason) => {
                 entry.refused = Some((holder.clone(), reason.clone()));
@@ -352,10 +352,9 @@ impl Lender {
         };
         match &entry.state {
             State::Armed(current) if *current == wanted => {
-                // Whoever asks may not know of the newest change of its level.
-                let level = entry.level_set(incarnation, &device);
-                let armed = Message::Armed { incarnation, device, epoch };
-                std::iter::once(armed).chain(level).map(LenderAction::Send).collect()
+                let change = entry.answered_change();
+                let armed = Message::Armed { incarnation, device, epoch, change };
+                vec![LenderAction::Send(armed)]
             }
             State::Arming(current) if *current == wanted => Vec::new(),
             // It failed, was revoked, or was somebody else's: if the authority still waits for it,

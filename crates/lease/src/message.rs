@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::change::LevelChange;
+
 /// Milliseconds since any fixed moment.
 pub type Millis = u64;
 /// A lease's number, never used twice in a rack.
@@ -196,6 +198,9 @@ pub enum Message {
         device: String,
         /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
+        /// The newest change of the lease's level that was made or refused, of which whoever asks may not know.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        change: Option<LevelChange>,
     },
     /// Lender: the epoch cannot be armed: the device is broken, or the service level cannot be kept.
     ArmFailed {

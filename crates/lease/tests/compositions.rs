@@ -42,7 +42,7 @@ impl Rack {
         while let Some((host, message)) = said.pop() {
             let answer = match message {
                 Message::Arm { device, epoch, .. } => {
-                    Message::Armed { incarnation: 1, device, epoch }
+                    Message::Armed { incarnation: 1, device, epoch, change: None }
                 }
                 Message::Revoke { device, epoch, .. } => {
                     Message::Revoked { incarnation: 1, device, epoch }

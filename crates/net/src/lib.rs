@@ -5,7 +5,7 @@
 //! * [`ethernet`]: headers of frames. [`mtu`]: what is too large for a network, and who is told.
 //! * [`offload`]: what a sender leaves to others to do to a frame.
 //! * [`cut`]: what is done to a frame whose receiver takes no offloads.
-//! * [`local`]: a switch of one process, for the functions of one network card.
+//! * [`local`]: a switch of one process, for devices that no node lends.
 //! * [`port`]: the end of the network that a device model or an interface holds.
 //! * [`switch`]: who receives a frame, and who may send it (pure).
 //! * [`pressure`]: for how long a sender waits for a receiver (pure).

@@ -1,7 +1,8 @@
-//! A switch of one process: the virtual functions of a network card reach each other through it, and nobody else.
+//! A switch of one process, for devices that no node lends: those of tests and of fuzzing. Functions of one network card
+//! reach each other through it, and nobody else.
 //!
 //! Each port has a ring of its own memory, into which senders copy under its lock, so frames of one sender stay in
-//! order. A port that is full keeps its senders waiting for as long as [`PATIENCE`] says; after that, frames for it are
+//! order. A port that is full keeps its senders waiting for some milliseconds; after that, frames for it are
 //! dropped until it has taken one: so a receiver that stands still holds nobody up.
 
 use std::collections::BTreeMap;

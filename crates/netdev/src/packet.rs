@@ -132,7 +132,7 @@ impl PacketSocket {
     /// The system's: `WouldBlock` when there is none now.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<([u8; HEADER], usize)> {
         loop {
-            let (mut header, length, tag) = self.receive(buffer)?;
+            let Received { mut header, length, tag } = self.receive(buffer)?;
             let Some(length) = length.filter(|length| *length >= ADDRESSES) else { continue };
             let Some(tag) = tag else { return Ok((header, length)) };
             buffer.copy_within(ADDRESSES..length, ADDRESSES + TAG);
@@ -142,11 +142,7 @@ impl PacketSocket {
         }
     }
 
-    /// A frame as the kernel gives it, with the tag that it took out. No length: it has no room.
-    fn receive(
-        &self,
-        buffer: &mut [u8],
-    ) -> io::Result<([u8; HEADER], Option<usize>, Option<[u8; TAG]>)> {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let mut header = [0; HEADER];
         // Room for a tag behind what is read.
         let room = buffer.len().saturating_sub(TAG);
@@ -165,8 +161,17 @@ impl PacketSocket {
         let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
         let whole = message.msg_flags & libc::MSG_TRUNC == 0;
         let length = read.checked_sub(HEADER).filter(|_| whole);
-        Ok((header, length, tag(&message)))
+        Ok(Received { header, length, tag: tag(&message) })
     }
+}
+
+/// A frame as the kernel gives it.
+struct Received {
+    header: [u8; HEADER],
+    /// Its length; none where it had no room.
+    length: Option<usize>,
+    /// The tag that the kernel took out of it.
+    tag: Option<[u8; TAG]>,
 }
 
 /// Tells that something about the interfaces of a network namespace has changed.

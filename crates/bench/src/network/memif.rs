@@ -75,7 +75,8 @@ impl Running {
     /// Ends it; what it printed.
     fn end(mut self) -> Result<String, BenchError> {
         let mut child = self.0.take().expect("it was started");
-        child.kill().map_err(BenchError::io("ending DPDK"))?;
+        // One that has ended by itself cannot be killed, and is waited for all the same.
+        let _ = child.kill();
         let output = child.wait_with_output().map_err(BenchError::io("ending DPDK"))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -354,8 +354,12 @@ impl Authority {
                 let life = HostRecord { host: host.to_owned(), incarnation, address };
                 self.register(now, life, &devices, newest_lease);
             }
-            Message::Armed { incarnation, device, epoch } => {
+            Message::Armed { incarnation, device, epoch, change } => {
                 if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    // One step with the rest: nobody repeats it when the lease goes on.
+                    if let Some(change) = change.filter(|change| change.outcome.is_some()) {
+                        self.level_set(lease, change);
+                    }
                     self.armed(lease);
                 }
             }

@@ -1,7 +1,7 @@
 //! The authority by itself, and with a faultless rack around it.
 
 use super::*;
-use crate::change::ChangeRefused;
+use crate::change::{ChangeRefused, LevelChange};
 use crate::message::Placement;
 
 fn registered(hosts: &[(&str, &[&str])]) -> Authority {
@@ -34,7 +34,7 @@ fn lend(authority: &mut Authority, now: Millis) -> LeaseId {
     let (lease, _) = authority.borrow(now, &function, "beta", Placement::Lender).unwrap();
     let epoch = authority.lease(lease).unwrap().epoch;
     let device = "nvme0".to_owned();
-    authority.receive(now, "alpha", Message::Armed { incarnation: 1, device, epoch });
+    authority.receive(now, "alpha", Message::Armed { incarnation: 1, device, epoch, change: None });
     authority.receive(now, "beta", Message::Opened { lease, outcome: Ok("s".into()) });
     lease
 }
@@ -299,8 +299,10 @@ fn a_lender_that_knows_of_a_later_change_of_a_level_is_believed() {
     let mut returned = Authority::restore(Config::default(), 5, records(&authority));
     register(&mut returned, 5, "alpha", &["nvme0"]);
     returned.change_level(6, lease, Some("new".to_owned())).unwrap();
-    let armed = Message::Armed { incarnation: 1, device: "nvme0".to_owned(), epoch: 1 };
-    let outcome = returned.receive_all(7, "alpha", [armed, level_set(1, "lost", Ok(()))]);
+    let change = LevelChange { number: 1, level: Some("lost".to_owned()), outcome: Some(Ok(())) };
+    let device = "nvme0".to_owned();
+    let armed = Message::Armed { incarnation: 1, device, epoch: 1, change: Some(change) };
+    let outcome = returned.receive(7, "alpha", armed);
     assert_eq!(levels(&returned, lease), (Some("lost"), Some((2, false))));
     let last = outcome.messages.last();
     assert!(

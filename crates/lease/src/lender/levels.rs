@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::change::LevelChange;
 use crate::message::{Epoch, Incarnation, Message};
 
 use super::{Device, Lender, LenderAction, State};
@@ -27,13 +28,21 @@ impl Device {
         self.change.as_ref().filter(armed).is_some_and(|change| change.outcome.is_none())
     }
 
-    /// What became of the newest change of the level of who is armed.
-    pub(super) fn level_set(&self, incarnation: Incarnation, device: &str) -> Option<Message> {
+    /// The newest change of the level of who is armed, if it was made or refused.
+    pub(super) fn answered_change(&self) -> Option<LevelChange> {
         let State::Armed(holder) = &self.state else { return None };
         let Change { epoch, number, level, outcome } = self.change.clone()?;
-        let (outcome, device) = (outcome?, device.to_owned());
-        let message = Message::LevelSet { incarnation, device, epoch, number, level, outcome };
-        (epoch == holder.epoch).then_some(message)
+        let change = LevelChange { number, level, outcome: Some(outcome?) };
+        (epoch == holder.epoch).then_some(change)
+    }
+
+    /// What became of that change.
+    pub(super) fn level_set(&self, incarnation: Incarnation, device: &str) -> Option<Message> {
+        let State::Armed(holder) = &self.state else { return None };
+        let (epoch, device) = (holder.epoch, device.to_owned());
+        let LevelChange { number, level, outcome } = self.answered_change()?;
+        let outcome = outcome?;
+        Some(Message::LevelSet { incarnation, device, epoch, number, level, outcome })
     }
 }
 
@@ -132,13 +141,10 @@ mod tests {
         assert_eq!(answer(&lender.receive(set(3, 1, "a"))), (2, Ok(())));
         // So does an authority that asks whether the epoch is armed: its records may be older.
         let said = lender.receive(arm(3));
-        assert!(matches!(
-            &said[..],
-            [
-                LenderAction::Send(Message::Armed { .. }),
-                LenderAction::Send(Message::LevelSet { number: 2, .. })
-            ]
-        ));
+        let [LenderAction::Send(Message::Armed { change: Some(change), .. })] = &said[..] else {
+            panic!("{said:?}")
+        };
+        assert_eq!((change.number, change.level.as_deref()), (2, Some("b")));
     }
 
     #[test]
