@@ -123,7 +123,9 @@ fn network_routes(network: Arc<dyn NodeNetwork>) -> Router {
             blocking(move || network.set_up(up)).await
         })
     };
-    let status = async |State(network): State<Arc<dyn NodeNetwork>>| Json(network.status());
+    let status = async |State(network): State<Arc<dyn NodeNetwork>>| {
+        blocking(move || Ok(network.status())).await
+    };
     Router::new()
         .route("/v1/network", get(status))
         .route("/v1/network/up", set(true))

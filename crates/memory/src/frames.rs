@@ -272,13 +272,21 @@ pub struct ReceivedFrame<'a> {
     pub bytes: DmaSlice<'a>,
 }
 
+/// The frame that was looked at: what was read of it once.
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    line: usize,
+    length: u32,
+    header: [u8; FRAME_HEADER],
+}
+
 /// The side that receives, whose memory it is.
 #[derive(Debug)]
 pub struct FrameReceiver {
     memory: Memory,
     taking: Taking,
     /// Line and length of the next frame, since it was looked at.
-    current: Option<(usize, u32)>,
+    current: Option<Current>,
     /// The other side closed a doorbell, which is not its to close.
     broken: bool,
 }
@@ -302,7 +310,7 @@ impl FrameReceiver {
     #[inline]
     pub fn peek(&mut self) -> Result<Option<ReceivedFrame<'_>>, RingBroken> {
         // Read once: what was checked stays what is used.
-        let (line, length) = match self.current {
+        let Current { line, length, header } = match self.current {
             Some(current) => current,
             None if self.broken => return Err(RingBroken),
             None => {
@@ -312,13 +320,14 @@ impl FrameReceiver {
                     self.settle();
                     return Ok(None);
                 };
-                self.current = Some(found);
-                found
+                let (line, length) = found;
+                let record = self.memory.record(line, FRAME + length as usize);
+                let mut header = [0; FRAME_HEADER];
+                record.part(MARK, FRAME_HEADER).expect("a part of it").copy_to(&mut header);
+                *self.current.insert(Current { line, length, header })
             }
         };
         let record = self.memory.record(line, FRAME + length as usize);
-        let mut header = [0; FRAME_HEADER];
-        record.part(MARK, FRAME_HEADER).expect("a part of it").copy_to(&mut header);
         let bytes = record.part(FRAME, length as usize).expect("a part of it");
         Ok(Some(ReceivedFrame { header, bytes }))
     }
@@ -326,7 +335,7 @@ impl FrameReceiver {
     /// Gives the room of the next frame back, if it was looked at.
     #[inline]
     pub fn consume(&mut self) {
-        let Some((_, length)) = self.current.take() else { return };
+        let Some(Current { length, .. }) = self.current.take() else { return };
         if self.taking.release(self.memory.credit(), lines_of(length as usize)) {
             self.memory.room.ring();
         }

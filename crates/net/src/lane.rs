@@ -380,7 +380,11 @@ impl Lane {
                     self.outgoing[to] = Outgoing::failed((self.clock)());
                 }
                 News::Failed(_) => {}
-                News::Lost(to) => self.lose(to),
+                // One that is just being opened is another one than the one that was lost.
+                News::Lost(to) if matches!(self.outgoing[to], Outgoing::Open { .. }) => {
+                    self.lose(to)
+                }
+                News::Lost(_) => {}
                 News::Incoming(from, number, receiver) => {
                     let data = epoll::EventData::new_u64(FRAMES | number);
                     if let Err(error) =

@@ -25,6 +25,10 @@ pub const GSO_UDP_L4: u8 = 5;
 /// Added to a type: the TCP segment has congestion bits set.
 pub const GSO_ECN: u8 = 0x80;
 
+/// Bytes of payload that a piece has at least: smaller ones would be work for others out of proportion. It is the
+/// least that Linux lets a connection have (`TCP_MIN_MSS` without options).
+const LEAST_PIECE: u16 = 48;
+
 /// Bytes of the header.
 pub const OFFLOAD_BYTES: usize = size_of::<Offload>();
 
@@ -68,7 +72,12 @@ impl Offload {
         );
         let end = usize::from(self.csum_start.get()) + usize::from(self.csum_offset.get()) + 2;
         let checksum = self.flags & NEEDS_CSUM == 0 || end <= length;
-        let cut = self.gso_type == GSO_NONE || self.gso_size.get() != 0;
+        let cut = match self.gso_type {
+            GSO_NONE => true,
+            // Congestion bits of nothing that is to be cut.
+            GSO_ECN => false,
+            _ => self.gso_size.get() >= LEAST_PIECE,
+        };
         known && checksum && cut && self.flags & !(NEEDS_CSUM | DATA_VALID) == 0
     }
 }

@@ -1,9 +1,8 @@
 //! Who receives a frame, and whether its sender may send it (pure).
 //!
 //! The stations of the rack are known from its file, so nothing is learned and nothing is flooded but what is
-//! for a group. A station sends from its own Ethernet address only. A function's sender is a guest that may be
-//! anybody's: it also uses its own IP addresses only, in what it says of itself by ARP and neighbour discovery
-//! as well. What is for nobody in the rack goes to its uplink, where there is one.
+//! for a group. A station sends from its own Ethernet address only. Where the rack file says so of a function, it also
+//! uses its own IP addresses only, in what it says of itself by ARP and neighbour discovery as well. What is for nobody in the rack goes to its uplink, where there is one.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -23,6 +22,7 @@ const VLAN: [u16; 2] = [0x8100, 0x88a8];
 
 /// Next headers of IPv6.
 const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const ICMPV6: u8 = 58;
 const DESTINATION: u8 = 60;
@@ -91,6 +91,12 @@ impl Switch {
         Switch { members, by_mac, mtu: mtu.into(), uplinks }
     }
 
+    /// Whether two stations are in one VLAN, and may have a ring between them.
+    pub fn may_meet(&self, one: usize, other: usize) -> bool {
+        let [one, other] = [one, other].map(|station| &self.members[station]);
+        one.vlan == other.vlan && !(one.is_uplink && other.is_uplink)
+    }
+
     /// The stations that lead outside, the one to use first.
     pub fn uplinks(&self) -> &[usize] {
         &self.uplinks
@@ -118,9 +124,7 @@ impl Switch {
 
     /// Whether `station` hears what `from` sends to a group: with a tag, or without.
     pub fn hears(&self, station: usize, from: usize, tagged: bool) -> bool {
-        let both_lead_outside = self.members[station].is_uplink && self.members[from].is_uplink;
-        let apart = self.members[station].vlan != self.members[from].vlan;
-        station != from && !both_lead_outside && !apart && (!tagged || self.members[station].tagged)
+        station != from && self.may_meet(station, from) && (!tagged || self.members[station].tagged)
     }
 
     /// Who receives a frame of `length` bytes that `from` sends and that begins with `head`: all of it, or its
@@ -237,7 +241,11 @@ impl Switch {
     /// Whether what a function says by neighbour discovery is about itself.
     fn is_honest_icmp(&self, from: usize, packet: &[u8], own: Ipv6Addr) -> bool {
         let direct = packet.get(6) == Some(&ICMPV6);
-        let Some(at) = icmp_at(packet) else { return true };
+        let at = match behind(packet) {
+            Behind::Icmp(at) => at,
+            Behind::Other => return true,
+            Behind::Unknown => return false,
+        };
         let Some(kind) = packet.get(at).copied() else { return false };
         if !DISCOVERY.contains(&kind) {
             return true;
@@ -252,23 +260,37 @@ impl Switch {
     }
 }
 
-/// Where the ICMPv6 message of an IPv6 packet is, behind headers that may stand before it.
-fn icmp_at(packet: &[u8]) -> Option<usize> {
-    let (mut next, mut at) = (*packet.get(6)?, 40);
-    // More of them than this in `HEAD` bytes there are not.
-    for _ in 0..8 {
+/// What is behind the headers of an IPv6 packet.
+enum Behind {
+    /// An ICMPv6 message, at this place.
+    Icmp(usize),
+    /// Something else.
+    Other,
+    /// Nobody knows: it begins behind what is looked at.
+    Unknown,
+}
+
+fn behind(packet: &[u8]) -> Behind {
+    let Some(mut next) = packet.get(6).copied() else { return Behind::Unknown };
+    let mut at = 40;
+    loop {
         let length = match next {
-            ICMPV6 => return Some(at),
+            ICMPV6 => return Behind::Icmp(at),
             // Behind the first fragment comes what was cut, and no header.
-            FRAGMENT if fragment_offset(packet, at)? != 0 => return None,
-            FRAGMENT => 8,
-            HOP_BY_HOP | DESTINATION | 43 => 8 * (1 + usize::from(*packet.get(at + 1)?)),
-            _ => return None,
+            FRAGMENT => match fragment_offset(packet, at) {
+                None => return Behind::Unknown,
+                Some(0) => 8,
+                Some(_) => return Behind::Other,
+            },
+            HOP_BY_HOP | DESTINATION | ROUTING => match packet.get(at + 1) {
+                None => return Behind::Unknown,
+                Some(units) => 8 * (1 + usize::from(*units)),
+            },
+            _ => return Behind::Other,
         };
-        next = *packet.get(at)?;
-        at += length;
+        let Some(following) = packet.get(at).copied() else { return Behind::Unknown };
+        (next, at) = (following, at + length);
     }
-    None
 }
 
 fn fragment_offset(packet: &[u8], at: usize) -> Option<u16> {

@@ -126,7 +126,10 @@ impl Job {
         let (begun, first_turn) = match std::mem::replace(&mut state.engines, Engines::Over) {
             Engines::Over => return none,
             Engines::Running(pipeline) => (Ok(pipeline), false),
-            Engines::Waiting(start) => (start(), true),
+            Engines::Waiting(start) => {
+                let begun = catch_unwind(AssertUnwindSafe(start));
+                (begun.unwrap_or(Err(Status::EngineFailed)), true)
+            }
         };
         let mut pipeline = match begun {
             Ok(pipeline) => pipeline,

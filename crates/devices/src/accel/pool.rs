@@ -393,7 +393,7 @@ impl Pool {
             shared = self.lock();
         }
         if shared.arbiter.has_waiting() {
-            self.call(&shared, 1);
+            self.call(&shared, shared.jobs.len());
         }
     }
 

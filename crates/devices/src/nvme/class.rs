@@ -14,7 +14,7 @@ use rackbus_pci::{Function, MediumAccess};
 use super::backing::{SharedFile, SharedPart};
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
-use super::limits::{Delays, Limits};
+use super::limits::{Delays, LEAST, Limits};
 use super::medium;
 use crate::class::{Class, DeviceConfig, FrontError};
 use crate::lost::Lost;
@@ -190,10 +190,11 @@ fn notes(drive: &str, folders: &Folders) -> PathBuf {
 /// `rate` and `operations` of a drive or one of its functions.
 fn limits(section: &Section<'_>) -> Outcome<Limits> {
     let bytes = section.rate("rate")?;
-    if bytes == Some(0) {
-        return wrong(section.place("rate"), "`rate` is 0", "leave it out where there is no limit");
+    if let Some(rate) = bytes.filter(|rate| Some(*rate) < LEAST.bytes) {
+        let what = format!("`rate` is {}", format_rate(rate));
+        return wrong(section.place("rate"), what, "it is 10 MB/s or more");
     }
-    let operations = section.count("operations", 1, MOST_OPERATIONS)?;
+    let operations = section.count("operations", LEAST.operations.unwrap_or(1), MOST_OPERATIONS)?;
     Ok(Limits { bytes, operations })
 }
 

@@ -9,17 +9,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_qos::bucket::Bucket;
 
+use super::identify::MAX_TRANSFER;
+
 /// A bucket holds what comes in this part of a second.
 const BURST: u64 = 20;
 
 /// Bounds on a drive's operations. None where there is no number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Bytes moved or zeroed each second.
+    /// Bytes moved each second. Zeroing counts as one longest transfer at most, deallocating as nothing.
     pub bytes: Option<u64>,
     /// Commands of I/O queues each second.
     pub operations: Option<u64>,
 }
+
+/// The least that a limit may be. What a front elsewhere has asked for ends in good time then, and nobody takes
+/// its drive for lost: some ten longest transfers a second, and some hundred operations.
+pub const LEAST: Limits = Limits { bytes: Some(10_000_000), operations: Some(100) };
 
 /// What limits did to a drive's users.
 #[derive(Debug, Clone, Default)]
@@ -75,15 +81,21 @@ impl Meter {
         ready
     }
 
-    /// Something about `bytes` bytes was taken.
+    /// Something about `bytes` bytes was taken. It counts for no more than the longest transfer: zeroing
+    /// moves no data, and a command must not keep its user out for long.
     #[inline]
     pub fn spend(&mut self, bytes: u64) {
         if let Some(bucket) = &mut self.bytes {
-            bucket.spend(bytes);
+            bucket.spend(bytes.min(MAX_TRANSFER));
         }
         if let Some(bucket) = &mut self.operations {
             bucket.spend(1);
         }
+    }
+
+    /// Full buckets again, for another user.
+    pub fn renew(&mut self, limits: Limits) {
+        *self = Meter::new(limits, self.delays.clone());
     }
 
     /// Work is there and nothing may be taken; returns when something may be.

@@ -5,7 +5,7 @@
 
 use rackbus_pci::Bus;
 use rackbus_spec::nvme::features as fid;
-use rackbus_spec::nvme::{Cqe, Sqe, Status};
+use rackbus_spec::nvme::{Cqe, IoOpcode, Sqe, Status};
 
 use super::arbitration::TurnEnd;
 use super::controller::{Nvme, Outcome};
@@ -15,6 +15,8 @@ use super::state::Held;
 
 /// Entries of a queue that are asked to come near at once.
 const PREFETCHED: u16 = 64;
+/// What only gives space back moves no data.
+const DEALLOCATES: u8 = IoOpcode::DatasetManagement as u8;
 /// How far ahead of the copy data is asked to come near.
 const LOOKAHEAD: u16 = 2;
 
@@ -160,7 +162,7 @@ impl Nvme {
             let outcome = if qid == 0 { self.admin(bus, &sqe) } else { self.io(bus, qid, &sqe) };
             self.arbiter.spend(self.cost);
             if qid != 0 {
-                self.meter.spend(self.cost);
+                self.meter.spend(if sqe.cdw0.opcode() == DEALLOCATES { 0 } else { self.cost });
             }
             match outcome {
                 Outcome::Done(status, dw0) => {

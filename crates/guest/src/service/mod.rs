@@ -276,6 +276,8 @@ impl Device {
             && let Err(error) = link.happened(record, &sessions::borrowed(&beside))
         {
             tracing::warn!(%error, "the standby does not follow; it is replaced");
+            // It is not to see the end of the socket and go on with what it has.
+            self.kill_standby();
             inner.link = None;
         }
         let led = inner.kept.take(record, beside);

@@ -61,6 +61,11 @@ pub fn stand_by(
     if serving.is_ok_and(|process| !ends(&process, Some(GONE))) {
         return Ok(None);
     }
+    // One that was given up for being slow has not heard of all that was done.
+    if ledger.last_performed() > kept.core.records() {
+        tracing::error!("this process does not know all that was done; it does not go on");
+        return Ok(None);
+    }
     takes_over();
     tracing::warn!("the process that served the guest is gone; this one goes on");
     run(helper, kept, ledger, UnixStream::from(qemu), true).map(Some)
@@ -108,8 +113,8 @@ impl Device {
         match begun {
             Ok(()) => {
                 *self.standby.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
-                // Where the device ended meanwhile, nobody else ends it.
-                if self.over.load(Ordering::Acquire) {
+                // Where the device ended meanwhile, or it was given up, nobody else ends it.
+                if self.over.load(Ordering::Acquire) || self.lock().link.is_none() {
                     let _ = child.kill();
                 }
                 ends(&handle, None);
@@ -129,6 +134,11 @@ impl Device {
     pub(super) fn end_standby(&self) {
         // Nothing more is told; but it is not to see that before it ends.
         let _link = self.lock().link.take();
+        self.kill_standby();
+    }
+
+    /// Ends the standby that there is now.
+    pub(super) fn kill_standby(&self) {
         let standby = self.standby.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(process) = *standby {
             // It cannot be gone and its number another's: whoever waits for it takes it out first.

@@ -132,6 +132,15 @@ fn neighbour_discovery_hides_behind_no_header_and_a_fragment_of_data_is_none() {
     assert_eq!(sends(HOP_BY_HOP, &behind([ICMPV6, 0, 5, 2, 0, 0, 1, 0])), Err(Cause::Spoofed));
     assert_eq!(sends(FRAGMENT, &behind([ICMPV6, 0, 0, 1, 0, 0, 0, 7])), Err(Cause::Spoofed));
     assert_eq!(sends(FRAGMENT, &behind([ICMPV6, 0, 5, 0xa9, 0, 0, 0, 7])), Ok(()));
+    // Behind as many headers as there is room for, or beyond what is looked at.
+    let nine = [
+        &[DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(7)[..],
+        &[ICMPV6, 0, 1, 4, 0, 0, 0, 0],
+        &router,
+    ];
+    assert_eq!(sends(DESTINATION, &nine.concat()), Err(Cause::Spoofed));
+    let long = [&[DESTINATION, 9][..], &[0; 78], &[ICMPV6, 0, 1, 4, 0, 0, 0, 0], &router].concat();
+    assert_eq!(sends(DESTINATION, &long), Err(Cause::Spoofed));
     // A report of group membership, and an echo.
     let report = [&[ICMPV6, 0, 5, 2, 0, 0, 1, 0][..], &[143; 8]].concat();
     assert_eq!(sends(HOP_BY_HOP, &report), Ok(()));

@@ -29,8 +29,8 @@ use rackbus_link::Connect;
 use rackbus_memory::DmaSlice;
 use rackbus_net::lane::{Clock, LaneHandle};
 use rackbus_net::{
-    Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, PortOptions, Sent,
-    Station, StationKind, Stations, Switch,
+    Cause, Frame, Lane, LaneId, MacAddress, Network, News, Offload, Opener, Port, PortOptions,
+    Sent, Station, StationKind, Stations, Switch,
 };
 use rackbus_netdev::namespace;
 
@@ -128,6 +128,8 @@ struct Shared {
     /// Taken by the thread that answers.
     asked: Mutex<Option<mpsc::Receiver<(LaneId, usize)>>>,
     state: Mutex<State>,
+    /// Held while the interface and the uplinks are made or taken away: one change at a time.
+    changes: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -189,6 +191,7 @@ impl NetworkService {
             requests,
             asked: Mutex::new(Some(asked)),
             state: Mutex::default(),
+            changes: Mutex::default(),
         }))
     }
 
@@ -211,6 +214,7 @@ impl NetworkService {
         }
         let wanted = self.0.joined && namespace::open(&self.0.namespace()).is_ok();
         if wanted {
+            let _one = self.0.change();
             if let Err(error) = self.make_interface() {
                 tracing::warn!(%error, "the host's interface is not up again");
             }
@@ -226,10 +230,11 @@ impl NetworkService {
     /// # Errors
     /// [`NetworkError`]; then the host is not in the network.
     pub fn up(&self) -> Result<(), NetworkError> {
+        let _one = self.0.change();
         self.make_interface()?;
         let started = self.start_uplinks();
         if started.is_err() {
-            self.down()?;
+            self.take_away()?;
         }
         started
     }
@@ -286,6 +291,11 @@ impl NetworkService {
     /// # Errors
     /// [`NetworkError`].
     pub fn down(&self) -> Result<(), NetworkError> {
+        let _one = self.0.change();
+        self.take_away()
+    }
+
+    fn take_away(&self) -> Result<(), NetworkError> {
         let shared = &self.0;
         let Some((station, _)) = shared.stations.named(&shared.host) else { return Ok(()) };
         let (workers, uplinks) = {
@@ -303,6 +313,10 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each change of it is made whole before anything can fail.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn namespace(&self) -> String {
@@ -371,15 +385,33 @@ impl Network for NetworkService {
         state
             .ports
             .insert(station, LocalPort { lanes: vec![lane.handle().clone()], captured: false });
-        Ok(Box::new(FunctionPort { lane, station, shared: shared.clone() }))
+        Ok(Box::new(FunctionPort { lane, station, shared: shared.clone(), attended: false }))
     }
 }
 
 /// The port of a function; it is closed when this is dropped.
 struct FunctionPort {
     lane: Lane,
+    /// Its function takes frames.
+    attended: bool,
     station: usize,
     shared: Arc<Shared>,
+}
+
+/// Frames that are given up at once, at most: what comes meanwhile is given up later.
+const GIVEN_UP: usize = 4096;
+
+impl FunctionPort {
+    /// Drops what has come, for nobody takes it. Rings that have ended go with that.
+    fn give_up(&mut self) {
+        for _ in 0..GIVEN_UP {
+            if self.lane.next().is_none() {
+                break;
+            }
+            self.lane.consume();
+            self.lane.handle().counters().drops.count(Cause::Down);
+        }
+    }
 }
 
 impl Drop for FunctionPort {
@@ -401,11 +433,10 @@ impl Port for FunctionPort {
         self.lane.is_up()
     }
 
-    fn attend(&mut self, _on: bool) {
-        // Neither is what came before for who attends now, nor does anybody take what came.
-        while self.lane.next().is_some() {
-            self.lane.consume();
-        }
+    fn attend(&mut self, on: bool) {
+        self.attended = on;
+        // What came before is not for who attends now.
+        self.give_up();
     }
 
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
@@ -425,6 +456,9 @@ impl Port for FunctionPort {
     }
 
     fn park(&mut self) -> bool {
+        if !self.attended {
+            self.give_up();
+        }
         self.lane.park()
     }
 

@@ -66,6 +66,10 @@ impl Shared {
     /// Asks the node of `host` for a ring.
     pub(super) fn ask(self: &Arc<Self>, from: LaneId, to: usize, host: &str) {
         let mut state = self.lock();
+        let Some(lane) = state.lane(from) else { return };
+        if !self.joined {
+            return lane.tell(News::Failed(to));
+        }
         state.next_request += 1;
         let request = state.next_request;
         let is_new = !state.peers.contains_key(host);
@@ -74,9 +78,7 @@ impl Shared {
         let said = peer.say(&self.open_question(request, from, to));
         if !said {
             peer.pending.remove(&request);
-            if let Some(lane) = state.lane(from) {
-                lane.tell(News::Failed(to));
-            }
+            lane.tell(News::Failed(to));
         }
         if is_new && let Err(error) = self.dial(host) {
             tracing::error!(%error, host, "a host is out of the network's reach: no thread");
@@ -144,7 +146,10 @@ impl Shared {
         let Some(peer) = state.peers.get_mut(host) else { return };
         match tell {
             Tell::Opened { request, ring } => {
-                let Some((from, to)) = peer.pending.remove(&request) else { return };
+                let Some((from, to)) = peer.pending.remove(&request) else {
+                    peer.say(&Ask::Close { ring });
+                    return;
+                };
                 let news = match sender(fds) {
                     Ok(sender) => {
                         peer.rings.insert(ring, (from, to));
@@ -277,6 +282,10 @@ impl Shared {
             let found = self.stations.named(name).filter(|(_, station)| station.host == host);
             found.map(|(nth, _)| nth).ok_or_else(|| format!("{host} has no port {name}"))
         };
-        Ok((named(from, host)?, named(to, &self.host)?))
+        let ends = (named(from, host)?, named(to, &self.host)?);
+        match self.switch.may_meet(ends.0, ends.1) {
+            true => Ok(ends),
+            false => Err(format!("{from} and {to} are kept apart")),
+        }
     }
 }

@@ -26,6 +26,8 @@ use super::{LocalPort, Shared};
 
 /// Senders of packets that are too large are told so often in a second, at most.
 const ANSWERS: u64 = 100;
+/// Frames that are for nobody here and are taken from the interface at once, at most.
+const UNWANTED: usize = 64;
 /// How often a busy uplink looks whether its interface has changed.
 const LOOK_NS: u64 = 10_000_000;
 
@@ -221,7 +223,7 @@ impl Interface {
 
 impl Device for Interface {
     fn read(&mut self, buffer: &mut [u8]) -> Option<(Offload, usize)> {
-        loop {
+        for _ in 0..UNWANTED {
             let (offload, length) = match self.socket.read(buffer) {
                 Ok((header, length)) => (Offload::read_from_bytes(&header).ok()?, length),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
@@ -243,6 +245,8 @@ impl Device for Interface {
             }
             return Some((offload, length));
         }
+        // More of them are read after a look at everything else.
+        None
     }
 
     fn write(&mut self, frame: &Frame<'_>) -> Written {

@@ -132,7 +132,10 @@ mod tests {
                 table("vf1 = { size = \"5 MiB\" }\nvf2 = { size = \"4 MiB\" }"),
                 "the functions of alpha/nvme0 have 9 MiB together; the drive has 8 MiB",
             ),
-            (table("vf1 = { size = \"1 MiB\", rate = \"0 B/s\" }"), "`rate` is 0"),
+            (
+                table("vf1 = { size = \"1 MiB\", rate = \"9 MB/s\" }"),
+                "`rate` is 9 MB/s; it is 10 MB/s or more",
+            ),
             (table("vf1 = { size = \"1 MiB\", ops = 4 }"), "unknown key `ops`"),
             (table("vf1 = 4"), "`vf1` is the number 4"),
         ];

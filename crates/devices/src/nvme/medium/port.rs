@@ -97,7 +97,7 @@ impl Port {
         Ok((PortState { asks, over: self.over }, files, unheard))
     }
 
-    /// Goes on over `backing` where an earlier port was saved. What it had taken is within the drive's limits.
+    /// Goes on over `backing` where an earlier port was saved. What it had taken begins with the next polls.
     ///
     /// # Errors
     /// As [`new`](Port::new).
@@ -110,7 +110,7 @@ impl Port {
         let mut port = Port::over(Exchange::resume(files, LAYOUT)?, backing, block)?;
         port.over = state.over;
         for ask in &state.asks {
-            if !port.take(backing, (&mut Meter::default(), 0), &Ask::from(ask)) {
+            if !port.take(backing, None, &Ask::from(ask)) {
                 port.close();
             }
         }
@@ -152,7 +152,7 @@ impl Port {
             }
             done += 1;
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
-            if !ask.is_some_and(|ask| self.take(backing, (meter, bus.now_ns), &ask)) {
+            if !ask.is_some_and(|ask| self.take(backing, Some((&mut *meter, bus.now_ns)), &ask)) {
                 tracing::warn!("a front that breaks the rules is not listened to any more");
                 self.close();
             }
@@ -177,7 +177,6 @@ impl Port {
     fn begin(&mut self, backing: &mut dyn Backing, meter: &mut Meter, bus: &Bus<'_>) -> usize {
         let mut begun = 0;
         while begun < TURN && meter.is_ready(bus.now_ns) {
-            let Some(tag) = self.waiting.pop_front() else { break };
             if begun == 0 {
                 bus.user.before_access();
             }
@@ -185,6 +184,7 @@ impl Port {
                 self.close();
                 break;
             }
+            let Some(tag) = self.waiting.pop_front() else { break };
             let ask = self.asks.get(tag as usize).copied().flatten();
             if let Some((ask, request)) = ask.and_then(|ask| Some((ask, self.request(&ask)?))) {
                 self.start(backing, meter, &ask, request);
@@ -194,11 +194,12 @@ impl Port {
         begun
     }
 
-    /// Takes an operation, which begins when the drive's limits let it; false when it is none that there can be.
+    /// Takes an operation, which begins `now` where the drive's limits let it; false when it is none that there can
+    /// be.
     fn take(
         &mut self,
         backing: &mut dyn Backing,
-        (meter, now_ns): (&mut Meter, u64),
+        now: Option<(&mut Meter, u64)>,
         ask: &Ask,
     ) -> bool {
         let (tag, offset, length) = (ask.tag.get(), ask.offset.get(), ask.length.get());
@@ -215,10 +216,16 @@ impl Port {
             _ => return false,
         }
         self.under_way += 1;
-        if self.waiting.is_empty() && meter.is_ready(now_ns) {
-            self.start(backing, meter, ask, request);
-        } else {
-            self.waiting.push_back(tag);
+        let first = self.waiting.is_empty();
+        match now {
+            Some((meter, now_ns)) => {
+                if first && meter.is_ready(now_ns) {
+                    self.start(backing, meter, ask, request);
+                } else {
+                    self.waiting.push_back(tag);
+                }
+            }
+            None => self.waiting.push_back(tag),
         }
         true
     }
@@ -244,7 +251,8 @@ impl Port {
         ask: &Ask,
         request: Request<Vec<PinnedSlice>>,
     ) {
-        meter.spend(ask.length.get());
+        let deallocates = ask.kind == kind::ZERO && ask.flags & FLAG != 0;
+        meter.spend(if deallocates { 0 } else { ask.length.get() });
         let tag = ask.tag.get();
         match attempt(backing, &request) {
             Attempt::Done(result) => self.answer(tag, result),
