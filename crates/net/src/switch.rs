@@ -91,10 +91,9 @@ impl Switch {
         Switch { members, by_mac, mtu: mtu.into(), uplinks }
     }
 
-    /// Whether two stations are in one VLAN, and may have a ring between them.
+    /// Whether two stations are in one VLAN, and may have a ring between them. Uplinks have, to know of each other.
     pub fn may_meet(&self, one: usize, other: usize) -> bool {
-        let [one, other] = [one, other].map(|station| &self.members[station]);
-        one.vlan == other.vlan && !(one.is_uplink && other.is_uplink)
+        self.members[one].vlan == self.members[other].vlan
     }
 
     /// The stations that lead outside, the one to use first.
@@ -124,7 +123,11 @@ impl Switch {
 
     /// Whether `station` hears what `from` sends to a group: with a tag, or without.
     pub fn hears(&self, station: usize, from: usize, tagged: bool) -> bool {
-        station != from && self.may_meet(station, from) && (!tagged || self.members[station].tagged)
+        let both_lead_outside = self.members[station].is_uplink && self.members[from].is_uplink;
+        station != from
+            && !both_lead_outside
+            && self.may_meet(station, from)
+            && (!tagged || self.members[station].tagged)
     }
 
     /// Who receives a frame of `length` bytes that `from` sends and that begins with `head`: all of it, or its

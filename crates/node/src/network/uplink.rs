@@ -26,6 +26,8 @@ use super::{LocalPort, Shared};
 
 /// Senders of packets that are too large are told so often in a second, at most.
 const ANSWERS: u64 = 100;
+/// How often an uplink that stands in for another looks whether that is back.
+const STANDING_IN_NS: u64 = 500_000_000;
 /// Frames that are for nobody here and are taken from the interface at once, at most.
 const UNWANTED: usize = 64;
 /// How often a busy uplink looks whether its interface has changed.
@@ -158,6 +160,7 @@ impl Outside {
             answers: Bucket::full(ANSWERS, ANSWERS, lane.now_ns()),
             now_ns: lane.now_ns(),
             look_at_ns: 0,
+            is_first: lane.switch().uplinks().first() == Some(&self.station),
             state: self.state.clone(),
             largest: lane.switch().mtu() as u16,
             socket,
@@ -184,6 +187,8 @@ struct Interface {
     standby: bool,
     answers: Bucket,
     now_ns: u64,
+    /// No other uplink goes before it.
+    is_first: bool,
     /// When to look next whether the interface has changed.
     look_at_ns: u64,
     state: Arc<AtomicU8>,
@@ -282,6 +287,11 @@ impl Device for Interface {
 
     fn others(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.monitor.as_fd(), self.stop.as_fd()]
+    }
+
+    fn attend_within_ns(&self) -> Option<u64> {
+        // One that stands in for another looks whether that is back, for nobody tells.
+        (!self.standby && !self.is_first).then_some(STANDING_IN_NS)
     }
 
     fn attend(&mut self, lane: &mut Lane) -> bool {

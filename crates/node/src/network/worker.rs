@@ -40,6 +40,11 @@ pub trait Device: Send {
         Vec::new()
     }
 
+    /// How long it may sleep before it is to [attend](Device::attend) again.
+    fn attend_within_ns(&self) -> Option<u64> {
+        None
+    }
+
     /// Called between bursts of frames. False ends the thread's work with it.
     fn attend(&mut self, _lane: &mut Lane) -> bool {
         true
@@ -242,7 +247,7 @@ impl<D: Device> Running<D> {
     fn sleep(&mut self) -> bool {
         let parks = self.lane.park();
         if parks {
-            let timeout = self.held.map(|_| HELD_NS);
+            let timeout = self.held.map(|_| HELD_NS).or(self.device.attend_within_ns());
             let mut wakes = self.device.others();
             wakes.push(self.lane.wake_fd());
             // What came to the device waits while a frame before it does.
