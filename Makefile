@@ -9,16 +9,18 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
 AREA ?= nvme lending model datapath memory guests accel machines net
 
-.PHONY: help build install setup demo demo-machines demo-sisci test test-cargo test-loom test-e2e sim fuzz bench check clean
+.PHONY: help build install setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
 	@echo "make demo-machines  the same over a network: machines in namespaces, a cable that is pulled (needs root)"
 	@echo "make demo-sisci  a program in two guests of two hosts, which share memory with each other and with hosts"
+	@echo "make demo-metal  a host's own driver drives another host's drive: three machines, NTBs in software (needs root)"
 	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
 	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
 	@echo "             and librackbus_accel with its header for programs that drive accelerators"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
+	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
@@ -39,6 +41,9 @@ install: build
 setup:
 	@scripts/setup
 
+kernel:
+	@scripts/setup kernel
+
 demo: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
 	target/release/demo examples/demo/rack.toml target/demo
@@ -51,7 +56,12 @@ demo-sisci: setup
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
 
-test: test-cargo test-loom test-e2e
+# It needs the kernel module for both guests.
+demo-metal: setup kernel
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	target/release/demo-metal target/demo-metal
+
+test: test-cargo test-kernel test-loom test-e2e
 
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
 # example server named, a test lends it.
@@ -60,11 +70,16 @@ test-cargo:
 	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio \
 		$(CARGO) test --workspace
 
+# What the kernel module makes of what a lender says, in user space.
+test-kernel:
+	@$(MAKE) -s -C kernel check
+
 # The algorithms in shared memory under every order of accesses; built apart, with other flags.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p rackbus-memory --test loom --release --target-dir target/loom
 
 test-e2e: setup
+	@scripts/setup kernel
 	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e -p rackbus-sisci
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci

@@ -63,6 +63,11 @@ impl Rack {
         let Some(program) = Rack::find() else { return Ok(None) };
         let dir = dir.join("rack");
         std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's directory"))?;
+        // What a rack of an earlier run knew is no other rack's.
+        let state = dir.join("state");
+        if state.exists() {
+            std::fs::remove_dir_all(&state).map_err(BenchError::io("removing old state"))?;
+        }
         let file = dir.join("rack.toml");
         std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
         let rack = Rack { program, dir };

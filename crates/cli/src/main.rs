@@ -59,6 +59,7 @@ enum Command {
     Devices(devices::Args),
     Borrow(borrow::Args),
     Return(give_back::Args),
+    Lend(lend::Args),
     Composition(composition::Args),
     Leases(leases::Args),
     Events(events::Args),
@@ -79,6 +80,8 @@ enum Command {
     Completions(completions::Args),
     Token(token::Args),
     Testbed(testbed::Args),
+    Ntb(ntb::Args),
+    Metal(metal::Args),
     Node(node::Args),
     Control(control::Args),
 }
@@ -111,6 +114,7 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Devices(args) => args.run(common, output).await,
         Command::Borrow(args) => args.run(common, output).await,
         Command::Return(args) => args.run(common, output).await,
+        Command::Lend(args) => args.run(output),
         Command::Composition(args) => args.run(common, output).await,
         Command::Leases(args) => args.run(common, output).await,
         Command::Events(args) => args.run(common, output).await,
@@ -130,6 +134,8 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Completions(args) => args.run(),
         Command::Token(args) => args.run(common, output).await,
         Command::Testbed(args) => args.run(output).await,
+        Command::Ntb(args) => args.run(output).await,
+        Command::Metal(args) => args.run(output).await,
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common).await,
     }

@@ -207,7 +207,8 @@ fn every_command_speaks_json() {
 #[test]
 fn what_cannot_be_done_is_said_with_a_remedy() {
     let rack = Rack::up(THREE_HOSTS);
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
+        (&["lend", "fffe:00:1f.7"], "no PCI function fffe:00:1f.7 on this machine; `lspci -D`"),
         (&["borrow", "alpha/nvme9", "--for", "beta"], "rackbus devices"),
         (&["borrow", "alpha/nvme0", "--for", "delta"], "alpha, beta, gamma"),
         (&["borrow", "nonsense", "--for", "beta"], "rackbus devices"),
@@ -218,7 +219,9 @@ fn what_cannot_be_done_is_said_with_a_remedy() {
         let told = rack.bad(1, args);
         assert!(told.contains(expected), "{args:?}: {told}");
     }
-    for args in [&["lend"][..], &["borrow", "alpha/nvme0"], &["return", "one"], &[]] {
+    for args in
+        [&["lent"][..], &["lend", "03:00"], &["borrow", "alpha/nvme0"], &["return", "one"], &[]]
+    {
         assert_eq!(rack.run(args).status.code(), Some(2), "{args:?}");
     }
 }

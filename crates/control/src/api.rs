@@ -331,7 +331,8 @@ pub struct Lease {
     pub level_asked: Option<String>,
     /// How far lender and borrower have been told of it.
     pub stage: LeaseStage,
-    /// Where the borrower serves the function (a vfio-user socket), while it is active.
+    /// Where the borrower serves the function (a vfio-user socket), while it is active; of placement `host`, the
+    /// function's directory in that host's sysfs.
     pub socket: Option<String>,
     /// Why it is closing or ended.
     pub reason: Option<String>,
@@ -464,6 +465,15 @@ impl BorrowRequest {
                         would have memory of the borrower's"
                     .to_owned(),
                 remedy: "ask for placement `borrower`, or for no placement".to_owned(),
+                holder: None,
+                lease: None,
+            }),
+            (Isolation::Strict, Some(Placement::Host)) => Err(ApiError {
+                code: "contradiction".to_owned(),
+                error: "strict isolation and placement `host` exclude each other: through an NTB's window the \
+                        lender's device reaches all of the borrower's memory that the window covers"
+                    .to_owned(),
+                remedy: "ask for placement `borrower`, or do without strict isolation".to_owned(),
                 holder: None,
                 lease: None,
             }),

@@ -92,7 +92,9 @@ impl IntoResponse for ApiError {
             | "no_way" => StatusCode::NOT_FOUND,
             "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
             | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
-            "key_reused" | "contradiction" | "inseparable" => StatusCode::UNPROCESSABLE_ENTITY,
+            "key_reused" | "contradiction" | "inseparable" | "no_window" => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -30,6 +30,7 @@ fn options() -> Options {
         kind: "nvme".to_owned(),
         detail: String::new(),
         separable: true,
+        windows: Default::default(),
     };
     let inventory = Inventory {
         rack: "lab".to_owned(),

@@ -46,6 +46,7 @@ impl Life {
             kind: "nvme".to_owned(),
             detail: String::new(),
             separable: true,
+            windows: Default::default(),
         };
         let inventory = Inventory {
             rack: "lab".to_owned(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rackbus_control::api::{
     BorrowRequest, DeviceReport, Event, EventKind, Isolation, Lease, LeaseStage, NodeMessages,
-    NodeReport,
+    NodeReport, Placement,
 };
 use rackbus_control::compositions::CompositionSpec;
 use rackbus_control::service::{Inventory, InventoryDevice};
@@ -40,12 +40,14 @@ impl Control {
             kind: "nvme".to_owned(),
             detail: String::new(),
             separable: true,
+            windows: Default::default(),
         };
         let accel = InventoryDevice {
             function: "alpha/accel0.vf1".parse().unwrap(),
             kind: "accelerator".to_owned(),
             detail: String::new(),
             separable: false,
+            windows: Default::default(),
         };
         let inventory = Inventory {
             rack: "lab".to_owned(),
@@ -193,6 +195,15 @@ async fn terms_that_cannot_be_kept_are_refused_before_anything_is_decided() {
     let ClientError::Refused(error) = error else { panic!("{error}") };
     assert_eq!(error.code, "inseparable");
     assert!(error.error.starts_with("alpha/accel0.vf1 cannot be borrowed with strict"), "{error}");
+    let windows = [(Isolation::Shared, "no_window"), (Isolation::Strict, "contradiction")];
+    for (isolation, code) in windows {
+        let placement = Some(Placement::Host);
+        let in_tree =
+            BorrowRequest { isolation, placement, ..BorrowRequest::new("alpha/nvme0", "beta") };
+        let error = control.client.borrow_as(&in_tree).await.unwrap_err();
+        let ClientError::Refused(error) = error else { panic!("{error}") };
+        assert_eq!(error.code, code, "{error}");
+    }
     let level = Some("x".repeat(1 << 20));
     let long = BorrowRequest { level, ..BorrowRequest::new("alpha/nvme0", "beta") };
     let error = control.client.borrow_as(&long).await.unwrap_err();

@@ -16,10 +16,11 @@ use rackbus_pci::{Function, MediumAccess};
 
 use crate::lost::Lost;
 use crate::upstream::{UpstreamClass, UpstreamServer};
+use crate::vfio::{PhysicalClass, PhysicalFunction};
 use crate::{Folders, accel, memory, nic, nvme};
 
-/// All classes: those that a node plays, those that only the timing model knows, and functions that other
-/// programs serve. What the model needs to know of a device, the rack file says of it as a part of the fabric,
+/// All classes: those that a node plays, those that only the timing model knows, functions that other programs
+/// serve, and those of the machine itself. What the model needs to know of a device, the rack file says of it as a part of the fabric,
 /// whatever its class.
 pub const CLASSES: &[&dyn Class] = &[
     &nvme::DriveClass,
@@ -29,6 +30,7 @@ pub const CLASSES: &[&dyn Class] = &[
     &accel::AcceleratorClass,
     &Modelled("dma"),
     &UpstreamClass,
+    &PhysicalClass,
 ];
 
 /// A class of devices.
@@ -162,6 +164,11 @@ pub trait DeviceConfig: Debug + Send + Sync {
 
     /// The server of a function that another program runs, which then has no model here.
     fn upstream(&self, _folders: &Folders) -> Option<UpstreamServer> {
+        None
+    }
+
+    /// The function of the machine that it is, which then has no model here.
+    fn physical(&self) -> Option<PhysicalFunction> {
         None
     }
 }

@@ -7,16 +7,19 @@
 //! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is.
 //! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR. [`accel`]: accelerators that tenants share.
 //! * [`nic`]: network cards. [`virtio`]: what every virtio function has.
-//! * [`upstream`]: what other programs serve.
+//! * [`upstream`]: what other programs serve. [`vfio`]: functions of the machine itself.
+//! * [`ntb`]: a bridge between two machines, which is no class: nobody lends it.
 
 pub mod accel;
 pub mod class;
 pub mod lost;
 pub mod memory;
 pub mod nic;
+pub mod ntb;
 pub mod nvme;
 pub mod place;
 pub mod upstream;
+pub mod vfio;
 pub mod virtio;
 
 pub use class::{Class, DeviceConfig, FrontError, RackDevice};

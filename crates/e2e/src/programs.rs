@@ -24,7 +24,17 @@ const RUN: &str = "#!/bin/sh\nname=$1\nshift\nat=$(dirname \"$(readlink -f \"$0\
 /// When one was not, or this machine lacks a tool (`ldd`, `strip`, `tar`).
 pub fn disk(rack: &Rack, names: &[&str]) -> Result<PathBuf> {
     let (folder, disk) = (rack.run_dir().join("programs"), rack.run_dir().join("programs.img"));
-    fs::create_dir_all(&folder)?;
+    collect(&folder, names)?;
+    run(Command::new("tar").arg("-cf").arg(&disk).arg("-C").arg(&folder).arg("."))?;
+    Ok(disk)
+}
+
+/// A folder with these programs, which were built together with this one: `run NAME` runs one.
+///
+/// # Errors
+/// As [`disk`].
+pub fn collect(folder: &Path, names: &[&str]) -> Result<()> {
+    fs::create_dir_all(folder)?;
     for name in names {
         let program = beside(name)?;
         run(Command::new("strip").arg("-o").arg(folder.join(name)).arg(&program))?;
@@ -38,9 +48,7 @@ pub fn disk(rack: &Rack, names: &[&str]) -> Result<PathBuf> {
         }
     }
     fs::write(folder.join("run"), RUN)?;
-    run(Command::new("chmod").arg("-R").arg("+x").arg(&folder))?;
-    run(Command::new("tar").arg("-cf").arg(&disk).arg("-C").arg(&folder).arg("."))?;
-    Ok(disk)
+    run(Command::new("chmod").arg("-R").arg("+x").arg(folder))
 }
 
 /// What `program` is linked with, and its loader.

@@ -66,6 +66,7 @@ fn service() -> Arc<Service> {
         kind: "nvme".to_owned(),
         detail: String::new(),
         separable: true,
+        windows: Default::default(),
     };
     let inventory = Inventory {
         rack: "lab".to_owned(),

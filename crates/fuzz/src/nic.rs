@@ -148,6 +148,7 @@ impl Driver {
         let to = MacAddress::derived("alpha/nic0.vf1").0;
         let frame = self.outside.whole();
         frame.write_obj(0, &to);
+        frame.write_obj(6, &self.peer.mac().0);
         frame.write_obj(12, &[8u8, 0, 0x45, 0]);
         if let Some(frame) = frame.part(0, length.clamp(14, 4096)) {
             self.peer.send(offload, &[frame]);
@@ -236,6 +237,8 @@ impl Driver {
         assert_eq!(used.map(|used| used[2]), Some(written), "its length");
         self.poke(at(DATA), &[0u8; HEADER_SIZE]);
         self.poke(at(DATA) + HEADER_SIZE as u64, &[0xffu8; 6]);
+        let own = MacAddress::derived("alpha/nic0.vf1").0;
+        self.poke(at(DATA) + HEADER_SIZE as u64 + 6, &own);
         self.poke(at(QUEUES + 3), &buffer(at(DATA), 0));
         self.poke(at(QUEUES + 4), &[0u16, 1, 0]);
         self.endpoint().poll(0);

@@ -78,6 +78,9 @@ pub enum Placement {
     /// In the borrower's node. The link carries the operations of its medium, and the lender never
     /// has memory of the borrower's.
     Borrower,
+    /// In the device itself: it appears in the borrower's own PCI tree, through an NTB, and the borrower's kernel
+    /// drives it.
+    Host,
 }
 
 impl fmt::Display for Placement {
@@ -85,6 +88,7 @@ impl fmt::Display for Placement {
         f.pad(match self {
             Placement::Lender => "lender",
             Placement::Borrower => "borrower",
+            Placement::Host => "host",
         })
     }
 }

@@ -21,7 +21,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use conversation::Conversation;
-pub use medium::{Handles, Medium};
+pub use medium::{Handles, InWindow, Medium};
 
 use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,16 @@ pub enum Service {
     /// To use a lent function's medium, with its front on the connecting host: what the front needs to
     /// know follows, with the exchange it joins, and the conversation stays open for as long as it is used.
     Medium {
+        /// The device's name on the lender, `nvme0`.
+        device: String,
+        /// Number of the lease that it is used under.
+        lease: u64,
+        /// The lease's fencing epoch.
+        epoch: u64,
+    },
+    /// To use a lent function in the connecting host's own PCI tree: where it is in that host's window of their NTB
+    /// follows, and the conversation stays open for as long as it is used.
+    Window {
         /// The device's name on the lender, `nvme0`.
         device: String,
         /// Number of the lease that it is used under.

@@ -42,3 +42,33 @@ impl Medium {
         Ok((medium, fds))
     }
 }
+
+/// Where a lent function is in the window that its borrower has onto the lender, through their NTB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InWindow {
+    /// Offset of its control area, in bytes.
+    pub offset: u64,
+    /// The epoch in that area.
+    pub epoch: u64,
+}
+
+impl InWindow {
+    /// Tells the borrower where the function is.
+    ///
+    /// # Errors
+    /// When the peer is gone.
+    pub fn send(&self, stream: &dyn Stream) -> Result<(), StreamError> {
+        send_frame_with(stream, self, &[])
+    }
+
+    /// Hears it from `peer`.
+    ///
+    /// # Errors
+    /// As [`Medium::receive`].
+    pub fn receive(stream: &dyn Stream, peer: &str) -> Result<InWindow, LinkError> {
+        let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
+        let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };
+        receive_frame_with(stream, &mut Vec::new()).map_err(broken)?.map_err(protocol)
+    }
+}

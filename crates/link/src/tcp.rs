@@ -60,7 +60,7 @@ impl TcpLink {
 /// What of a link of shared memory this one has not.
 fn refusal(service: &Service) -> Option<&'static str> {
     match service {
-        Service::Medium { .. } => None,
+        Service::Medium { .. } | Service::Window { .. } => None,
         Service::Function { .. } => Some(
             "between machines, a function's front runs at its borrower; borrow it with \
              `--placement borrower`",

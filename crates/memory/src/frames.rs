@@ -160,8 +160,6 @@ pub struct FrameEvents {
 pub struct FrameSender {
     memory: Memory,
     putting: Putting,
-    /// Something was put in since the receiver was told last.
-    untold: bool,
     /// The other side closed a doorbell, which is not its to close.
     broken: bool,
 }
@@ -176,13 +174,14 @@ impl FrameSender {
     ) -> Option<FrameSender> {
         let memory = Memory::new(region, events, layout)?;
         let putting = Putting::new(layout.ring_bytes / LINE);
-        Some(FrameSender { memory, putting, untold: false, broken: false })
+        Some(FrameSender { memory, putting, broken: false })
     }
 
-    /// Sends a frame: `head`, and behind it `parts` without their first bytes, as many as `head` has.
+    /// Writes a frame: `head`, and behind it `parts` without their first bytes, as many as `head` has. The receiver
+    /// gets it with the next [`flush`](FrameSender::flush), or when a frame finds no room.
     ///
     /// # Errors
-    /// [`FrameError`]; nothing was sent.
+    /// [`FrameError`]; nothing was written.
     #[inline]
     pub fn send(
         &mut self,
@@ -203,7 +202,8 @@ impl FrameSender {
             let to = frame.part(at, rest.len()).expect("as long as all parts");
             at += to.copy_from_slice(rest);
         }
-        self.publish(place, lines, header, length);
+        record.part(MARK, FRAME_HEADER).expect("a part of it").copy_from(header);
+        self.putting.add(&self.memory, place, lines, length as u32);
         Ok(())
     }
 
@@ -215,21 +215,20 @@ impl FrameSender {
             return Err(RingBroken.into());
         }
         let room = self.putting.room(self.memory.credit(), lines).map_err(RingBroken::from)?;
-        Ok((room.ok_or(FrameError::Full)?, lines))
+        match room {
+            Some(place) => Ok((place, lines)),
+            None => {
+                // The receiver makes no room by frames that it does not know of.
+                self.flush();
+                Err(FrameError::Full)
+            }
+        }
     }
 
-    #[inline]
-    fn publish(&mut self, place: Place, lines: usize, header: &[u8; FRAME_HEADER], length: usize) {
-        let record = self.memory.record(self.putting.line(place), FRAME);
-        record.part(MARK, FRAME_HEADER).expect("a part of it").copy_from(header);
-        self.putting.publish(&self.memory, place, lines, length as u32);
-        self.untold = true;
-    }
-
-    /// Wakes the receiver if something was sent since the last call and it sleeps.
+    /// Hands over what was written since the last call, and wakes the receiver if it sleeps.
     #[inline]
     pub fn flush(&mut self) {
-        if std::mem::take(&mut self.untold) {
+        if self.putting.announce(&self.memory) {
             self.memory.frames.ring();
         }
     }

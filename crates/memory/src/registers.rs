@@ -37,15 +37,50 @@ impl Registers {
         let Some(bytes) = bytes else {
             return Err(RegionError::OutOfFile { offset: 0, length, file_size });
         };
+        Registers::map_bytes(file, 0, bytes)
+    }
+
+    /// Maps `length` bytes at `offset` of a device's file that has no size, as VFIO gives it: the kernel's driver
+    /// knows what there is.
+    ///
+    /// # Errors
+    /// [`RegionError`] when the driver has nothing there to be mapped.
+    pub fn map_device(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Registers, RegionError> {
+        let bytes = usize::try_from(length).ok().filter(|bytes| *bytes > 0);
+        let out = RegionError::OutOfFile { offset, length, file_size: 0 };
+        Registers::map_bytes(file, offset, bytes.ok_or(out)?)
+    }
+
+    fn map_bytes(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Registers, RegionError> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
         }
         .map_err(|cause| RegionError::System { what: "mmap", cause })?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap never returns null");
         let registration = Registration::new(base.as_ptr() as usize, bytes);
         Ok(Registers { base, length: bytes, registration })
+    }
+
+    /// Where it is in this process, and its bytes: for what maps it elsewhere.
+    pub fn span(&self) -> (usize, usize) {
+        (self.base.as_ptr() as usize, self.length)
     }
 
     /// Reads the word at `offset`; `None` where there is none.

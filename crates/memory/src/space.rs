@@ -403,6 +403,17 @@ impl DmaSpace {
         Ok(())
     }
 
+    /// As [`slice`](DmaSpace::slice), for who has another way to what is not mapped here: nothing is counted as
+    /// refused.
+    pub fn slice_if_mapped(
+        &self,
+        iova: u64,
+        length: usize,
+        access: Access,
+    ) -> Option<DmaSlice<'_>> {
+        self.try_slice(iova, length, access).ok()
+    }
+
     fn try_slice(&self, iova: u64, length: usize, access: Access) -> Result<DmaSlice<'_>, ()> {
         if !self.master {
             return Err(());

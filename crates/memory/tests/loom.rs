@@ -419,24 +419,35 @@ impl Frames {
     }
 }
 
-/// A sender of frames of these lengths in lines, which sleeps while there is no room.
-fn send_frames(ring: &Frames, lengths: &[usize]) {
+/// A sender of frames of these lengths in lines, which announces `batch` at once and sleeps while there is no room.
+fn send_frames(ring: &Frames, lengths: &[usize], batch: usize) {
     let mut putting = marks::Putting::new(ring.marks.len());
+    let announce = |putting: &mut marks::Putting| {
+        if putting.announce(ring) {
+            ring.frames.ring();
+        }
+    };
     for (number, lines) in lengths.iter().enumerate() {
         let place = loop {
             let seen = ring.room.line.count();
             match putting.room(&ring.credit, *lines).unwrap() {
                 Some(place) => break place,
-                None => drop(ring.room.poll(seen)),
+                None => {
+                    announce(&mut putting);
+                    drop(ring.room.poll(seen));
+                }
             }
         };
         for line in putting.line(place)..putting.line(place) + lines {
             // SAFETY: see `Frames`.
             ring.bytes[line].with_mut(|at| unsafe { *at = number as u32 });
         }
-        putting.publish(ring, place, *lines, *lines as u32);
-        ring.frames.ring();
+        putting.add(ring, place, *lines, *lines as u32);
+        if (number + 1).is_multiple_of(batch) {
+            announce(&mut putting);
+        }
     }
+    announce(&mut putting);
 }
 
 /// A receiver of as many frames, which sleeps while there is none.
@@ -468,13 +479,14 @@ fn receive_frames(ring: &Frames, lengths: &[usize]) {
 
 #[test]
 fn frames_arrive_whole_in_order_and_nobody_sleeps_for_ever() {
-    model(|| {
-        // The second goes around the end of four lines, and waits for the first to be taken.
-        let ring = Arc::new(Frames::new(4));
-        let lengths = [2, 1, 2];
-        let sending = ring.clone();
-        let sender = thread::spawn(move || send_frames(&sending, &lengths));
-        receive_frames(&ring, &lengths);
-        sender.join().unwrap();
-    });
+    // The last goes around the end of four lines, and waits for those before it to be taken.
+    for (lengths, batch) in [([2, 1, 2], 1), ([2, 1, 2], 2), ([1, 1, 2], 3)] {
+        model(move || {
+            let ring = Arc::new(Frames::new(4));
+            let sending = ring.clone();
+            let sender = thread::spawn(move || send_frames(&sending, &lengths, batch));
+            receive_frames(&ring, &lengths);
+            sender.join().unwrap();
+        });
+    }
 }

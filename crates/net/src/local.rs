@@ -1,11 +1,12 @@
-//! A switch of one process, for devices that no node lends: those of tests and of fuzzing. Functions of one network card
-//! reach each other through it, and nobody else.
+//! A network of one process, for devices that no node lends: those of tests and of fuzzing.
 //!
-//! Each port has a ring of its own memory, into which senders copy under its lock, so frames of one sender stay in
-//! order. A port that is full keeps its senders waiting for some milliseconds; after that, frames for it are
-//! dropped until it has taken one: so a receiver that stands still holds nobody up.
+//! Who receives what is decided by the rack's own [`Switch`]. Each port has a ring of its own memory, into which
+//! senders copy under its lock, so frames of one sender stay in order. A port that is full keeps its senders waiting for
+//! some milliseconds; after that, frames for it are dropped until it has taken one: so a receiver that stands
+//! still holds nobody up.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,8 +15,10 @@ use std::time::{Duration, Instant};
 use rackbus_memory::{DmaSlice, Event, SharedMemory};
 
 use crate::address::MacAddress;
+use crate::addressing::{Station, StationKind};
 use crate::offload::Offload;
-use crate::port::{Cause, Frame, MAX_FRAME, MIN_FRAME, Network, Port, PortOptions, Sent};
+use crate::port::{Cause, Frame, Network, Port, PortOptions, Sent};
+use crate::switch::{HEAD, Switch, To};
 
 /// Bytes of a port's ring.
 const RING: usize = 1 << 20;
@@ -26,26 +29,24 @@ const MTU: u16 = 65_535;
 /// Frames begin at multiples of this.
 const LINE: usize = 64;
 
-/// The switches of a node, one for each network card.
+/// The ports of one process, all in one network.
 #[derive(Debug)]
 pub struct LocalNetwork {
     options: BTreeMap<String, PortOptions>,
-    switches: Mutex<BTreeMap<String, Arc<Switch>>>,
+    members: Arc<Members>,
 }
 
 impl LocalNetwork {
-    /// Ports of these functions, each as the rack file describes it.
+    /// Ports of these functions, each as the rack file describes it; of others, without any options.
     pub fn new(ports: impl IntoIterator<Item = (String, PortOptions)>) -> LocalNetwork {
-        LocalNetwork { options: ports.into_iter().collect(), switches: Mutex::default() }
+        LocalNetwork { options: ports.into_iter().collect(), members: Arc::default() }
     }
 }
 
 impl Network for LocalNetwork {
     fn port(&self, function: &str) -> std::io::Result<Box<dyn Port>> {
-        let card = function.rsplit_once('.').map_or(function, |(card, _)| card);
         let options = self.options.get(function).cloned().unwrap_or_default();
-        let switch = lock(&self.switches).entry(card.to_owned()).or_default().clone();
-        switch.join(function, options).map(|port| Box::new(port) as Box<dyn Port>)
+        self.members.join(function, options).map(|port| Box::new(port) as Box<dyn Port>)
     }
 }
 
@@ -54,71 +55,106 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who is joined.
-#[derive(Debug, Default)]
-struct Switch {
-    ports: Mutex<Vec<Member>>,
+/// Who is joined, and the switch of these stations.
+#[derive(Debug)]
+struct Joined {
+    ports: Vec<(Station, Arc<Inbox>)>,
+    switch: Switch,
 }
 
-#[derive(Debug, Clone)]
-struct Member {
-    function: String,
-    inbox: Arc<Inbox>,
+#[derive(Debug)]
+struct Members(Mutex<Joined>);
+
+impl Default for Members {
+    fn default() -> Members {
+        Members(Mutex::new(Joined { ports: Vec::new(), switch: Switch::new(&[], MTU) }))
+    }
 }
 
-impl Switch {
+impl Joined {
+    /// Makes the switch anew, of those who are joined now.
+    fn changed(&mut self) {
+        let stations: Vec<Station> =
+            self.ports.iter().map(|(station, _)| station.clone()).collect();
+        self.switch = Switch::new(&stations, MTU);
+    }
+}
+
+impl Members {
     fn join(
-        self: &Arc<Switch>,
+        self: &Arc<Members>,
         function: &str,
         options: PortOptions,
     ) -> std::io::Result<LocalPort> {
-        let mut members = lock(&self.ports);
-        if members.iter().any(|member| member.function == function) {
+        let mut joined = lock(&self.0);
+        if joined.ports.iter().any(|(station, _)| station.name == function) {
             let text = format!("the port of {function} is held already");
             return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
         }
         let memory = SharedMemory::create("port", RING as u64).map_err(std::io::Error::other)?;
         let mac = options.mac.unwrap_or_else(|| MacAddress::derived(function));
         let inbox = Arc::new(Inbox {
+            mac,
             memory,
-            ring: Mutex::new(RingState { mac, ..RingState::default() }),
+            ring: Mutex::default(),
             parked: AtomicBool::new(false),
             room: AtomicBool::new(false),
             event: Event::new()?,
+        });
+        let station = Station {
+            name: function.to_owned(),
+            host: String::new(),
+            mac,
+            // Nobody here uses IP addresses but the drivers at the ports, which choose their own.
+            ipv4: Ipv4Addr::UNSPECIFIED,
+            ipv6: Ipv6Addr::UNSPECIFIED,
+            kind: StationKind::Function,
             vlan: options.vlan,
             anti_spoofing: options.anti_spoofing,
-        });
-        members.push(Member { function: function.to_owned(), inbox: inbox.clone() });
-        Ok(LocalPort { switch: self.clone(), inbox, told: Vec::new(), mtu: MTU })
+        };
+        joined.ports.push((station, inbox.clone()));
+        joined.changed();
+        Ok(LocalPort { members: self.clone(), inbox, told: Vec::new(), mtu: MTU })
     }
 
-    /// The inboxes of others that a frame to `to` is for, of members of the VLAN.
-    fn receivers(&self, to: MacAddress, sender: &Arc<Inbox>) -> Vec<Arc<Inbox>> {
-        let members = lock(&self.ports);
-        let others = members.iter().map(|member| &member.inbox);
-        let others =
-            others.filter(|inbox| !Arc::ptr_eq(inbox, sender) && inbox.vlan == sender.vlan);
-        others.filter(|inbox| to.is_group() || lock(&inbox.ring).mac == to).cloned().collect()
+    /// The inboxes of those whom a frame of `length` bytes, which begins with `head`, is for.
+    fn receivers(
+        &self,
+        sender: &Arc<Inbox>,
+        offload: &Offload,
+        head: &[u8],
+        length: usize,
+    ) -> Result<(To, Vec<Arc<Inbox>>), Cause> {
+        let joined = lock(&self.0);
+        let of = |inbox: &Arc<Inbox>| Arc::ptr_eq(inbox, sender);
+        let from = joined.ports.iter().position(|(_, inbox)| of(inbox)).ok_or(Cause::Down)?;
+        let (to, tagged) = joined.switch.decide(from, offload, head, length)?;
+        let receives = |nth: usize| match to {
+            To::Station(station) => nth == station,
+            To::All => joined.switch.hears(nth, from, tagged),
+            To::Outside => false,
+        };
+        let all = joined.ports.iter().enumerate();
+        let receivers = all.filter(|(nth, _)| receives(*nth));
+        Ok((to, receivers.map(|(_, (_, inbox))| inbox.clone()).collect()))
     }
 }
 
 /// What came for a port.
 #[derive(Debug)]
 struct Inbox {
+    mac: MacAddress,
     memory: SharedMemory,
     ring: Mutex<RingState>,
     parked: AtomicBool,
     /// A port that was full has room again.
     room: AtomicBool,
     event: Event,
-    vlan: Option<u16>,
-    anti_spoofing: bool,
 }
 
 /// Frames in the ring's memory, each a place, a length and what is left to do.
 #[derive(Debug, Default)]
 struct RingState {
-    mac: MacAddress,
     attended: bool,
     frames: std::collections::VecDeque<(usize, usize, Offload)>,
     /// Where the next frame goes.
@@ -188,10 +224,10 @@ impl Inbox {
     }
 }
 
-/// An end of a switch.
+/// A port of the network.
 #[derive(Debug)]
 struct LocalPort {
-    switch: Arc<Switch>,
+    members: Arc<Members>,
     inbox: Arc<Inbox>,
     /// Receivers of what was sent since the last flush.
     told: Vec<Arc<Inbox>>,
@@ -201,29 +237,15 @@ struct LocalPort {
 impl Drop for LocalPort {
     fn drop(&mut self) {
         self.attend(false);
-        lock(&self.switch.ports).retain(|member| !Arc::ptr_eq(&member.inbox, &self.inbox));
+        let mut joined = lock(&self.members.0);
+        joined.ports.retain(|(_, inbox)| !Arc::ptr_eq(inbox, &self.inbox));
+        joined.changed();
     }
 }
 
 impl Port for LocalPort {
     fn mac(&self) -> MacAddress {
-        lock(&self.inbox.ring).mac
-    }
-
-    fn set_mac(&mut self, mac: MacAddress) -> bool {
-        let members = lock(&self.switch.ports);
-        let others = members.iter().map(|member| &member.inbox);
-        let mut others = others.filter(|inbox| !Arc::ptr_eq(inbox, &self.inbox));
-        let own = lock(&self.inbox.ring).mac;
-        if mac == own {
-            return true;
-        }
-        let taken = others.any(|inbox| lock(&inbox.ring).mac == mac);
-        if taken || self.inbox.anti_spoofing || !mac.is_station() {
-            return false;
-        }
-        lock(&self.inbox.ring).mac = mac;
-        true
+        self.inbox.mac
     }
 
     fn mtu(&self) -> u16 {
@@ -245,34 +267,21 @@ impl Port for LocalPort {
 
     fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
         let length: usize = parts.iter().map(DmaSlice::len).sum();
-        if !(MIN_FRAME..=MAX_FRAME).contains(&length) {
-            return Sent::Dropped(Cause::Length);
-        }
-        if !offload.is_sound(length) {
-            return Sent::Dropped(Cause::Offload);
-        }
-        // Its owner may change the frame at any time: addresses are read once.
-        let mut head = [0; MIN_FRAME];
+        // Its owner may change the frame at any time: what is decided by is read once.
+        let mut head = [0; HEAD];
         let mut done = 0;
         for part in parts {
             done += part.copy_to(&mut head[done..]);
         }
-        let address = |from: usize| MacAddress([0, 1, 2, 3, 4, 5].map(|byte| head[from + byte]));
-        let (to, from) = (address(0), address(6));
-        if self.inbox.anti_spoofing && from != lock(&self.inbox.ring).mac {
-            return Sent::Dropped(Cause::Spoofed);
-        }
-        if self.inbox.vlan.is_some() && matches!(head[12..], [0x81, 0] | [0x88, 0xa8]) {
-            return Sent::Dropped(Cause::Vlan);
-        }
-        let receivers = self.switch.receivers(to, &self.inbox);
-        let mut sent = match (receivers.is_empty(), to.is_group()) {
-            (true, false) => Sent::Dropped(Cause::Unknown),
-            _ => Sent::Done,
+        let found = self.members.receivers(&self.inbox, &offload, &head[..done], length);
+        let (to, receivers) = match found {
+            Ok(found) => found,
+            Err(cause) => return Sent::Dropped(cause),
         };
+        let mut sent = Sent::Done;
         for receiver in receivers {
             let put = receiver.put(&self.inbox, offload, parts, length);
-            if !to.is_group() {
+            if to != To::All {
                 sent = put;
             }
             if !self.told.iter().any(|known| Arc::ptr_eq(known, &receiver)) {
@@ -325,14 +334,24 @@ impl Port for LocalPort {
 mod tests {
     use super::*;
 
+    /// Bytes of the longest frame without a tag.
+    const LONGEST: usize = 14 + MTU as usize;
+
     fn port(network: &LocalNetwork, function: &str) -> Box<dyn Port> {
         let mut port = network.port(function).unwrap();
         port.attend(true);
         port
     }
 
-    fn frame(memory: &SharedMemory, to: MacAddress, number: u32, length: usize) -> DmaSlice<'_> {
+    /// A frame from an address to another.
+    fn frame(
+        memory: &SharedMemory,
+        (from, to): (MacAddress, MacAddress),
+        number: u32,
+        length: usize,
+    ) -> DmaSlice<'_> {
         memory.whole().write_obj(0, &to.0);
+        memory.whole().write_obj(6, &from.0);
         memory.whole().write_obj(14, &number);
         memory.whole().part(0, length).unwrap()
     }
@@ -350,8 +369,10 @@ mod tests {
         let memory = SharedMemory::create("frames", 1 << 17).unwrap();
         let (to, mut sent, mut came) = (b.mac(), 0u32, 0);
         for round in 0..2000usize {
-            let length = 18 + (round * 7919) % (MAX_FRAME - 18);
-            if a.send(Offload::default(), &[frame(&memory, to, sent, length)]) == Sent::Done {
+            let length = 18 + (round * 7919) % (LONGEST - 18);
+            if a.send(Offload::default(), &[frame(&memory, (a.mac(), to), sent, length)])
+                == Sent::Done
+            {
                 sent += 1;
             }
             // The ring is mostly nearly full, and sometimes empty.
@@ -375,7 +396,7 @@ mod tests {
         let (mut a, mut b) = (port(&network, "h/nic0.vf1"), port(&network, "h/nic0.vf2"));
         let memory = SharedMemory::create("frames", 1 << 17).unwrap();
         let to = b.mac();
-        let whole = frame(&memory, to, 0, MAX_FRAME);
+        let whole = frame(&memory, (a.mac(), to), 0, LONGEST);
         while a.send(Offload::default(), &[whole]) == Sent::Done {}
         assert!(a.park(), "nothing came");
         assert!(!Event::wait_any(&[a.wake_fd()], Some(0)));
@@ -395,25 +416,24 @@ mod tests {
         assert_eq!(a.send(Offload::default(), &[whole]), Sent::Dropped(Cause::Full));
         // And the others nothing.
         let mut c = port(&network, "h/nic0.vf3");
-        let other = frame(&memory, c.mac(), 7, 100);
+        let other = frame(&memory, (a.mac(), c.mac()), 7, 100);
         assert_eq!(a.send(Offload::default(), &[other]), Sent::Done);
         assert_eq!(number(&mut c), Some(7));
     }
 
     #[test]
     fn each_frame_goes_to_whom_it_is_for() {
-        let options = |vlan, anti_spoofing| PortOptions { mac: None, vlan, anti_spoofing };
+        let options = || PortOptions { vlan: Some(7), ..PortOptions::default() };
         let network = LocalNetwork::new([
-            ("h/nic0.vf2".to_owned(), options(Some(7), true)),
-            ("h/nic0.vf3".to_owned(), options(Some(7), false)),
+            ("h/nic0.vf2".to_owned(), options()),
+            ("h/nic0.vf3".to_owned(), options()),
         ]);
         let names = ["h/nic0.vf1", "h/nic0.vf2", "h/nic0.vf3", "h/nic0.vf4", "h/nic1.vf1"];
         let mut ports = names.map(|name| port(&network, name));
         let macs = [0, 1, 2, 3, 4].map(|at: usize| ports[at].mac());
         let memory = SharedMemory::create("frames", 4096).unwrap();
         let mut send = |from: usize, to, sender: MacAddress, kind: [u8; 2]| {
-            let frame = frame(&memory, to, 1, 60);
-            memory.whole().write_obj(6, &sender.0);
+            let frame = frame(&memory, (sender, to), 1, 60);
             memory.whole().write_obj(12, &kind);
             let sent = ports[from].send(Offload::default(), &[frame]);
             let reached: Vec<usize> =
@@ -421,19 +441,21 @@ mod tests {
             (sent, reached)
         };
         let (all, ip, tag) = (MacAddress::BROADCAST, [8, 0], [0x81, 0]);
-        assert_eq!(send(0, all, macs[0], ip), (Sent::Done, vec![3]));
-        assert_eq!(send(0, macs[3], macs[0], tag), (Sent::Done, vec![3]));
-        for unknown in [macs[1], macs[4], macs[0]] {
-            let dropped = Sent::Dropped(Cause::Unknown);
-            assert_eq!(send(0, unknown, macs[0], ip), (dropped, vec![]));
-        }
+        assert_eq!(send(0, all, macs[0], ip), (Sent::Done, vec![3, 4]));
+        assert_eq!(send(0, macs[3], macs[0], ip), (Sent::Done, vec![3]));
+        assert_eq!(send(0, macs[4], macs[0], ip), (Sent::Done, vec![4]));
+        assert_eq!(send(1, all, macs[1], ip), (Sent::Done, vec![2]));
         assert_eq!(send(1, macs[2], macs[1], ip), (Sent::Done, vec![2]));
-        assert_eq!(send(1, macs[2], macs[0], ip), (Sent::Dropped(Cause::Spoofed), vec![]));
-        assert_eq!(send(2, all, macs[0], ip), (Sent::Done, vec![1]));
-        assert_eq!(send(2, all, macs[2], tag), (Sent::Dropped(Cause::Vlan), vec![]));
-        assert!(!ports[1].set_mac(MacAddress([2; 6])), "it may not have another address");
-        assert!(!ports[0].set_mac(macs[3]), "somebody has it");
-        assert!(ports[0].set_mac(MacAddress([2; 6])) && ports[0].mac() == MacAddress([2; 6]));
+        let refused = [
+            (send(0, macs[0], macs[0], ip), Cause::Unknown),
+            (send(0, MacAddress([2; 6]), macs[0], ip), Cause::Unknown),
+            (send(0, macs[1], macs[0], ip), Cause::Vlan),
+            (send(0, macs[3], macs[0], tag), Cause::Vlan),
+            (send(1, macs[2], macs[0], ip), Cause::Spoofed),
+        ];
+        for (sent, cause) in refused {
+            assert_eq!(sent, (Sent::Dropped(cause), vec![]));
+        }
     }
 
     #[test]
@@ -443,7 +465,7 @@ mod tests {
         let mut b = network.port("h/nic0.vf2").unwrap();
         let memory = SharedMemory::create("frames", 4096).unwrap();
         let to = b.mac();
-        let frame = frame(&memory, to, 1, 60);
+        let frame = frame(&memory, (a.mac(), to), 1, 60);
         assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Down));
         assert!(network.port("h/nic0.vf2").is_err(), "somebody holds it");
         b.attend(true);

@@ -61,13 +61,8 @@ pub struct Frame<'a> {
 
 /// One end of the network.
 pub trait Port: Send {
-    /// Its address.
+    /// The Ethernet address that it sends from and receives by. It never changes.
     fn mac(&self) -> MacAddress;
-
-    /// Its owner takes another address. False when it may not: it keeps the one that it has.
-    fn set_mac(&mut self, mac: MacAddress) -> bool {
-        mac == self.mac()
-    }
 
     /// Bytes of the longest IP packet that the network takes: 1280 to 65,535.
     fn mtu(&self) -> u16;

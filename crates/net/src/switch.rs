@@ -1,8 +1,9 @@
 //! Who receives a frame, and whether its sender may send it (pure).
 //!
 //! The stations of the rack are known from its file, so nothing is learned and nothing is flooded but what is
-//! for a group. A station sends from its own Ethernet address only. Where the rack file says so of a function, it also
-//! uses its own IP addresses only, in what it says of itself by ARP and neighbour discovery as well. What is for nobody in the rack goes to its uplink, where there is one.
+//! for a group. A station sends from its own Ethernet address only. Where the rack file says so of a function, it
+//! also uses its own IP addresses only, in what it says of itself by ARP and neighbour discovery as well. What is
+//! for nobody in the rack goes to its uplink, where there is one.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

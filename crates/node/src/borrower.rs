@@ -6,6 +6,7 @@
 //! as by an absent device. So does what is attached when the lease ends: a driver sees a card that
 //! was pulled out, and its QEMU no broken connection.
 
+pub mod host;
 mod saved;
 
 use std::collections::BTreeMap;
@@ -17,13 +18,15 @@ use rackbus_control::api::{DeviceReport, PeerReport};
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
-use rackbus_link::{Connect, Hello, Medium, Service, VERSION};
+use rackbus_link::{Connect, Hello, InWindow, LinkError, Medium, Service, VERSION};
 use rackbus_memory::Gate;
 use rackbus_pci::MediumAccess;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Server, Shown, ShownWith};
+use rackbus_vfio::PciAddress;
 use rackbus_vm::{Interrupts, interrupts};
 use rustix::io::Errno;
 
+use crate::borrower::host::{HostError, HostFunctions};
 use crate::front::{MediumConversation, PlacedDevice};
 use crate::lent_out::LentOut;
 use crate::peers::{Followed, Membership, PeerGroups, Windows};
@@ -41,6 +44,12 @@ pub enum BorrowError {
         /// Why the socket could not be made.
         cause: std::io::Error,
     },
+    /// The lender does not lend it.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// It does not appear in this host's own PCI tree.
+    #[error(transparent)]
+    Host(#[from] HostError),
 }
 
 /// Told when somebody uses a function, and when its lender was lost meanwhile.
@@ -81,6 +90,8 @@ pub struct BorrowedFunctions {
     peers: Arc<PeerGroups>,
     gate: Gate,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
+    /// Those in this host's own PCI tree.
+    in_host: HostFunctions,
     /// Those of leases that have ended, whose users may still have the socket open.
     ended: Mutex<Vec<Arc<Open>>>,
 }
@@ -192,7 +203,49 @@ impl BorrowedFunctions {
     ) -> Self {
         let (peers, open, ended) = Default::default();
         let (rack, host, folder) = (rack.to_owned(), host.to_owned(), folder.to_owned());
-        BorrowedFunctions { rack, host, folder, link, fabric, listener, peers, gate, open, ended }
+        let in_host = HostFunctions::default();
+        BorrowedFunctions {
+            rack,
+            host,
+            folder,
+            link,
+            fabric,
+            listener,
+            peers,
+            gate,
+            open,
+            in_host,
+            ended,
+        }
+    }
+
+    /// The same on a host with these NTBs, by the host that each leads to.
+    #[must_use]
+    pub fn with_ntbs(self, ntbs: BTreeMap<String, PciAddress>) -> Self {
+        BorrowedFunctions { in_host: HostFunctions::new(ntbs), ..self }
+    }
+
+    /// Has the function appear in this host's own PCI tree, and returns its directory in sysfs.
+    fn open_in_host(&self, grant: Grant) -> Result<PathBuf, BorrowError> {
+        if let Some(path) = self.in_host.path(&grant) {
+            return Ok(path);
+        }
+        let hello = self.hello(&grant);
+        let stream = self.link.connect(&grant.address, &hello)?;
+        let place = InWindow::receive(&*stream, &hello.to)?;
+        let (listener, lost) = (self.listener.clone(), grant.clone());
+        let on_lost: OnLost = Box::new(move |reason| listener.lender_lost(&lost, &reason));
+        Ok(self.in_host.open(grant, place, stream, on_lost)?)
+    }
+
+    fn hello(&self, grant: &Grant) -> Hello {
+        Hello {
+            version: VERSION,
+            rack: self.rack.clone(),
+            from: self.host.clone(),
+            to: grant.function.host.clone(),
+            service: wanted(grant),
+        }
     }
 
     /// Makes the function's socket and returns its path. Opening the same lease again changes
@@ -201,6 +254,9 @@ impl BorrowedFunctions {
     /// # Errors
     /// [`BorrowError`].
     pub fn open(&self, grant: Grant) -> Result<PathBuf, BorrowError> {
+        if grant.placement == Placement::Host {
+            return self.open_in_host(grant);
+        }
         let mut all = self.all();
         if let Some(open) = all.get(&grant.lease).filter(|open| open.grant.same_lease(&grant)) {
             return Ok(open.path.clone());
@@ -224,13 +280,7 @@ impl BorrowedFunctions {
 
     fn opener(&self, open: &Arc<Open>) -> AttachOpener {
         AttachOpener {
-            hello: Hello {
-                version: VERSION,
-                rack: self.rack.clone(),
-                from: self.host.clone(),
-                to: open.grant.function.host.clone(),
-                service: wanted(&open.grant),
-            },
+            hello: self.hello(&open.grant),
             link: self.link.clone(),
             fabric: self.fabric.clone(),
             listener: self.listener.clone(),
@@ -243,6 +293,9 @@ impl BorrowedFunctions {
     /// Ends a lease's socket: on return it is gone, and the lender is let go. Whoever still has it
     /// open finds an absent device there. Closing what is not open changes nothing.
     pub fn close(&self, lease: u64) {
+        if self.in_host.close(lease) {
+            return;
+        }
         let Some(open) = self.all().remove(&lease) else { return };
         open.close();
         if let Some(server) = &mut *open.server() {
@@ -273,6 +326,9 @@ impl BorrowedFunctions {
 
     /// The socket of a lease, and the process that uses it now.
     pub fn user(&self, lease: u64) -> Option<(PathBuf, Option<u32>)> {
+        if let Some(path) = self.in_host.path_of(lease) {
+            return Some((path, None));
+        }
         let open = self.all().get(&lease)?.clone();
         Some((open.path.clone(), open.process()))
     }
@@ -293,6 +349,7 @@ fn wanted(grant: &Grant) -> Service {
     match grant.placement {
         Placement::Lender => Service::Function { device, lease, epoch },
         Placement::Borrower => Service::Medium { device, lease, epoch },
+        Placement::Host => Service::Window { device, lease, epoch },
     }
 }
 
@@ -368,6 +425,7 @@ impl AttachOpener {
         let on_lost = self.on_lost();
         let none = |error: String| DeviceError::new(Errno::NODEV, error);
         match open.grant.placement {
+            Placement::Host => Err(none("it is in this host's own PCI tree".to_owned())),
             Placement::Lender => {
                 let device = RemoteDevice::attach(stream, on_lost);
                 let device = device.map_err(|error| none(error.to_string()))?;
@@ -451,7 +509,7 @@ mod tests {
     use rackbus_devices::nvme::{Nvme, NvmeConfig};
     use rackbus_fabric::rack::Rack;
     use rackbus_fabric::{Fabric, derive};
-    use rackbus_link::{Conversation, LinkError};
+    use rackbus_link::Conversation;
     use rackbus_memory::Stream;
     use rackbus_pci::endpoint::Endpoint;
     use rackbus_pci::vfio_user::Client;

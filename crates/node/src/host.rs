@@ -1,5 +1,6 @@
 //! A whole node: one host's lender, borrower, link and agent, put together and run.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use rackbus_lease::Grant;
 use rackbus_link::{Link, Listener as LinkListener, Service};
 use rackbus_memory::{Gate, PacketListener};
 use rackbus_segment::directory::Settings;
+use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
 use crate::agent::{Agent, Heard, Identity};
@@ -31,6 +33,8 @@ use crate::users::Users;
 /// What a node is started with.
 #[derive(Clone)]
 pub struct NodeOptions {
+    /// The NTBs through which functions come into this host's own PCI tree, by the host that each leads to.
+    pub ntbs: BTreeMap<String, PciAddress>,
     /// Name of the rack that it belongs to.
     pub rack: String,
     /// Name of the node's host.
@@ -111,7 +115,12 @@ fn lend(
     let mut sessions = Vec::new();
     let Some(state) = state else {
         for (name, lendable) in &options.devices {
-            lender.add(name, lendable.clone())?;
+            match lender.add(name, lendable.clone()) {
+                Err(error) if lendable.may_be_absent() => {
+                    tracing::error!(%error, "it is tried again when it is lent");
+                }
+                added => added?,
+            }
         }
         return Ok((lender, sessions));
     };
@@ -198,7 +207,8 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
         fabric.clone(),
         listener,
         gate.clone(),
-    );
+    )
+    .with_ntbs(options.ntbs.clone());
     let mut process =
         NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
     let agent_state = match state {
@@ -376,7 +386,7 @@ fn attend(
                         drop(passage);
                         network.attend(incoming);
                     }
-                    Service::Function { .. } | Service::Medium { .. } => {
+                    Service::Function { .. } | Service::Medium { .. } | Service::Window { .. } => {
                         lender.attend(incoming, &passage);
                     }
                 }

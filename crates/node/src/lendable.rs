@@ -20,6 +20,7 @@ use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
 
 use crate::report;
 use crate::upstream::Upstream;
+use crate::vfio::{self, Physical};
 
 /// Why a function is not ready.
 #[derive(Debug)]
@@ -33,6 +34,11 @@ pub enum NotReady {
 /// A function that a node lends. Calls come from any thread; those that change who has it come one
 /// at a time.
 pub trait Lendable: Debug + Send + Sync {
+    /// Whether a node begins without it and has it ready when it is asked for: the machine may be without it now.
+    fn may_be_absent(&self) -> bool {
+        false
+    }
+
     /// Has it ready for its next user, reset and scrubbed: starts what it runs on, at first and after
     /// that failed. Waits no longer than `limit`.
     ///
@@ -71,6 +77,22 @@ pub trait Lendable: Debug + Send + Sync {
     /// # Errors
     /// When it cannot be used.
     fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>>;
+
+    /// Lends it to the kernel of `borrower`, through this host's NTB to that host, for the lease of this epoch: in that
+    /// host's own PCI tree. Dropping what is returned takes it away, resets and scrubs it; where it is lost before, the
+    /// conversation with the borrower's node, `stream`, is ended.
+    ///
+    /// # Errors
+    /// When it is none of this machine's own functions, or there is no such NTB.
+    fn lend_in_window(
+        &self,
+        _borrower: &str,
+        _epoch: u64,
+        _stream: &Arc<dyn Stream>,
+    ) -> io::Result<LentInWindow> {
+        let what = "only a function of the machine itself (kind = \"vfio\") can be lent to a host's own kernel";
+        Err(io::Error::new(io::ErrorKind::Unsupported, what))
+    }
 
     /// Takes all of its user's memory and interrupts away at once, although it hangs. It is not
     /// scrubbed by that.
@@ -120,6 +142,15 @@ pub enum NotSaved {
     Hangs,
     /// It cannot be.
     Refused(SaveError),
+}
+
+/// A function in a borrower's window.
+#[derive(Debug)]
+pub struct LentInWindow {
+    /// Offset of its control area there.
+    pub offset: u64,
+    /// What takes it away when it is dropped.
+    pub held: Box<dyn Debug + Send>,
 }
 
 /// A function in the hands of one user.
@@ -329,12 +360,13 @@ impl Lendable for Modelled {
     }
 }
 
-/// What `host` lends of a rack's devices, which find their files in `folders`. Those that only the
-/// timing model knows are left out.
+/// What `host` lends of a rack's devices, which find their files in `folders`; functions of the machine also through
+/// its NTBs. Those that only the timing model knows are left out.
 pub fn of_host(
     host: &str,
     devices: &[RackDevice],
     folders: &Folders,
+    ntbs: &Arc<vfio::Ntbs>,
 ) -> Vec<(String, Arc<dyn Lendable>)> {
     let lendable = |device: &RackDevice| {
         let name = device.function.strip_prefix(host)?.strip_prefix('/')?.to_owned();
@@ -342,6 +374,11 @@ pub fn of_host(
         if let Some(server) = config.upstream(&folders) {
             let upstream = Upstream::new(&name, server);
             return Some((name, Arc::new(upstream) as Arc<dyn Lendable>));
+        }
+        if let Some(function) = config.physical() {
+            let taker = vfio::taker(host, &folders);
+            let physical = Physical::new(&name, function, &taker).with_ntbs(ntbs.clone());
+            return Some((name, Arc::new(physical) as Arc<dyn Lendable>));
         }
         let modelled = Modelled::described(&name, config, folders);
         Some((name, Arc::new(modelled) as Arc<dyn Lendable>))

@@ -21,15 +21,15 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::DeviceReport;
 use rackbus_control::lease_span;
 use rackbus_devices::class::LentTo;
-use rackbus_fabric::{FabricHandle, Lending, UnknownPart};
+use rackbus_fabric::{FabricHandle, UnknownPart};
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
 };
-use rackbus_link::{Incoming, Medium, Service};
+use rackbus_link::{InWindow, Incoming, Medium, Service};
 use rackbus_memory::{Passage, Stream};
 use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
 
-use crate::lendable::{Attached, Lendable, NotReady};
+use crate::lendable::{Attached, Lendable, LentInWindow, NotReady};
 use tenancy::Tenancy;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
@@ -135,11 +135,11 @@ impl std::fmt::Debug for Lent {
 
 #[derive(Default)]
 struct State {
-    session: Option<Session>,
+    session: Option<InUse>,
 }
 
 /// The conversation of who is attached.
-struct Session {
+struct InUse {
     stream: Arc<dyn Stream>,
     /// Where it rests; nothing while it goes on.
     at: Option<Conversation>,
@@ -303,6 +303,7 @@ impl LentFunctions {
         let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
             Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
             Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
+            Service::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
             Service::Segments | Service::Network => {
                 return incoming.refuse("this is for functions");
             }
@@ -316,8 +317,19 @@ impl LentFunctions {
         let stream: Arc<dyn Stream> = incoming.stream.clone();
         let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
         let function = format!("{}/{device}", self.host);
-        let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
-        let attached = lending.and_then(|lending| lent.attach(&wanted, lending, &stream));
+        let attached = match placement {
+            Placement::Host => lent.attach(&wanted, &stream, |lendable| {
+                lendable.lend_in_window(&from, epoch, &stream).map(Session::InWindow)
+            }),
+            Placement::Lender | Placement::Borrower => {
+                let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
+                lending.and_then(|lending| {
+                    lent.attach(&wanted, &stream, |lendable| {
+                        lendable.attach(lending, &stream).map(Session::Attached)
+                    })
+                })
+            }
+        };
         let (end, session) = match attached {
             Ok(attached) => attached,
             Err(error) => {
@@ -330,13 +342,21 @@ impl LentFunctions {
             }
         };
         tracing::info!(device, from, epoch, %placement, "function attached");
-        match placement {
-            Placement::Lender => {
+        match &session {
+            Session::Attached(session) if placement == Placement::Borrower => {
+                serve_medium(&lent, incoming, &**session, passage);
+            }
+            Session::Attached(session) => {
                 if incoming.accept().is_ok() {
-                    lent.hold(&*stream, &session, Conversation::default(), passage);
+                    lent.hold(&*stream, session, Conversation::default(), passage);
                 }
             }
-            Placement::Borrower => serve_medium(&lent, incoming, &*session, passage),
+            Session::InWindow(LentInWindow { offset, .. }) => {
+                let place = InWindow { offset: *offset, epoch };
+                if incoming.accept().is_ok_and(|stream| place.send(&*stream).is_ok()) {
+                    lent.hold_medium(&*stream, passage);
+                }
+            }
         }
         // Dropping the session scrubs the function, which gives up what a front asked of its medium and
         // ends all loans; only then may anybody else have it.
@@ -355,6 +375,14 @@ impl LentFunctions {
             },
         })
     }
+}
+
+/// A function in the hands of a borrower.
+enum Session {
+    /// Of a driver or a front.
+    Attached(Box<dyn Attached>),
+    /// Of a host's kernel.
+    InWindow(LentInWindow),
 }
 
 /// Hands the medium of `session`'s function to the front that connected, and waits for its end.
@@ -493,12 +521,12 @@ impl Lent {
 
     /// Lets `wanted` attach, if the lease says so. Its own former conversation may need a moment to
     /// end. Dropping the session and then the other half ends it.
-    fn attach(
+    fn attach<T>(
         &self,
         wanted: &Holder,
-        lending: Lending,
         stream: &Arc<dyn Stream>,
-    ) -> Result<(SessionEnd<'_>, Box<dyn Attached>), LendError> {
+        give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
+    ) -> Result<(SessionEnd<'_>, T), LendError> {
         let deadline = Instant::now() + SUCCESSION;
         let mut state = self.lock();
         loop {
@@ -512,7 +540,7 @@ impl Lent {
             let waited = self.idle.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        match self.open(&mut state, lending, stream) {
+        match self.open(&mut state, stream, give) {
             Ok(session) => Ok((SessionEnd(self), session)),
             Err(error) => {
                 // The guard would lock the state again.
@@ -524,12 +552,12 @@ impl Lent {
         }
     }
 
-    fn open(
+    fn open<T>(
         &self,
         state: &mut State,
-        lending: Lending,
         stream: &Arc<dyn Stream>,
-    ) -> Result<Box<dyn Attached>, LendError> {
+        give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
+    ) -> Result<T, LendError> {
         self.start(state)?;
         // A model that failed since it was armed was started anew just now, and knows of no promise.
         let promised = self.promised();
@@ -537,9 +565,9 @@ impl Lent {
             self.lendable.change_level(promised.as_deref()).map_err(LendError::Level)?;
         }
         drop(promised);
-        let attached = self.lendable.attach(lending, stream);
+        let attached = give(&*self.lendable);
         let attached = attached.map_err(|cause| self.broken(cause))?;
-        state.session = Some(Session { stream: stream.clone(), at: None });
+        state.session = Some(InUse { stream: stream.clone(), at: None });
         Ok(attached)
     }
 }
@@ -574,7 +602,7 @@ mod tests {
 
         fn attach(
             &self,
-            _lending: Lending,
+            _lending: rackbus_fabric::Lending,
             _stream: &Arc<dyn Stream>,
         ) -> std::io::Result<Box<dyn Attached>> {
             Err(std::io::Error::other("it is not needed here"))
@@ -606,7 +634,13 @@ mod tests {
         lender.arm("d0", epoch, level_of.as_deref());
         let lending = fabric.lending("alpha/d0", "beta").unwrap();
         let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
-        assert!(lender.find("d0").unwrap().attach(&holder, lending, &stream).is_err());
+        assert!(
+            lender
+                .find("d0")
+                .unwrap()
+                .attach(&holder, &stream, |it| it.attach(lending, &stream))
+                .is_err()
+        );
         assert_eq!(*function.0.lock().unwrap(), [level_of]);
     }
 }

@@ -34,6 +34,7 @@ mod sequencer;
 pub mod unplug;
 pub mod upstream;
 pub mod users;
+pub mod vfio;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
 pub use handover::{HandOverError, Inherited, Program};

@@ -64,6 +64,7 @@ impl Attempt {
         let service = match placement {
             Placement::Lender => Service::Function { device, lease, epoch },
             Placement::Borrower => Service::Medium { device, lease, epoch },
+            Placement::Host => Service::Window { device, lease, epoch },
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
         let hello = Hello { version: VERSION, rack, from: borrower, to, service };

@@ -359,6 +359,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         kind: "nvme".into(),
         detail: String::new(),
         separable: true,
+        windows: Default::default(),
     };
     let inventory = Inventory {
         rack: "test".into(),

@@ -27,6 +27,25 @@ const MSI_AT: u16 = 0xa0;
 const VENDOR_AT: u16 = 0xb0;
 const SERIAL_AT: u16 = 0x100;
 
+/// Where a function has its MSI-X table and the pending bits, both in one BAR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsixPlace {
+    /// The BAR.
+    pub bar: u8,
+    /// Offset of the table in it, a multiple of 8.
+    pub table: u32,
+    /// Offset of the pending bits, a multiple of 8.
+    pub pba: u32,
+}
+
+impl MsixPlace {
+    /// In [`MSIX_BAR`], which holds nothing else.
+    pub fn alone(vectors: u16) -> MsixPlace {
+        let (_, pba) = msix_layout(vectors);
+        MsixPlace { bar: MSIX_BAR, table: 0, pba: halves(pba)[0] }
+    }
+}
+
 /// One field of configuration space: up to four bytes, little endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Field {
@@ -68,9 +87,16 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// The space of `info`, as after reset.
+    /// The space of `info`, as after reset, with the MSI-X table in a BAR of its own.
     pub fn new(info: &FunctionInfo) -> Self {
-        let mut fields = fields(info);
+        ConfigSpace::with(info, MsixPlace::alone(info.msix_vectors), &[])
+    }
+
+    /// The same with the MSI-X table at a place of the function's choice, and with registers of its own beside
+    /// those that PCI defines: offset, bytes and value, read-only to software.
+    pub fn with(info: &FunctionInfo, msix: MsixPlace, own: &[(u16, u8, u32)]) -> Self {
+        let mut fields = fields(info, msix);
+        fields.extend(own.iter().map(|(offset, bytes, value)| ro(*offset, *bytes, *value)));
         let access_at = vendor_capabilities(&mut fields, info);
         let mut writable = Box::new([0; CONFIG_SPACE_SIZE]);
         for field in &fields {
@@ -88,6 +114,14 @@ impl ConfigSpace {
         self.bytes.fill(0);
         for field in &self.fields {
             put(&mut self.bytes[..], field, field.reset);
+        }
+    }
+
+    /// The device itself changes what software reads at `offset`, until the next reset.
+    pub fn set(&mut self, offset: u16, value: &[u8]) {
+        let at = usize::from(offset);
+        if let Some(bytes) = self.bytes.get_mut(at..at + value.len()) {
+            bytes.copy_from_slice(value);
         }
     }
 
@@ -218,7 +252,7 @@ fn put(bytes: &mut [u8], field: &Field, value: u32) {
 }
 
 /// The table: header, power management, PCI Express, MSI-X, MSI, serial number.
-fn fields(info: &FunctionInfo) -> Vec<Field> {
+fn fields(info: &FunctionInfo, msix: MsixPlace) -> Vec<Field> {
     let [base, sub, interface] = info.class;
     let command = Command::MEMORY_SPACE
         | Command::BUS_MASTER
@@ -243,7 +277,7 @@ fn fields(info: &FunctionInfo) -> Vec<Field> {
     info.bars.iter().for_each(|bar| bar_fields(&mut table, bar));
     let own_at = if info.vendor.is_empty() { 0 } else { own_capabilities_at(info) };
     let next = if info.msi_vectors == 0 { own_at } else { MSI_AT };
-    capabilities(&mut table, info.msix_vectors, next);
+    capabilities(&mut table, info.msix_vectors, msix, next);
     if let Some(capable) = info.msi_vectors.checked_ilog2() {
         msi_capability(&mut table, capable, own_at);
     }
@@ -268,13 +302,12 @@ fn bar_fields(table: &mut Vec<Field>, bar: &Bar) {
 }
 
 /// Those of every function; `next` is where the one after them is, or 0.
-fn capabilities(table: &mut Vec<Field>, vectors: u16, next: u16) {
+fn capabilities(table: &mut Vec<Field>, vectors: u16, place: MsixPlace, next: u16) {
     // A link of our own invention: 8 GT/s, four lanes; software only displays it.
     const SPEED: u32 = 3;
     const WIDTH: u32 = 4 << express::LINK_WIDTH_SHIFT;
     let device = express::DEVCAP_ROLE_BASED_ERRORS | express::DEVCAP_FLR | express::DEVCAP_MPS_256;
-    let (_, pba) = msix_layout(vectors);
-    let bir = u32::from(MSIX_BAR);
+    let bir = u32::from(place.bar);
     let msix_writable = msix::CONTROL_ENABLE | msix::CONTROL_MASK_ALL;
     table.extend([
         ro(PM_AT, 1, capability::POWER_MANAGEMENT.into()),
@@ -301,8 +334,8 @@ fn capabilities(table: &mut Vec<Field>, vectors: u16, next: u16) {
         ro(MSIX_AT, 1, capability::MSIX.into()),
         ro(MSIX_AT + 1, 1, next.into()),
         rw(MSIX_AT + msix::CONTROL, 2, u32::from(vectors) - 1, msix_writable.into()),
-        ro(MSIX_AT + msix::TABLE, 4, bir),
-        ro(MSIX_AT + msix::PBA, 4, halves(pba)[0] | bir),
+        ro(MSIX_AT + msix::TABLE, 4, place.table | bir),
+        ro(MSIX_AT + msix::PBA, 4, place.pba | bir),
     ]);
 }
 
@@ -378,130 +411,4 @@ fn halves(value: u64) -> [u32; 2] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn info() -> FunctionInfo {
-        let bar =
-            |index, size| Bar { index, size, is_64bit: true, prefetchable: false, mappable: None };
-        FunctionInfo {
-            vendor_id: 0x1b36,
-            device_id: 0x10,
-            subsystem_vendor_id: 0x1af4,
-            subsystem_id: 0x1100,
-            revision: 2,
-            class: [1, 8, 2],
-            bars: vec![bar(0, 0x4000), bar(MSIX_BAR, msix_layout(33).0)],
-            msix_vectors: 33,
-            msi_vectors: 8,
-            vendor: Vec::new(),
-            serial: 0x1122_3344_5566_7788,
-        }
-    }
-
-    fn read32(space: &ConfigSpace, offset: u16) -> u32 {
-        let mut data = [0; 4];
-        space.read(offset.into(), &mut data, false);
-        u32::from_le_bytes(data)
-    }
-
-    #[test]
-    fn header_and_capability_chain_as_a_host_walks_them() {
-        let space = ConfigSpace::new(&info());
-        assert_eq!(read32(&space, 0), 0x0010_1b36);
-        assert_eq!(read32(&space, 8), 0x0108_0202);
-        let mut ids = Vec::new();
-        let mut at = read32(&space, header::CAPABILITIES_POINTER) as u8;
-        while at != 0 {
-            let word = read32(&space, at.into());
-            ids.push(word as u8);
-            at = (word >> 8) as u8;
-        }
-        assert_eq!(ids, [1, 0x10, 0x11, 5]);
-        assert_eq!(read32(&space, SERIAL_AT + 4), 0x5566_7788);
-    }
-
-    #[test]
-    fn capabilities_of_its_own_are_behind_the_others_as_far_as_there_is_room() {
-        let own = |length| VendorCapability { body: vec![7; length], access: false };
-        let access = VendorCapability { body: vec![0; 17], access: true };
-        for (msi_vectors, first, count) in [(0, 0xa0, 5), (8, 0xb0, 4)] {
-            let vendor = vec![own(13), own(17), own(13), access.clone(), own(13)];
-            let mut space = ConfigSpace::new(&FunctionInfo { msi_vectors, vendor, ..info() });
-            let mut found = Vec::new();
-            let mut at = read32(&space, header::CAPABILITIES_POINTER) as u8;
-            while at != 0 {
-                let word = read32(&space, at.into());
-                if word as u8 == capability::VENDOR {
-                    found.push((at, (word >> 16) as u8));
-                }
-                at = (word >> 8) as u8;
-            }
-            let expected = [(0, 16), (0x10, 20), (0x24, 16), (0x34, 20), (0x48, 16)];
-            let expected: Vec<_> = expected.iter().map(|(at, n)| (first + at, *n)).collect();
-            assert_eq!(found, expected[..count]);
-            let access_at = u64::from(first) + 0x34;
-            space.write(access_at + 4, &[2]);
-            space.write(access_at + 8, &0x1004_u32.to_le_bytes());
-            space.write(access_at + 12, &4_u32.to_le_bytes());
-            assert_eq!(space.reaches(access_at + 16, 4), Some((2, 0x1004)));
-            assert_eq!(space.reaches(access_at + 16, 2), None);
-            assert_eq!(space.reaches(access_at + 12, 4), None);
-        }
-    }
-
-    #[test]
-    fn bars_size_as_the_specification_says() {
-        let mut space = ConfigSpace::new(&info());
-        space.write(0x10, &[0xff; 8]);
-        assert_eq!(read32(&space, 0x10), 0xffff_c004);
-        assert_eq!(read32(&space, 0x14), 0xffff_ffff);
-        space.write(0x10, &0x0000_0012_3456_4000u64.to_le_bytes());
-        assert_eq!((read32(&space, 0x10), read32(&space, 0x14)), (0x3456_4004, 0x12));
-        assert_eq!(read32(&space, 0x18), 0, "BAR 2 is not there");
-    }
-
-    #[test]
-    fn writes_with_effects_are_reported() {
-        let mut space = ConfigSpace::new(&info());
-        assert_eq!(space.write(4, &[6, 0]), Effects { command: true, ..Effects::default() });
-        assert!(space.masters_bus() && space.answers_memory());
-        assert_eq!(space.write(4, &[6, 0]), Effects::default());
-        let (msi, msix) = (u64::from(MSI_AT + msi::CONTROL), u64::from(MSIX_AT + msix::CONTROL));
-        assert_eq!(read32(&space, MSI_AT) >> 16, 0x86, "8 vectors, 64-bit address");
-        assert!(space.write(msi, &[0x21, 0]).interrupts);
-        assert_eq!(space.mode(), Mode::Msi { vectors: 4 });
-        assert!(space.write(msi, &[0x71, 0]).interrupts);
-        assert_eq!(space.mode(), Mode::Msi { vectors: 8 }, "no more than there are");
-        assert!(space.write(msix, &[0, 0x80]).interrupts);
-        assert_eq!(space.mode(), Mode::Msix);
-        let control = u64::from(EXPRESS_AT + express::DEVICE_CONTROL);
-        assert!(space.write(control, &[0, 0x80]).reset);
-        assert_eq!(read32(&space, EXPRESS_AT + express::DEVICE_CONTROL) & 0x8000, 0);
-        let pmcsr = u64::from(PM_AT + pm::PMCSR);
-        assert!(space.write(pmcsr, &[3]).command);
-        assert!(!space.masters_bus());
-        let back = space.write(pmcsr, &[0]);
-        assert!(back.reset && back.command);
-    }
-
-    proptest! {
-        /// No sequence of writes changes a read-only bit, and reads beyond the space are ones.
-        #[test]
-        fn read_only_bits_stay(writes in prop::collection::vec((0u64..5000, prop::collection::vec(any::<u8>(), 1..16)), 0..50)) {
-            let fresh = ConfigSpace::new(&info());
-            let mut space = fresh.clone();
-            for (offset, data) in &writes {
-                space.write(*offset, data);
-            }
-            for at in 0..CONFIG_SPACE_SIZE {
-                let fixed = !space.writable[at];
-                prop_assert_eq!(space.bytes[at] & fixed, fresh.bytes[at] & fixed);
-            }
-            let mut beyond = [0; 4];
-            space.read(4094, &mut beyond, false);
-            prop_assert_eq!(&beyond[2..], &[0xff, 0xff]);
-        }
-    }
-}
+mod tests;

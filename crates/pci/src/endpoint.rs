@@ -279,15 +279,7 @@ impl Endpoint {
     /// # Errors
     /// When a vector does not exist or a descriptor is not fit; nothing changes then.
     pub fn set_irqs(&mut self, change: IrqChange) -> Result<(), InterruptError> {
-        match change {
-            IrqChange::WireVectors(start, fds) => return self.irq.wire_vectors(start, fds),
-            IrqChange::UnwireVectors => self.irq.unwire_vectors(),
-            IrqChange::FireVectors(vectors) => vectors.iter().for_each(|v| self.irq.trigger(*v)),
-            IrqChange::WireIntx(fd) => return self.irq.wire_intx(fd),
-            IrqChange::MaskIntx(masked) => self.irq.mask_intx(masked),
-            IrqChange::FireIntx => self.irq.fire_intx(),
-        }
-        Ok(())
+        self.irq.change(change)
     }
 
     /// Function-level reset, as the driver or its hypervisor asks for.

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rackbus_memory::{PeerEvent, Revoker};
 use serde::{Deserialize, Serialize};
 
+use crate::endpoint::IrqChange;
 use crate::state::{Descriptors, InterruptState, RestoreError};
 
 /// Why a change of the interrupt wiring was refused.
@@ -135,7 +136,24 @@ impl Interrupts {
         self.pending.get(vector).is_some_and(Cell::get)
     }
 
-    pub(crate) fn set_mode(&mut self, mode: Mode) {
+    /// Changes the wiring, or fires, as a user asks.
+    ///
+    /// # Errors
+    /// When a vector does not exist or a descriptor is not fit; nothing changes then.
+    pub fn change(&mut self, change: IrqChange) -> Result<(), InterruptError> {
+        match change {
+            IrqChange::WireVectors(start, fds) => return self.wire_vectors(start, fds),
+            IrqChange::UnwireVectors => self.unwire_vectors(),
+            IrqChange::FireVectors(vectors) => vectors.iter().for_each(|v| self.trigger(*v)),
+            IrqChange::WireIntx(fd) => return self.wire_intx(fd),
+            IrqChange::MaskIntx(masked) => self.mask_intx(masked),
+            IrqChange::FireIntx => self.fire_intx(),
+        }
+        Ok(())
+    }
+
+    /// The driver enabled this kind of interrupts.
+    pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }
 
@@ -223,14 +241,14 @@ impl Interrupts {
     }
 
     /// As after power-on, nothing wired.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         let vectors = u16::try_from(self.vectors.len()).unwrap_or(0);
         *self = Interrupts::under(vectors, self.revoker.clone());
     }
 
     /// Levels and pending bits as after a function-level reset; the wires stay, they are the
     /// user's.
-    pub(crate) fn reset_levels(&mut self) {
+    pub fn reset_levels(&mut self) {
         self.pending.iter().for_each(|bit| bit.set(false));
         self.intx_level.set(false);
         self.intx_masked.set(false);

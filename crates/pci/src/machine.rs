@@ -10,7 +10,6 @@
 //!   root. Addresses are physical, so memory is in huge pages, which lie in one piece each and stay where
 //!   they are ([`physical`]). There are no interrupts.
 
-mod ioctl;
 pub mod physical;
 mod sysfs;
 mod vfio;
@@ -21,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use rackbus_memory::{Event, RegionError, SharedMemory};
 use rackbus_spec::pcie::{Command, header};
+use rackbus_vfio::VfioError;
 
 /// Where Linux lists PCI functions.
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -62,17 +62,12 @@ pub enum MachineError {
         /// What the system said.
         cause: io::Error,
     },
-    /// Others of its IOMMU group are in use by the kernel.
-    #[error(
-        "IOMMU group {0} has functions that drivers of the kernel's use; bind those to vfio-pci too"
-    )]
-    NotViable(String),
     /// An IOMMU is in the way of physical addresses.
     #[error("an IOMMU translates what {0} reaches; bind it to vfio-pci")]
     Translated(String),
-    /// The kernel's VFIO is one that this program does not know.
-    #[error("VFIO: {0}")]
-    Vfio(&'static str),
+    /// It cannot be had by VFIO.
+    #[error(transparent)]
+    Vfio(#[from] VfioError),
     /// The function's BAR 0 is not what its driver needs.
     #[error("{0:#x} is not inside of BAR 0")]
     OutOfBar(u64),

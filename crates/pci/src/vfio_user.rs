@@ -4,6 +4,7 @@
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
 //! * [`device`]: [`Device`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
 //! * [`server`]: one connection's conversation. [`socket`]: a listener that gives each its own thread.
+//! * [`requests`]: what a device asks of its user: DMA by messages.
 //! * [`session`]: a conversation as a value, for another process to go on with.
 //! * [`shown`]: the kind of interrupts that a function is shown with.
 //! * [`client`]: the other side, used by borrowers, drivers and tests.
@@ -11,7 +12,7 @@
 pub mod client;
 pub mod device;
 pub mod local;
-
+pub mod requests;
 pub mod server;
 pub mod session;
 pub mod shown;
@@ -22,6 +23,7 @@ pub use client::{Client, ClientError};
 pub use device::{Device, DeviceError, DeviceShape, EngineDevice, RegionShape, SharedPart};
 pub use local::{LocalFunction, serve_function};
 
+pub use requests::{RequestError, Requests};
 pub use server::serve;
 pub use session::{Conversation, Ended, SavedSession, SessionState, serve_until, serve_within};
 pub use shown::{Shown, ShownWith};

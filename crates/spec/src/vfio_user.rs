@@ -325,6 +325,16 @@ pub struct RegionAccess {
     pub count: u32,
 }
 
+/// Body of `DMA_READ` and `DMA_WRITE` and head of their replies; data follows ("VFIO_USER_DMA_READ").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct DmaAccess {
+    /// Address in the client's DMA address space.
+    pub address: u64,
+    /// Number of bytes to read or write.
+    pub count: u64,
+}
+
 /// Region numbers of a PCI device (Linux VFIO user API, `VFIO_PCI_*_REGION_INDEX`).
 pub mod region {
     /// BAR 0; the others follow.
@@ -366,4 +376,5 @@ const _: () = {
     assert!(size_of::<IrqInfo>() == 16);
     assert!(size_of::<IrqSet>() == 20);
     assert!(size_of::<RegionAccess>() == 16);
+    assert!(size_of::<DmaAccess>() == 16);
 };

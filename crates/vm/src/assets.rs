@@ -165,6 +165,24 @@ impl Assets {
         })
     }
 
+    /// The folder of Linux' NTB drivers, built for a guest's kernel (`scripts/setup kernel`).
+    ///
+    /// # Errors
+    /// When set-up has not been run for kernels.
+    pub fn ntb_drivers(&self, guest: Guest) -> Result<PathBuf> {
+        let what = "a folder of kernel modules ('scripts/setup kernel' makes it)";
+        self.file(what, &format!("kernel/{}/ntb", guest.name()))
+    }
+
+    /// The project's kernel module for a guest's kernel.
+    ///
+    /// # Errors
+    /// When set-up has not been run for kernels.
+    pub fn kernel_module(&self, guest: Guest) -> Result<PathBuf> {
+        let what = "the kernel module ('scripts/setup kernel' makes it)";
+        self.file(what, &format!("kernel/{}-rackbus/rackbus.ko", guest.name()))
+    }
+
     /// UEFI for VMs.
     ///
     /// # Errors

@@ -5,12 +5,13 @@
 //! arguments that let a function be seen and hot-plugged ([`spec`]), QEMU's own control protocol
 //! ([`qmp`]), the guests that set-up prepares and the commands they run for the host ([`assets`],
 //! [`agent`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
-//! ([`machine`]).
+//! ([`machine`]); and machines that stand for hosts, for tests of what runs on bare metal ([`metal`]).
 
 pub mod agent;
 pub mod assets;
 pub mod interrupts;
 pub mod machine;
+pub mod metal;
 pub mod qmp;
 pub mod registry;
 pub mod spec;
@@ -22,9 +23,10 @@ pub use assets::{Accel, Assets, Guest};
 pub use error::VmError;
 pub use interrupts::Interrupts;
 pub use machine::Vm;
+pub use metal::{Cable, Machine, MachineSpec, Switch};
 pub use qmp::Qmp;
 pub use registry::{Plugged, Record};
-pub use spec::{Boot, Console, FunctionSpec, VmSpec};
+pub use spec::{Boot, Console, FunctionSpec, Iommu, VmSpec};
 
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, VmError>;

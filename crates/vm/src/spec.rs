@@ -5,6 +5,8 @@
 //! root port of its own, with spare ones left free, so that functions come and go while the guest
 //! runs.
 
+mod iommu;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -12,16 +14,14 @@ use serde_json::{Value, json};
 use crate::assets::{Accel, Assets, Guest};
 use crate::{Result, VmError};
 
+pub use iommu::Iommu;
+use iommu::{REMAPPER, ends_at_boot, is_iommu};
+
 /// The guest memory that a VM gets unless told otherwise, MiB.
 pub const DEFAULT_MEMORY_MIB: u32 = 512;
 
 /// Free hot-plug ports that a VM gets unless told otherwise.
 pub const DEFAULT_SPARE_PORTS: u8 = 4;
-
-/// Remaps interrupts, so that a guest takes more than one of a function's MSI vectors, and has more
-/// than one queue. It translates no DMA: lenders reach guest memory as it lies. With translation and
-/// without `caching-mode` guests turn it on at boot, and QEMU ends.
-const REMAPPER: &str = "intel-iommu,intremap=on,dma-translation=off";
 
 /// QEMU's id of the device through which a guest shares memory with the rack.
 pub const FABRIC_ID: &str = "rackbus-fabric";
@@ -87,6 +87,12 @@ pub struct VmSpec {
     pub console: Console,
     /// The socket of the helper through which the guest shares memory with the rack.
     pub fabric: Option<PathBuf>,
+    /// The file that is to be its memory; without one it is anonymous.
+    pub memory_file: Option<PathBuf>,
+    /// What the VM has of an IOMMU, unless `extra` has one.
+    pub iommu: Iommu,
+    /// More of the kernel's command line, for a prepared guest.
+    pub append: String,
     /// More QEMU arguments, passed on as they are.
     pub extra: Vec<String>,
 }
@@ -106,6 +112,9 @@ impl VmSpec {
             spare_ports: DEFAULT_SPARE_PORTS,
             console: Console::Socket,
             fabric: None,
+            memory_file: None,
+            iommu: Iommu::default(),
+            append: String::new(),
             extra: Vec::new(),
         }
     }
@@ -128,15 +137,22 @@ impl VmSpec {
         args.put("-smp", &self.cpus.to_string());
         args.put("-machine", "q35,memory-backend=ram,kernel-irqchip=split");
         // A machine has one IOMMU: the user's own, if there is one.
-        if !self.extra.iter().any(|argument| is_iommu(argument)) {
-            args.put("-device", REMAPPER);
+        if let Some(device) = self.iommu.device()
+            && !self.extra.iter().any(|argument| is_iommu(argument))
+        {
+            args.put("-device", device);
         }
         args.put("-m", &format!("{}M", self.memory_mib));
         let size = u64::from(self.memory_mib) << 20;
-        args.json(
-            "-object",
-            &json!({"qom-type": "memory-backend-memfd", "id": "ram", "size": size, "share": true}),
-        );
+        let mut memory = json!({"id": "ram", "size": size, "share": true});
+        match &self.memory_file {
+            None => memory["qom-type"] = json!("memory-backend-memfd"),
+            Some(file) => {
+                memory["qom-type"] = json!("memory-backend-file");
+                memory["mem-path"] = json!(text(file)?);
+            }
+        }
+        args.json("-object", &memory);
         self.boot_args(assets, &mut args)?;
         self.control_args(&mut args);
         if let Some(socket) = &self.fabric {
@@ -202,7 +218,8 @@ impl VmSpec {
                 args.put("-kernel", &text(&files.kernel)?);
                 args.put("-initrd", &text(&files.initrd)?);
                 // Mitigations guard a guest against itself and double its time under TCG.
-                args.put("-append", "console=ttyS0 quiet mitigations=off panic=-1");
+                let append = "console=ttyS0 quiet mitigations=off panic=-1";
+                args.put("-append", format!("{append} {}", self.append).trim_end());
                 args.json(
                     "-blockdev",
                     &json!({"driver": "raw", "node-name": "tools", "read-only": true, "file": {
@@ -286,27 +303,6 @@ impl VmSpec {
             args.json("-device", &device);
         }
     }
-}
-
-fn is_iommu(argument: &str) -> bool {
-    ["intel-iommu", "amd-iommu", "virtio-iommu"].iter().any(|name| argument.contains(name))
-}
-
-/// Whether this is an IOMMU with which QEMU ends when its guest boots (11.1: `requires caching
-/// mode`, then `DMA mapping failed`).
-fn ends_at_boot(argument: &str) -> bool {
-    // As options or as JSON.
-    let words: String = argument.chars().filter(|c| !matches!(c, '"' | ' ')).collect();
-    let has = |key: &str, values: &[&str]| {
-        let set = |value: &&str| {
-            words.contains(&format!("{key}={value}")) || words.contains(&format!("{key}:{value}"))
-        };
-        values.iter().any(set)
-    };
-    words.contains("intel-iommu")
-        && has("intremap", &["on", "true"])
-        && !has("dma-translation", &["off", "false"])
-        && !has("caching-mode", &["on", "true"])
 }
 
 /// What a VM that people start themselves needs of arguments, so that it can use these functions:

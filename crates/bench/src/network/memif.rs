@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::BenchError;
 
 const PROGRAM: &str = "dpdk-testpmd";
@@ -24,7 +26,9 @@ pub fn is_there() -> bool {
 /// # Errors
 /// When either does not run, or nothing comes out.
 pub fn packets(dir: &Path, bytes: usize, time: Duration) -> Result<f64, BenchError> {
-    let socket = dir.join("memif.sock");
+    // DPDK does not find the directory of a relative path.
+    let socket = std::path::absolute(dir.join("memif.sock"));
+    let socket = socket.map_err(BenchError::io("finding the work directory"))?;
     let _ = std::fs::remove_file(&socket);
     let receiver = start("server", &socket, &["--main-lcore=0"], &["--forward-mode=rxonly"])?;
     std::thread::sleep(START);
@@ -74,9 +78,9 @@ fn start(
 impl Running {
     /// Ends it; what it printed.
     fn end(mut self) -> Result<String, BenchError> {
-        let mut child = self.0.take().expect("it was started");
-        // One that has ended by itself cannot be killed, and is waited for all the same.
-        let _ = child.kill();
+        let child = self.0.take().expect("it was started");
+        // Asked to end, it writes what it has printed so far. One that has ended by itself is waited for all the same.
+        let _ = kill_process(Pid::from_child(&child), Signal::TERM);
         let output = child.wait_with_output().map_err(BenchError::io("ending DPDK"))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

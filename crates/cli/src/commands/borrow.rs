@@ -1,21 +1,24 @@
 //! `rackbus borrow`: takes a function for a host.
 
+use std::path::Path;
 use std::time::Duration;
 
 use rackbus_control::api::{BorrowRequest, DeviceState, Isolation, Lease, Placement};
 use rackbus_control::{Client, ClientError};
 use rackbus_devices::accel::CLASS;
+use rackbus_vm::interrupts::Interrupts;
 
 use crate::Common;
 use crate::commands::client;
 use crate::output::{Failure, Output};
 
 /// Borrow a device for a host. Prints the vfio-user socket by which QEMU (or any vfio-user
-/// client) on that host uses it.
+/// client) on that host uses it, or where it is in the host's own PCI tree.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus borrow alpha/nvme0 --for beta
   rackbus borrow alpha/nvme0 --for beta --isolation strict   alpha gets none of beta's memory
+  rackbus borrow alpha/d0 --for beta --placement host        in beta's own PCI tree, through an NTB
   rackbus borrow alpha/nvme0 --for beta --group db           reaches gamma/ram0 of the same group
   rackbus borrow gamma/ram0 --for beta --group db            peer-to-peer, once its BAR is programmed
   rackbus borrow alpha/nvme0 --for beta --wait=10min         as soon as others have returned it
@@ -34,6 +37,9 @@ pub struct Args {
     level: Option<String>,
     #[command(flatten)]
     trust: Trust,
+    /// Show it with MSI-X, for a driver that is not QEMU: QEMU ends when such a function is unplugged.
+    #[arg(long)]
+    msix: bool,
     /// The program that it is for: functions that one host borrows for the same group reach each other's
     /// memory by DMA. Those of a VM do so without.
     #[arg(long, value_name = "NAME")]
@@ -54,7 +60,8 @@ pub struct Trust {
     /// borrower.
     #[arg(long, value_enum, default_value_t = IsolationName::Shared, value_name = "HOW")]
     isolation: IsolationName,
-    /// Where the device's controller runs; without it, where the isolation needs it.
+    /// Where the device's controller runs; without it, where the isolation needs it. `host`: the device appears in
+    /// the borrowing host's own PCI tree, through an NTB, and that host's kernel drives it.
     #[arg(long, value_enum, value_name = "WHERE")]
     placement: Option<PlacementName>,
 }
@@ -71,6 +78,7 @@ pub enum IsolationName {
 enum PlacementName {
     Lender,
     Borrower,
+    Host,
 }
 
 impl From<IsolationName> for Isolation {
@@ -83,6 +91,11 @@ impl From<IsolationName> for Isolation {
 }
 
 impl Trust {
+    /// Whether the device is to appear in the host's own PCI tree.
+    pub fn in_host(self) -> bool {
+        matches!(self.placement, Some(PlacementName::Host))
+    }
+
     /// Asks for `device` on `host`, with that much trust.
     pub fn request(self, device: &str, host: &str) -> BorrowRequest {
         BorrowRequest {
@@ -90,6 +103,7 @@ impl Trust {
             placement: self.placement.map(|placement| match placement {
                 PlacementName::Lender => Placement::Lender,
                 PlacementName::Borrower => Placement::Borrower,
+                PlacementName::Host => Placement::Host,
             }),
             ..BorrowRequest::new(device, host)
         }
@@ -111,15 +125,36 @@ impl Args {
             Some(device) => client.borrow_as(&request(device)).await?,
             None => anywhere(&client, request).await?,
         };
+        if let (true, Some(socket)) = (self.msix && !self.trust.in_host(), &lease.socket) {
+            let noted = Interrupts::Msix.note(Path::new(socket));
+            noted.map_err(|error| {
+                Failure::new(error.to_string(), "borrow it on the host that it is for")
+            })?;
+        }
         output.result(&lease, |o| {
-            let socket = lease.socket.as_deref().unwrap_or_default();
             o.line(&format!(
                 "lease {}: {} is lent to {}",
                 lease.lease, lease.function, lease.borrower
             ));
-            o.line(&format!("socket {socket}"));
+            o.line(&place(&lease));
+            if lease.placement == Placement::Host {
+                o.line(REACH);
+            }
         });
         Ok(())
+    }
+}
+
+/// What is said of a function in a host's own PCI tree.
+const REACH: &str =
+    "through its window the device reaches all of this host's memory that the window covers";
+
+/// Where the borrower finds the function.
+fn place(lease: &Lease) -> String {
+    let path = lease.socket.as_deref().unwrap_or_default();
+    match lease.placement {
+        Placement::Host => format!("function {path}"),
+        Placement::Lender | Placement::Borrower => format!("socket {path}"),
     }
 }
 

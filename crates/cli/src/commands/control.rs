@@ -1,5 +1,6 @@
 //! `rackbus control`: the control plane, in the foreground. `up` starts it.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,6 +9,7 @@ use rackbus_control::machines::{self, Joining};
 use rackbus_control::metrics::serve_on;
 use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
 use rackbus_control::{Options, Service, serve};
+use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::{Composition, Rack};
 use rackbus_identity::{Authority, Renewed, Subject};
@@ -65,7 +67,8 @@ impl Args {
             let config = device.config.as_ref()?;
             let (kind, detail) = (device.kind.to_owned(), config.detail());
             let separable = if apart { config.is_carried() } else { config.is_separable() };
-            Some(InventoryDevice { function, kind, detail, separable })
+            let windows = windows(&rack, device, config.physical().is_some());
+            Some(InventoryDevice { function, kind, detail, separable, windows })
         });
         let topology = rackbus_fabric::derive::topology(&rack)
             .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
@@ -205,4 +208,13 @@ fn is_node(run_dir: &Path) -> IsNode {
         let holder = holder(&node_file(&run_dir, host));
         holder.is_some_and(|holder| holder.as_raw_nonzero().get() == process)
     })
+}
+
+/// The hosts in whose PCI trees a device can appear: those that its host has an NTB to, and that have one back.
+fn windows(rack: &Rack, device: &RackDevice, physical: bool) -> BTreeSet<String> {
+    let host = |name: &str| rack.hosts.iter().find(|host| host.name == name);
+    let lender = device.function.split('/').next().unwrap_or_default();
+    let Some(own) = host(lender).filter(|_| physical) else { return BTreeSet::new() };
+    let back = |other: &&String| host(other).is_some_and(|it| it.ntbs.contains_key(lender));
+    own.ntbs.keys().filter(back).cloned().collect()
 }

@@ -14,8 +14,9 @@ use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
-use rackbus_node::{NetworkService, NodeOptions, Program};
+use rackbus_node::{NetworkService, NodeOptions, Program, vfio};
 use rackbus_segment::directory::{HostRange, Settings};
+use rackbus_vfio::PciAddress;
 
 use crate::Common;
 use crate::commands::named_host;
@@ -97,6 +98,16 @@ impl Args {
         let ports = rackbus_devices::class::ports(&devices);
         let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), !own_machine);
         let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
+        let taker = vfio::taker(&self.host, &folders);
+        let named = rack.hosts.iter().find(|host| host.name == self.host);
+        let named = named.map(|host| host.ntbs.clone()).unwrap_or_default();
+        let ntbs = vfio::Ntbs::new(&named).map_err(|error| {
+            Failure::usage(error.to_string(), "correct the NTBs' addresses in the rack file")
+        })?;
+        let ntbs = Arc::new(ntbs);
+        // What a former life took, and the rack file does not name any more.
+        let own: Vec<PciAddress> = ntbs.addresses().values().copied().collect();
+        vfio::give_back(&taker, &vfio::functions_of(&self.host, &devices), &own);
         let program = NodeProgram {
             host: self.host.clone(),
             args: self.again(&run_dir),
@@ -106,7 +117,8 @@ impl Args {
         let options = NodeOptions {
             rack: rack.name.clone(),
             host: self.host.clone(),
-            devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders),
+            devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders, &ntbs),
+            ntbs: ntbs.addresses().clone(),
             run_dir,
             link,
             topology,
@@ -128,13 +140,18 @@ impl Args {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
+        let outcome = tokio::select! {
             outcome = served => outcome,
             outcome = node => outcome.map_err(|error| {
                 Failure::new(error.to_string(), "correct the rack file or the device, and start again")
             }),
             () = process::asked_to_end() => Ok(()),
+        };
+        // Their drivers get them back; what is in use is given up for that.
+        if ntbs.close() {
+            vfio::give_back(&taker, &[], &[]);
         }
+        outcome
     }
 
     /// The arguments of the program that goes on.

@@ -96,7 +96,7 @@ impl Service {
                 return Err(problem("unknown_function", format!("there is no {function}"), help));
             }
         }
-        self.shared.check_placement(&functions, placement)?;
+        self.shared.check_placement(&functions, placement, &spec.borrower)?;
         let (name, borrower) = (spec.name.clone(), spec.borrower.clone());
         let composition = Saved { name, borrower, functions, placement };
         if self.in_rack_file(&spec.name) && self.find_composition(&spec.name)? != composition {

@@ -12,6 +12,7 @@ mod turns;
 pub(crate) mod views;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -78,6 +79,9 @@ pub struct InventoryDevice {
     /// Its front can run at the borrower, apart from what is lent; on another machine where hosts are
     /// [apart](Inventory::apart).
     pub separable: bool,
+    /// The hosts to which NTBs of its lender lead, in whose own PCI trees it can appear; none where it is no function
+    /// of the machine itself.
+    pub windows: BTreeSet<String>,
 }
 
 /// Tells whether a process is the node of a host.
@@ -242,7 +246,7 @@ impl Service {
                 format!(
                     "the hosts of this rack are machines: the front of {id} can run at its borrower only"
                 ),
-                "ask for placement `borrower`, or for no placement",
+                "ask for placement `borrower` or, where an NTB joins the two, `host`, or for no placement",
             ));
         }
         let asked = Asked {
@@ -268,10 +272,10 @@ impl Service {
         priority: Priority,
     ) -> Result<Granted, ApiError> {
         let Asked { functions, borrower, mut terms, key } = asked;
-        if self.shared.inventory.apart {
+        if self.shared.inventory.apart && terms.placement != Placement::Host {
             terms.placement = Placement::Borrower;
         }
-        self.shared.check_placement(&functions, terms.placement)?;
+        self.shared.check_placement(&functions, terms.placement, borrower)?;
         let (begun, now) = (Instant::now(), tokio::time::Instant::now());
         let wait_until = wait.map(|wait| now + wait);
         let patience = now + PATIENCE;

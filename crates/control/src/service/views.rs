@@ -64,13 +64,28 @@ impl Shared {
         }
     }
 
-    /// Whether the fronts of all of `functions` can run at `placement`. One that there is not is refused
-    /// elsewhere.
+    /// Whether the fronts of all of `functions` can run at `placement` for `borrower`. One that there is not is
+    /// refused elsewhere.
     pub(super) fn check_placement(
         &self,
         functions: &[FunctionId],
         placement: Placement,
+        borrower: &str,
     ) -> Result<(), ApiError> {
+        let wanted = |device: &&InventoryDevice| functions.contains(&device.function);
+        let apart = |device: &&InventoryDevice| !device.windows.contains(borrower);
+        let mut all = self.inventory.devices.iter().filter(wanted);
+        if let Some(device) = all.find(apart).filter(|_| placement == Placement::Host) {
+            return Err(problem(
+                "no_window",
+                format!(
+                    "{} cannot appear in {borrower}'s own PCI tree: that takes a function of the machine (kind = \
+                     \"vfio\") and an NTB from {} to {borrower}",
+                    device.function, device.function.host
+                ),
+                "name the NTBs in the rack file ([hosts.HOST.ntb.OTHER]), or ask for no placement",
+            ));
+        }
         let whole =
             |device: &&InventoryDevice| !device.separable && functions.contains(&device.function);
         match self.inventory.devices.iter().find(whole) {

@@ -15,7 +15,7 @@ pub const LONGEST: usize = 16 << 10;
 pub struct Settings {
     /// Which frames it wants.
     pub filter: Filter,
-    /// Its address.
+    /// The function's Ethernet address.
     pub mac: [u8; 6],
     /// Pairs of queues in use.
     pub pairs: u16,
@@ -37,20 +37,14 @@ impl Settings {
         }
     }
 
-    /// Its address.
+    /// The function's Ethernet address.
     pub fn mac(&self) -> MacAddress {
         MacAddress(self.mac)
     }
 
-    /// Carries a command out, which is its class, its number, and what it is about. `take_mac` says whether the
-    /// function may have another address. False when it is refused: then nothing changes.
-    pub fn execute(
-        &mut self,
-        features: u64,
-        most_pairs: u16,
-        said: &[u8],
-        take_mac: impl FnOnce(MacAddress) -> bool,
-    ) -> bool {
+    /// Carries a command out, which is its class, its number, and what it is about. False when it is refused: then
+    /// nothing changes. An address is accepted when it is the one that the function has: its port keeps it.
+    pub fn execute(&mut self, features: u64, most_pairs: u16, said: &[u8]) -> bool {
         let [class, number, data @ ..] = said else { return false };
         let has = |feature: u64| features & feature != 0;
         match (*class, *number) {
@@ -62,14 +56,7 @@ impl Settings {
                 self.filter.set_addresses(unicast, multicast);
                 true
             }
-            command::MAC_SET if has(feature::CTRL_MAC_ADDR) => {
-                let Ok(mac) = <[u8; 6]>::try_from(data) else { return false };
-                let taken = MacAddress(mac).is_station() && take_mac(MacAddress(mac));
-                if taken {
-                    self.mac = mac;
-                }
-                taken
-            }
+            command::MAC_SET if has(feature::CTRL_MAC_ADDR) => data == self.mac,
             it @ (command::VLAN_ADD | command::VLAN_DELETE) if has(feature::CTRL_VLAN) => {
                 let &[low, high] = data else { return false };
                 self.filter.set_vlan(u16::from_le_bytes([low, high]), it == command::VLAN_ADD)
@@ -144,7 +131,7 @@ mod tests {
         let offloads = feature::GUEST_CSUM.to_le_bytes();
         let good: [(&[u8], Settings); 5] = [
             (&[4, 0, 4, 0], Settings { pairs: 4, ..new() }),
-            (&[&[1, 1][..], &mac].concat(), Settings { mac, ..new() }),
+            (&[&[1, 1][..], &OWN.0].concat(), new()),
             (
                 &[&[5, 0][..], &offloads].concat(),
                 Settings { offloads: feature::GUEST_CSUM, ..new() },
@@ -154,10 +141,10 @@ mod tests {
         ];
         for (said, expected) in good {
             let mut settings = new();
-            assert!(settings.execute(ALL, 4, said, |_| true), "{said:?}");
+            assert!(settings.execute(ALL, 4, said), "{said:?}");
             assert_eq!(settings, expected, "{said:?}");
             let mut without = Settings::new(0, OWN);
-            assert!(!without.execute(0, 4, said, |_| true), "{said:?} without its feature");
+            assert!(!without.execute(0, 4, said), "{said:?} without its feature");
         }
         let bad: [&[u8]; 12] = [
             &[],
@@ -175,11 +162,11 @@ mod tests {
         ];
         for said in bad {
             let mut settings = new();
-            assert!(!settings.execute(ALL, 4, said, |_| true), "{said:?}");
+            assert!(!settings.execute(ALL, 4, said), "{said:?}");
             assert_eq!(settings, new());
         }
-        let refused = [&[1, 1][..], &mac].concat();
-        assert!(!new().execute(ALL, 4, &refused, |_| false));
+        let another = [&[1, 1][..], &mac].concat();
+        assert!(!new().execute(ALL, 4, &another));
     }
 
     proptest! {
@@ -192,7 +179,7 @@ mod tests {
                 if let Some(class) = said.first_mut() {
                     *class %= 6;
                 }
-                settings.execute(ALL, 4, &said, |_| true);
+                settings.execute(ALL, 4, &said);
                 prop_assert!(settings.filter.is_possible() && (1..=4).contains(&settings.pairs));
                 prop_assert!(settings.mac().is_station());
             }

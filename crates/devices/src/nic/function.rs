@@ -94,7 +94,7 @@ pub struct Nic {
     pub(super) operations: Operations,
     pub(super) counters: Arc<Counters>,
     pub(super) port: Option<Box<dyn Port>>,
-    permanent_mac: MacAddress,
+    pub(super) mac: MacAddress,
     pub(super) most_pairs: u16,
     rate: Option<u64>,
     pub(super) transport: Transport,
@@ -134,7 +134,7 @@ impl Nic {
             counters,
             link_up: port.as_ref().is_some_and(|port| port.is_up()),
             port,
-            permanent_mac: mac,
+            mac,
             most_pairs: pairs,
             rate: options.rate.map(|(rate, _)| rate),
             transport: Transport::new(features::OFFERED | many, features::allows, queues),
@@ -276,11 +276,9 @@ impl Nic {
             done = end;
         }
         let whole = self.chain.readable_bytes <= LONGEST as u64;
-        let port = &mut self.port;
-        let take_mac = |mac| port.as_mut().is_none_or(|port| port.set_mac(mac));
         let accepted = self.transport.accepted();
         let announce = self.settings.announce;
-        let good = whole && self.settings.execute(accepted, self.most_pairs, &said, take_mac);
+        let good = whole && self.settings.execute(accepted, self.most_pairs, &said);
         if announce != self.settings.announce {
             self.transport.config_moved();
         }
@@ -329,7 +327,7 @@ impl Function for Nic {
             Change::None => {}
             Change::Reset => self.reset(bus, ResetKind::FunctionLevel),
             Change::DriverOk => {
-                self.settings = Settings::new(self.transport.accepted(), self.permanent_mac);
+                self.settings = Settings::new(self.transport.accepted(), self.mac);
                 self.transport.poll_queues(true);
                 self.attend(true);
             }
@@ -345,10 +343,7 @@ impl Function for Nic {
         self.attend(false);
         self.wake_up();
         self.transport.reset(bus.irq);
-        if let Some(port) = &mut self.port {
-            port.set_mac(self.permanent_mac);
-        }
-        self.settings = Settings::new(0, self.permanent_mac);
+        self.settings = Settings::new(0, self.mac);
         self.cutting = None;
         self.stalled = [false; 2];
     }

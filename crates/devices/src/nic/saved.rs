@@ -52,11 +52,7 @@ impl Nic {
         require((1..=self.most_pairs).contains(&settings.pairs), "the pairs of queues")?;
         require(settings.offloads & !taken == 0, "the offloads")?;
         require(settings.filter.is_possible(), "the filter")?;
-        require(settings.mac().is_station(), "the address")?;
-        if let Some(port) = &mut self.port {
-            // An address that somebody else took meanwhile is not its own any more: its driver announces itself.
-            port.set_mac(settings.mac());
-        }
+        require(settings.mac() == self.mac, "the address")?;
         self.settings = settings;
         self.link_up = link_up;
         self.went_on(bus);

@@ -90,7 +90,8 @@ impl Guest {
 
     fn send(&mut self, length: usize) {
         let frame = self.memory.whole().part(DATA as usize + 0x4000, length).unwrap();
-        frame.copy_from(&[0xff; 6]);
+        let addresses = [[0xff; 6], self.peer.mac().0].concat();
+        frame.copy_from(&addresses);
         self.peer.send(Offload::default(), &[frame]);
     }
 
@@ -175,7 +176,8 @@ fn a_frame_waits_for_buffers_and_one_that_never_fits_is_dropped() {
 fn who_finds_its_receiver_full_tries_again_later() {
     let mut guest = Guest::new(0);
     let to = guest.peer.mac();
-    guest.memory.whole().write_obj(DATA as usize + 12, &to.0);
+    let addresses = [to.0, MacAddress::derived("alpha/nic0.vf1").0].concat();
+    guest.memory.whole().part(DATA as usize + 12, 12).unwrap().copy_from(&addresses);
     for index in 1..200 {
         guest.offer(1, IOVA + DATA, 0x4000, 0, index);
         match guest.poll() {

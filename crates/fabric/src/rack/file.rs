@@ -39,6 +39,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
     if hosts.is_empty() {
         return wrong(0..0, "the rack has no host", "write [hosts.NAME] for each host");
     }
+    check_ntbs(&top, &hosts)?;
     let shares = match top.get("share") {
         Some(value) => share::rules(value, &hosts)?,
         None => Vec::new(),
@@ -78,7 +79,7 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
 
 /// The keys of a host.
 // `profile` is the timing model's to read.
-const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "devices", "profile"];
+const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "ntb", "devices", "profile"];
 
 fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> {
     let section = host_section(entry)?;
@@ -97,6 +98,7 @@ fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> 
         memory_stated: stated.is_some(),
         export: export.unwrap_or(memory - memory % PAGE),
         iommu: section.truth("iommu")?.unwrap_or(true),
+        ntbs: ntbs(&section)?,
         devices: section
             .tables("devices")?
             .iter()
@@ -104,6 +106,56 @@ fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Outcome<Host> 
             .collect::<Outcome<Vec<_>>>()?
             .concat(),
     })
+}
+
+/// Where a host's NTBs are, each in a table that is named as the host it leads to.
+fn ntbs(section: &Section<'_>) -> Outcome<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    for entry in section.tables("ntb")? {
+        let place = format!("the NTB to {}", entry.name);
+        let keys = Section::new(entry.table, entry.span.clone(), place, &["address"])?;
+        let found = keys.text("address", NTB_ADDRESS)?;
+        let (address, place) = keys.require("address", found, NTB_ADDRESS)?;
+        if !is_pci_address(address) {
+            return wrong(place, format!("`address` is {address:?}"), NTB_ADDRESS);
+        }
+        all.insert(entry.name.to_owned(), address.to_owned());
+    }
+    Ok(all)
+}
+
+const NTB_ADDRESS: &str =
+    "`address` is where the NTB is on that host, as `lspci -D` shows it (\"0000:05:00.0\")";
+
+/// Whether a text is domain, bus, device and function, in hexadecimal digits.
+fn is_pci_address(text: &str) -> bool {
+    let hex = |text: &str, most: usize| {
+        (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let Some((place, function)) = text.rsplit_once('.') else { return false };
+    let parts: Vec<&str> = place.split(':').collect();
+    let known = match parts[..] {
+        [bus, device] => hex(bus, 2) && hex(device, 2),
+        [domain, bus, device] => hex(domain, 8) && hex(bus, 2) && hex(device, 2),
+        _ => false,
+    };
+    known && function.len() == 1 && matches!(function.as_bytes()[0], b'0'..=b'7')
+}
+
+/// Hosts that NTBs lead to are hosts of the rack, and others.
+fn check_ntbs(top: &Section<'_>, hosts: &[Host]) -> Outcome<()> {
+    for host in hosts {
+        for other in host.ntbs.keys() {
+            if *other == host.name || !hosts.iter().any(|host| host.name == *other) {
+                let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+                let what = format!("the NTB of {} leads to `{other}`", host.name);
+                let allowed = format!("it leads to another host of the rack: {}", names.join(", "));
+                let place = top.get("hosts").map_or(0..0, Spanned::span);
+                return wrong(place, what, allowed);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn host_section<'a>(entry: &Named<'a>) -> Outcome<Section<'a>> {

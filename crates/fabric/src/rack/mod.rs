@@ -20,6 +20,7 @@ mod file;
 mod network;
 mod share;
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
@@ -74,6 +75,8 @@ pub struct Host {
     pub export: u64,
     /// Whether its IOMMU checks what its devices reach (then their traffic crosses the root).
     pub iommu: bool,
+    /// Its NTBs: where each is on the host, by the host that it leads to.
+    pub ntbs: BTreeMap<String, String>,
     /// Its devices, in the file's order, each with all of its functions.
     pub devices: Vec<Device>,
 }

@@ -311,6 +311,25 @@ fn wrong_compositions_are_named_with_their_place() {
 }
 
 #[test]
+fn bridges_to_other_hosts_are_read_or_refused_where_they_are_wrong() {
+    let file = |ntb: &str| format!("name = \"lab\"\n[hosts.a]\n{ntb}[hosts.b]\n");
+    let text = file("[hosts.a.ntb.b]\naddress = \"0000:05:00.0\"\n");
+    let rack = Rack::parse("rack.toml", &text).unwrap();
+    assert_eq!(rack.hosts[0].ntbs["b"], "0000:05:00.0");
+    assert!(rack.hosts[1].ntbs.is_empty());
+    for (ntb, said) in [
+        ("[hosts.a.ntb.b]\n", "rack.toml:3:"),
+        ("[hosts.a.ntb.b]\naddress = \"05\"\n", "rack.toml:4:11: `address` is \"05\"; "),
+        ("[hosts.a.ntb.b]\naddress = \"05:00.8\"\n", "rack.toml:4:11: `address` is \"05:00.8\"; "),
+        ("[hosts.a.ntb.c]\naddress = \"05:00.0\"\n", "the NTB of a leads to `c`; "),
+        ("[hosts.a.ntb.a]\naddress = \"05:00.0\"\n", "the NTB of a leads to `a`; "),
+    ] {
+        let error = Rack::parse("rack.toml", &file(ntb)).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
 fn the_network_is_the_default_one_or_what_the_file_says() {
     let rack = Rack::parse("rack.toml", "name = \"lab\"\n[hosts.alpha]\n").unwrap();
     assert_eq!(rack.network, Network::default());

@@ -6,6 +6,10 @@
 //! the sender's than the record's own. What lies in a ring's lines from before could look like a mark, and part
 //! of it was chosen by whoever sent a frame: so before a record is published, the mark behind it is cleared.
 //!
+//! Records are announced in batches: of the records that were written since the last announcement, the first gets
+//! its mark last, so the receiver sees none of them before, and then all. While it keeps up with its sender, the lines
+//! that both touch travel between their processors once for a batch, and not once for each record.
+//!
 //! Places count lines for ever. The sender keeps its own; of the receiver's, the *credit*, it keeps what it saw
 //! last, and looks again only when there seems to be no room. The receiver publishes it in large steps, and when
 //! it has found the ring empty.
@@ -52,12 +56,14 @@ pub(crate) struct Putting {
     lines: u64,
     at: u64,
     credit_seen: u64,
+    /// The first record that is not announced, and its length.
+    held: Option<(Place, u32)>,
 }
 
 impl Putting {
     /// The sender of an empty ring of so many lines: a power of two.
     pub fn new(lines: usize) -> Putting {
-        Putting { lines: lines as u64, at: 0, credit_seen: 0 }
+        Putting { lines: lines as u64, at: 0, credit_seen: 0, held: None }
     }
 
     /// Where a record of so many lines goes; `None` while there is no room.
@@ -88,18 +94,34 @@ impl Putting {
         (place.at % self.lines) as usize
     }
 
-    /// Publishes a record that was written there.
+    /// Adds a record that was written there to those that the next [announcement](Putting::announce) is of.
     #[inline]
-    pub fn publish(&mut self, marks: &impl Marks, place: Place, lines: usize, length: u32) {
-        let index = |place: u64| (place % self.lines) as usize;
+    pub fn add(&mut self, marks: &impl Marks, place: Place, lines: usize, length: u32) {
         let next = place.at + lines as u64;
-        marks.mark(index(next)).store(0, Ordering::Relaxed);
-        // The receiver that sees this mark sees the record, and the cleared mark behind it.
+        marks.mark((next % self.lines) as usize).store(0, Ordering::Relaxed);
+        match self.held {
+            None => self.held = Some((place, length)),
+            Some(_) => self.mark(marks, place, length),
+        }
+        self.at = next;
+    }
+
+    /// Shows the receiver all records that were added. False when there are none that it has not been shown.
+    #[inline]
+    pub fn announce(&mut self, marks: &impl Marks) -> bool {
+        let Some((place, length)) = self.held.take() else { return false };
+        self.mark(marks, place, length);
+        true
+    }
+
+    #[inline]
+    fn mark(&self, marks: &impl Marks, place: Place, length: u32) {
+        let index = |place: u64| (place % self.lines) as usize;
+        // The receiver that sees this mark sees the record, the cleared mark behind it, and what was added after it.
         marks.mark(index(place.at)).store(mark(place.at, length), Ordering::Release);
         if place.from != place.at {
             marks.mark(index(place.from)).store(mark(place.from, SKIP), Ordering::Release);
         }
-        self.at = next;
     }
 
     /// Lines that the receiver has not given back.

@@ -10,7 +10,7 @@ use rackbus_memory::{Gate, Stream};
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{Conversation, SavedSession};
 
-use super::{Lent, LentFunctions, Session, SessionEnd};
+use super::{InUse, Lent, LentFunctions, SessionEnd};
 use crate::handover::HandOverError;
 use crate::handover::parcel::{Descriptors, Parcel};
 use crate::handover::state::LentState;
@@ -62,8 +62,8 @@ impl LentFunctions {
         for (name, lent) in &self.lent {
             let state = lent.lock();
             let attached = match &state.session {
-                Some(Session { stream, at: Some(at) }) => Some((stream.clone(), at.clone())),
-                Some(Session { at: None, .. }) => {
+                Some(InUse { stream, at: Some(at) }) => Some((stream.clone(), at.clone())),
+                Some(InUse { at: None, .. }) => {
                     return Err(HandOverError::InUse { function: name.clone() });
                 }
                 None => None,
@@ -166,7 +166,7 @@ impl LentFunctions {
             *lent.promised() = level;
         }
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
-            lent.lock().session = Some(Session { stream: stream.clone(), at: None });
+            lent.lock().session = Some(InUse { stream: stream.clone(), at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();
             let placement = holder.map(|holder| holder.placement).unwrap_or_default();
             ResumedSession { lent: lent.clone(), session, stream, conversation, placement }
@@ -199,7 +199,7 @@ impl ResumedSession {
             let session = session;
             match placement {
                 Placement::Lender => lent.hold(&*stream, &session, conversation, &passage),
-                Placement::Borrower => lent.hold_medium(&*stream, &passage),
+                Placement::Borrower | Placement::Host => lent.hold_medium(&*stream, &passage),
             }
             drop(session);
             drop(end);

@@ -4,6 +4,7 @@
 pub mod lossy;
 pub mod segments;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,6 +45,7 @@ impl Rack {
             kind: device.kind.to_owned(),
             detail: device.config.as_ref().unwrap().detail(),
             separable: device.config.as_ref().unwrap().is_separable(),
+            windows: Default::default(),
         });
         let inventory = Inventory {
             rack: "test".into(),
@@ -97,7 +99,8 @@ fn node(
         rack: "test".into(),
         host: host.into(),
         run_dir: run_dir.to_owned(),
-        devices: lendable::of_host(host, devices, &folders),
+        devices: lendable::of_host(host, devices, &folders, &Arc::default()),
+        ntbs: BTreeMap::new(),
         link,
         topology: topology.clone(),
         segments: no_segments(),

@@ -11,6 +11,7 @@ use crate::endpoint::{Endpoint, IrqChange, OutOfRegion, Region};
 use crate::engine::{EngineHandle, EngineStopped};
 use crate::function::{Bar, BarMemory, Mappable};
 use crate::interrupts::InterruptError;
+use crate::vfio_user::requests::Requests;
 
 /// Why a device refused a request: what is said in the log, and the number that goes on the wire.
 #[derive(Debug, thiserror::Error)]
@@ -200,6 +201,12 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// When the device is gone.
     fn reset(&self) -> Result<(), DeviceError>;
+
+    /// What it asks of its user by messages; nothing for a device that reaches all memory by mappings. Always the
+    /// same one. A conversation about a device that asks cannot be taken up by another process.
+    fn requests(&self) -> Option<&Requests> {
+        None
+    }
 }
 
 impl<D: Device + ?Sized> Device for Box<D> {
@@ -260,6 +267,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn reset(&self) -> Result<(), DeviceError> {
         (**self).reset()
+    }
+
+    fn requests(&self) -> Option<&Requests> {
+        (**self).requests()
     }
 }
 

@@ -50,6 +50,21 @@ pub fn serve(stream: &dyn Stream, device: &dyn Device) -> Result<(), WireError> 
     Ok(())
 }
 
+/// The next message; nothing when the client has closed the connection.
+pub(super) fn receive(stream: &dyn Stream) -> Result<Option<Message>, WireError> {
+    match Message::receive(stream) {
+        Ok(message) => Ok(Some(message)),
+        Err(WireError::Stream(StreamError::Closed)) => Ok(None),
+        Err(error) => {
+            if let WireError::BadLength { command, message_id, wants_reply: true, .. } = error {
+                // The connection ends anyway; the reply is a courtesy.
+                let _ = send_error(stream, message_id, command, Errno::MSGSIZE);
+            }
+            Err(error)
+        }
+    }
+}
+
 /// One client's conversation about a device.
 pub(super) struct Session<'a> {
     device: &'a dyn Device,
@@ -67,30 +82,30 @@ impl<'a> Session<'a> {
 
     /// Receives one message and answers it; false when the client has closed the connection.
     pub(super) fn answer_next(&mut self, stream: &dyn Stream) -> Result<bool, WireError> {
-        let message = match Message::receive(stream) {
-            Ok(message) => message,
-            Err(WireError::Stream(StreamError::Closed)) => return Ok(false),
-            Err(error) => {
-                if let WireError::BadLength { command, message_id, wants_reply: true, .. } = error {
-                    // The connection ends anyway; the reply is a courtesy.
-                    let _ = send_error(stream, message_id, command, Errno::MSGSIZE);
-                }
-                return Err(error);
-            }
-        };
-        let Header { message_id, command, .. } = message.header;
+        let Some(message) = receive(stream)? else { return Ok(false) };
         if !message.is_command() {
             // Nothing was asked of the client, so a reply from it answers nothing.
-            tracing::debug!(command, "unexpected reply ignored");
+            tracing::debug!(command = message.header.command, "unexpected reply ignored");
             return Ok(true);
         }
+        self.answer(message, stream)?;
+        Ok(true)
+    }
+
+    /// Answers one command.
+    pub(super) fn answer(
+        &mut self,
+        message: Message,
+        stream: &dyn Stream,
+    ) -> Result<(), WireError> {
+        let Header { message_id, command, .. } = message.header;
         let wants_reply = message.wants_reply();
         let outcome = self.handle(message);
         if let Err(error) = &outcome {
             tracing::debug!(command, errno = %error.errno, %error, "request refused");
         }
         if !wants_reply {
-            return Ok(true);
+            return Ok(());
         }
         match outcome {
             Ok(reply) => {
@@ -101,7 +116,7 @@ impl<'a> Session<'a> {
             }
             Err(error) => send_error(stream, message_id, command, error.errno)?,
         }
-        Ok(true)
+        Ok(())
     }
 
     fn handle(&mut self, message: Message) -> Result<Reply, DeviceError> {

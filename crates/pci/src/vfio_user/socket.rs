@@ -18,6 +18,7 @@ use rackbus_spec::vfio_user::Header;
 use rustix::io::Errno;
 
 use super::device::{Device, DeviceError, DeviceShape};
+use super::requests::serve_asking;
 use super::server::send_error;
 use super::session::{Conversation, serve_within};
 use super::wire::Message;
@@ -293,7 +294,7 @@ fn converse(stream: UnixStream, opener: &dyn Opener, shared: &Shared, passage: &
 }
 
 fn hold(
-    stream: &UnixStream,
+    stream: &Arc<UnixStream>,
     device: &dyn Device,
     conversation: Conversation,
     shared: &Shared,
@@ -304,7 +305,11 @@ fn hold(
             current.at = paused.map(|conversation| (conversation, device.shape().clone()));
         }
     };
-    if let Err(error) = serve_within(stream, device, conversation, passage, at) {
+    let outcome = match device.requests() {
+        Some(requests) => serve_asking(stream, device, requests),
+        None => serve_within(&**stream, device, conversation, passage, at),
+    };
+    if let Err(error) = outcome {
         tracing::warn!(%error, "the client's conversation ended");
     }
 }

@@ -21,6 +21,12 @@ pub async fn borrow_all(
     trust: Trust,
     group: Option<&str>,
 ) -> Result<Vec<Lease>, Failure> {
+    if trust.in_host() {
+        return Err(Failure::usage(
+            "a VM's functions cannot be in its host's own PCI tree",
+            "borrow them for the VM without --placement host",
+        ));
+    }
     let mut leases = Vec::new();
     for name in functions {
         let group = group.map(str::to_owned);

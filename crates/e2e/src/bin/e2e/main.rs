@@ -6,16 +6,19 @@
 //! and are shared; a scenario leaves them as it found them.
 
 mod accelerators;
+mod bridges;
 mod crashes;
 mod cycles;
 mod firmware;
 mod guests;
+mod metal;
 mod nics;
 mod peers;
+mod physical;
 mod restarts;
 mod segments;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -37,8 +40,17 @@ pub struct World {
 
 type Scenario = (&'static str, fn(&mut World) -> Result<()>);
 
+type Alone = (&'static str, fn(&Path) -> Result<()>);
+
+/// Those without a rack, which come first.
+const ALONE: [Alone; 3] = [
+    ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
+    ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
+    ("a host's own driver drives a drive of another host", metal::borrowed),
+];
+
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 25] = [
+const SCENARIOS: [Scenario; 26] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -49,6 +61,7 @@ const SCENARIOS: [Scenario; 25] = [
     ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
     ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
     ("programs in two guests share memory with each other and with a host", segments::in_guests),
+    ("a machine with an IOMMU lends its own drive and virtual functions", physical::lent),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
     ("discard and write-zeroes leave zeroes", guests::zeroes),
@@ -91,6 +104,17 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
         std::fs::remove_dir_all(dir)?;
     }
     println!("guests run under {}", Assets::of_user().accel()?);
+    let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
+    let mut count = 0;
+    for (name, scenario) in ALONE.iter().filter(|(name, _)| chosen(name)) {
+        let begun = Instant::now();
+        scenario(dir).map_err(|e| Failure(format!("{name}: {e}")))?;
+        println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
+        count += 1;
+    }
+    if !SCENARIOS.iter().any(|(name, _)| chosen(name)) {
+        return Ok(count);
+    }
     let begun = Instant::now();
     let rack = Rack::start(RACK.as_ref(), dir)?;
     // Both boot at the same time.
@@ -100,8 +124,6 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
     new.booted()?;
     println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
     let mut world = World { rack, old, new };
-    let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
-    let mut count = 0;
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
         let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));

@@ -1,0 +1,227 @@
+//! `rackbus metal`: functions of one physical host in another one's own PCI tree, through an NTB.
+
+use std::time::Duration;
+
+use rackbus_metal::borrower::{self, Module, State, Status, Wanted};
+use rackbus_metal::{LentWindow, MetalError};
+use rackbus_vfio::{Bindings, PciAddress, VfioError};
+use serde_json::json;
+
+use crate::output::{Cell, Failure, Output, Tone};
+use crate::{log, process};
+
+/// Lend a device to the host at the other end of a non-transparent bridge (NTB), and borrow one from there: it appears
+/// in the borrower's own PCI tree, and the kernel's own driver binds to it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus metal lend 0000:03:00.0 --ntb 0000:05:00.0         at the lender, until Ctrl-C
+  rackbus metal borrow alpha/nvme0 --ntb 0000:05:00.0 --offset 0x0 --epoch 1
+                                                             at the borrower, with what the lender printed
+  rackbus metal list                                         what is borrowed, and how it is
+  rackbus metal return 1                                     its driver lets go, and it is gone
+
+The borrower needs the kernel module rackbus (see the book), the lender an IOMMU.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage.")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Lend a PCI function of this machine through an NTB, until this ends.
+    Lend {
+        /// The function, as `lspci -D` shows it.
+        #[arg(value_parser = address)]
+        device: PciAddress,
+        /// The NTB.
+        #[arg(long, value_parser = address)]
+        ntb: PciAddress,
+        /// The epoch of the lease: higher than that of any lease of this NTB before.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+        epoch: u64,
+        /// Take the function although a file system of it is mounted or its network is up.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Make a function that is lent at the other end of an NTB appear in this host.
+    Borrow {
+        /// Its name, for the kernel's messages.
+        name: String,
+        /// The NTB, which is then bound to the kernel module.
+        #[arg(long, value_parser = address)]
+        ntb: PciAddress,
+        /// Where it is in the NTB's window, as the lender says.
+        #[arg(long, value_parser = number)]
+        offset: u64,
+        /// The epoch of the lease, as the lender says.
+        #[arg(long)]
+        epoch: u64,
+        /// Interrupts that it may have; without it, 8.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=32))]
+        vectors: Option<u32>,
+    },
+    /// Return a borrowed function: its driver lets go of it, and it disappears.
+    Return {
+        /// Its handle, as `rackbus metal list` shows it.
+        handle: u32,
+        /// Return it although file systems of it are mounted.
+        #[arg(long)]
+        force: bool,
+        /// Seconds that its driver may take.
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+        timeout: u64,
+    },
+    /// List what is borrowed, and how it is.
+    List,
+}
+
+fn address(text: &str) -> Result<PciAddress, String> {
+    text.parse().map_err(|error: VfioError| error.to_string())
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.map_err(|error| error.to_string())
+}
+
+/// What errors say, as a failure and what to do.
+fn failure(error: impl Into<MetalError>) -> Failure {
+    let error = error.into();
+    let text = error.to_string();
+    match (&error, text.split_once("; ")) {
+        (MetalError::Vfio(_), Some((error, remedy))) => Failure::new(error, remedy),
+        (MetalError::NoModule(_) | MetalError::Version(_), _) => {
+            Failure::new(text, "see the chapter on the kernel module in the book")
+        }
+        _ => Failure::new(text, "see `rackbus metal --help`"),
+    }
+}
+
+impl Args {
+    pub async fn run(&self, output: &Output) -> Result<(), Failure> {
+        match &self.command {
+            Action::Lend { device, ntb, epoch, force } => {
+                lend(*device, *ntb, *epoch, *force, output).await
+            }
+            Action::Borrow { name, ntb, offset, epoch, vectors } => {
+                let (name, offset, epoch) = (name.clone(), *offset, *epoch);
+                borrow(&Wanted { ntb: *ntb, offset, epoch, name, vectors: *vectors }, output)
+            }
+            Action::Return { handle, force, timeout } => {
+                let module = Module::open().map_err(failure)?;
+                let limit = Duration::from_secs(*timeout);
+                module.give_back(*handle, *force, limit).map_err(failure)?;
+                output.result(&json!({ "returned": handle }), |o| o.line("returned"));
+                Ok(())
+            }
+            Action::List => list(output),
+        }
+    }
+}
+
+/// Takes the function and the NTB from their drivers, and lends the one through the other.
+async fn lend(
+    device: PciAddress,
+    ntb: PciAddress,
+    epoch: u64,
+    force: bool,
+    output: &Output,
+) -> Result<(), Failure> {
+    log::start(None);
+    let mut end = process::EndRequests::listen();
+    let bindings = Bindings::here();
+    bindings.load_driver();
+    bindings.take(ntb, TAKER, false).map_err(failure)?;
+    let lent = take_and_lend(&bindings, device, ntb, epoch, force);
+    if let Ok((_, lent)) = &lent {
+        let status = lent.status();
+        output.result(&status, |o| {
+                o.line(&format!("ready: {device} at offset {:#x}, epoch {epoch}", status.offset));
+                o.line(&format!(
+                    "at the borrower: rackbus metal borrow NAME --ntb NTB --offset {:#x} --epoch {epoch}",
+                    status.offset
+                ));
+                o.line(
+                    "through the window the device reaches all of the borrower's memory, if that host has no IOMMU in between",
+                );
+            });
+        end.wait().await;
+    }
+    // The function is taken away before its driver gets it back.
+    let outcome = lent.map(drop);
+    for address in [device, ntb] {
+        bindings.give_back(address).map_err(failure)?;
+    }
+    outcome
+}
+
+/// Who takes functions here, as the notes have it.
+const TAKER: &str = "rackbus metal lend";
+
+fn take_and_lend(
+    bindings: &Bindings,
+    device: PciAddress,
+    ntb: PciAddress,
+    epoch: u64,
+    force: bool,
+) -> Result<(LentWindow, rackbus_metal::Lent), Failure> {
+    bindings.take(device, TAKER, force).map_err(failure)?;
+    let facts = |address| bindings.sysfs().facts(address).map_err(failure);
+    let window = LentWindow::open(facts(ntb)?).map_err(failure)?;
+    let lost = Box::new(|reason: &str| tracing::error!(reason, "the borrower lost it"));
+    let lent = window.lend(facts(device)?, epoch, lost).map_err(failure)?;
+    Ok((window, lent))
+}
+
+fn borrow(wanted: &Wanted, output: &Output) -> Result<(), Failure> {
+    borrower::bind(&rackbus_vfio::Sysfs::here(), wanted.ntb).map_err(failure)?;
+    let borrowed = Module::open().and_then(|module| module.borrow(wanted)).map_err(failure)?;
+    output.result(&borrowed, |o| {
+        o.line(&format!(
+            "{} is {:x}:00:00.0, handle {}",
+            wanted.name, borrowed.domain, borrowed.handle
+        ));
+    });
+    Ok(())
+}
+
+fn list(output: &Output) -> Result<(), Failure> {
+    let module = Module::open().map_err(failure)?;
+    let mut all: Vec<Status> = Vec::new();
+    for handle in module.handles().map_err(failure)? {
+        // One that was returned meanwhile is not listed.
+        all.extend(module.status(handle).ok());
+    }
+    output.result(&all, |o| {
+        let rows = all.iter().map(|it| {
+            let (word, tone) = match it.state {
+                State::Borrowed => ("borrowed", Tone::Good),
+                State::Returning => ("returning", Tone::Busy),
+                State::Losing => ("being lost", Tone::Bad),
+                State::Lost => ("lost", Tone::Bad),
+                State::Returned => ("returned late", Tone::Bad),
+                State::Unknown => ("?", Tone::Bad),
+            };
+            let word = match it.reason {
+                Some(reason) => format!("{word}: {reason}"),
+                None => word.to_owned(),
+            };
+            vec![
+                it.handle.to_string().into(),
+                it.name.clone().into(),
+                format!("{:x}:00:00.0", it.domain).into(),
+                it.ntb.to_string().into(),
+                it.interrupts.iter().sum::<u64>().to_string().into(),
+                it.dma_refused.to_string().into(),
+                Cell(word, tone),
+            ]
+        });
+        let head = ["handle", "name", "function", "ntb", "interrupts", "refused dma", "state"];
+        o.table(&head, rows.collect());
+    });
+    Ok(())
+}

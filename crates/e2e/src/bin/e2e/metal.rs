@@ -1,0 +1,230 @@
+//! A host borrows another host's drive through a bridge, and its own kernel drives it: the hosts are machines with stock
+//! kernels, the lender with an IOMMU.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rackbus_e2e::metal::{Bridge, ENDS, bridge_address};
+use rackbus_e2e::{Result, programs};
+use rackbus_vm::{Assets, Guest, Iommu, Machine, Switch};
+
+/// What the scripts have in common.
+const PRELUDE: &str = r#"
+    set -e
+    cd /tmp
+    export LD_LIBRARY_PATH=/mnt/files PATH=/mnt/files:$PATH XDG_STATE_HOME=/tmp/state
+    until_ok() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || return 1; sleep 0.05; done; }
+    at() { basename $(dirname $(grep -l $1 /sys/bus/pci/devices/*/class)); }
+    value() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",}]*\).*/\1/p" $2 | head -n 1; }
+    refused() { if "$@" >refused 2>&1; then echo "not refused: $*"; return 1; fi; cat refused; }
+    back() { [ $(basename $(readlink /sys/bus/pci/devices/$(at 0x010802)/driver)) = nvme ]; }
+    gone() { [ ! -e /dev/nvme0n1 ] && [ $(rackbus leases | grep -c alpha) = 0 ]; }
+    write() {
+        mke2fs -q /dev/nvme0n1
+        mount /dev/nvme0n1 /mnt/a
+        dd if=/dev/urandom of=/mnt/a/data bs=64k count=128 status=none
+        sha256sum /mnt/a/data >/tmp/sum
+        umount /mnt/a
+    }
+    verify() {
+        echo 3 >/proc/sys/vm/drop_caches
+        mount -r /dev/nvme0n1 /mnt/a
+        sha256sum -c --quiet /tmp/sum
+        umount /mnt/a
+    }
+"#;
+
+/// How long a host's program runs at most.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The lender's drive: QEMU's, which copies through a buffer of its own where DMA goes to another function.
+const DRIVE: [&str; 2] =
+    ["-device", "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432"];
+
+struct Hosts {
+    bridge: Bridge,
+    lender: Machine,
+    borrower: Machine,
+    /// The bridge's address at either.
+    ntb: [String; 2],
+    /// Of either on the network.
+    address: [String; 2],
+    /// Behind the machines that it joins.
+    _switch: Switch,
+}
+
+fn start(dir: &Path, guest: Guest) -> Result<Hosts> {
+    let bridge = Bridge::start(&dir.join("bridge"), &[])?;
+    let assets = Assets::of_user();
+    let files = dir.join("files");
+    programs::collect(&files, &["rackbus"])?;
+    std::fs::copy(assets.kernel_module(guest)?, files.join("rackbus.ko"))?;
+    let medium = dir.join("medium.img");
+    std::fs::File::create(&medium)?.set_len(64 << 20)?;
+    let mut switch = Switch::new(SUBNET)?;
+    let cables = [switch.cable()?, switch.cable()?];
+    let address = [0, 1].map(|end: usize| {
+        let address = cables[end].address();
+        address.split('/').next().unwrap_or_default().to_owned()
+    });
+    let [near, far] = cables;
+    let mut spec = bridge.machine(ENDS[0], guest);
+    (spec.iommu, spec.files) = (Iommu::Translating, Some(files.clone()));
+    (spec.cable, spec.memory_mib) = (Some(near), 512);
+    let medium = format!("driver=file,node-name=medium,filename={}", medium.display());
+    spec.devices = vec!["-blockdev".to_owned(), medium];
+    spec.devices.extend(DRIVE.map(str::to_owned));
+    let mut lender = Machine::start(&assets, &spec, bridge.dir())?;
+    let mut spec = bridge.machine(ENDS[1], guest);
+    (spec.files, spec.cable) = (Some(files), Some(far));
+    let mut borrower = Machine::start(&assets, &spec, bridge.dir())?;
+    lender.booted()?;
+    borrower.booted()?;
+    let ntb = [bridge_address(&mut lender)?, bridge_address(&mut borrower)?];
+    // The hosts are slow, and busy with other tests.
+    borrower.load(&["rackbus silence_ms=5000"])?;
+    Ok(Hosts { bridge, lender, borrower, ntb, address, _switch: switch })
+}
+
+/// The network that joins the machines.
+const SUBNET: u8 = 17;
+
+fn run(machine: &mut Machine, script: &str) -> Result<String> {
+    let said = machine.run(&format!("{PRELUDE}{script}"))?;
+    let name = machine.name().to_owned();
+    said.lines().for_each(|line| println!("           {name}: {line}"));
+    Ok(said)
+}
+
+/// Starts what goes on in the background, with what it says in a file.
+fn begin(machine: &mut Machine, log: &str, command: &str) -> Result<()> {
+    machine.begin(&format!("{PRELUDE}exec {command} >/tmp/{log} 2>&1"), LIMIT)?;
+    Ok(())
+}
+
+/// The stock driver of the borrower's kernel finds the drive, and everything that is written to it: first by the
+/// commands alone, then by leases.
+pub fn borrowed(dir: &Path) -> Result<()> {
+    let mut hosts = start(dir, Guest::Bookworm)?;
+    let outcome = by_hand(&mut hosts).and_then(|()| by_lease(&mut hosts));
+    if outcome.is_err() {
+        println!("{}", hosts.bridge.counters()?);
+        for machine in [&mut hosts.lender, &mut hosts.borrower] {
+            println!("{}", machine.run("tail -n 40 /tmp/*.log; dmesg | tail -n 30; LD_LIBRARY_PATH=/mnt/files /mnt/files/rackbus --json metal list || true; grep -i rackbus /proc/interrupts || true")?);
+        }
+    }
+    outcome
+}
+
+fn by_hand(hosts: &mut Hosts) -> Result<()> {
+    let Hosts { lender, borrower, ntb: [near, far], .. } = hosts;
+    let lend = format!(
+        "sh -c 'modprobe vfio-pci; exec rackbus --json metal lend $(at 0x010802) --ntb {near} --epoch 7'"
+    );
+    let lend = lend.replace("$(at 0x010802)", "$0");
+    begin(lender, "lend.log", &format!("{lend} $(at 0x010802)"))?;
+    run(lender, "until_ok grep -q epoch lend.log")?;
+    let offset = run(lender, "value offset lend.log")?;
+    let borrow = format!("rackbus metal borrow alpha/nvme0 --ntb {far} --offset {offset}");
+    run(borrower, &format!("refused {borrow} --epoch 6"))?;
+    run(
+        borrower,
+        &format!(
+            "{borrow} --epoch 7
+            until_ok test -b /dev/nvme0n1
+            lsblk -d -o NAME,SIZE,MODEL /dev/nvme0n1
+            write
+            echo 10000:00:00.0 >/sys/bus/pci/drivers/nvme/unbind
+            echo 10000:00:00.0 >/sys/bus/pci/drivers/nvme/bind
+            until_ok test -b /dev/nvme0n1
+            verify
+            mount /dev/nvme0n1 /mnt/a
+            refused rackbus metal return 1 --timeout 1
+            umount /mnt/a
+            rackbus metal list
+            rackbus metal return 1
+            [ ! -e /dev/nvme0n1 ]
+            {borrow} --epoch 7
+            until_ok test -b /dev/nvme0n1
+            verify
+            rackbus metal return 2"
+        ),
+    )?;
+    run(
+        lender,
+        "pkill -TERM -x rackbus
+        until_ok back",
+    )?;
+    Ok(())
+}
+
+/// The lender's node lends, the borrower's borrows, and a control plane decides; the lender dies under load.
+fn by_lease(hosts: &mut Hosts) -> Result<()> {
+    let Hosts { lender, borrower, ntb: [near, far], address: [own, _], .. } = hosts;
+    run(
+        lender,
+        &format!(
+            "printf 'name = \"metal\"\n[hosts.alpha.devices.d0]\nkind = \"vfio\"\naddress = \"%s\"\n' $(at 0x010802) >rack.toml
+            printf '[hosts.alpha.ntb.beta]\naddress = \"{near}\"\n[hosts.beta.ntb.alpha]\naddress = \"{far}\"\n' >>rack.toml"
+        ),
+    )?;
+    begin(
+        lender,
+        "control.log",
+        &format!("rackbus --run-dir /tmp/control control /tmp/rack.toml --listen {own}:7420"),
+    )?;
+    run(lender, "until_ok rackbus --run-dir /tmp/control status")?;
+    let token = |lender: &mut Machine, host: &str| {
+        lender.run(&format!("{PRELUDE}rackbus --run-dir /tmp/control token {host}"))
+    };
+    let (first, second) = (token(lender, "alpha")?, token(lender, "beta")?);
+    for (machine, host, token) in [(&mut *lender, "alpha", first), (&mut *borrower, "beta", second)]
+    {
+        machine.run(&format!("umask 077; echo '{token}' >/tmp/token"))?;
+        let join =
+            format!("rackbus node --host {host} --join https://{own}:7420 --token-file /tmp/token");
+        begin(machine, "node.log", &join)?;
+        run(machine, "until_ok rackbus devices")?;
+    }
+    run(
+        borrower,
+        "borrow() { rackbus --json borrow alpha/d0 --for beta --placement host >lease || cat lease; }
+        until_ok rackbus borrow alpha/d0 --for beta --placement host
+        rackbus leases
+        until_ok test -b /dev/nvme0n1
+        verify
+        refused rackbus borrow alpha/d0 --for alpha
+        rackbus return 1
+        [ ! -e /dev/nvme0n1 ]
+        refused rackbus borrow alpha/d0 --for beta --placement host --isolation strict
+        borrow
+        value socket lease
+        until_ok test -b /dev/nvme0n1
+        verify",
+    )?;
+    // A node that ends in order takes back what it lends, and gives it to its driver.
+    run(lender, "pkill -TERM -f '^rackbus node'; until_ok back")?;
+    run(borrower, "until_ok gone")?;
+    begin(lender, "node.log", &format!("rackbus node --host alpha --join https://{own}:7420"))?;
+    run(
+        borrower,
+        "until_ok rackbus borrow alpha/d0 --for beta --placement host
+        until_ok test -b /dev/nvme0n1
+        verify",
+    )?;
+    begin(
+        borrower,
+        "load.log",
+        "sh -c 'while dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct; do :; done; date +%s.%N'",
+    )?;
+    run(borrower, "until_ok grep -q copied load.log")?;
+    run(lender, "pkill -KILL -f '^rackbus node'")?;
+    run(
+        borrower,
+        "until_ok gone
+        rackbus events | tail -n 4
+        dmesg | grep -i -e lost -e removed | tail -n 3
+        dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace; }",
+    )?;
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! A machine lends its own PCI devices: a guest with an IOMMU, a stock drive and a network card with virtual
+//! functions plays that machine, and a rack runs in it.
+
+use rackbus_e2e::{Guest, Rack, Result, ensure, programs};
+
+use crate::World;
+
+/// Whose guest the machine is.
+const HOST: &str = "gamma";
+
+/// An IOMMU; a drive, and a card, each behind a port of its own. Virtual functions of the card are on another bus.
+const DEVICES: [&str; 10] = [
+    "-device",
+    "intel-iommu,intremap=on,caching-mode=on",
+    "-device",
+    "pcie-root-port,id=own0,chassis=100,slot=100",
+    "-device",
+    "nvme,serial=physical0,bus=own0,drive=medium0",
+    "-device",
+    "pcie-root-port,id=own1,chassis=101,slot=101,bus-reserve=2",
+    "-device",
+    "igb,bus=own1",
+];
+
+/// What the scripts have in common.
+const PRELUDE: &str = r#"
+    set -eu
+    cd /tmp
+    export LD_LIBRARY_PATH=/tmp/programs XDG_STATE_HOME=/tmp/state PATH=/tmp/programs:$PATH
+    at() { basename $(dirname $(grep -l $1 /sys/bus/pci/devices/*/class)); }
+    drive=$(at 0x010802)
+    driver() { basename $(readlink /sys/bus/pci/devices/$1/driver); }
+    value() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",}]*\).*/\1/p" lease | head -n 1; }
+    borrow() { rackbus borrow "$@" --json >lease || cat lease; socket=$(value socket); lease=$(value lease); }
+    until_ok() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || return 1; sleep 0.05; done; }
+    refused() { if rackbus "$@" 2>refused; then echo "not refused: $*"; return 1; fi; cat refused; }
+"#;
+
+const RACK: &str = r#"
+    printf 'name = "metal"
+        [hosts.alpha.devices.d0]
+        kind = "vfio"
+        address = "%s"
+        [hosts.beta]
+        [hosts.gamma]
+        ' $drive >rack.toml
+    rackbus up rack.toml >/dev/null 2>&1
+"#;
+
+/// What uses a function, and its group, is looked at; what is taken goes back.
+const BINDING: &str = r#"
+    rackbus lend $drive --check | head -n 1
+    mke2fs -q /dev/nvme0n1
+    mount /dev/nvme0n1 /mnt/a
+    refused lend $drive
+    umount /mnt/a
+    refused lend 0000:00:02.0
+    rackbus lend $drive --name d0 >section
+    grep -q 'address = "0000:' section
+    [ $(driver $drive) = vfio-pci ]
+    physical $drive open
+    physical $drive write
+    rackbus lend --return
+    [ $(driver $drive) = nvme ]
+"#;
+
+/// One user after the other; the first is killed under load. What it was not lent, the drive does not reach.
+const USERS: &str = r#"
+    [ $(driver $drive) = vfio-pci ]
+    borrow alpha/d0 --for beta
+    physical $socket write
+    physical $socket interrupt
+    physical $socket stray
+    dmesg | grep 'fault addr 0x1000000000'
+    until_ok sh -c "rackbus events | grep 'at 0x1000000000: not mapped'"
+    rm -f busy; physical $socket busy >busy &
+    until_ok grep busy busy
+    kill -9 $!
+    rackbus return $lease
+    borrow alpha/d0 --for gamma --msix
+    physical $socket verify
+    physical $socket interrupt
+    rackbus return $lease
+    rackbus restart --all >/dev/null 2>&1
+    [ $(driver $drive) = vfio-pci ]
+    refused borrow alpha/d0 --for beta --isolation strict
+"#;
+
+/// Who keeps registers that it mapped has none of them when its lease is over, and keeps the function from others.
+const KEEPER: &str = r#"
+    borrow alpha/d0 --for beta
+    physical $socket keep >keep &
+    keeper=$!
+    until_ok grep kept keep
+    rackbus return $lease
+    refused borrow alpha/d0 --for gamma
+    refused lend $drive --return
+    kill -9 $keeper
+    until_ok rackbus borrow alpha/d0 --for gamma
+    socket=$(echo /run/rackbus/metal/gamma/functions/d0.*.sock)
+    physical $socket verify
+"#;
+
+/// The kernel asks for the function back, and its user's lease ends; a node that was killed has it taken still.
+const TAKEN_AWAY: &str = r#"
+    socket=$(echo /run/rackbus/metal/gamma/functions/d0.*.sock)
+    rm -f busy; physical $socket busy >busy 2>&1 &
+    until_ok grep busy busy
+    refused restart alpha
+    rackbus lend $drive --return --force
+    [ $(driver $drive) = nvme ]
+    until_ok grep 'lender is gone' busy
+    until_ok sh -c "rackbus leases --all | grep ended"
+    refused borrow alpha/d0 --for beta
+    rackbus lend $drive >/dev/null
+    borrow alpha/d0 --for beta
+    physical $socket verify
+    kill -9 $(cat /run/rackbus/metal/alpha/node.pid)
+    [ $(driver $drive) = vfio-pci ]
+    until_ok rackbus lend --return
+    [ $(driver $drive) = nvme ]
+    rackbus down >/dev/null 2>&1
+    rackbus up rack.toml >/dev/null 2>&1
+    [ $(driver $drive) = vfio-pci ]
+    rackbus down >/dev/null 2>&1
+    [ $(driver $drive) = nvme ]
+    [ -z "$(ls /run/rackbus-lent)" ]
+"#;
+
+/// Virtual functions are made, lent and removed.
+const CARD: &str = r#"
+    modprobe igb
+    card=$(at 0x020000)
+    printf 'name = "card"
+        [hosts.alpha.devices.net0]
+        kind = "vfio"
+        address = "%s"
+        functions = 2
+        bars = "trapped"
+        [hosts.alpha.devices.none]
+        kind = "vfio"
+        address = "7f:00.0"
+        [hosts.beta]
+        ' $card >card.toml
+    ip link set $(ls /sys/bus/pci/devices/$card/net) up
+    rackbus up card.toml >/dev/null 2>&1
+    until_ok sh -c "rackbus devices | grep 'there is no PCI function 0000:7f:00.0'"
+    rackbus devices
+    borrow alpha/net0.vf1 --for beta --msix
+    physical $socket card
+    refused lend $card --functions 9
+    rackbus down >/dev/null 2>&1
+    [ $(cat /sys/bus/pci/devices/$card/sriov_numvfs) = 0 ]
+    [ -z "$(ls /run/rackbus-lent)" ]
+"#;
+
+fn start(rack: &Rack) -> Result<Guest> {
+    let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus", "physical"])?);
+    let medium = rack.run_dir().join("physical.img");
+    std::fs::File::create(&medium)?.set_len(16 << 20)?;
+    let medium = format!("driver=file,node-name=medium0,filename={}", medium.display());
+    let mut more = vec!["--memory", "1G", "--", "-blockdev", medium.as_str()];
+    more.extend(disk.iter().map(String::as_str));
+    more.extend(DEVICES);
+    let mut guest = Guest::start_with(rack, "metal", HOST, "bookworm", &[], &more)?;
+    guest.booted()?;
+    // The programs run by the guest's own loader, as the nodes that one starts of itself do.
+    guest.run(&programs::unpack("/dev/vdb"))?;
+    Ok(guest)
+}
+
+fn run(guest: &mut Guest, script: &str) -> Result<String> {
+    let said = guest.run(&format!("{PRELUDE}{script}"))?;
+    said.trim().lines().for_each(|line| println!("           {line}"));
+    Ok(said)
+}
+
+/// A machine's drive and the virtual functions of its card are lent, taken away and given back.
+pub fn lent(world: &mut World) -> Result<()> {
+    let rack = &world.rack;
+    let mut guest = start(rack)?;
+    let said = run(&mut guest, BINDING)?;
+    ensure!(said.contains("is mounted at /mnt/a"), "what uses the drive is not said: {said}");
+    run(&mut guest, RACK)?;
+    let said = run(&mut guest, USERS)?;
+    ensure!(said.contains("runs whole at its lender"), "why not strictly is not said: {said}");
+    let said = run(&mut guest, KEEPER)?;
+    ensure!(said.contains("maps registers"), "who keeps it is not said: {said}");
+    run(&mut guest, TAKEN_AWAY)?;
+    run(&mut guest, CARD)?;
+    guest.stop(rack)
+}

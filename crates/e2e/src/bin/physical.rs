@@ -1,0 +1,249 @@
+#![forbid(unsafe_code)]
+//! A program for guests: a driver in user space of a function that is lent by VFIO.
+//!
+//! Usage: `physical FUNCTION COMMAND`, where FUNCTION is the PCI address of a drive bound to `vfio-pci`, or the
+//! vfio-user socket of one that was borrowed. COMMAND is
+//!   open       opens a drive by its address, maps its registers into this process and into its own IOMMU domain, and
+//!              resets it
+//!   write      writes a pattern to the drive, and reads it back
+//!   verify     reads the pattern that was written before
+//!   busy       writes and reads until it is killed; says `busy` when it has begun
+//!   interrupt  waits for an interrupt of the drive
+//!   stray      tells the drive to read into memory that nobody lent it; ends with 0 when the memory beside it is
+//!              as it was
+//!   keep       maps registers, lets the function go and keeps the mapping; says `kept` when they are taken away
+//!   card       raises an interrupt of a network card's virtual function by software, and waits for it
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rackbus_driver::device::{Addresses, Device, connect};
+use rackbus_driver::{Drive, DriveError, MachineFunction, Options};
+use rackbus_e2e::{Failure, Result, ensure};
+use rackbus_memory::{Access, Event, Registers, SharedMemory};
+use rackbus_pci::vfio_user::Client;
+use rackbus_spec::vfio_user::{irq, region};
+use rackbus_vfio::VfioError;
+
+/// Bytes of the pattern, and the block that it begins with.
+const LENGTH: usize = 256 << 10;
+const BLOCK: u64 = 64;
+/// How long each answer may take: guests in guests are slow.
+const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT_NS: u64 = LIMIT.as_nanos() as u64;
+/// Far from all that the driver has its drive reach.
+const STRAY: u64 = 1 << 36;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments[..] {
+        [function, "open"] => open(function),
+        [function, "write"] => drive(function).and_then(write),
+        [function, "verify"] => drive(function).and_then(verify),
+        [function, "busy"] => drive(function).and_then(busy),
+        [function, "interrupt"] => interrupt(function),
+        [function, "stray"] => drive(function).and_then(stray),
+        [function, "keep"] => keep(function),
+        [function, "card"] => card(function),
+        _ => {
+            eprintln!("usage: physical FUNCTION open|write|verify|busy|interrupt|stray|keep|card");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("physical: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn open(function: &str) -> Result<String> {
+    let device = rackbus_vfio::Device::open_alone(function.parse()?)?;
+    device.enable(true)?;
+    let mut word = [0; 4];
+    device.read(region::BAR0, VERSION, &mut word)?;
+    let registers = device.map(region::BAR0, 0, 4096)?;
+    ensure!(
+        registers.read(VERSION) == Some(u32::from_le_bytes(word)),
+        "other registers are mapped"
+    );
+    let (container, access) = (device.container(), Access::READ | Access::WRITE);
+    let memory = SharedMemory::create("memory", 8192)?;
+    container.map(STRAY, registers.clone(), access)?;
+    container.map(0, &memory, Access::READ)?;
+    ensure!(container.mapped() == (2, 4096 + 8192), "mapped: {:?}", container.mapped());
+    let refused = container.map(4096, &memory, access);
+    ensure!(matches!(refused, Err(VfioError::Range { .. })), "mapped twice: {refused:?}");
+    ensure!(container.unmap(0, 4096).is_err(), "a half of a mapping is unmapped");
+    container.unmap(0, 8192)?;
+    container.unmap_all()?;
+    ensure!(container.mapped() == (0, 0), "mapped: {:?}", container.mapped());
+    let method = device.reset()?;
+    device.enable(false)?;
+    ensure!(
+        registers.read(VERSION) == Some(0) && registers.gone(),
+        "registers are mapped that are off"
+    );
+    Ok(format!(
+        "opened; {method}; {}",
+        refused.map_or_else(|error| error.to_string(), |()| String::new())
+    ))
+}
+
+fn options() -> Options {
+    Options { depth: 4, data: LENGTH }
+}
+
+fn drive(function: &str) -> Result<Drive> {
+    let device: Box<dyn Device> = match function.starts_with('/') {
+        true => Box::new(connect(Path::new(function), LIMIT)?),
+        false => Box::new(MachineFunction::open(function)?),
+    };
+    Ok(Drive::with_device(device, options())?)
+}
+
+fn pattern() -> Vec<u8> {
+    (0..LENGTH).map(|n| (n * 7 + n / 509 + n / 4096) as u8).collect()
+}
+
+fn write(mut drive: Drive) -> Result<String> {
+    drive.write(BLOCK, &pattern(), false)?;
+    drive.flush()?;
+    verify(drive)
+}
+
+fn verify(mut drive: Drive) -> Result<String> {
+    let mut found = vec![0; LENGTH];
+    drive.read(BLOCK, &mut found)?;
+    ensure!(found == pattern(), "other bytes are on the drive");
+    Ok(format!("{LENGTH} bytes are right on {}", drive.info().serial))
+}
+
+fn busy(mut drive: Drive) -> Result<String> {
+    // Behind the pattern.
+    let block = BLOCK + LENGTH as u64 / u64::from(drive.info().block_size);
+    let mut data = pattern();
+    println!("busy");
+    loop {
+        drive.write(block, &data, false)?;
+        drive.read(block, &mut data)?;
+    }
+}
+
+/// A drive that tells of its admin commands by vector 0.
+struct Wired(Client, Event);
+
+impl Device for Wired {
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> std::result::Result<(), DriveError> {
+        Device::read(&mut self.0, offset, data)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), DriveError> {
+        Device::write(&mut self.0, offset, data)
+    }
+
+    fn start(
+        &mut self,
+        iova: u64,
+        memory: &SharedMemory,
+    ) -> std::result::Result<Addresses, DriveError> {
+        let addresses = Device::start(&mut self.0, iova, memory)?;
+        let wire = self.1.as_fd().try_clone_to_owned().map_err(DriveError::Descriptors)?;
+        let kind = if self.0.irq_info(irq::MSIX)?.count > 0 { irq::MSIX } else { irq::INTX };
+        self.0.wire_irqs(kind, 0, &[Some(wire)])?;
+        Ok(addresses)
+    }
+}
+
+fn interrupt(function: &str) -> Result<String> {
+    let event = Event::new()?;
+    let copy = event.as_fd().try_clone_to_owned()?;
+    let rung = connect(Path::new(function), LIMIT)?;
+    // The other end of the same event.
+    let drive = Drive::with_device(Box::new(Wired(rung, event)), options())?;
+    ensure!(Event::wait_any(&[copy.as_fd()], Some(LIMIT_NS)), "no interrupt came");
+    Ok(format!("an interrupt came from {}", drive.info().serial))
+}
+
+fn stray(mut drive: Drive) -> Result<String> {
+    let before = pattern();
+    drive
+        .memory()
+        .whole()
+        .part(drive.memory().len() - LENGTH, LENGTH)
+        .map(|it| it.copy_from(&before));
+    // The drive may say that it failed, or not notice: the IOMMU does.
+    let said = match drive.read_to(BLOCK, 4096, STRAY) {
+        Ok(()) => "nothing".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let mut after = vec![0; LENGTH];
+    drive
+        .memory()
+        .whole()
+        .part(drive.memory().len() - LENGTH, LENGTH)
+        .map(|it| it.copy_to(&mut after));
+    ensure!(after == before, "memory of the driver changed");
+    Ok(format!("the drive said: {said}"))
+}
+
+/// Offset of the version register of an NVMe controller (NVMe base 2.0, section 3.1.3.2).
+const VERSION: u64 = 8;
+
+fn keep(function: &str) -> Result<String> {
+    let client = connect(Path::new(function), LIMIT)?;
+    client.write(region::CONFIG, 4, &6u16.to_le_bytes())?;
+    let mut trapped = [0; 4];
+    client.read(region::BAR0, VERSION, &mut trapped)?;
+    let info = client.region_info(region::BAR0)?;
+    let (file, offset) =
+        info.memory.ok_or_else(|| Failure("its registers cannot be mapped".to_owned()))?;
+    let registers = Registers::map_device(file.as_fd(), offset, 4096)?;
+    ensure!(
+        registers.read(VERSION) == Some(u32::from_le_bytes(trapped)),
+        "other registers are mapped"
+    );
+    println!("mapped");
+    drop(client);
+    // The lender takes them away when the conversation is over.
+    while !registers.gone() {
+        registers.read(VERSION);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    println!("kept");
+    loop {
+        std::thread::park();
+        // The descriptor is what is kept.
+        let _ = file.metadata();
+    }
+}
+
+/// Registers of an 82576's virtual function (Intel 82576 datasheet, section 8.26): set an interrupt's cause, enable
+/// it, and which vector it takes.
+const VTEICS: u64 = 0x1520;
+const VTEIMS: u64 = 0x1524;
+const VTIVAR_MISC: u64 = 0x1740;
+
+fn card(function: &str) -> Result<String> {
+    let client = connect(Path::new(function), LIMIT)?;
+    client.reset()?;
+    client.write(region::CONFIG, 4, &6u16.to_le_bytes())?;
+    let event = Event::new()?;
+    let wire = event.as_fd().try_clone_to_owned()?;
+    client.wire_irqs(irq::MSIX, 0, &[Some(wire)])?;
+    client.write(region::BAR0, VTIVAR_MISC, &0x80u32.to_le_bytes())?;
+    client.write(region::BAR0, VTEIMS, &1u32.to_le_bytes())?;
+    client.write(region::BAR0, VTEICS, &1u32.to_le_bytes())?;
+    let mut status = [0; 4];
+    client.read(region::BAR0, 8, &mut status)?;
+    ensure!(event.wait(Some(LIMIT_NS)), "no interrupt came");
+    Ok(format!("an interrupt came; status {:#x}", u32::from_le_bytes(status)))
+}

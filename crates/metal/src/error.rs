@@ -1,0 +1,102 @@
+//! What goes wrong with functions that are lent or borrowed through an NTB.
+
+use rackbus_vfio::{PciAddress, VfioError};
+use rustix::io::Errno;
+
+/// Why it does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum MetalError {
+    /// VFIO refuses.
+    #[error(transparent)]
+    Vfio(#[from] VfioError),
+    /// There is no memory for a control area.
+    #[error("no memory for a control area: {0}")]
+    Memory(#[from] rackbus_memory::RegionError),
+    /// An event cannot be made, or a thread.
+    #[error("{what}: {cause}")]
+    System {
+        /// What was done.
+        what: &'static str,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// It is no NTB that is known.
+    #[error("{address} is {vendor:04x}:{device:04x}, no NTB that is known (8086:201c)")]
+    NotAnNtb {
+        /// Where.
+        address: PciAddress,
+        /// Its vendor.
+        vendor: u16,
+        /// Its device ID.
+        device: u16,
+    },
+    /// The NTB's windows cannot be used.
+    #[error("the NTB {address} cannot be used: {reason}")]
+    Windows {
+        /// Where.
+        address: PciAddress,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The device cannot be lent through a window.
+    #[error("{address} cannot be lent through an NTB: {reason}")]
+    NotLendable {
+        /// Where.
+        address: PciAddress,
+        /// Why.
+        reason: String,
+    },
+    /// The window has no room for its BARs.
+    #[error(
+        "the NTB's window has no room for the BARs of {0}: lend fewer devices, or give the NTB a larger window"
+    )]
+    NoRoom(PciAddress),
+    /// The NTB is not the kernel module's.
+    #[error("the NTB {address} is not bound to the module rackbus: {reason}")]
+    NotBound {
+        /// Where.
+        address: PciAddress,
+        /// Why.
+        reason: String,
+    },
+    /// The kernel module is not there.
+    #[error("there is no /dev/rackbus: load the kernel module rackbus ({0})")]
+    NoModule(std::io::Error),
+    /// The kernel module is of another version.
+    #[error(
+        "the kernel module speaks version {0} of its interface, this program version 1: update either"
+    )]
+    Version(u32),
+    /// The kernel module refuses.
+    #[error("{what}: {} ({errno})", explain(*.errno))]
+    Refused {
+        /// What was asked.
+        what: String,
+        /// Its answer.
+        errno: Errno,
+    },
+    /// A name is too long for the module.
+    #[error("the name '{0}' has more than 63 bytes, or a NUL")]
+    Name(String),
+}
+
+/// What the kernel module means, in words (`kernel/include/uapi/linux/rackbus.h`).
+fn explain(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NODEV => "there is no such NTB, or it is not bound to the module rackbus",
+        Errno::NOLINK => "the NTB's link is down; is the lender there?",
+        Errno::NXIO => "nothing is lent there",
+        Errno::STALE => "another lease has that function now",
+        Errno::PROTO => "what the lender says is wrong; the kernel's log says what",
+        Errno::EXIST => "it overlaps a function that is borrowed already",
+        Errno::NOSPC => "the NTB has no interrupt left, or too many functions are borrowed",
+        Errno::PERM => {
+            "the NTB's memory accesses pass by this host's IOMMU, which is on: boot with iommu=pt or without it"
+        }
+        Errno::RANGE => "the device does not reach all of this host's memory through the window",
+        Errno::NOENT => "no such function is borrowed",
+        Errno::BUSY => "it is in use; unmount its file systems first, or use force",
+        Errno::TIMEDOUT => "its driver has not let go of it yet",
+        _ => "the kernel module refuses",
+    }
+}

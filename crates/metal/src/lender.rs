@@ -1,0 +1,284 @@
+//! Functions that are lent through an NTB to the host at its other end.
+//!
+//! All of them, and the lender's end of the NTB, are in one IOMMU domain, which contains the borrower's windows, their
+//! BARs and control areas, and nothing of this host's. So a function that is told to access anything else causes a
+//! fault, and what the borrower reaches through the NTB's window 1 is what was lent to it.
+//!
+//! Three kinds of threads serve them: one writes the heartbeats of all; one hears doorbells and looks after the link; and
+//! each function has one of its own, as a reset takes its time.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rackbus_memory::Event;
+use rackbus_spec::vfio_user::region;
+use rackbus_vfio::{Container, Device, Facts, PciAddress};
+
+use crate::error::MetalError;
+use crate::function::{BarMap, Function, OnLost, map_bars};
+use crate::image;
+use crate::ntb::Ntb;
+use crate::plan::Room;
+use crate::window::{HEARTBEAT_MS, PAGE};
+
+/// How often the heartbeat changes: twice as often as the borrower expects.
+pub(crate) const BEAT: Duration = Duration::from_millis(HEARTBEAT_MS / 2);
+/// Between two looks whether the threads are done with a function.
+const AGAIN: Duration = Duration::from_millis(1);
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An NTB whose other end may be lent functions.
+#[derive(Debug)]
+pub struct LentWindow {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    ntb: Ntb,
+    room: Mutex<Room>,
+    /// By the offset of their control areas.
+    functions: Mutex<BTreeMap<u64, Arc<Function>>>,
+    /// BARs of what was taken away and the borrower may not have noticed, by the offset of their control areas.
+    retired: Mutex<BTreeMap<u64, Vec<u64>>>,
+    stop: Event,
+    stopped: AtomicBool,
+}
+
+impl LentWindow {
+    /// Opens the NTB with these facts, which is bound to `vfio-pci`, and serves the host at its other end.
+    ///
+    /// # Errors
+    /// When the NTB cannot be used, or VFIO refuses.
+    pub fn open(ntb: Facts) -> Result<LentWindow, MetalError> {
+        let container = Arc::new(Container::new()?);
+        let ntb = Ntb::open(&container, ntb)?;
+        let plan = ntb.plan();
+        let room = Room::new(plan.inbound.end - plan.inbound.start);
+        let failed = |what| move |cause| MetalError::System { what, cause };
+        let shared = Arc::new(Shared {
+            ntb,
+            room: Mutex::new(room),
+            functions: Mutex::default(),
+            retired: Mutex::default(),
+            stop: Event::new().map_err(failed("making an event"))?,
+            stopped: AtomicBool::new(false),
+        });
+        let mut window = LentWindow { shared: shared.clone(), threads: Vec::new() };
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let (beats, serves) = (shared.clone(), shared);
+        window.threads = vec![
+            thread("heartbeat").spawn(move || beats.beat()).map_err(failed("starting a thread"))?,
+        ];
+        let serving = thread("doorbells").spawn(move || serves.attend());
+        window.threads.push(serving.map_err(failed("starting a thread"))?);
+        Ok(window)
+    }
+
+    /// Whether the link to the other host is up.
+    ///
+    /// # Errors
+    /// When the NTB does not answer.
+    pub fn link_is_up(&self) -> Result<bool, MetalError> {
+        self.shared.ntb.link_is_up()
+    }
+
+    /// Whether the NTB still is as it was set up; one that was reset or pulled out is not.
+    pub fn works(&self) -> bool {
+        self.shared.ntb.works()
+    }
+
+    /// Lends a function that is bound to `vfio-pci`, for the lease of this epoch, which is higher than that of any other
+    /// that was lent here. It is ready on return, and taken away when what is returned is dropped. `lost` is called when
+    /// it was taken away before, with the reason.
+    ///
+    /// # Errors
+    /// When it cannot be lent through a window, there is no room, or VFIO refuses.
+    pub fn lend(&self, facts: Facts, epoch: u64, lost: OnLost) -> Result<Lent, MetalError> {
+        let outcome = self.try_lend(facts, epoch, lost);
+        if outcome.is_err() {
+            self.shared.ntb.container().leave_idle_groups();
+        }
+        outcome
+    }
+
+    fn try_lend(&self, facts: Facts, epoch: u64, lost: OnLost) -> Result<Lent, MetalError> {
+        let address = facts.address;
+        let device = Device::open(self.shared.ntb.container(), facts)?;
+        let not_lendable =
+            |reason: &str| MetalError::NotLendable { address, reason: reason.into() };
+        if !device.resets_itself() {
+            return Err(not_lendable(
+                "it has no reset of its own, and a reset of its bus would take other functions with it",
+            ));
+        }
+        // Reset before anybody has it, and its memory on from here to the end.
+        device.reset()?;
+        device.enable_memory()?;
+        let mut config = vec![0; PAGE.min(device.region(region::CONFIG).size as usize)];
+        device.read(region::CONFIG, 0, &mut config)?;
+        let image = image::of(&config).ok_or_else(|| not_lendable("it is a bridge"))?;
+        let bars = map_bars(&device)?;
+        let sizes: Vec<u64> = bars.iter().map(BarMap::size).collect();
+        let place = locked(&self.shared.room).take(&sizes).ok_or(MetalError::NoRoom(address))?;
+        let (control, offsets) = place.clone();
+        let function = Function::new(&self.shared.ntb, device, image, &bars, place, (epoch, lost));
+        let function = function.and_then(|function| {
+            let function = Arc::new(function);
+            let serving = function.clone();
+            let thread = std::thread::Builder::new().name("lent function".to_owned());
+            let thread = thread.spawn(move || serving.serve());
+            let thread =
+                thread.map_err(|cause| MetalError::System { what: "starting a thread", cause })?;
+            Ok((function, thread))
+        });
+        match function {
+            Ok((function, thread)) => {
+                let status = function.status();
+                locked(&self.shared.functions).insert(control, function.clone());
+                let shared = self.shared.clone();
+                Ok(Lent { shared, running: Some((function, thread)), offsets, status })
+            }
+            Err(error) => {
+                locked(&self.shared.room).give_back(control, &offsets);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes all functions away from the borrower.
+    pub fn end_all(&self, why: &str) {
+        self.shared.all().iter().for_each(|function| function.fail(why.to_owned()));
+    }
+
+    /// Whether nothing is lent any more, and every device is closed.
+    pub fn is_idle(&self) -> bool {
+        // Its own reference, and those of its threads.
+        Arc::strong_count(&self.shared) <= 1 + self.threads.len()
+    }
+}
+
+impl Drop for LentWindow {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+        self.shared.stop.ring();
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn all(&self) -> Vec<Arc<Function>> {
+        locked(&self.functions).values().cloned().collect()
+    }
+
+    /// Writes the heartbeats.
+    fn beat(&self) {
+        let mut beat = 0u32;
+        while !self.stopped.load(Ordering::Relaxed) {
+            beat = beat.wrapping_add(1);
+            self.all().iter().for_each(|function| function.beat(beat));
+            Event::wait_any(&[self.stop.as_fd()], Some(BEAT.as_nanos() as u64));
+        }
+    }
+
+    /// Passes doorbells on, and takes everything away when the link goes down: the borrower's host may have started
+    /// anew, and knows of nothing then.
+    fn attend(&self) {
+        let mut was_up = false;
+        while !self.stopped.load(Ordering::Relaxed) {
+            let events = [self.ntb.as_fd(), self.stop.as_fd()];
+            Event::wait_any(&events, Some(BEAT.as_nanos() as u64));
+            self.ntb.answer();
+            let up = self.ntb.link_is_up().unwrap_or(false);
+            let gone = std::mem::replace(&mut was_up, up) && !up;
+            for function in self.all() {
+                match gone {
+                    true => function.fail("the link to its borrower's host went down".to_owned()),
+                    false => function.wake(),
+                }
+            }
+            if gone {
+                // Who accessed these places has gone with it.
+                let retired = std::mem::take(&mut *locked(&self.retired));
+                let mut room = locked(&self.room);
+                retired.iter().for_each(|(control, offsets)| room.give_back(*control, offsets));
+            }
+        }
+    }
+}
+
+/// A function that is lent, until this is dropped.
+#[derive(Debug)]
+pub struct Lent {
+    shared: Arc<Shared>,
+    /// With its thread, until this is dropped.
+    running: Option<(Arc<Function>, JoinHandle<()>)>,
+    offsets: Vec<u64>,
+    /// As it was at the beginning.
+    status: LentStatus,
+}
+
+/// What is known of a lent function.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct LentStatus {
+    /// The device.
+    pub device: PciAddress,
+    /// Offset of its control area in the borrower's window 1.
+    pub offset: u64,
+    /// The lease's.
+    pub epoch: u64,
+    /// Requests of the borrower that were carried out.
+    pub requests: u64,
+    /// Requests that were passed over, as they were none.
+    pub refused: u32,
+    /// Resets, those at its beginning and end not counted.
+    pub resets: u64,
+    /// Why it is of no more use.
+    pub trouble: Option<String>,
+}
+
+impl Lent {
+    /// What is known of it.
+    pub fn status(&self) -> LentStatus {
+        self.running.as_ref().map_or_else(|| self.status.clone(), |(function, _)| function.status())
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let control = self.status.offset;
+        locked(&self.shared.functions).remove(&control);
+        let Some((mut function, thread)) = self.running.take() else { return };
+        function.end();
+        // One that panicked has said so.
+        let _ = thread.join();
+        // Other threads look at it for a moment only. Nobody else can have the device before it is closed and its group
+        // is let go.
+        let function = loop {
+            match Arc::try_unwrap(function) {
+                Ok(function) => break function,
+                Err(shared) => function = shared,
+            }
+            std::thread::sleep(AGAIN);
+        };
+        let released = function.is_released();
+        drop(function);
+        self.shared.ntb.container().leave_idle_groups();
+        // Who has not let go may still access what is at this place.
+        match released {
+            true => locked(&self.shared.room).give_back(control, &self.offsets),
+            false => drop(locked(&self.shared.retired).insert(control, self.offsets.clone())),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Borrowing on bare metal: a function of one physical host in another one's own PCI tree, through the windows of
+//! an NTB.
+//!
+//! The lender is user space: it holds the device and its end of the NTB by VFIO, both in one IOMMU domain that
+//! contains the borrower's windows and nothing else. The borrower's kernel module (`kernel/`) makes the function
+//! appear there. What they say to each other lies in a control area in the lender's memory.
+//!
+//! * [`window`]: the control area, as `kernel/include/rackbus_window.h` has it. [`requests`]: what the borrower asks
+//!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where. None of them does
+//!   I/O.
+//! * [`ntb`]: the lender's end of the NTB. [`lender`]: functions that are lent through it, each a `function`.
+//! * [`borrower`]: the kernel module's device file.
+
+pub mod borrower;
+mod error;
+mod function;
+pub mod image;
+pub mod lender;
+pub mod ntb;
+pub mod plan;
+pub mod requests;
+pub mod window;
+
+pub use error::MetalError;
+pub use function::OnLost;
+pub use lender::{Lent, LentWindow};

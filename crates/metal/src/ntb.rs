@@ -1,0 +1,209 @@
+//! The lender's end of an NTB with the registers of Intel's third generation (8086:201c), held by VFIO.
+//!
+//! Source: Linux, `drivers/ntb/hw/intel/ntb_hw_gen3.h` (facts), as in `devices::ntb::map`, which models them.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rackbus_memory::{Access, Event, Registers};
+use rackbus_spec::pcie::header;
+use rackbus_spec::vfio_user::region;
+use rackbus_vfio::{Container, Device, Facts, Interrupt, PciAddress};
+
+use crate::error::MetalError;
+use crate::plan::Plan;
+
+/// Subsystem of a bridge in software (`rackbus ntb`).
+const IN_SOFTWARE: [u8; 4] = [0xf4, 0x1a, 0x00, 0x11];
+/// The doorbell that the borrower rings.
+pub const DOORBELL: u32 = 0;
+
+/// Configuration space: log2 of the sizes of this end's windows and of the other end's.
+const WINDOW_SIZES: u64 = 0xd0;
+/// Configuration space: link status; its bit 13 is set while the link is up.
+const LINK_STATUS: u64 = 0x1a2;
+const LINK_ACTIVE: u16 = 1 << 13;
+/// Registers of BAR 0.
+const CONTROL: u64 = 0x0000;
+const INBOUND_BASE: [u64; 2] = [0x0010, 0x0020];
+const INBOUND_LIMIT: [u64; 2] = [0x0018, 0x0028];
+const STATUS: u64 = 0x0040;
+const DISABLED: u64 = 0x0048;
+const VECTORS: u64 = 0x00d0;
+const OUTBOUND_LIMIT: [u64; 2] = [0x4018, 0x4028];
+const SECONDARY_COMMAND: u64 = 0x4504;
+const SECONDARY_BARS: [u64; 2] = [0x4518, 0x4520];
+const REGISTERS: u64 = 0x8000;
+/// [`CONTROL`]: configuration locked; the link switched off.
+const CONTROL_OFF: u32 = 0b11;
+/// [`CONTROL`]: snooping, of both windows in both directions.
+const CONTROL_SNOOP: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8;
+const ALL_DOORBELLS: u64 = (1 << 33) - 1;
+/// BARs of the windows.
+const WINDOWS: [u32; 2] = [region::BAR0 + 2, region::BAR0 + 4];
+
+/// An end of an NTB that is up.
+#[derive(Debug)]
+pub struct Ntb {
+    device: Device,
+    registers: Arc<Registers>,
+    event: Event,
+    plan: Plan,
+    direct: bool,
+}
+
+impl Ntb {
+    /// Opens the NTB into a container, maps its windows there for the devices that come, and opens this end of the link:
+    /// accesses of the other side arrive in the plan's inbound range, where nothing is mapped yet.
+    ///
+    /// # Errors
+    /// When it is no NTB that is known, its windows cannot be used, or VFIO refuses.
+    pub fn open(container: &Arc<Container>, facts: Facts) -> Result<Ntb, MetalError> {
+        let Facts { address, vendor, device, .. } = facts;
+        if !facts.is_ntb() {
+            return Err(MetalError::NotAnNtb { address, vendor, device });
+        }
+        let device = Device::open(container, facts)?;
+        let unusable = |reason| MetalError::Windows { address, reason };
+        let mut sizes = [0; 4];
+        device.read(region::CONFIG, WINDOW_SIZES, &mut sizes)?;
+        let own = WINDOWS.map(|window| device.region(window).size);
+        let others = 1u64.checked_shl(sizes[2].into()).unwrap_or(0);
+        let plan = Plan::new(others, own[0], own[1])
+            .ok_or_else(|| unusable("its windows have sizes that no windows have"))?;
+        let registers = device.map(region::BAR0, 0, REGISTERS)?;
+        // Memory is mapped before the function is let loose.
+        device.enable(true)?;
+        let whole = |window: u32| device.map(window, 0, device.region(window).size);
+        let access = Access::READ | Access::WRITE;
+        container.map(plan.interrupts.start, whole(WINDOWS[0])?, access)?;
+        container.map(plan.memory.start, whole(WINDOWS[1])?, access)?;
+        let failed = |cause| MetalError::System { what: "making an event", cause };
+        let event = Event::new().map_err(failed)?;
+        device.wire(Interrupt::Msix, 0, &[Some(event.as_fd())])?;
+        let mut subsystem = [0; 4];
+        device.read(region::CONFIG, header::SUBSYSTEM_VENDOR_ID.into(), &mut subsystem)?;
+        let direct = subsystem == IN_SOFTWARE;
+        let ntb = Ntb { device, registers, event, plan, direct };
+        ntb.start()?;
+        Ok(ntb)
+    }
+
+    fn start(&self) -> Result<(), MetalError> {
+        self.write(DISABLED, ALL_DOORBELLS);
+        self.translate(0, self.plan.inbound.start)?;
+        // Nothing of this host is behind the borrower's window 2.
+        self.set(SECONDARY_COMMAND, 0b110);
+        // The first vector is the doorbell's. The link's own one is looked at by nobody: what is gone is seen by time.
+        let vectors = self.registers.read(VECTORS).unwrap_or(0);
+        self.set(VECTORS, vectors & !0xff);
+        self.write(STATUS, ALL_DOORBELLS);
+        self.write(DISABLED, ALL_DOORBELLS & !(1 << DOORBELL));
+        let control = self.registers.read(CONTROL).unwrap_or(0);
+        self.set(CONTROL, control & !CONTROL_OFF | CONTROL_SNOOP);
+        Ok(())
+    }
+
+    /// Has accesses of the other side through its window `n` arrive at `base`, as far as the window is wide.
+    fn translate(&self, n: usize, base: u64) -> Result<(), MetalError> {
+        let mut low_high = [0; 8];
+        let bar = 0x10 + 4 * u64::from(WINDOWS[n]);
+        self.device.read(region::CONFIG, bar, &mut low_high)?;
+        let size = self.device.region(WINDOWS[n]).size;
+        let own = u64::from_le_bytes(low_high) & !0xf;
+        let outer = self.read(SECONDARY_BARS[n]) & !0xf;
+        self.write(INBOUND_BASE[n], base);
+        // Limits are addresses, counted from where the BARs are. What a guest's kernel shows as BAR may be VFIO's own idea
+        // of it; without a limit the whole window is open, and the IOMMU says what is behind it.
+        let end = |bar: u64| if bar == 0 { Some(0) } else { bar.checked_add(size) };
+        let (Some(limit), Some(outer_limit)) = (end(own), outer.checked_add(size)) else {
+            return Err(MetalError::Windows {
+                address: self.device.address(),
+                reason: "its registers read all ones: it does not answer",
+            });
+        };
+        self.write(INBOUND_LIMIT[n], limit);
+        self.write(OUTBOUND_LIMIT[n], outer_limit);
+        match self.read(INBOUND_BASE[n]) == base {
+            true => Ok(()),
+            false => Err(MetalError::Windows {
+                address: self.device.address(),
+                reason: "it does not take a translation",
+            }),
+        }
+    }
+
+    /// Where what is behind its windows is.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether it still is as it was set up.
+    pub fn works(&self) -> bool {
+        self.read(INBOUND_BASE[0]) == self.plan.inbound.start
+    }
+
+    /// Whether window 2 reaches the other host's memory without its IOMMU, as that of a bridge in software does. Its
+    /// translation cannot be set.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> PciAddress {
+        self.device.address()
+    }
+
+    /// The container that it is in.
+    pub fn container(&self) -> &Arc<Container> {
+        self.device.container()
+    }
+
+    /// Whether the link is up.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn link_is_up(&self) -> Result<bool, MetalError> {
+        let mut status = [0; 2];
+        self.device.read(region::CONFIG, LINK_STATUS, &mut status)?;
+        let status = u16::from_le_bytes(status);
+        Ok(status != u16::MAX && status & LINK_ACTIVE != 0)
+    }
+
+    /// Takes note of the doorbell, after its event rang: it can ring again.
+    pub fn answer(&self) {
+        self.event.drain();
+        self.write(STATUS, 1 << DOORBELL);
+    }
+
+    fn read(&self, at: u64) -> u64 {
+        let word = |at| u64::from(self.registers.read(at).unwrap_or(u32::MAX));
+        word(at) | word(at + 4) << 32
+    }
+
+    fn write(&self, at: u64, value: u64) {
+        self.set(at, value as u32);
+        self.set(at + 4, (value >> 32) as u32);
+    }
+
+    /// Writes a register of 32 bits. All of them are inside of what is mapped.
+    fn set(&self, at: u64, value: u32) {
+        self.registers.write(at, value);
+    }
+}
+
+/// Rings when the borrower rang.
+impl AsFd for Ntb {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Drop for Ntb {
+    fn drop(&mut self) {
+        // The other side is told by the link, before what it reaches is taken away.
+        self.write(DISABLED, ALL_DOORBELLS);
+        let control = self.registers.read(CONTROL).unwrap_or(0);
+        self.set(CONTROL, control | CONTROL_OFF);
+    }
+}

@@ -1,0 +1,295 @@
+//! The control area of a lent function, as `kernel/include/rackbus_window.h` defines it: plain memory of the lender,
+//! little endian. A test compares what is here with that header.
+
+use std::sync::atomic::Ordering;
+
+use rackbus_memory::{Access, SharedMemory};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What a control area begins with.
+pub const MAGIC: u32 = 0x5355_4252;
+/// The version of the layout.
+pub const VERSION: u32 = 1;
+/// Bytes of each of the area's three pages: header, configuration space, ring.
+pub const PAGE: usize = 4096;
+/// Bytes of the whole area.
+pub const AREA: usize = 3 * PAGE;
+/// Entries of the ring.
+pub const RING_ENTRIES: u32 = 128;
+/// The heartbeat changes at least this often, in milliseconds.
+pub const HEARTBEAT_MS: u64 = 100;
+/// Where x86 takes interrupts as writes, 1 MiB.
+pub const MSI_ADDRESS: u64 = 0xfee0_0000;
+/// The flag of a window onto the borrower's memory that bypasses the borrower's own IOMMU.
+pub const DIRECT: u32 = 1;
+
+/// Where the parts are.
+pub(crate) const CONFIG: usize = PAGE;
+pub(crate) const RING: usize = 2 * PAGE;
+const STATE: usize = 0x10;
+const HEARTBEAT: usize = 0x14;
+/// Inside of the ring's page.
+const PRODUCER: usize = 0x00;
+const CONSUMER: usize = 0x40;
+const REFUSED: usize = 0x44;
+const ENTRIES: usize = 0x80;
+
+/// Whether the function can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// Nothing is lent here.
+    None = 0,
+    /// All of the area is valid.
+    Ready = 1,
+    /// It was lent and is not any more.
+    Revoked = 2,
+}
+
+/// A BAR as the header has it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct WindowBar {
+    /// Its offset in window 1.
+    pub offset: U64,
+    /// Its bytes, a power of two.
+    pub size: U64,
+    /// [`BAR_PRESENT`] and others.
+    pub flags: U32,
+    reserved: U32,
+}
+
+/// A BAR of memory is there.
+pub const BAR_PRESENT: u32 = 1;
+/// It takes the next one's place.
+pub const BAR_64: u32 = 2;
+/// Reads have no side effects.
+pub const BAR_PREFETCH: u32 = 4;
+
+impl WindowBar {
+    /// A BAR that is there.
+    pub fn new(offset: u64, size: u64, flags: u32) -> WindowBar {
+        WindowBar {
+            offset: offset.into(),
+            size: size.into(),
+            flags: (BAR_PRESENT | flags).into(),
+            reserved: U32::ZERO,
+        }
+    }
+}
+
+/// The first page's contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    magic: U32,
+    version: U32,
+    epoch: U64,
+    state: U32,
+    heartbeat: U32,
+    flags: U32,
+    vectors: U32,
+    dma_base: U64,
+    dma_size: U64,
+    msi_base: U64,
+    config_offset: U32,
+    ring_offset: U32,
+    ring_entries: U32,
+    doorbell: U32,
+    reserved: [U32; 6],
+    bars: [WindowBar; 6],
+}
+
+/// What differs from function to function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The lease's.
+    pub epoch: u64,
+    /// MSI-X vectors of the device.
+    pub vectors: u32,
+    /// [`DIRECT`] or 0.
+    pub flags: u32,
+    /// Where the device reaches the borrower's memory, and how much of it.
+    pub dma: (u64, u64),
+    /// Where the device reaches the borrower's [`MSI_ADDRESS`].
+    pub msi_base: u64,
+    /// The doorbell that the borrower rings.
+    pub doorbell: u32,
+    /// By number.
+    pub bars: [WindowBar; 6],
+}
+
+impl Offer {
+    fn header(&self) -> Header {
+        Header {
+            magic: MAGIC.into(),
+            version: VERSION.into(),
+            epoch: self.epoch.into(),
+            state: (State::None as u32).into(),
+            heartbeat: U32::ZERO,
+            flags: self.flags.into(),
+            vectors: self.vectors.into(),
+            dma_base: self.dma.0.into(),
+            dma_size: self.dma.1.into(),
+            msi_base: self.msi_base.into(),
+            config_offset: (CONFIG as u32).into(),
+            ring_offset: (RING as u32).into(),
+            ring_entries: RING_ENTRIES.into(),
+            doorbell: self.doorbell.into(),
+            reserved: [U32::ZERO; 6],
+            bars: self.bars,
+        }
+    }
+}
+
+/// A control area in the lender's memory. The borrower may write any of it at any time: what is read is read once,
+/// and only the ring's producer and entries are.
+#[derive(Debug)]
+pub struct ControlArea {
+    /// Header and configuration space, which only the lender writes.
+    shown: SharedMemory,
+    ring: SharedMemory,
+}
+
+impl ControlArea {
+    /// An area in which nothing is lent.
+    ///
+    /// # Errors
+    /// When the system has no memory.
+    pub fn new() -> Result<ControlArea, rackbus_memory::RegionError> {
+        Ok(ControlArea {
+            shown: SharedMemory::create("control", RING as u64)?,
+            ring: SharedMemory::create("requests", (AREA - RING) as u64)?,
+        })
+    }
+
+    /// The memory that it is, each part with its offset and what the borrower may do there.
+    pub fn parts(&self) -> [(u64, &SharedMemory, Access); 2] {
+        [(0, &self.shown, Access::READ), (RING as u64, &self.ring, Access::READ | Access::WRITE)]
+    }
+
+    /// Shows a function. It is ready on return.
+    pub fn publish(&self, offer: &Offer, image: &[u8; PAGE]) {
+        self.ring.whole().fill(0);
+        let whole = self.shown.whole();
+        whole.fill(0);
+        whole.write_obj(0, &offer.header());
+        if let Some(page) = whole.part(CONFIG, PAGE) {
+            page.copy_from(image);
+        }
+        self.set_state(State::Ready);
+    }
+
+    /// Says whether the function can be used; all that was written before is seen by who sees this.
+    pub fn set_state(&self, state: State) {
+        self.shown.whole().store_u32(STATE, (state as u32).to_le(), Ordering::Release);
+    }
+
+    /// Gives the heartbeat another value.
+    pub fn beat(&self, value: u32) {
+        self.shown.whole().store_u32(HEARTBEAT, value.to_le(), Ordering::Release);
+    }
+
+    /// How far the borrower has written its ring.
+    pub fn producer(&self) -> u32 {
+        let found = self.ring.whole().load_u32(PRODUCER, Ordering::Acquire);
+        u32::from_le(found.unwrap_or(0))
+    }
+
+    /// The words of an entry of the ring.
+    pub fn entry(&self, number: u32) -> [u32; 4] {
+        let at = ENTRIES + 16 * (number % RING_ENTRIES) as usize;
+        let words: Option<[U32; 4]> = self.ring.whole().read_obj(at);
+        words.map_or([0; 4], |words| words.map(U32::get))
+    }
+
+    /// Says how far the ring was carried out, and how many requests were passed over.
+    pub fn consumed(&self, consumer: u32, refused: u32) {
+        let whole = self.ring.whole();
+        whole.store_u32(REFUSED, refused.to_le(), Ordering::Relaxed);
+        whole.store_u32(CONSUMER, consumer.to_le(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+    use std::process::Command;
+
+    use super::*;
+
+    /// The kernel module is compiled from the header; this is compared with it.
+    #[test]
+    fn the_layout_is_that_of_the_kernel_module() {
+        let include = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/include");
+        let dir = tempfile::tempdir().unwrap();
+        let (source, program) = (dir.path().join("layout.c"), dir.path().join("layout"));
+        let text = r#"
+            #include <stdio.h>
+            #include "rackbus_window.h"
+            #define AT(field) (unsigned long)offsetof(struct rackbus_window_header, field)
+            #define IN(field) (unsigned long)offsetof(struct rackbus_window_ring, field)
+            int main(void) {
+                printf("%lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu ",
+                    AT(epoch), AT(state), AT(heartbeat), AT(flags), AT(vectors), AT(dma_base), AT(dma_size),
+                    AT(msi_base), AT(config_offset), AT(ring_offset), AT(ring_entries), AT(doorbell), AT(bars),
+                    (unsigned long)sizeof(struct rackbus_window_header), (unsigned long)sizeof(struct rackbus_window_bar));
+                printf("%lu %lu %lu %lu ", IN(producer), IN(consumer), IN(refused), IN(entries));
+                printf("%u %u %u %u %u %u %u %u %u %u\n", RACKBUS_MAGIC, RACKBUS_VERSION, RACKBUS_PAGE,
+                    RACKBUS_HEARTBEAT_MS, RACKBUS_MSI_ADDRESS, RACKBUS_DIRECT, RACKBUS_BAR_PRESENT, RACKBUS_BAR_64,
+                    RACKBUS_BAR_PREFETCH, RACKBUS_MAX_REQUESTS);
+                return 0;
+            }
+        "#;
+        std::fs::write(&source, text).unwrap();
+        let mut cc = Command::new("cc");
+        cc.arg("-I").arg(include).arg(&source).arg("-o").arg(&program);
+        assert!(cc.status().expect("a C compiler").success());
+        let output = Command::new(&program).output().unwrap();
+        let found: Vec<u64> = String::from_utf8(output.stdout)
+            .unwrap()
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
+        let ours = [
+            offset_of!(Header, epoch),
+            STATE,
+            HEARTBEAT,
+            offset_of!(Header, flags),
+            offset_of!(Header, vectors),
+            offset_of!(Header, dma_base),
+            offset_of!(Header, dma_size),
+            offset_of!(Header, msi_base),
+            offset_of!(Header, config_offset),
+            offset_of!(Header, ring_offset),
+            offset_of!(Header, ring_entries),
+            offset_of!(Header, doorbell),
+            offset_of!(Header, bars),
+            size_of::<Header>(),
+            size_of::<WindowBar>(),
+            PRODUCER,
+            CONSUMER,
+            REFUSED,
+            ENTRIES,
+        ];
+        let constants = [
+            u64::from(MAGIC),
+            VERSION.into(),
+            PAGE as u64,
+            HEARTBEAT_MS,
+            MSI_ADDRESS,
+            DIRECT.into(),
+            BAR_PRESENT.into(),
+            BAR_64.into(),
+            BAR_PREFETCH.into(),
+            RING_ENTRIES.into(),
+        ];
+        let ours: Vec<u64> = ours.map(|at| at as u64).into_iter().chain(constants).collect();
+        assert_eq!(found, ours);
+        assert_eq!(offset_of!(Header, state), STATE);
+        assert_eq!(offset_of!(Header, heartbeat), HEARTBEAT);
+    }
+}

@@ -1,0 +1,247 @@
+//! Functions in this host's own PCI tree: borrowed through an NTB, by the kernel module.
+//!
+//! The conversation with the lender stays open for as long as the function is borrowed; its end is the function's
+//! loss. A node that ends returns what it had, and one that starts returns what its predecessor left, which its
+//! lenders have taken away by then.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rackbus_lease::Grant;
+use rackbus_link::{Conversation, InWindow};
+use rackbus_metal::MetalError;
+use rackbus_metal::borrower::{Module, State, Wanted, bind};
+use rackbus_vfio::{PciAddress, Sysfs};
+use rustix::io::Errno;
+
+use crate::remote::OnLost;
+
+/// In the names of what was borrowed by a lease.
+const BY_LEASE: &str = " by lease ";
+/// How long a driver may take to let go.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why a function does not appear in this host.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No NTB leads to its lender.
+    #[error("the rack file names no NTB from this host to {0}: write [hosts.HOST.ntb.{0}]")]
+    NoNtb(String),
+    /// The kernel module refuses, or there is none.
+    #[error(transparent)]
+    Module(#[from] MetalError),
+    /// The lender speaks of another lease.
+    #[error("{lender} lends it in epoch {epoch}, and the lease is of epoch {lease}")]
+    Epoch {
+        /// The lender.
+        lender: String,
+        /// What it says.
+        epoch: u64,
+        /// The lease's.
+        lease: u64,
+    },
+    /// A thread cannot be started.
+    #[error("a thread cannot be started: {0}")]
+    Thread(std::io::Error),
+}
+
+/// The functions in this host's tree, by their leases.
+#[derive(Default)]
+pub struct HostFunctions {
+    /// By the host that each leads to.
+    ntbs: BTreeMap<String, PciAddress>,
+    functions: Mutex<BTreeMap<u64, Arc<HostFunction>>>,
+}
+
+struct HostFunction {
+    grant: Grant,
+    handle: u32,
+    /// The NTB, the offset and the epoch that it was borrowed with.
+    place: (PciAddress, u64, u64),
+    path: PathBuf,
+    stream: Arc<dyn Conversation>,
+    /// The lease has ended here: the end of the conversation is no loss.
+    ended: AtomicBool,
+}
+
+impl HostFunctions {
+    /// For a host with these NTBs, by the host that each leads to. What a former node borrowed through them is
+    /// returned.
+    pub fn new(ntbs: BTreeMap<String, PciAddress>) -> HostFunctions {
+        if !ntbs.is_empty() {
+            return_all(|ntb| ntbs.values().any(|own| *own == ntb));
+        }
+        HostFunctions { ntbs, functions: Mutex::default() }
+    }
+
+    /// Makes the function that `place` says appear in this host, for as long as `stream` is open; its directory in
+    /// sysfs. `lost` is called when the lender goes.
+    ///
+    /// # Errors
+    /// [`HostError`]; nothing has changed.
+    pub fn open(
+        &self,
+        grant: Grant,
+        place: InWindow,
+        stream: Arc<dyn Conversation>,
+        lost: OnLost,
+    ) -> Result<PathBuf, HostError> {
+        let lender = &grant.function.host;
+        let ntb = self.ntbs.get(lender).copied();
+        let ntb = ntb.ok_or_else(|| HostError::NoNtb(lender.clone()))?;
+        bind(&Sysfs::here(), ntb)?;
+        let InWindow { offset, epoch } = place;
+        if epoch != grant.epoch {
+            return Err(HostError::Epoch { lender: lender.clone(), epoch, lease: grant.epoch });
+        }
+        let name = format!("{}{BY_LEASE}{}", grant.function, grant.lease);
+        let name = name.chars().take(48).collect();
+        let wanted = Wanted { ntb, offset, epoch, name, vectors: None };
+        let borrowed = Module::open()?.borrow(&wanted)?;
+        let path = format!("/sys/bus/pci/devices/{:04x}:00:00.0", borrowed.domain);
+        let lease = grant.lease;
+        let function = Arc::new(HostFunction {
+            grant,
+            handle: borrowed.handle,
+            place: (ntb, offset, epoch),
+            path: path.into(),
+            stream,
+            ended: AtomicBool::new(false),
+        });
+        let watched = function.clone();
+        let watch = move || {
+            if let Some(reason) = watched.wait_for_end() {
+                lost(reason);
+            }
+        };
+        if let Err(cause) = std::thread::Builder::new().name("host function".into()).spawn(watch) {
+            function.give_back();
+            return Err(HostError::Thread(cause));
+        }
+        let path = function.path.clone();
+        self.all().insert(lease, function);
+        Ok(path)
+    }
+
+    /// Where the function of a lease is, if it is here.
+    pub fn path(&self, grant: &Grant) -> Option<PathBuf> {
+        let all = self.all();
+        let function = all.get(&grant.lease).filter(|it| it.grant.same_lease(grant));
+        function.map(|it| it.path.clone())
+    }
+
+    /// The directory of the function of a lease.
+    pub fn path_of(&self, lease: u64) -> Option<PathBuf> {
+        self.all().get(&lease).map(|function| function.path.clone())
+    }
+
+    /// Ends a lease's function: on return it is gone, and its lender is let go. False when there is none.
+    pub fn close(&self, lease: u64) -> bool {
+        let Some(function) = self.all().remove(&lease) else { return false };
+        function.ended.store(true, Ordering::Release);
+        function.give_back();
+        // Only now: the function's driver may have written to it until here.
+        function.stream.shut_down();
+        true
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<HostFunction>>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for HostFunctions {
+    fn drop(&mut self) {
+        let leases: Vec<u64> = self.all().keys().copied().collect();
+        for lease in leases {
+            self.close(lease);
+        }
+    }
+}
+
+impl HostFunction {
+    /// Has its driver let go of it. Who uses it still, loses it.
+    fn give_back(&self) {
+        let outcome = Module::open().and_then(|module| {
+            if !self.is_there(&module) {
+                return Ok(());
+            }
+            match module.give_back(self.handle, false, PATIENCE) {
+                Err(MetalError::Refused { errno: Errno::BUSY, .. }) => {
+                    tracing::warn!(function = %self.grant.function, "it is returned although it is in use");
+                    module.give_back(self.handle, true, PATIENCE)
+                }
+                outcome => outcome,
+            }
+        });
+        if let Err(error) = outcome {
+            tracing::error!(function = %self.grant.function, %error, "it is not returned");
+        }
+    }
+
+    /// Whether the module's function of that handle is this one: handles begin anew with the module.
+    fn is_there(&self, module: &Module) -> bool {
+        let status = module.status(self.handle);
+        status.is_ok_and(|it| (it.ntb, it.offset, it.epoch) == self.place)
+    }
+
+    /// Waits until it has ended; why, where that was a loss.
+    fn wait_for_end(&self) -> Option<String> {
+        let module = Module::open();
+        loop {
+            match &module {
+                Ok(module) => self.stream.wait_closed_or(module.as_fd()),
+                Err(_) => self.stream.wait_closed(),
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return None;
+            }
+            if self.stream.is_closed() {
+                self.lose();
+                return Some("its lender let go of it".to_owned());
+            }
+            let Ok(module) = &module else { continue };
+            module.changes();
+            let reason = match module.status(self.handle) {
+                Ok(it) if (it.ntb, it.offset, it.epoch) != self.place => {
+                    "the module was loaded anew"
+                }
+                Ok(it) if it.state == State::Borrowed => continue,
+                Ok(it) => it.reason.unwrap_or("it was returned by hand"),
+                Err(_) => "it was returned by hand",
+            };
+            return Some(reason.to_owned());
+        }
+    }
+
+    /// Its lender is gone.
+    fn lose(&self) {
+        let outcome = Module::open().and_then(|module| match self.is_there(&module) {
+            true => module.lost(self.handle),
+            false => Ok(()),
+        });
+        if let Err(error) = outcome {
+            tracing::error!(function = %self.grant.function, %error, "its loss is not told");
+        }
+    }
+}
+
+/// Returns all that was borrowed through some NTBs by leases.
+fn return_all(through: impl Fn(PciAddress) -> bool) {
+    // Without the module nothing is borrowed.
+    let Ok(module) = Module::open() else { return };
+    let handles = module.handles().unwrap_or_default();
+    for status in handles.into_iter().filter_map(|handle| module.status(handle).ok()) {
+        if !through(status.ntb) || !status.name.contains(BY_LEASE) {
+            continue;
+        }
+        tracing::info!(function = status.name, "left by a former node: returned");
+        if let Err(error) = module.give_back(status.handle, true, PATIENCE) {
+            tracing::error!(function = status.name, %error, "it is not returned");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A function of the machine, lent by the kernel's VFIO.
+//!
+//! Between two users nobody has it open. For each user it is opened into a container of its own, so that the IOMMU
+//! bounds what it reaches by what that user lends; each mapping is a loan of the node's fabric as for any function.
+//! Its registers are reached through the node, or mapped by the user itself; its interrupts are the kernel's to the
+//! user's eventfds. When the user goes, its bus mastering is taken away, then all mappings, and then it is reset.
+//!
+//! A user that maps registers has a descriptor of the function, which the kernel has no way to take back. As long as
+//! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one let go, and
+//! that is what the kernel is asked ([`Lendable::arm`]). Meanwhile its memory is off, and what was mapped is gone.
+
+mod ntbs;
+mod session;
+mod shown;
+mod watch;
+mod wiring;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_control::api::DeviceReport;
+use rackbus_devices::vfio::PhysicalFunction;
+use rackbus_devices::{Folders, RackDevice};
+use rackbus_memory::{Lending, Stream};
+use rackbus_pci::SaveError;
+use rackbus_pci::vfio_user::{Conversation, SavedSession};
+use rackbus_vfio::facts::{Facts, is_vfio};
+use rackbus_vfio::{Bindings, Container, Device, IommuFault, PciAddress, VfioError};
+
+use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
+pub use ntbs::Ntbs;
+use session::{Opened, Session};
+
+/// Between two looks whether the last user has let go.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// A function of the machine.
+#[derive(Debug)]
+pub struct Physical {
+    name: String,
+    function: PhysicalFunction,
+    taker: String,
+    bindings: Bindings,
+    /// Where it was when this process took it.
+    taken: Mutex<Option<PciAddress>>,
+    ntbs: Arc<Ntbs>,
+    shared: Arc<Shared>,
+}
+
+/// What a session and the function that it is of know of each other.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The function while it has a user.
+    opened: Mutex<Option<Arc<Opened>>>,
+    /// Why it cannot be lent: its last session left it so.
+    trouble: Mutex<Option<String>>,
+    /// Register accesses, mappings and resets.
+    jobs: AtomicU64,
+    /// What the IOMMU refused: how often, and the last.
+    refused: Mutex<(u64, Option<IommuFault>)>,
+    /// It is lent to a host's own kernel, through an NTB.
+    in_window: AtomicBool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who takes functions for a host, as the notes have it: its node, whose state is there.
+pub fn taker(host: &str, folders: &Folders) -> String {
+    format!("node of {host}, {}", folders.state.display())
+}
+
+/// The functions of the machine that a host lends of a rack's devices.
+pub fn functions_of(host: &str, devices: &[RackDevice]) -> Vec<PhysicalFunction> {
+    let of_host = |device: &&RackDevice| {
+        device.function.strip_prefix(host).is_some_and(|rest| rest.starts_with('/'))
+    };
+    let physical = |device: &RackDevice| device.config.as_ref()?.physical();
+    devices.iter().filter(of_host).filter_map(physical).collect()
+}
+
+impl Physical {
+    /// The device `name`, which `function` is, taken for `taker`.
+    pub fn new(name: &str, function: PhysicalFunction, taker: &str) -> Physical {
+        Physical {
+            name: name.to_owned(),
+            function,
+            taker: taker.to_owned(),
+            bindings: Bindings::here(),
+            taken: Mutex::default(),
+            ntbs: Arc::default(),
+            shared: Arc::default(),
+        }
+    }
+
+    /// The same, which can be lent through these NTBs.
+    #[must_use]
+    pub fn with_ntbs(self, ntbs: Arc<Ntbs>) -> Physical {
+        Physical { ntbs, ..self }
+    }
+
+    /// Takes the function from its driver, unless that was done. What somebody gave back since is not taken again.
+    fn take(&self) -> Result<Facts, VfioError> {
+        let before = *locked(&self.taken);
+        if before.is_some_and(|address| !self.is_bound(address)) {
+            return Err(VfioError::GivenBack(self.function.address));
+        }
+        self.bindings.load_driver();
+        let address = match (self.function.number, self.function.functions) {
+            (Some(number), Some(count)) => self.virtual_function(number, count)?,
+            _ => self.function.address,
+        };
+        self.bindings.take(address, &self.taker, false)?;
+        *locked(&self.taken) = Some(address);
+        self.bindings.sysfs().facts(address)
+    }
+
+    fn is_bound(&self, address: PciAddress) -> bool {
+        let facts = self.bindings.sysfs().facts(address);
+        facts.is_ok_and(|facts| facts.driver.as_deref().is_some_and(is_vfio))
+    }
+
+    /// The virtual function of this number, from 1 on. All of them are made when the first is asked for.
+    fn virtual_function(&self, number: u16, count: u16) -> Result<PciAddress, VfioError> {
+        let address = self.function.address;
+        let made = self.bindings.sysfs().facts(address)?.virtual_functions;
+        let there = |made: &[PciAddress]| made.get(usize::from(number) - 1).copied();
+        if made.len() == usize::from(count)
+            && let Some(function) = there(&made)
+        {
+            return Ok(function);
+        }
+        let made = self.bindings.make_virtual(address, count, &self.taker)?;
+        let total = self.bindings.sysfs().facts(address)?.virtual_total;
+        there(&made).ok_or(VfioError::VirtualFunctions { address, total, wanted: number })
+    }
+
+    /// Waits until nobody has the function open.
+    fn wait_free(&self, facts: &Facts, limit: Duration) -> Result<(), VfioError> {
+        let begun = Instant::now();
+        loop {
+            match rackbus_vfio::container::check_free(facts.group.unwrap_or_default()) {
+                Err(VfioError::Busy { .. }) if begun.elapsed() < limit => std::thread::sleep(AGAIN),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Opens the function, alone in its container, and resets it.
+    fn open(&self) -> Result<Device, VfioError> {
+        let facts = self.take()?;
+        let device = Device::open(&Arc::new(Container::new()?), facts)?;
+        let method = device.reset()?;
+        tracing::info!(device = self.name, address = %device.address(), %method, "reset for its user");
+        self.shared.count();
+        Ok(device)
+    }
+}
+
+/// A function that is lent in a window, until this is dropped.
+#[derive(Debug)]
+struct HeldInWindow {
+    lent: Option<rackbus_metal::Lent>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for HeldInWindow {
+    fn drop(&mut self) {
+        drop(self.lent.take());
+        self.shared.in_window.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn count(&self) {
+        self.jobs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn refused(&self, fault: IommuFault) {
+        let mut refused = locked(&self.refused);
+        *refused = (refused.0 + 1, Some(fault));
+    }
+}
+
+fn failed(error: VfioError) -> NotReady {
+    NotReady::Failed(io::Error::other(error))
+}
+
+impl Lendable for Physical {
+    fn may_be_absent(&self) -> bool {
+        true
+    }
+
+    fn arm(&self, limit: Duration) -> Result<(), NotReady> {
+        if locked(&self.shared.opened).is_some() {
+            // Its user is there.
+            return Ok(());
+        }
+        let facts = self.take().map_err(failed)?;
+        // What takes its time is done before anybody waits for it.
+        self.ntbs.open_all(&self.taker);
+        // Whether the kernel can do it at all.
+        Container::new().map_err(failed)?;
+        self.wait_free(&facts, limit).map_err(failed)?;
+        let trouble = locked(&self.shared.trouble).take();
+        if let Some(trouble) = trouble {
+            // It was not reset after its last user: it is now, or stays with nobody.
+            if let Err(error) = self.open() {
+                tracing::warn!(device = self.name, %error, "it cannot be had");
+                let said = io::Error::other(trouble.clone());
+                *locked(&self.shared.trouble) = Some(trouble);
+                return Err(NotReady::Failed(said));
+            }
+        }
+        Ok(())
+    }
+
+    fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
+        let device = self.open().map_err(io::Error::other)?;
+        let session = Session::begin(
+            &self.name,
+            device,
+            self.function.mapped,
+            lending,
+            stream,
+            self.shared.clone(),
+        );
+        Ok(Box::new(session.map_err(io::Error::other)?))
+    }
+
+    fn lend_in_window(
+        &self,
+        borrower: &str,
+        epoch: u64,
+        stream: &Arc<dyn Stream>,
+    ) -> io::Result<LentInWindow> {
+        let facts = self.take().map_err(io::Error::other)?;
+        let (name, conversation) = (self.name.clone(), stream.clone());
+        let lost = move |reason: &str| {
+            tracing::warn!(device = name, reason, "its borrower lost it");
+            conversation.shut_down();
+        };
+        let lent = self.ntbs.lend(facts, borrower, epoch, (&self.taker, Box::new(lost)))?;
+        self.shared.count();
+        self.shared.in_window.store(true, Ordering::Relaxed);
+        let offset = lent.status().offset;
+        let held = HeldInWindow { lent: Some(lent), shared: self.shared.clone() };
+        Ok(LentInWindow { offset, held: Box::new(held) })
+    }
+
+    fn revoke(&self) {
+        if let Some(opened) = &*locked(&self.shared.opened) {
+            opened.revoke();
+        }
+    }
+
+    fn describe(&self, known: DeviceReport) -> DeviceReport {
+        let trouble = known.trouble.or_else(|| locked(&self.shared.trouble).clone());
+        let (dma_refused, last) = *locked(&self.shared.refused);
+        let cause = (dma_refused > 0).then(|| ("not mapped".to_owned(), dma_refused));
+        DeviceReport {
+            trouble,
+            dma_refused,
+            dma_refused_by_cause: cause.into_iter().collect(),
+            last_refused: last.map(|fault| fault.to_string()),
+            jobs: self.shared.jobs.load(Ordering::Relaxed),
+            ..known
+        }
+    }
+
+    /// The registers of a function in use cannot be had as a value. Without a user there is nothing to pass on.
+    fn save(
+        &self,
+        _conversation: Conversation,
+        _limit: Duration,
+    ) -> Result<Option<SavedSession>, NotSaved> {
+        let in_window = self.shared.in_window.load(Ordering::Relaxed);
+        match &*locked(&self.shared.opened) {
+            None if !in_window => Ok(None),
+            _ => Err(NotSaved::Refused(SaveError::Unsupported)),
+        }
+    }
+}
+
+/// Gives what `taker` took back to its drivers, apart from what is in `still` and the `ntbs`. What cannot be given back
+/// stays noted.
+pub fn give_back(taker: &str, still: &[PhysicalFunction], ntbs: &[PciAddress]) {
+    let bindings = Bindings::here();
+    let taken = match bindings.taken() {
+        Ok(taken) => taken,
+        Err(error) => return tracing::error!(%error, "what was taken from drivers is not known"),
+    };
+    // Virtual functions go with those that they are made of.
+    let (whole, parts): (Vec<_>, Vec<_>) =
+        taken.into_iter().filter(|it| it.taker == taker).partition(|it| it.virtual_functions > 0);
+    let wanted = |address: PciAddress| {
+        let sysfs = bindings.sysfs();
+        let physical = sysfs.facts(address).ok().and_then(|facts| facts.physical);
+        ntbs.contains(&address)
+            || still.iter().any(|it| it.address == address || Some(it.address) == physical)
+    };
+    for binding in whole.into_iter().chain(parts).filter(|it| !wanted(it.address)) {
+        match bindings.give_back(binding.address) {
+            Ok(Some(given)) => {
+                let driver = given.former.as_deref().unwrap_or("no driver");
+                tracing::info!(address = %given.address, driver, "given back");
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(%error, "it is not given back; rackbus lend --return does it")
+            }
+        }
+    }
+}

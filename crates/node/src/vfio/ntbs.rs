@@ -1,0 +1,133 @@
+//! The NTBs of a host, through which its functions are lent to other hosts' own kernels.
+//!
+//! An NTB is taken and opened when the node's functions are made ready, and stays open until the node ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rackbus_metal::{Lent, LentWindow, OnLost};
+use rackbus_vfio::{Bindings, Facts, PciAddress, VfioError};
+
+use super::locked;
+
+/// How long functions in use may take to be closed when the node ends, and between two looks.
+const CLOSING: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// The NTBs of this host, by the host that each leads to.
+#[derive(Debug, Default)]
+pub struct Ntbs {
+    addresses: BTreeMap<String, PciAddress>,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    /// By the host that each leads to.
+    windows: BTreeMap<String, Arc<LentWindow>>,
+    /// The node ends: none is opened any more.
+    closed: bool,
+}
+
+impl Ntbs {
+    /// Those that the rack file names for this host.
+    ///
+    /// # Errors
+    /// When an address is none.
+    pub fn new(named: &BTreeMap<String, String>) -> Result<Ntbs, VfioError> {
+        let parse = |(host, address): (&String, &String)| Ok((host.clone(), address.parse()?));
+        let addresses = named.iter().map(parse).collect::<Result<_, VfioError>>()?;
+        Ok(Ntbs { addresses, open: Mutex::default() })
+    }
+
+    /// Where they are.
+    pub fn addresses(&self) -> &BTreeMap<String, PciAddress> {
+        &self.addresses
+    }
+
+    /// The NTB that leads to a host.
+    pub fn to(&self, host: &str) -> Option<PciAddress> {
+        self.addresses.get(host).copied()
+    }
+
+    /// Takes and opens all of them, unless that was done. One that cannot be had is told when something is to be lent
+    /// through it.
+    pub(super) fn open_all(&self, taker: &str) {
+        for (host, address) in &self.addresses {
+            if let Err(error) = self.window(host, *address, taker) {
+                tracing::warn!(host, %address, %error, "the NTB cannot be used now");
+            }
+        }
+    }
+
+    /// Takes all functions away that are lent through them, and closes them. False when some are in use still, after
+    /// a while: then nothing of theirs may be given back to its driver, which would wait for this process.
+    pub fn close(&self) -> bool {
+        let mut open = locked(&self.open);
+        open.closed = true;
+        let windows = std::mem::take(&mut open.windows);
+        drop(open);
+        let begun = Instant::now();
+        for (host, window) in windows {
+            window.end_all("its node ends");
+            // Who is lending just now has the window, too.
+            while !window.is_idle() || Arc::strong_count(&window) > 1 {
+                if begun.elapsed() > CLOSING {
+                    tracing::error!(
+                        host,
+                        "functions that were lent through the NTB are in use still"
+                    );
+                    return false;
+                }
+                std::thread::sleep(AGAIN);
+            }
+        }
+        true
+    }
+
+    /// The window to a host, opened anew where the NTB is not as it was.
+    fn window(&self, host: &str, address: PciAddress, taker: &str) -> io::Result<Arc<LentWindow>> {
+        // Held while it is opened, which another borrower's functions wait for: it is done once.
+        let mut open = locked(&self.open);
+        if open.closed {
+            return Err(io::Error::other("the node ends"));
+        }
+        if let Some(window) = open.windows.get(host) {
+            if window.works() || !window.is_idle() {
+                return Ok(window.clone());
+            }
+            tracing::warn!(host, %address, "the NTB was reset: it is opened anew");
+            open.windows.remove(host);
+        }
+        let bindings = Bindings::here();
+        bindings.load_driver();
+        bindings.take(address, taker, false).map_err(io::Error::other)?;
+        let facts = bindings.sysfs().facts(address).map_err(io::Error::other)?;
+        let window = Arc::new(LentWindow::open(facts).map_err(io::Error::other)?);
+        open.windows.insert(host.to_owned(), window.clone());
+        Ok(window)
+    }
+
+    /// Lends a function to the kernel of `borrower`, for the lease of this epoch; `lost` is called when it is taken away
+    /// before its time.
+    ///
+    /// # Errors
+    /// When no NTB leads there, it cannot be used, or the function cannot be lent through one.
+    pub(super) fn lend(
+        &self,
+        function: Facts,
+        borrower: &str,
+        epoch: u64,
+        (taker, lost): (&str, OnLost),
+    ) -> io::Result<Lent> {
+        let address = self.to(borrower).ok_or_else(|| {
+            io::Error::other(format!(
+                "the rack file names no NTB from this host to {borrower}: write [hosts.HOST.ntb.{borrower}]"
+            ))
+        })?;
+        let window = self.window(borrower, address, taker)?;
+        window.lend(function, epoch, lost).map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,474 @@
+//! A physical function in its user's hands.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rackbus_fabric::{BarPlace, LentMemory, Loan};
+use rackbus_memory::{
+    Access, Carrier, Lending, MapError, MemoryHandle, Region as Mapping, Stream, UnmapError,
+};
+use rackbus_pci::endpoint::{IrqChange, Region};
+use rackbus_pci::vfio_user::{Device as User, DeviceError, DeviceShape, RegionShape, SharedPart};
+use rackbus_pci::{BarMemory, MediumOffer};
+use rackbus_spec::vfio_user::{irq, region};
+use rackbus_vfio::{Device, Interrupt, IommuFault, ResetMethod, VfioError};
+use rustix::io::Errno;
+
+use super::shown::Shown;
+use super::watch::Watch;
+use super::wiring::{Step, Wiring};
+use super::{Shared, locked};
+use crate::lendable::Attached;
+
+/// A function that is open, for its session and for who takes it away.
+#[derive(Debug)]
+pub(super) struct Opened {
+    device: Device,
+    wiring: Mutex<Wiring<OwnedFd>>,
+    /// Held while memory is mapped; what is revoked is mapped no more.
+    revoked: Mutex<bool>,
+    /// It was removed, or failed: it answers as an absent one.
+    gone: AtomicBool,
+}
+
+impl Opened {
+    /// Takes all of the user's memory and interrupts away, whatever the session is doing.
+    pub(super) fn revoke(&self) {
+        *locked(&self.revoked) = true;
+        // A function that is gone masters nothing.
+        let _ = self.device.stop_mastering();
+        if let Err(error) = self.device.container().unmap_all() {
+            tracing::error!(address = %self.device.address(), %error, "memory is not taken away");
+        }
+        for kind in [Interrupt::Intx, Interrupt::Msi, Interrupt::Msix] {
+            // All but one of them are off.
+            let _ = self.device.unwire(kind);
+        }
+    }
+}
+
+/// What is mapped: the loan, and whether the IOMMU has it.
+type Loans = BTreeMap<u64, (Loan<Option<MemoryHandle>>, Option<BarPlace>)>;
+
+/// The function in its user's hands.
+pub(super) struct Session {
+    name: String,
+    opened: Arc<Opened>,
+    shared: Arc<Shared>,
+    shape: DeviceShape,
+    shown: Mutex<Shown>,
+    lending: Lending,
+    loans: Mutex<Loans>,
+    watch: Option<Watch>,
+}
+
+impl Session {
+    /// Begins with a function that was reset. With `mapped`, its user may map its registers.
+    pub(super) fn begin(
+        name: &str,
+        device: Device,
+        mapped: bool,
+        lending: Lending,
+        stream: &Arc<dyn Stream>,
+        shared: Arc<Shared>,
+    ) -> Result<Session, VfioError> {
+        let size = usize::try_from(device.region(region::CONFIG).size).unwrap_or(0).min(4096);
+        let mut config = vec![0; size];
+        device.read(region::CONFIG, 0, &mut config)?;
+        let shown = Shown::of(&config);
+        let file = |cause| VfioError::File { path: device.address().to_string().into(), cause };
+        let shape = shape(&device, &shown, mapped).map_err(file)?;
+        let vectors = |kind| device.vectors(kind);
+        let wiring = Wiring::new(
+            vectors(Interrupt::Msi),
+            vectors(Interrupt::Msix),
+            device.grows(Interrupt::Msix),
+        );
+        let opened = Arc::new(Opened {
+            device,
+            wiring: Mutex::new(wiring),
+            revoked: Mutex::new(false),
+            gone: AtomicBool::new(false),
+        });
+        *locked(&shared.opened) = Some(opened.clone());
+        let mut session = Session {
+            name: name.to_owned(),
+            opened,
+            shared,
+            shape,
+            shown: Mutex::new(shown),
+            lending,
+            loans: Mutex::default(),
+            watch: None,
+        };
+        let (name, opened, shared) =
+            (session.name.clone(), Arc::downgrade(&session.opened), session.shared.clone());
+        let ended = move |reason: &'static str| {
+            tracing::error!(device = name, reason, "a lent function of this machine ends");
+            *locked(&shared.trouble) = Some(format!("{name}: {reason}"));
+            if let Some(opened) = opened.upgrade() {
+                opened.gone.store(true, Ordering::Release);
+            }
+        };
+        let (name, shared) = (session.name.clone(), session.shared.clone());
+        let refused = move |fault: IommuFault| {
+            tracing::warn!(device = name, %fault, "the IOMMU refused");
+            shared.refused(fault);
+        };
+        match Watch::begin(session.device(), stream.clone(), ended, refused) {
+            Ok(watch) => session.watch = Some(watch),
+            // It is lent all the same: its loss shows at the next access.
+            Err(error) => tracing::warn!(device = session.name, %error, "it is not watched"),
+        }
+        Ok(session)
+    }
+
+    fn device(&self) -> &Device {
+        &self.opened.device
+    }
+
+    fn is_gone(&self) -> bool {
+        self.opened.gone.load(Ordering::Acquire)
+    }
+
+    /// Carries out what the wiring says.
+    fn carry_out(&self, wiring: &mut Wiring<OwnedFd>, steps: Vec<Step>) -> Result<(), DeviceError> {
+        for step in steps {
+            let done = match &step {
+                Step::Off(kind) => self.device().unwire(*kind),
+                Step::Wire(kind, range) => {
+                    let events = wiring.events(*kind, range.clone()).into_iter();
+                    let events: Vec<_> = events.map(|event| event.map(AsFd::as_fd)).collect();
+                    self.device().wire(*kind, range.start, &events)
+                }
+                Step::Ring(kind, range) => {
+                    for vector in range.clone() {
+                        // One without a wire has nobody to be rung.
+                        let _ = self.device().fire(*kind, vector);
+                    }
+                    Ok(())
+                }
+            };
+            if let Err(error) = done {
+                wiring.failed();
+                for kind in [Interrupt::Intx, Interrupt::Msi, Interrupt::Msix] {
+                    let _ = self.device().unwire(kind);
+                }
+                return Err(refusal(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes mappings inside of a range away. A `window` is a part of another function's BAR.
+    fn unmap_within(&self, iova: u64, length: u64, windows: bool) -> Result<(), DeviceError> {
+        let wrong = UnmapError { start: iova, length };
+        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(wrong)?;
+        let mut loans = locked(&self.loans);
+        let touched =
+            loans.range(..=last).map(|(_, (loan, place))| (loan.range(), place.is_some()));
+        let touched = touched.filter(|((at, length), _)| at + (length - 1) >= iova);
+        let inside: Vec<(u64, u64)> =
+            touched.filter(|(_, window)| *window == windows).map(|(range, _)| range).collect();
+        let cut = inside.iter().any(|(at, length)| *at < iova || at + (length - 1) > last);
+        if inside.is_empty() || cut {
+            return Err(wrong.into());
+        }
+        for (at, length) in inside {
+            self.let_go(&mut loans, at, length)?;
+        }
+        Ok(())
+    }
+
+    fn let_go(&self, loans: &mut Loans, at: u64, length: u64) -> Result<(), DeviceError> {
+        let mapped = loans.get(&at).is_some_and(|(loan, _)| loan.memory().is_some());
+        if mapped && !*locked(&self.opened.revoked) {
+            self.device().container().unmap(at, length).map_err(refusal)?;
+        }
+        // Only now: nothing reaches it any more.
+        loans.remove(&at);
+        self.shared.count();
+        Ok(())
+    }
+
+    /// Maps what a loan leads to.
+    fn enter(
+        &self,
+        loan: Loan<Option<MemoryHandle>>,
+        place: Option<BarPlace>,
+    ) -> Result<(), DeviceError> {
+        let ((iova, length), access) = (loan.range(), loan.access());
+        if let Some(memory) = loan.memory() {
+            let (file, offset) = memory.parts();
+            let region = Mapping::map(file, offset, length, access).map_err(MapError::from)?;
+            let revoked = locked(&self.opened.revoked);
+            if *revoked {
+                return Err(MapError::Revoked.into());
+            }
+            let mapped = self.device().container().map(iova, Arc::new(region), access);
+            if let Err(error) = &mapped {
+                // Its user hears of a number only.
+                tracing::warn!(device = self.name, %error, "memory is not mapped");
+            }
+            mapped.map_err(refusal)?;
+        }
+        locked(&self.loans).insert(iova, (loan, place));
+        self.shared.count();
+        Ok(())
+    }
+
+    /// Whether just that is mapped there.
+    fn has(&self, range: (u64, u64), access: Access, memory: Option<&MemoryHandle>) -> bool {
+        let loans = locked(&self.loans);
+        let same = |(loan, _): &(Loan<Option<MemoryHandle>>, Option<BarPlace>)| {
+            let key = |memory: &MemoryHandle| (memory.object(), memory.offset());
+            loan.range() == range
+                && loan.access() == access
+                && loan.memory().as_ref().map(key) == memory.map(key)
+        };
+        loans.get(&range.0).is_some_and(same)
+    }
+
+    fn after_reset(&self, method: ResetMethod) {
+        tracing::debug!(device = self.name, %method, "reset by its user");
+        locked(&self.shown).reset();
+        self.shared.count();
+    }
+}
+
+/// What the function looks like: what VFIO has of it, without its expansion ROM.
+fn shape(device: &Device, shown: &Shown, mapped: bool) -> io::Result<DeviceShape> {
+    let mut regions = vec![RegionShape::default(); region::COUNT as usize];
+    for bar in 0u8..6 {
+        let facts = device.region(region::BAR0 + u32::from(bar));
+        let areas = if mapped { shown.mappable(bar, &facts.areas) } else { Vec::new() };
+        let mappable = match areas.is_empty() {
+            true => None,
+            false => {
+                let memory = BarMemory::new(device.as_fd().try_clone_to_owned()?);
+                Some(SharedPart { memory, offset: facts.offset, areas })
+            }
+        };
+        regions[usize::from(bar)] = RegionShape { size: facts.size, mappable };
+    }
+    regions[region::CONFIG as usize].size = device.region(region::CONFIG).size.min(4096);
+    let mut irqs = vec![0; irq::COUNT as usize];
+    irqs[irq::INTX as usize] = device.vectors(Interrupt::Intx);
+    irqs[irq::MSI as usize] = device.vectors(Interrupt::Msi);
+    irqs[irq::MSIX as usize] = device.vectors(Interrupt::Msix);
+    // The lender asks for the function back through this one.
+    irqs[irq::REQ as usize] = 1;
+    Ok(DeviceShape { regions, irqs })
+}
+
+/// What goes back to the user.
+fn refusal(error: VfioError) -> DeviceError {
+    let errno = match &error {
+        VfioError::OutOfRegion { .. } | VfioError::Range { .. } => Errno::INVAL,
+        VfioError::TooManyMappings | VfioError::LockedMemory { .. } => Errno::NOSPC,
+        VfioError::NotMapped { .. } => Errno::NOENT,
+        VfioError::NoReset(_) => Errno::NOTSUP,
+        VfioError::Refused { cause, .. } => *cause,
+        _ => Errno::IO,
+    };
+    DeviceError::new(errno, error.to_string())
+}
+
+fn number(region: Region) -> u32 {
+    match region {
+        Region::Bar(bar) => region::BAR0 + u32::from(bar),
+        Region::Config => region::CONFIG,
+    }
+}
+
+impl Attached for Session {
+    fn serve_medium(&self, _carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String> {
+        Err("a function of the machine has registers of its own and reaches memory by itself, so its front \
+             cannot run at the borrower; borrow it on its lender's machine, without `isolation = \"strict\"`"
+            .to_owned())
+    }
+}
+
+impl User for Session {
+    fn shape(&self) -> &DeviceShape {
+        &self.shape
+    }
+
+    fn read(&self, target: Region, offset: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        self.shared.count();
+        let mut data = vec![0xff; count];
+        match self.device().read(number(target), offset, &mut data) {
+            Ok(()) => {}
+            Err(error @ VfioError::OutOfRegion { .. }) => return Err(refusal(error)),
+            // Its memory is off, or it is gone: it answers as nobody does.
+            Err(_) => {
+                data.fill(0xff);
+                return Ok(data);
+            }
+        }
+        let shown = locked(&self.shown);
+        match target {
+            Region::Config => shown.read(offset, &mut data),
+            Region::Bar(bar) => shown.read_bar(bar, offset, &mut data),
+        }
+        Ok(data)
+    }
+
+    fn write(
+        &self,
+        target: Region,
+        offset: u64,
+        data: Vec<u8>,
+        _posted: bool,
+    ) -> Result<(), DeviceError> {
+        self.shared.count();
+        let sent = |outcome: Result<(), VfioError>| match outcome {
+            Err(error @ VfioError::OutOfRegion { .. }) => Err(refusal(error)),
+            // As above: it goes nowhere.
+            _ => Ok(()),
+        };
+        match target {
+            Region::Bar(bar) => {
+                sent(self.device().write(number(target), offset, &data))?;
+                locked(&self.shown).write_bar(bar, offset, &data);
+                Ok(())
+            }
+            Region::Config => {
+                let mut shown = locked(&self.shown);
+                let before = shown.enabled();
+                for (at, part) in shown.write(offset, &data) {
+                    sent(self.device().write(number(target), at, part))?;
+                }
+                let enabled = shown.enabled();
+                drop(shown);
+                if enabled == before {
+                    return Ok(());
+                }
+                let mut wiring = locked(&self.opened.wiring);
+                let steps = wiring.enable(enabled);
+                self.carry_out(&mut wiring, steps)
+            }
+        }
+    }
+
+    fn map(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        memory: Option<MemoryHandle>,
+    ) -> Result<(), DeviceError> {
+        if self.is_gone() || self.has((iova, length), access, memory.as_ref()) {
+            return Ok(());
+        }
+        // What has no memory behind it may be another function's BAR, to which there is a window.
+        let window = locked(&self.loans).get(&iova).is_some_and(|(_, place)| place.is_some());
+        if window && memory.is_none() {
+            return Ok(());
+        }
+        let loan = self.lending.lend(iova, length, access, memory).inspect_err(|error| {
+            tracing::warn!(device = self.name, %error, "memory is not lent");
+        });
+        self.enter(loan.map_err(MapError::from)?, None)
+    }
+
+    fn unmap(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        self.unmap_within(iova, length, false)
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        let mut loans = locked(&self.loans);
+        let own = loans.iter().filter(|(_, (_, place))| place.is_none());
+        let own: Vec<(u64, u64)> = own.map(|(_, (loan, _))| loan.range()).collect();
+        own.into_iter().try_for_each(|(at, length)| self.let_go(&mut loans, at, length))
+    }
+
+    fn open_window(
+        &self,
+        iova: u64,
+        length: u64,
+        access: Access,
+        place: BarPlace,
+        memory: MemoryHandle,
+    ) -> Result<(), DeviceError> {
+        if self.has((iova, length), access, Some(&memory)) {
+            return Ok(());
+        }
+        // QEMU maps the BARs of its other functions itself, without memory behind them.
+        let bare = |(loan, _): &(Loan<Option<MemoryHandle>>, _)| {
+            loan.range() == (iova, length) && loan.memory().is_none()
+        };
+        let mut loans = locked(&self.loans);
+        if loans.get(&iova).is_some_and(bare) {
+            loans.remove(&iova);
+        }
+        drop(loans);
+        let loan = self.lending.lend_bar(iova, length, access, &place, memory);
+        self.enter(loan.map_err(MapError::from)?, Some(place))
+    }
+
+    fn close_window(&self, iova: u64, length: u64) -> Result<(), DeviceError> {
+        self.unmap_within(iova, length, true)
+    }
+
+    fn set_irqs(&self, change: IrqChange) -> Result<(), DeviceError> {
+        if self.is_gone() {
+            return Ok(());
+        }
+        let device = self.device();
+        let mut wiring = locked(&self.opened.wiring);
+        let steps = match change {
+            IrqChange::WireVectors(start, events) => {
+                let wired = wiring.wire(start, events);
+                let said = format!("vectors from {start} on are not all there");
+                wired.map_err(|_| DeviceError::new(Errno::INVAL, said))?
+            }
+            IrqChange::UnwireVectors => wiring.unwire(),
+            IrqChange::WireIntx(event) => wiring.wire_pin(event),
+            IrqChange::MaskIntx(masked) if wiring.pin_is_live() => {
+                return device.mask_intx(masked).map_err(refusal);
+            }
+            IrqChange::FireIntx if wiring.pin_is_live() => {
+                return device.fire(Interrupt::Intx, 0).map_err(refusal);
+            }
+            IrqChange::MaskIntx(_) | IrqChange::FireIntx => return Ok(()),
+            IrqChange::FireVectors(vectors) => {
+                let Some(kind) = wiring.live_messages() else { return Ok(()) };
+                let mut vectors = vectors.into_iter();
+                return vectors.try_for_each(|it| device.fire(kind, it.into()).map_err(refusal));
+            }
+        };
+        self.carry_out(&mut wiring, steps)
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        if self.is_gone() {
+            return Ok(());
+        }
+        // As after a function-level reset, the wires stay the user's; the kernel sees to them.
+        let method = self.device().reset().map_err(refusal)?;
+        self.after_reset(method);
+        let mut wiring = locked(&self.opened.wiring);
+        let steps = wiring.enable(None);
+        self.carry_out(&mut wiring, steps)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Nobody else ends it from now on.
+        self.watch = None;
+        self.opened.revoke();
+        if self.is_gone() {
+            // It is looked at anew before it is lent again.
+        } else if let Err(error) = self.device().reset() {
+            tracing::error!(device = self.name, %error, "it is not reset after its user");
+            *locked(&self.shared.trouble) = Some(format!("{}: {error}", self.name));
+        }
+        *locked(&self.shared.opened) = None;
+        // The device is closed, and the loans end, with this.
+    }
+}

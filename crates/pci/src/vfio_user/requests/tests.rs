@@ -1,0 +1,170 @@
+//! A client that answers, one that does not, and one that says anything.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use rackbus_memory::{Access, MemoryHandle};
+use rackbus_spec::vfio_user::{VERSION, Version};
+
+use super::*;
+use crate::endpoint::{IrqChange, Region};
+use crate::vfio_user::wire::send_message;
+use crate::vfio_user::{DeviceError, DeviceShape};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A device that asks, and answers nothing itself.
+struct Asking {
+    requests: Requests,
+    shape: DeviceShape,
+}
+
+impl Asking {
+    fn new(patience: Duration) -> Arc<Asking> {
+        let requests = Requests::with_patience(patience);
+        Arc::new(Asking { requests, shape: DeviceShape::new(Vec::new(), 1, 0) })
+    }
+}
+
+impl Device for Asking {
+    fn shape(&self) -> &DeviceShape {
+        &self.shape
+    }
+
+    fn read(&self, _: Region, _: u64, count: usize) -> Result<Vec<u8>, DeviceError> {
+        Ok(vec![0; count])
+    }
+
+    fn write(&self, _: Region, _: u64, _: Vec<u8>, _: bool) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn map(&self, _: u64, _: u64, _: Access, _: Option<MemoryHandle>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_all(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn set_irqs(&self, _: IrqChange) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn requests(&self) -> Option<&Requests> {
+        Some(&self.requests)
+    }
+}
+
+/// A served device and its client's connection, after the first message, so that requests can be sent.
+fn connected(patience: Duration) -> (Arc<Asking>, UnixStream, Receiver<Result<(), WireError>>) {
+    let device = Asking::new(patience);
+    let (server, client) = UnixStream::pair().unwrap();
+    let (ended, ends) = channel();
+    let (served, server) = (device.clone(), Arc::new(server));
+    std::thread::spawn(move || {
+        let _ = ended.send(serve_asking(&server, &*served, &served.requests));
+    });
+    let version = Version { major: VERSION.0, minor: VERSION.1 };
+    let head = header(1, command::VERSION, 0, 0, size_of::<Version>());
+    send_message(&client, head, [version.as_bytes(), &[]], &[]).unwrap();
+    let reply = Message::receive(&client).unwrap();
+    assert_eq!(reply.header.message_id, 1);
+    (device, client, ends)
+}
+
+fn answer(client: &UnixStream, message: &Message, data: &[u8]) {
+    let access: DmaAccess = message.head().unwrap();
+    let length = size_of::<DmaAccess>() + data.len();
+    let id = message.header.message_id;
+    let head = header(id, message.header.command, Flags::REPLY.bits(), 0, length);
+    send_message(client, head, [access.as_bytes(), data], &[]).unwrap();
+}
+
+#[test]
+fn writes_are_posted_in_order_and_reads_wait_for_what_the_client_says() {
+    let (device, client, ends) = connected(LONG);
+    let asking = std::thread::spawn({
+        let device = device.clone();
+        move || {
+            device.requests.write(0xfee0_0000, &[1, 2, 3, 4]).unwrap();
+            let mut data = [0; 5000];
+            device.requests.read(0x1000, &mut data).unwrap();
+            device.requests.flush().unwrap();
+            data
+        }
+    });
+    let write = Message::receive(&client).unwrap();
+    assert_eq!(write.header.command, command::DMA_WRITE);
+    assert_eq!(write.head(), Some(DmaAccess { address: 0xfee0_0000, count: 4 }));
+    assert_eq!(write.tail::<DmaAccess>(), [1, 2, 3, 4]);
+    assert!(!device.requests.all_answered());
+    for (address, count) in [(0x1000, MOST_BYTES), (0x2000, 5000 - MOST_BYTES)] {
+        let read = Message::receive(&client).unwrap();
+        assert_eq!(read.header.command, command::DMA_READ);
+        assert_eq!(read.head(), Some(DmaAccess { address, count: count as u64 }));
+        answer(&client, &read, &vec![7; count]);
+    }
+    answer(&client, &write, &[]);
+    assert_eq!(asking.join().unwrap(), [7; 5000]);
+    drop(client);
+    assert!(ends.recv_timeout(LONG).unwrap().is_ok());
+    assert_eq!(device.requests.write(0, &[0]), Err(RequestError::Gone));
+}
+
+#[test]
+fn a_client_that_answers_nothing_is_waited_for_once_until_it_says_something() {
+    let (device, client, _ends) = connected(Duration::from_millis(20));
+    let mut data = [0; 4];
+    assert_eq!(device.requests.read(0, &mut data), Err(RequestError::TimedOut));
+    assert!(device.requests.lock().silent);
+    // So many are open, and no more: nothing grows, nobody waits.
+    let sent = (0..1000).filter(|_| device.requests.write(0, &[0]).is_ok()).count();
+    assert_eq!(sent, MOST_OPEN - 1);
+    let late = Message::receive(&client).unwrap();
+    answer(&client, &late, &[1; 4]);
+    // Its late answer is not taken for one to another question, and what was sent is answered at last.
+    for _ in 0..sent {
+        let write = Message::receive(&client).unwrap();
+        answer(&client, &write, &[]);
+    }
+    while !device.requests.all_answered() {
+        std::thread::yield_now();
+    }
+    assert!(!device.requests.lock().silent);
+    assert_eq!(device.requests.write(0, &[0]), Ok(()));
+}
+
+#[test]
+fn answers_that_make_no_sense_are_errors_or_ignored() {
+    let (device, client, _ends) = connected(LONG);
+    let read = || {
+        let device = device.clone();
+        std::thread::spawn(move || device.requests.read(0, &mut [0; 8]))
+    };
+    let asked = read();
+    let message = Message::receive(&client).unwrap();
+    // An answer to nobody, and one with fewer bytes than were asked for.
+    let nobody = header(message.header.message_id.wrapping_add(9), 11, Flags::REPLY.bits(), 0, 0);
+    send_message(&client, nobody, [&[], &[]], &[]).unwrap();
+    answer(&client, &message, &[1; 7]);
+    assert_eq!(asked.join().unwrap(), Err(RequestError::Nonsense));
+    let asked = read();
+    let message = Message::receive(&client).unwrap();
+    let flags = (Flags::REPLY | Flags::ERROR).bits();
+    let refusal = header(message.header.message_id, command::DMA_READ, flags, 14, 0);
+    send_message(&client, refusal, [&[], &[]], &[]).unwrap();
+    assert_eq!(asked.join().unwrap(), Err(RequestError::Refused(Errno::FAULT)));
+    // A client that goes away answers whoever waits.
+    let asked = read();
+    drop(Message::receive(&client).unwrap());
+    drop(client);
+    assert_eq!(asked.join().unwrap(), Err(RequestError::Gone));
+}

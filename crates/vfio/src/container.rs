@@ -1,0 +1,328 @@
+//! An IOMMU domain of this process: what functions of it reach.
+//!
+//! A container begins empty, and its functions reach what is mapped into it and nothing else. What they reach
+//! is memory of this process that nobody has references into ([`Backing`]); the kernel pins its pages. A
+//! mapping ends when it is unmapped, or with the container: on return nothing is reached through it any more.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_memory::{Access, Region, Registers, SharedMemory};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use crate::error::{VfioError, file, refused};
+use crate::facts::{Facts, Sysfs};
+use crate::kernel;
+
+/// Where VFIO's files are.
+const FOLDER: &str = "/dev/vfio";
+/// Pages that are mapped at least.
+const PAGE: u64 = 4096;
+
+/// What a range of a container leads to: memory that is reached by raw copies only, or registers.
+#[derive(Debug, Clone)]
+pub enum Backing {
+    /// A mapped file of somebody's.
+    Memory(Arc<Region>),
+    /// Registers of a function of this machine: whoever is in the container reaches that function's BAR.
+    Registers(Arc<Registers>),
+}
+
+impl Backing {
+    /// Where it is in this process, and its bytes.
+    fn span(&self) -> (usize, u64) {
+        match self {
+            Backing::Memory(region) => (region.whole().as_ptr() as usize, region.len() as u64),
+            Backing::Registers(registers) => {
+                let (at, length) = registers.span();
+                (at, length as u64)
+            }
+        }
+    }
+}
+
+impl From<Arc<Region>> for Backing {
+    fn from(region: Arc<Region>) -> Backing {
+        Backing::Memory(region)
+    }
+}
+
+impl From<&SharedMemory> for Backing {
+    fn from(memory: &SharedMemory) -> Backing {
+        Backing::Memory(memory.region().clone())
+    }
+}
+
+impl From<Arc<Registers>> for Backing {
+    fn from(registers: Arc<Registers>) -> Backing {
+        Backing::Registers(registers)
+    }
+}
+
+/// An IOMMU domain, for the functions of one user.
+#[derive(Debug)]
+pub struct Container {
+    /// By number. Closed before the container; VFIO lets a group be opened once.
+    groups: Mutex<BTreeMap<u32, Arc<File>>>,
+    file: File,
+    /// What is mapped: bytes and backing by first address.
+    mapped: Mutex<BTreeMap<u64, (u64, Backing)>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).open(path)
+}
+
+/// Says that VFIO itself is missing.
+fn missing(path: PathBuf) -> impl FnOnce(io::Error) -> VfioError {
+    move |cause| match cause.kind() {
+        io::ErrorKind::NotFound => VfioError::NoVfio { path, cause },
+        _ => VfioError::File { path, cause },
+    }
+}
+
+impl Container {
+    /// A container without functions or mappings.
+    ///
+    /// # Errors
+    /// When the kernel has no VFIO.
+    pub fn new() -> Result<Container, VfioError> {
+        let path = Path::new(FOLDER).join("vfio");
+        let file = open(&path).map_err(missing(path.clone()))?;
+        let known = kernel::has_iommu(&file, kernel::TYPE1_V2);
+        match known.map_err(refused("the version", path.display()))? {
+            true => Ok(Container { groups: Mutex::default(), file, mapped: Mutex::default() }),
+            false => Err(VfioError::NoType1),
+        }
+    }
+
+    /// Adds the group of a function, unless it is there: its functions reach then what is mapped here.
+    ///
+    /// # Errors
+    /// When somebody has it open, or others of it are in use by the kernel.
+    pub(crate) fn add_group(&self, facts: &Facts) -> Result<Arc<File>, VfioError> {
+        let group = facts.group.ok_or(VfioError::NoIommu(facts.address))?;
+        let mut groups = locked(&self.groups);
+        if let Some(file) = groups.get(&group) {
+            return Ok(file.clone());
+        }
+        let file = open_group(group)?;
+        let named = || format!("IOMMU group {group}");
+        if !kernel::is_viable(&file).map_err(refused("the state", named()))? {
+            // Names who is in the way, as far as sysfs knows.
+            Sysfs::here().check(facts.address)?;
+            return Err(refused("viability", named())(Errno::BUSY));
+        }
+        let first = groups.is_empty();
+        match kernel::set_container(&file, &self.file) {
+            Err(Errno::BUSY | Errno::INVAL) => return Err(VfioError::Busy { group }),
+            set => set.map_err(refused("a container", named()))?,
+        }
+        if first {
+            let kind = kernel::set_iommu(&self.file, kernel::TYPE1_V2);
+            kind.map_err(refused("an IOMMU of type 1", named()))?;
+        }
+        let file = Arc::new(file);
+        groups.insert(group, file.clone());
+        Ok(file)
+    }
+
+    /// Lets go of the groups of which no function is open any more, so that others can have them. What is mapped stays,
+    /// as long as a group is left.
+    pub fn leave_idle_groups(&self) {
+        locked(&self.groups).retain(|_, file| Arc::strong_count(file) > 1);
+    }
+
+    /// The groups that are in it.
+    pub(crate) fn groups(&self) -> BTreeMap<u32, Arc<File>> {
+        locked(&self.groups).clone()
+    }
+
+    /// Lets its functions reach `backing` from `iova` on. There must be a function in it already.
+    ///
+    /// # Errors
+    /// When the addresses are taken or the IOMMU has none such, or the memory cannot be pinned.
+    pub fn map(
+        &self,
+        iova: u64,
+        backing: impl Into<Backing>,
+        access: Access,
+    ) -> Result<(), VfioError> {
+        let backing = backing.into();
+        let (at, length) = backing.span();
+        let mut mapped = locked(&self.mapped);
+        match kernel::map(&self.file, iova, (at, length), access) {
+            Ok(()) => {}
+            Err(Errno::NOMEM) => {
+                let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
+                return Err(VfioError::LockedMemory { length, limit });
+            }
+            Err(Errno::NOSPC) => return Err(VfioError::TooManyMappings),
+            Err(Errno::INVAL | Errno::EXIST) => return Err(self.range_error(&mapped, iova, length)),
+            Err(errno) => return Err(refused("a mapping", format!("{iova:#x}"))(errno)),
+        }
+        mapped.insert(iova, (length, backing));
+        Ok(())
+    }
+
+    fn range_error(
+        &self,
+        mapped: &BTreeMap<u64, (u64, Backing)>,
+        iova: u64,
+        length: u64,
+    ) -> VfioError {
+        let ranges = kernel::iova_ranges(&self.file).unwrap_or_default();
+        let taken = mapped.iter().map(|(at, (length, _))| (*at, at + (length - 1)));
+        VfioError::Range { iova, length, usable: usable(ranges, taken) }
+    }
+
+    /// Takes the mappings that lie inside of a range away; on return none of its functions reaches them.
+    ///
+    /// # Errors
+    /// When there is none, or one lies inside in part; nothing changes then.
+    pub fn unmap(&self, iova: u64, length: u64) -> Result<(), VfioError> {
+        let wrong = VfioError::NotMapped { iova, length };
+        let mut mapped = locked(&self.mapped);
+        let Some(inside) = inside(&mapped, iova, length) else { return Err(wrong) };
+        for at in inside {
+            if let Some((length, _)) = mapped.get(&at) {
+                let unmapped = kernel::unmap(&self.file, at, *length);
+                unmapped.map_err(refused("the end of a mapping", format!("{at:#x}")))?;
+                mapped.remove(&at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes every mapping away. From any thread, however its functions are.
+    ///
+    /// # Errors
+    /// When the kernel refuses; what it refused stays mapped.
+    pub fn unmap_all(&self) -> Result<(), VfioError> {
+        let mut mapped = locked(&self.mapped);
+        while let Some(entry) = mapped.first_entry() {
+            let (at, length) = (*entry.key(), entry.get().0);
+            let unmapped = kernel::unmap(&self.file, at, length);
+            unmapped.map_err(refused("the end of a mapping", format!("{at:#x}")))?;
+            entry.remove();
+        }
+        Ok(())
+    }
+
+    /// How many mappings there are, and their bytes.
+    pub fn mapped(&self) -> (usize, u64) {
+        let mapped = locked(&self.mapped);
+        (mapped.len(), mapped.values().map(|(length, _)| length).sum())
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // Whoever was given a function's file keeps the kernel's container with it. What is not unmapped now ends
+        // with that.
+        let _ = self.unmap_all();
+    }
+}
+
+impl AsFd for Container {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Whether a group is free: nobody has it, a function of it, or registers of one mapped.
+///
+/// # Errors
+/// [`VfioError::Busy`] when somebody has.
+pub fn check_free(group: u32) -> Result<(), VfioError> {
+    open_group(group).map(drop)
+}
+
+fn open_group(group: u32) -> Result<File, VfioError> {
+    let path = Path::new(FOLDER).join(group.to_string());
+    match open(&path) {
+        Err(cause) if cause.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+            Err(VfioError::Busy { group })
+        }
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            Err(VfioError::NoVfio { path, cause })
+        }
+        opened => opened.map_err(file(path)),
+    }
+}
+
+/// The mappings inside of a range, by their first addresses; `None` when there is none or one is cut.
+fn inside(mapped: &BTreeMap<u64, (u64, Backing)>, iova: u64, length: u64) -> Option<Vec<u64>> {
+    let last = iova.checked_add(length.checked_sub(1)?)?;
+    let touched: Vec<(u64, u64)> = mapped
+        .range(..=last)
+        .map(|(at, (length, _))| (*at, at + (length - 1)))
+        .filter(|(_, end)| *end >= iova)
+        .collect();
+    let whole = touched.iter().all(|(at, end)| *at >= iova && *end <= last);
+    (whole && !touched.is_empty()).then(|| touched.into_iter().map(|(at, _)| at).collect())
+}
+
+/// What is left of ranges that can be mapped, for people; each range is a first and a last address.
+fn usable(ranges: Vec<(u64, u64)>, taken: impl Iterator<Item = (u64, u64)>) -> String {
+    if ranges.is_empty() {
+        return "the ranges that it does not tell".to_owned();
+    }
+    let mut free = ranges;
+    for (first, last) in taken {
+        let cut = |(from, to): (u64, u64)| {
+            let before =
+                first.checked_sub(1).filter(|end| from <= *end).map(|end| (from, end.min(to)));
+            let after =
+                last.checked_add(1).filter(|begin| *begin <= to).map(|begin| (begin.max(from), to));
+            before.into_iter().chain(after).collect::<Vec<_>>()
+        };
+        free = free.into_iter().flat_map(cut).collect();
+        free.dedup();
+    }
+    free.retain(|(from, to)| to - from >= PAGE - 1);
+    let shown: Vec<String> = free.iter().map(|(from, to)| format!("{from:#x}-{to:#x}")).collect();
+    if shown.is_empty() { "no range".to_owned() } else { shown.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_the_ranges_is_said() {
+        let ranges = vec![(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)];
+        let left =
+            usable(ranges.clone(), [(0, 0xffff), (0xfee0_0000 - 0x1000, 0xfedf_ffff)].into_iter());
+        assert_eq!(left, "0x10000-0xfedfefff, 0xfef00000-0xffffffffffffffff");
+        assert_eq!(usable(vec![(0, 0xfff)], [(0, 0xfff)].into_iter()), "no range");
+        assert_eq!(usable(Vec::new(), std::iter::empty()), "the ranges that it does not tell");
+        let all = usable(ranges, [(0xfef0_0000, u64::MAX)].into_iter());
+        assert_eq!(all, "0x0-0xfedfffff");
+    }
+
+    #[test]
+    fn a_range_takes_whole_mappings_or_nothing() {
+        let memory = SharedMemory::create("test", 0x2000).unwrap();
+        let mapped = BTreeMap::from([
+            (0x1000, (0x2000, Backing::from(&memory))),
+            (0x4000, (0x2000, Backing::from(&memory))),
+        ]);
+        assert_eq!(inside(&mapped, 0, 0x10000), Some(vec![0x1000, 0x4000]));
+        assert_eq!(inside(&mapped, 0x1000, 0x2000), Some(vec![0x1000]));
+        for (iova, length) in
+            [(0x2000, 0x1000), (0, 0x2000), (0x3000, 0x1000), (0, 0), (u64::MAX, 2)]
+        {
+            assert_eq!(inside(&mapped, iova, length), None, "{iova:#x}+{length:#x}");
+        }
+    }
+}

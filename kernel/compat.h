@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Where kernels from 6.1 to 7.3 differ; nothing else asks for a version.
+ */
+#ifndef _RACKBUS_COMPAT_H
+#define _RACKBUS_COMPAT_H
+
+#include <linux/dma-map-ops.h>
+#include <linux/msi.h>
+#include <linux/pci.h>
+#include <linux/version.h>
+
+/* A function's interrupts are a domain of PCI MSIs, or the parent of such. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
+#define RACKBUS_MSI_PARENT 1
+#else
+#define RACKBUS_MSI_PARENT 0
+#endif
+
+/* DMA is mapped by physical address instead of by page. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0)
+#define RACKBUS_MAP_PHYS 1
+#else
+#define RACKBUS_MAP_PHYS 0
+#endif
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
+#define RACKBUS_ALLOC_PAGES alloc_pages_op
+#else
+#define RACKBUS_ALLOC_PAGES alloc_pages
+#endif
+
+/* PCI domains of ACPI are below this. */
+#define RACKBUS_FIRST_DOMAIN 0x10000
+
+/* With pci_lock_rescan_remove() held. */
+static inline int rackbus_domain_get(void)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0)
+	return pci_bus_find_emul_domain_nr(0, RACKBUS_FIRST_DOMAIN, INT_MAX);
+#else
+	int domain = RACKBUS_FIRST_DOMAIN;
+
+	while (pci_find_bus(domain, 0))
+		domain++;
+	return domain;
+#endif
+}
+
+static inline void rackbus_domain_put(int domain)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0)
+	pci_bus_release_emul_domain_nr(domain);
+#endif
+}
+
+#endif /* _RACKBUS_COMPAT_H */

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Interrupts of a borrowed function.  Its device signals one by a write that
+ * arrives in this host as one of the NTB: so each of the function's vectors has
+ * one of the NTB's own, with that one's message (and its affinity, and entry
+ * for interrupt remapping), only that the address is the one by which the
+ * device reaches this host.  What arrives at the NTB's vector is handed on.
+ */
+#include <linux/interrupt.h>
+#include <linux/irq.h>
+#include <linux/irqdomain.h>
+#include <linux/msi.h>
+
+#include "compat.h"
+#include "internal.h"
+#if RACKBUS_MSI_PARENT
+#include <linux/irqchip/irq-msi-lib.h>
+#endif
+
+/*
+ * A function's interrupt has its lock while the NTB's is moved, which has one
+ * of its own: lockdep is told that they are not the same.
+ */
+static struct lock_class_key irq_lock_class;
+static struct lock_class_key irq_request_class;
+
+static void translate(struct rackbus_function *fn, struct msi_msg *msg)
+{
+	u64 to = fn->offer.msi_base +
+		 (msg->address_lo & (RACKBUS_MSI_SIZE - 1));
+
+	if (msg->address_hi ||
+	    (msg->address_lo & ~(RACKBUS_MSI_SIZE - 1)) != RACKBUS_MSI_ADDRESS)
+		pci_warn_once(fn->ntb->pdev,
+			      "interrupt message for %#x:%08x, which is no local APIC's\n",
+			      msg->address_hi, msg->address_lo);
+	msg->address_lo = lower_32_bits(to);
+	msg->address_hi = upper_32_bits(to);
+}
+
+static void rackbus_compose(struct irq_data *data, struct msi_msg *msg)
+{
+	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
+
+	get_cached_msi_msg(fn->vector[data->hwirq].ntb_irq, msg);
+	translate(fn, msg);
+}
+
+static int rackbus_set_affinity(struct irq_data *data,
+				const struct cpumask *mask, bool force)
+{
+	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
+	unsigned int ntb_irq = fn->vector[data->hwirq].ntb_irq;
+	int ret = irq_set_affinity(ntb_irq, mask);
+
+	if (ret < 0)
+		return ret;
+	mask = irq_data_get_effective_affinity_mask(irq_get_irq_data(ntb_irq));
+	irq_data_update_effective_affinity(data, mask);
+	return IRQ_SET_MASK_OK_DONE;
+}
+
+/* An edge: the message is all there is, so nothing has to be said. */
+static void rackbus_ack(struct irq_data *data)
+{
+}
+
+static struct irq_chip rackbus_irq_chip = {
+	.name = "rackbus",
+	.irq_compose_msi_msg = rackbus_compose,
+	.irq_set_affinity = rackbus_set_affinity,
+	.irq_ack = rackbus_ack,
+#if !RACKBUS_MSI_PARENT
+	.irq_mask = pci_msi_mask_irq,
+	.irq_unmask = pci_msi_unmask_irq,
+#endif
+	.flags = IRQCHIP_SKIP_SET_WAKE,
+};
+
+/* What arrived at one of the NTB's vectors is the function's. */
+static irqreturn_t rackbus_interrupt(int irq, void *data)
+{
+	struct rackbus_vector *vector = data;
+	struct rackbus_function *fn = vector->function;
+
+	if (!READ_ONCE(vector->irq)) {
+		atomic64_inc(&fn->interrupts_stray);
+		return IRQ_HANDLED;
+	}
+	atomic64_inc(&vector->count);
+	generic_handle_domain_irq(fn->irq_domain, vector - fn->vector);
+	return IRQ_HANDLED;
+}
+
+/*
+ * The NTB's vector has another message (it moved to another processor): so has
+ * the function's.  Called with the lock of the NTB's interrupt.
+ */
+static void rackbus_moved(struct msi_desc *desc, void *data)
+{
+	struct rackbus_vector *vector = data;
+	struct rackbus_function *fn = vector->function;
+	struct msi_msg msg = desc->msg;
+	unsigned long flags;
+
+	translate(fn, &msg);
+	raw_spin_lock_irqsave(&fn->msi_lock, flags);
+	if (vector->irq && irq_get_msi_desc(vector->irq))
+		pci_write_msi_msg(vector->irq, &msg);
+	raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
+}
+
+static void set_vector(struct rackbus_function *fn, unsigned int k,
+		       unsigned int irq)
+{
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&fn->msi_lock, flags);
+	WRITE_ONCE(fn->vector[k].irq, irq);
+	raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
+}
+
+static int rackbus_irq_set_up(struct irq_domain *domain,
+			      struct rackbus_function *fn, unsigned int irq,
+			      irq_hw_number_t k)
+{
+	if (k >= fn->vectors)
+		return -ENOSPC;
+	irq_domain_set_info(domain, irq, k, &rackbus_irq_chip, fn,
+			    handle_edge_irq, fn, "edge");
+	irq_set_lockdep_class(irq, &irq_lock_class, &irq_request_class);
+	set_vector(fn, k, irq);
+	return 0;
+}
+
+#if RACKBUS_MSI_PARENT
+static void rackbus_domain_free(struct irq_domain *domain, unsigned int irq,
+				unsigned int count)
+{
+	struct irq_data *data;
+	unsigned int i;
+
+	for (i = 0; i < count; i++) {
+		data = irq_domain_get_irq_data(domain, irq + i);
+		if (!data || !data->chip_data)
+			continue;
+		set_vector(domain->host_data, data->hwirq, 0);
+		irq_domain_reset_irq_data(data);
+	}
+}
+
+static int rackbus_domain_alloc(struct irq_domain *domain, unsigned int irq,
+				unsigned int count, void *arg)
+{
+	msi_alloc_info_t *info = arg;
+	unsigned int i;
+	int ret;
+
+	for (i = 0; i < count; i++) {
+		ret = rackbus_irq_set_up(domain, domain->host_data, irq + i,
+					 info->desc->msi_index + i);
+		if (ret) {
+			rackbus_domain_free(domain, irq, i);
+			return ret;
+		}
+	}
+	return 0;
+}
+
+static const struct irq_domain_ops rackbus_domain_ops = {
+	.alloc = rackbus_domain_alloc,
+	.free = rackbus_domain_free,
+};
+
+static const struct msi_parent_ops rackbus_parent_ops = {
+	.required_flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS,
+	.supported_flags = MSI_GENERIC_FLAGS_MASK | MSI_FLAG_PCI_MSIX,
+	.bus_select_token = DOMAIN_BUS_PCI_MSI,
+	.bus_select_mask = MATCH_PCI_MSI,
+	.chip_flags = MSI_CHIP_FLAG_SET_ACK,
+	.prefix = "rackbus-",
+	.init_dev_msi_info = msi_lib_init_dev_msi_info,
+};
+
+static int make_domain(struct rackbus_function *fn)
+{
+	struct irq_domain_info info = {
+		.fwnode = fn->fwnode,
+		.ops = &rackbus_domain_ops,
+		.host_data = fn,
+		.size = fn->vectors,
+	};
+
+	fn->irq_domain = msi_create_parent_irq_domain(&info,
+						      &rackbus_parent_ops);
+	return fn->irq_domain ? 0 : -ENOMEM;
+}
+#else
+static irq_hw_number_t rackbus_get_hwirq(struct msi_domain_info *info,
+					 msi_alloc_info_t *arg)
+{
+	return arg->desc->msi_index;
+}
+
+static void rackbus_set_desc(msi_alloc_info_t *arg, struct msi_desc *desc)
+{
+	arg->desc = desc;
+}
+
+static int rackbus_prepare(struct irq_domain *domain, struct device *dev,
+			   int count, msi_alloc_info_t *arg)
+{
+	memset(arg, 0, sizeof(*arg));
+	return 0;
+}
+
+static int rackbus_msi_init(struct irq_domain *domain,
+			    struct msi_domain_info *info, unsigned int irq,
+			    irq_hw_number_t k, msi_alloc_info_t *arg)
+{
+	return rackbus_irq_set_up(domain, info->data, irq, k);
+}
+
+static void rackbus_msi_free(struct irq_domain *domain,
+			     struct msi_domain_info *info, unsigned int irq)
+{
+	struct irq_data *data = irq_domain_get_irq_data(domain, irq);
+
+	if (data)
+		set_vector(info->data, data->hwirq, 0);
+}
+
+static struct msi_domain_ops rackbus_msi_ops = {
+	.get_hwirq = rackbus_get_hwirq,
+	.set_desc = rackbus_set_desc,
+	.msi_prepare = rackbus_prepare,
+	.msi_init = rackbus_msi_init,
+	.msi_free = rackbus_msi_free,
+};
+
+static int make_domain(struct rackbus_function *fn)
+{
+	struct msi_domain_info *info = kzalloc(sizeof(*info), GFP_KERNEL);
+
+	if (!info)
+		return -ENOMEM;
+	info->chip = &rackbus_irq_chip;
+	info->ops = &rackbus_msi_ops;
+	info->flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS |
+		      MSI_FLAG_PCI_MSIX;
+	info->data = fn;
+	fn->irq_domain = pci_msi_create_irq_domain(fn->fwnode, info, NULL);
+	if (!fn->irq_domain) {
+		kfree(info);
+		return -ENOMEM;
+	}
+	fn->msi_info = info;
+	return 0;
+}
+#endif
+
+static void remove_vectors(struct rackbus_function *fn, unsigned int count)
+{
+	struct rackbus_vector *vector;
+	unsigned int k;
+
+	for (k = 0; k < count; k++) {
+		vector = &fn->vector[k];
+		/* Nobody is in rackbus_moved() when free_irq() returns. */
+		irq_get_msi_desc(vector->ntb_irq)->write_msi_msg = NULL;
+		free_irq(vector->ntb_irq, vector);
+	}
+}
+
+static int take_vectors(struct rackbus_function *fn)
+{
+	struct rackbus_vector *vector;
+	struct msi_desc *desc;
+	unsigned int k;
+	int ret;
+
+	for (k = 0; k < fn->vectors; k++) {
+		vector = &fn->vector[k];
+		vector->function = fn;
+		vector->ntb_irq = pci_irq_vector(fn->ntb->pdev, vector->index);
+		ret = request_irq(vector->ntb_irq, rackbus_interrupt,
+				  IRQF_NO_THREAD, "rackbus", vector);
+		if (ret) {
+			remove_vectors(fn, k);
+			return ret;
+		}
+		desc = irq_get_msi_desc(vector->ntb_irq);
+		desc->write_msi_msg_data = vector;
+		desc->write_msi_msg = rackbus_moved;
+	}
+	return 0;
+}
+
+int rackbus_irq_create(struct rackbus_function *fn)
+{
+	int ret;
+
+	if (!fn->vectors)
+		return 0;
+	raw_spin_lock_init(&fn->msi_lock);
+	fn->fwnode = irq_domain_alloc_named_id_fwnode("rackbus", fn->handle);
+	if (!fn->fwnode)
+		return -ENOMEM;
+	ret = make_domain(fn);
+	if (ret)
+		goto free_fwnode;
+	ret = take_vectors(fn);
+	if (ret)
+		goto remove_domain;
+	return 0;
+
+remove_domain:
+	irq_domain_remove(fn->irq_domain);
+	kfree(fn->msi_info);
+free_fwnode:
+	irq_domain_free_fwnode(fn->fwnode);
+	return ret;
+}
+
+/* No device of the function is left, and so none of its interrupts. */
+void rackbus_irq_remove(struct rackbus_function *fn)
+{
+	if (!fn->vectors)
+		return;
+	remove_vectors(fn, fn->vectors);
+	irq_domain_remove(fn->irq_domain);
+	kfree(fn->msi_info);
+	irq_domain_free_fwnode(fn->fwnode);
+}
