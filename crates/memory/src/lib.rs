@@ -22,6 +22,7 @@
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
+//! * [`socket`]: sockets that others find by a path.
 //! * [`descriptors`]: room for those.
 //! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
@@ -44,6 +45,7 @@ pub mod registers;
 pub mod revoker;
 pub mod ring;
 pub mod slice;
+pub mod socket;
 pub mod space;
 pub mod sparse;
 pub mod spin;

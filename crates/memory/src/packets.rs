@@ -318,18 +318,12 @@ impl PacketListener {
     /// # Errors
     /// When another process listens there, or the path cannot be made.
     pub fn bind(path: &Path) -> std::io::Result<PacketListener> {
-        if Packets::connect(path).is_ok() {
-            let text = format!("another process listens at {}", path.display());
-            return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let socket = packet_socket()?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen(&socket, 1024)?;
-        Ok(PacketListener(socket))
+        crate::socket::place(path, Packets::connect(path).is_ok(), |path| {
+            let socket = packet_socket()?;
+            bind(&socket, &SocketAddrUnix::new(path)?)?;
+            listen(&socket, 1024)?;
+            Ok(PacketListener(socket))
+        })
     }
 
     /// Goes on listening on the socket of another process, which passed it.
