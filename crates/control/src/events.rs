@@ -213,7 +213,7 @@ fn new_level(before: &LeaseRecord, lease: &LeaseRecord) -> Option<(EventKind, St
 
 fn kind_of(reason: &EndReason) -> EventKind {
     match reason {
-        EndReason::Returned => EventKind::Lease,
+        EndReason::Returned | EndReason::Withdrawn => EventKind::Lease,
         EndReason::LenderFailed(_) | EndReason::BorrowerFailed(_) => EventKind::Fault,
         EndReason::Expired
         | EndReason::BorrowerRestarted

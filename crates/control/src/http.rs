@@ -30,7 +30,7 @@ use crate::api::{
     RackStatus,
 };
 use crate::service::{Service, problem};
-use crate::{compositions, levels, machines};
+use crate::{compositions, levels, machines, offers};
 
 type Shared = State<Arc<Service>>;
 
@@ -73,6 +73,7 @@ pub fn openapi() -> String {
     let mut document = Document::openapi();
     document.merge(compositions::Document::openapi());
     document.merge(levels::Document::openapi());
+    document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
@@ -320,6 +321,7 @@ pub fn routes(service: Arc<Service>) -> Router {
         )
         .merge(compositions::routes())
         .merge(levels::routes())
+        .merge(offers::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }

@@ -27,6 +27,7 @@ pub mod machines;
 pub mod metrics;
 pub mod network;
 pub mod node;
+pub mod offers;
 pub mod reach;
 pub mod service;
 pub mod store;

@@ -22,9 +22,15 @@ pub struct DeviceChange {
     pub functions: Vec<String>,
     /// What the rack file would say of it; none where it is withdrawn.
     pub section: Option<String>,
+    /// What it said of a device that is withdrawn: its functions are known until its node has let go of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub was: Option<String>,
     /// The rack file lists it: a new life of its node lends it unless told otherwise.
     #[serde(default)]
     pub listed: bool,
+    /// Its host's node has it from a file of its own, and withdraws it when that does not name it any more.
+    #[serde(default)]
+    pub by_node: bool,
     /// What the node answered, in which life.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<DeviceAnswer>,

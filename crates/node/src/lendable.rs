@@ -39,6 +39,9 @@ pub trait Lendable: Debug + Send + Sync {
         false
     }
 
+    /// It is not lent any more: whoever had it before gets it back, where there was somebody.
+    fn let_go(&self) {}
+
     /// Has it ready for its next user, reset and scrubbed: starts what it runs on, at first and after
     /// that failed. Waits no longer than `limit`.
     ///
@@ -238,6 +241,12 @@ impl Modelled {
 }
 
 impl Lendable for Modelled {
+    fn let_go(&self) {
+        *self.engine() = None;
+        // Its files are closed when its thread has ended.
+        drop(self.running().take());
+    }
+
     fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
         match &self.config {
             Some(config) => config.set_level(level, to),

@@ -10,12 +10,15 @@
 //! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
 //! after a while, and the revocation ends when the engine answers again.
 
+pub mod devices;
 pub(crate) mod saved;
 mod tenancy;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
@@ -30,6 +33,7 @@ use rackbus_memory::{Passage, Stream};
 use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady};
+use devices::OfferedFunctions;
 use tenancy::Tenancy;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
@@ -93,13 +97,20 @@ impl Fence {
 }
 
 /// All functions that this host lends.
-#[derive(Debug)]
 pub struct LentFunctions {
     host: String,
     fence: Fence,
-    lent: BTreeMap<String, Arc<Lent>>,
+    /// Locked for moments only.
+    lent: RwLock<BTreeMap<String, Arc<Lent>>>,
     fabric: FabricHandle,
     patience: Duration,
+    offered: Option<OfferedFunctions>,
+}
+
+impl std::fmt::Debug for LentFunctions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LentFunctions").field("lent", &self.lent).finish_non_exhaustive()
+    }
 }
 
 struct Lent {
@@ -150,7 +161,14 @@ impl LentFunctions {
     pub fn new(host: &str, fabric: FabricHandle) -> Self {
         let host = host.to_owned();
         let fence = Fence(Arc::new(Mutex::new(rackbus_lease::Lender::new(0, []))));
-        LentFunctions { host, fence, lent: BTreeMap::new(), fabric, patience: PATIENCE }
+        LentFunctions {
+            host,
+            fence,
+            lent: RwLock::default(),
+            fabric,
+            patience: PATIENCE,
+            offered: None,
+        }
     }
 
     /// The same, whose devices added from now on may take so long to answer.
@@ -163,13 +181,24 @@ impl LentFunctions {
     ///
     /// # Errors
     /// [`LendError::Device`] when it cannot be run.
-    pub fn add(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Result<(), LendError> {
-        let lent = self.insert(device, lendable);
+    pub fn add(&self, device: &str, lendable: Arc<dyn Lendable>) -> Result<(), LendError> {
+        let lent = self.insert(device, lendable)?;
+        self.fence.lock().add(device.to_owned());
         let state = lent.lock();
         lent.start(&state)
     }
 
-    fn insert(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Arc<Lent> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<Lent>>> {
+        self.lent.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Arc<Lent>>> {
+        self.lent.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a function in, where nobody may attach to it yet.
+    fn insert(&self, device: &str, lendable: Arc<dyn Lendable>) -> Result<Arc<Lent>, LendError> {
+        self.fabric.add_function(&self.host, device)?;
         let lent = Arc::new(Lent {
             name: device.to_owned(),
             fence: self.fence.clone(),
@@ -181,9 +210,8 @@ impl LentFunctions {
             promised: Mutex::default(),
             tenancy: Mutex::default(),
         });
-        self.fence.lock().add(device.to_owned());
-        self.lent.insert(device.to_owned(), lent.clone());
-        lent
+        self.write().insert(device.to_owned(), lent.clone());
+        Ok(lent)
     }
 
     /// The number of this life of the node, before anything was armed in it.
@@ -208,8 +236,8 @@ impl LentFunctions {
     }
 
     /// Names of the devices that the node lends, in order.
-    pub fn devices(&self) -> impl Iterator<Item = &str> {
-        self.lent.keys().map(String::as_str)
+    pub fn devices(&self) -> Vec<String> {
+        self.read().keys().cloned().collect()
     }
 
     /// Whom a function is lent to that `holder` has.
@@ -289,12 +317,13 @@ impl LentFunctions {
     pub fn attached(&self) -> BTreeMap<String, bool> {
         let fence = self.fence.lock();
         let attached = |name: &String| (name.clone(), fence.attached_up_to(name, Epoch::MAX));
-        self.lent.keys().map(attached).collect()
+        self.devices().iter().map(attached).collect()
     }
 
     /// How the devices are, without waiting for any of them.
     pub fn report(&self) -> BTreeMap<String, DeviceReport> {
-        self.lent.iter().map(|(name, lent)| (name.clone(), lent.report())).collect()
+        let all = self.read().clone();
+        all.into_iter().map(|(name, lent)| (name, lent.report())).collect()
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
@@ -311,7 +340,7 @@ impl LentFunctions {
         let _about = lease_span(lease).entered();
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
-            Ok(lent) => lent.clone(),
+            Ok(lent) => lent,
             Err(error) => return incoming.refuse(&error.to_string()),
         };
         let stream: Arc<dyn Stream> = incoming.stream.clone();
@@ -365,13 +394,14 @@ impl LentFunctions {
         tracing::info!(device, from, epoch, "function released");
     }
 
-    fn find(&self, device: &str) -> Result<&Arc<Lent>, LendError> {
-        self.lent.get(device).ok_or_else(|| LendError::NoDevice {
+    fn find(&self, device: &str) -> Result<Arc<Lent>, LendError> {
+        let found = self.read().get(device).cloned();
+        found.ok_or_else(|| LendError::NoDevice {
             host: self.host.clone(),
             device: device.to_owned(),
-            available: match self.lent.len() {
-                0 => "none".to_owned(),
-                _ => self.devices().collect::<Vec<_>>().join(", "),
+            available: match &self.devices()[..] {
+                [] => "none".to_owned(),
+                names => names.join(", "),
             },
         })
     }
@@ -622,7 +652,7 @@ mod tests {
                     size = \"1 MiB\"\n[hosts.beta]\n";
         let (rack, _) = parse_rack("rack.toml", file).unwrap();
         let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
-        let mut lender = LentFunctions::new("alpha", fabric.clone());
+        let lender = LentFunctions::new("alpha", fabric.clone());
         let function = Arc::new(Restarted::default());
         lender.add("d0", function.clone()).unwrap();
         let (device, borrower, level) = ("d0".to_owned(), "beta".to_owned(), Some("10".to_owned()));

@@ -136,11 +136,23 @@ impl Machines {
 
     /// Starts a host's node on its machine, with a token if it has one; returns when the rack has it up.
     pub fn node(&self, machine: &mut Machine, host: &str, token: Option<&Path>) {
+        self.begin_node(machine, host, token, &[]);
+        self.wait(|machines| machines.state_of(host) == "up");
+    }
+
+    /// Starts a host's node on its machine, with a token if it has one, and with these arguments.
+    pub fn begin_node(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        token: Option<&Path>,
+        more: &[&str],
+    ) {
         let listen = format!("127.0.0.1:{}", free_port());
         let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", &listen];
         args.extend(token.iter().flat_map(|token| ["--token-file", token.to_str().unwrap()]));
+        args.extend(more);
         machine.start(&args);
-        self.wait(|machines| machines.state_of(host) == "up");
     }
 
     /// A machine whose host's node has joined and is up.

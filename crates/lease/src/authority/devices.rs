@@ -82,6 +82,17 @@ impl Authority {
         Ok((number, self.take()))
     }
 
+    /// The rack file lists the devices for which `listed` holds, perhaps others than it did: changes that it has overtaken
+    /// are forgotten.
+    pub fn relist(&mut self, now: Millis, listed: impl Fn(&str, &str) -> bool) -> Outcome {
+        self.enter(now);
+        let overtaken =
+            |change: &&DeviceChange| change.listed != listed(&change.host, &change.device);
+        let overtaken: Vec<_> = self.devices.values().filter(overtaken).cloned().collect();
+        overtaken.into_iter().for_each(|change| self.remove_device(change));
+        self.take()
+    }
+
     /// The devices that differ from what the rack file lists, in the order of hosts and names.
     pub fn devices(&self) -> impl Iterator<Item = &DeviceChange> {
         self.devices.values()
@@ -91,6 +102,12 @@ impl Authority {
     pub(super) fn is_withdrawn(&self, function: &FunctionId) -> bool {
         let withdrawn = |change: &&DeviceChange| change.section.is_none() && change.has(function);
         self.devices.values().find(withdrawn).is_some()
+    }
+
+    /// Whether its host's node has still to take it on.
+    pub(super) fn is_joining(&self, function: &FunctionId) -> bool {
+        let joins = |change: &&DeviceChange| change.section.is_some() && change.has(function);
+        self.devices.values().find(joins).is_some_and(|change| !self.is_answered(change))
     }
 
     /// Whether the node, in its newest life, has answered.
@@ -137,8 +154,8 @@ impl Authority {
             }
             let has = |name: &String| devices.contains_key(name);
             let fits = match change.section {
-                Some(_) => change.failure().is_some() || change.functions.iter().all(has),
-                None => !change.functions.iter().any(has),
+                Some(_) if change.failure().is_none() => change.functions.iter().all(has),
+                _ => !change.functions.iter().any(has),
             };
             !fits
         };
@@ -236,6 +253,10 @@ impl Authority {
             return self.put_device(DeviceChange { answer, ..change });
         }
         // No life of the node knows it any more.
+        self.remove_device(change);
+    }
+
+    fn remove_device(&mut self, change: DeviceChange) {
         let key = (change.host.clone(), change.device.clone());
         let before = self.devices.remove(&key);
         self.undo.push(Undo::Device(key, before));

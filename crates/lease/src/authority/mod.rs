@@ -242,6 +242,9 @@ impl Authority {
         let record = self.functions.get(function);
         let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
         match record.state {
+            FunctionState::Withdrawn if self.is_joining(function) => {
+                return Err(BorrowRefused::Joining(function.clone()));
+            }
             FunctionState::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
             FunctionState::Lent { lease } | FunctionState::Revoking { lease } => {
                 return Err(self.held(function, lease));

@@ -265,6 +265,9 @@ pub enum BorrowRefused {
     /// A node that is needed has not registered since the authority started.
     #[error("the node of {0} has not registered yet since the control plane started")]
     Awaited(String),
+    /// Its host's node has not taken its device on yet.
+    #[error("the node of {host} has not taken {function} on yet", host = .0.host, function = .0)]
+    Joining(FunctionId),
     /// A node that is needed is silent.
     #[error("the node of {host} has not been heard from for {silent_ms} ms")]
     Silent {

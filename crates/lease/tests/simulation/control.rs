@@ -34,6 +34,8 @@ fn device_of_alpha(device: &str) -> DeviceChange {
         number: 0,
         functions: vec![device.to_owned()],
         section: Some(format!("# {device}")),
+        was: None,
+        by_node: false,
         listed: device != "extra",
         answer: None,
     }

@@ -80,7 +80,9 @@ impl JoinArgs {
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
-        Running { rack: rack.name.clone(), file, state_dir: state_dir.clone() }.note(&run_dir)?;
+        let text = None;
+        Running { rack: rack.name.clone(), file, state_dir: state_dir.clone(), text }
+            .note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),
             None => own_address(&control, self.listen)?.to_string(),
