@@ -170,16 +170,8 @@ fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
         let drive = random.below(FUNCTIONS.len());
         let host = HOSTS[random.below(HOSTS.len())];
         let placement = if random.chance(30) { "borrower" } else { "lender" };
-        let asked = [
-            "borrow",
-            FUNCTIONS[drive],
-            "--for",
-            host,
-            "--placement",
-            placement,
-            "--wait=2s",
-            "2s",
-        ];
+        let asked =
+            ["borrow", FUNCTIONS[drive], "--for", host, "--placement", placement, "--wait=2s"];
         let Ok(lease) = soak.rack.json(&asked) else { continue };
         soak.leases.fetch_add(1, Ordering::Relaxed);
         let field = |name: &str| lease[name].as_u64().unwrap_or(0);
