@@ -18,7 +18,7 @@ pub use authority::{Authority, AuthorityError};
 pub use credentials::{Credentials, CredentialsError, Request};
 pub use join::joining_config;
 pub use rustls;
-pub use token::{BadToken, Token, TokenRefused, Tokens};
+pub use token::{BadToken, Shelf, Token, TokenRefused, Tokens};
 
 /// Credentials that are renewed while they are used.
 pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;

@@ -15,7 +15,7 @@ use super::{Commit, State, Store, StoreError};
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
-const UPGRADES: [&str; 4] = [
+const UPGRADES: [&str; 5] = [
     "CREATE TABLE rack (name TEXT NOT NULL);
      CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Records of a kind that the version before does not know: the number of the next lease.
@@ -24,6 +24,10 @@ const UPGRADES: [&str; 4] = [
      CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
     // Records of a kind that the version before does not know: compositions.
     "",
+    // The term in which the control plane speaks to nodes; where the state has gone, if it has.
+    "CREATE TABLE term (value INTEGER NOT NULL);
+     INSERT INTO term VALUES (0);
+     CREATE TABLE moved (place TEXT NOT NULL);",
 ];
 
 /// A store in one SQLite file, open for as long as this lives.
@@ -53,6 +57,11 @@ impl Sqlite {
 
     fn sqlite(&self, cause: rusqlite::Error) -> StoreError {
         StoreError::Sqlite { path: self.path.clone(), cause }
+    }
+
+    fn term(&self) -> Result<u64, StoreError> {
+        let found = self.connection.query_row("SELECT value FROM term", [], |row| row.get(0));
+        found.map(|term: i64| term.unsigned_abs()).map_err(|cause| self.sqlite(cause))
     }
 
     /// All values of a table, by key.
@@ -110,10 +119,22 @@ fn upgrade(transaction: &Transaction<'_>, path: &Path, rack: &str) -> Result<(),
 impl Store for Sqlite {
     fn load(&mut self) -> Result<State, StoreError> {
         Ok(State {
+            term: self.term()?,
             records: self.values("record", "key")?,
             answers: self.values("answer", "key")?,
             events: self.values("event", "id")?,
         })
+    }
+
+    fn begin(&mut self) -> Result<u64, StoreError> {
+        self.raise_term(0)
+    }
+
+    fn raise_term(&mut self, above: u64) -> Result<u64, StoreError> {
+        let term = self.term()?.max(above).min(i64::MAX as u64 - 1) + 1;
+        let set = self.connection.execute("UPDATE term SET value = ?1", [term as i64]);
+        set.map_err(|cause| self.sqlite(cause))?;
+        Ok(term)
     }
 
     fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
