@@ -15,7 +15,7 @@ use std::fmt;
 use rustls::pki_types::{CertificateDer, ServerName};
 
 pub use authority::{Authority, AuthorityError};
-pub use credentials::{Credentials, CredentialsError, Request};
+pub use credentials::{Credentials, CredentialsError, Request, write_private};
 pub use join::joining_config;
 pub use rustls;
 pub use token::{BadToken, Shelf, Token, TokenRefused, Tokens};

@@ -1,6 +1,9 @@
 //! `rackbus control`: the control plane, in the foreground. `up` starts it. [`cluster`]: one of several.
+//! [`moving`]: its state as a whole. [`status`]: which of several leads.
 
 mod cluster;
+mod moving;
+mod status;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -20,20 +23,25 @@ use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
 use crate::commands::{misread, read_devices, read_text};
-use crate::output::Failure;
+use crate::output::{Failure, Output};
 use crate::paths::Running;
 use crate::{log, paths, process};
 
 /// Run the control plane, in the foreground.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
   rackbus control rack.toml --listen 0.0.0.0:7420     a rack whose hosts are machines
   rackbus token beta >beta.token                      lets the machine of host beta join
   rackbus control rack.toml --listen 10.0.0.1:7420 --store etcd --etcd https://e1:2379,https://e2:2379 \
     --etcd-ca ca.pem --etcd-cert control.pem --etcd-key control.key      one of several, of which one leads
 
-`rackbus up` starts a rack whose hosts are all on this machine, with its control plane.")]
+`rackbus up` starts a rack whose hosts are all on this machine, with its control plane."
+)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// The rack file; that of the rack which runs in the run directory unless named.
     file: Option<PathBuf>,
     /// Serve nodes on other machines at this address, over TLS.
@@ -61,6 +69,14 @@ pub struct Args {
     metrics: Option<SocketAddr>,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Status(status::Args),
+    Migrate(moving::MigrateArgs),
+    Backup(moving::BackupArgs),
+    Restore(moving::RestoreArgs),
+}
+
 /// What the state is kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum StoreKind {
@@ -69,7 +85,17 @@ enum StoreKind {
 }
 
 impl Args {
-    pub async fn run(&self, common: &Common) -> Result<(), Failure> {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        match &self.command {
+            Some(Command::Status(args)) => args.run(common, output).await,
+            Some(Command::Migrate(args)) => args.run(common, output).await,
+            Some(Command::Backup(args)) => args.run(common, output).await,
+            Some(Command::Restore(args)) => args.run(output).await,
+            None => self.serve(common).await,
+        }
+    }
+
+    async fn serve(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
         log::start(self.log.as_deref());
         let (run_dir, running) = self.place(common)?;

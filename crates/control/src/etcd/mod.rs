@@ -58,7 +58,7 @@ impl Op {
         Op::Put { key: key.into(), value: value.into(), lease: None }
     }
 
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Op::Put { key, value, .. } => key.len() + value.len(),
             Op::Delete(key) | Op::Get(key) => key.len(),

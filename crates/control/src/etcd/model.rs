@@ -5,6 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Compare, Done, EtcdLease, KeyValue, Kv, KvError, Op, Page, Range, Revision, Txn};
 
+/// Revisions that can be read after others.
+const KEPT: usize = 500;
+
 /// A cluster. Its clones are the same one.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
@@ -16,6 +19,8 @@ struct State {
     now: u64,
     revision: Revision,
     keys: BTreeMap<String, KeyValue>,
+    /// The keys as they were, for some revisions.
+    past: BTreeMap<Revision, BTreeMap<String, KeyValue>>,
     /// Time to live, and when it ends.
     leases: BTreeMap<EtcdLease, (u64, u64)>,
     granted: EtcdLease,
@@ -61,9 +66,18 @@ impl Model {
 }
 
 impl State {
+    /// Begins the next revision; the keys of this one are kept for a while.
+    fn next(&mut self) {
+        self.past.insert(self.revision, self.keys.clone());
+        if self.past.len() > KEPT {
+            self.past.pop_first();
+        }
+        self.revision += 1;
+    }
+
     fn end(&mut self, lease: EtcdLease) {
         if self.leases.remove(&lease).is_some() {
-            self.revision += 1;
+            self.next();
             self.keys.retain(|_, it| it.lease != lease);
         }
     }
@@ -102,7 +116,7 @@ impl Kv for Model {
             return Err(KvError::Gone("requested lease not found".to_owned()));
         }
         if ops.iter().any(|op| !matches!(op, Op::Get(_))) {
-            state.revision += 1;
+            state.next();
         }
         let mut found = Vec::new();
         ops.iter().for_each(|op| state.carry_out(op, &mut found));
@@ -111,11 +125,13 @@ impl Kv for Model {
 
     fn range(&mut self, range: &Range) -> Result<Page, KvError> {
         let state = self.state();
-        let mut values: Vec<KeyValue> = state
-            .keys
-            .range(range.from.clone()..range.to.clone())
-            .map(|(_, it)| it.clone())
-            .collect();
+        let keys = match range.revision {
+            0 => &state.keys,
+            now if now == state.revision => &state.keys,
+            then => state.past.get(&then).ok_or(KvError::Refused("it was compacted".to_owned()))?,
+        };
+        let found = keys.range(range.from.clone()..range.to.clone());
+        let mut values: Vec<KeyValue> = found.map(|(_, it)| it.clone()).collect();
         let more = values.len() > range.limit;
         values.truncate(range.limit);
         Ok(Page { values, revision: state.revision, more })

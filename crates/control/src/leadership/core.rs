@@ -30,6 +30,9 @@ impl Config {
     }
 }
 
+/// Why a leader stops that could not reach etcd.
+const LATE: &str = "its lease could not be renewed in time";
+
 /// What is to be done next. The next is asked for when the outcome of this one was told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
@@ -130,7 +133,7 @@ impl Leadership {
     /// What is to be done now; `None`: nothing before [`next`](Leadership::next).
     pub fn poll(&mut self, now: Millis) -> Option<Action> {
         if self.lease.as_ref().is_some_and(|lease| lease.until <= now) {
-            self.give_up("its lease could not be renewed in time");
+            self.give_up(LATE);
         }
         match self.role {
             Role::Deposed(why) => {
@@ -196,6 +199,10 @@ impl Leadership {
         };
         let again = now + self.config.look;
         let Some(lease) = &mut self.lease else { return };
+        if lease.until <= now {
+            // What ended by its own clock does not begin again.
+            return self.give_up(LATE);
+        }
         lease.until = lease.until.max(until);
         lease.renew_at = if until > 0 { sent + self.config.renew } else { again };
     }

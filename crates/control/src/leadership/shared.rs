@@ -103,6 +103,19 @@ pub fn identity_of(value: &str) -> Result<Authority, SharedError> {
     Ok(Authority::from_pem(&kept.certificate, &kept.key)?)
 }
 
+/// The rack that is named under `rack`.
+///
+/// # Errors
+/// [`SharedError`].
+pub fn rack_of(value: &str) -> Result<String, SharedError> {
+    let whose: Whose =
+        serde_json::from_str(value).map_err(|cause| SharedError::Value("rack".into(), cause))?;
+    match whose.layout <= ETCD_LAYOUT {
+        true => Ok(whose.rack),
+        false => Err(SharedError::Newer { prefix: whose.rack, found: whose.layout }),
+    }
+}
+
 /// What is under `rack` for the rack of this name.
 pub fn rack_value(rack: &str) -> String {
     let whose = Whose { rack: rack.to_owned(), layout: ETCD_LAYOUT };

@@ -66,9 +66,12 @@ impl Tenure {
         *self.over.borrow() || (self.clock)() >= self.until.load(Ordering::Acquire)
     }
 
-    /// It was renewed.
+    /// It was renewed; what is over stays so.
     pub fn extend(&self, until: Millis) {
-        self.until.fetch_max(until, Ordering::AcqRel);
+        match self.is_over() {
+            true => self.end(),
+            false => drop(self.until.fetch_max(until, Ordering::AcqRel)),
+        }
     }
 
     /// Ends it now.

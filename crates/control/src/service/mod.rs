@@ -204,9 +204,19 @@ impl Service {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open_with(
+    pub fn open_with(options: Options, store: Box<dyn Store>) -> Result<Arc<Service>, OpenError> {
+        let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
+        Service::begin(options, store, text)
+    }
+
+    /// The same, where `text` tells in the events who begins.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn begin(
         options: Options,
         mut store: Box<dyn Store>,
+        text: String,
     ) -> Result<Arc<Service>, OpenError> {
         let clock = Clock::new();
         let state = store.load()?;
@@ -226,7 +236,6 @@ impl Service {
             term: AtomicU64::new(term),
         });
         let answers = Answers::of(state.answers);
-        let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
         let started = vec![Draft::of_host(EventKind::Restart, None, text)];
         let writing = Writing::start(authority, store, answers, shared.clone(), started);
         let writing = writing.map_err(OpenError::Thread)?;

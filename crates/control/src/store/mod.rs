@@ -6,10 +6,11 @@
 //! thread owns the store and may wait for it; nobody else does.
 //!
 //! [`Sqlite`] is the file of a single control plane. [`Etcd`] is shared by several, of which one leads. [`Memory`]
-//! keeps nothing, for tests.
+//! keeps nothing, for tests. [`snapshot`]: a state as a whole, for backups and moves.
 
 mod etcd;
 mod memory;
+pub mod snapshot;
 mod sqlite;
 
 use std::path::PathBuf;

@@ -43,6 +43,18 @@ impl Sqlite {
     /// # Errors
     /// [`StoreError`]; the file is unchanged then.
     pub fn open(path: &Path, rack: &str) -> Result<Sqlite, StoreError> {
+        let store = Sqlite::open_any(path, rack)?;
+        match store.moved()? {
+            None => Ok(store),
+            Some(to) => Err(StoreError::Moved { place: path.display().to_string(), to }),
+        }
+    }
+
+    /// The same, wherever the state may have gone.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the file is unchanged then.
+    pub fn open_any(path: &Path, rack: &str) -> Result<Sqlite, StoreError> {
         let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
         let mut connection = Connection::open(path).map_err(sqlite)?;
         connection.execute_batch("PRAGMA busy_timeout = 2000;").map_err(sqlite)?;
@@ -59,9 +71,59 @@ impl Sqlite {
         StoreError::Sqlite { path: self.path.clone(), cause }
     }
 
+    /// Name of the rack whose state is in the file.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rack(path: &Path) -> Result<String, StoreError> {
+        let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
+        let file = Connection::open(path).map_err(sqlite)?;
+        file.query_row("SELECT name FROM rack", [], |row| row.get(0)).map_err(sqlite)
+    }
+
+    /// Whether nothing was ever lent or offered.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn is_empty(&self) -> Result<bool, StoreError> {
+        let count = self.connection.query_row("SELECT COUNT(*) FROM record", [], |row| row.get(0));
+        count.map(|count: i64| count == 0).map_err(|cause| self.sqlite(cause))
+    }
+
+    /// Where the state has gone, if it has.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn moved(&self) -> Result<Option<String>, StoreError> {
+        let place = "SELECT place FROM moved";
+        match self.connection.query_row(place, [], |row| row.get(0)) {
+            Ok(to) => Ok(Some(to)),
+            Err(rusqlite::Error::QueryReturnedNoRows) => Ok(None),
+            Err(cause) => Err(self.sqlite(cause)),
+        }
+    }
+
+    /// Notes that the state has gone to `place`: it is not opened any more.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn leave(&mut self, place: &str) -> Result<(), StoreError> {
+        let left = self.connection.execute("INSERT INTO moved VALUES (?1)", [place]);
+        left.map(drop).map_err(|cause| self.sqlite(cause))
+    }
+
     fn term(&self) -> Result<u64, StoreError> {
         let found = self.connection.query_row("SELECT value FROM term", [], |row| row.get(0));
         found.map(|term: i64| term.unsigned_abs()).map_err(|cause| self.sqlite(cause))
+    }
+
+    fn read(&self) -> Result<State, StoreError> {
+        Ok(State {
+            term: self.term()?,
+            records: self.values("record", "key")?,
+            answers: self.values("answer", "key")?,
+            events: self.values("event", "id")?,
+        })
     }
 
     /// All values of a table, by key.
@@ -118,12 +180,11 @@ fn upgrade(transaction: &Transaction<'_>, path: &Path, rack: &str) -> Result<(),
 
 impl Store for Sqlite {
     fn load(&mut self) -> Result<State, StoreError> {
-        Ok(State {
-            term: self.term()?,
-            records: self.values("record", "key")?,
-            answers: self.values("answer", "key")?,
-            events: self.values("event", "id")?,
-        })
+        // All of one moment, whoever writes meanwhile.
+        self.connection.execute_batch("BEGIN").map_err(|cause| self.sqlite(cause))?;
+        let state = self.read();
+        self.connection.execute_batch("COMMIT").map_err(|cause| self.sqlite(cause))?;
+        state
     }
 
     fn begin(&mut self) -> Result<u64, StoreError> {

@@ -36,7 +36,7 @@ pub struct EtcdArgs {
     #[arg(long = "etcd", value_name = "URL,…", value_delimiter = ',')]
     pub members: Vec<Endpoint>,
     /// The certificate authority that they are known by (PEM).
-    #[arg(long = "etcd-ca", value_name = "FILE", requires = "members")]
+    #[arg(long = "etcd-ca", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// The certificate that is shown to them (PEM).
     #[arg(long = "etcd-cert", value_name = "FILE", requires = "key")]
@@ -45,7 +45,7 @@ pub struct EtcdArgs {
     #[arg(long = "etcd-key", value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
     /// Where the rack's keys are; `/rackbus/RACK` unless named.
-    #[arg(long = "etcd-prefix", value_name = "PREFIX", requires = "members")]
+    #[arg(long = "etcd-prefix", value_name = "PREFIX")]
     prefix: Option<String>,
 }
 
@@ -60,6 +60,16 @@ impl EtcdArgs {
         let tls = self.ca.as_deref().map(|ca| self.tls(ca)).transpose()?;
         Cluster::new(self.members.clone(), tls)
             .map_err(|error| Failure::usage(error.to_string(), remedy))
+    }
+
+    /// The same, of these members.
+    pub fn with_members(&self, members: &[Endpoint]) -> EtcdArgs {
+        EtcdArgs { members: members.to_vec(), ..self.clone() }
+    }
+
+    /// Whether it is said where the keys are, whatever the rack's name.
+    pub fn has_prefix(&self) -> bool {
+        self.prefix.is_some()
     }
 
     /// Where the keys of a rack are.
@@ -135,14 +145,15 @@ impl Shared<'_> {
             member: member.clone(),
             ttl: self.ttl,
         };
-        let runtime = tokio::runtime::Handle::current();
+        let (runtime, url) = (tokio::runtime::Handle::current(), member.url.clone());
         let (cluster, keys, options, text) =
             (cluster.clone(), keys.clone(), options.clone(), text.clone());
         let open: Open = Box::new(move |tenure| {
             let _entered = runtime.enter();
             let kv = || Box::new(Blocking::new(cluster.client(PATIENCE)));
             let store = store::Etcd::new(kv(), keys.clone(), tenure.clone());
-            let service = Service::open_with(options.clone(), Box::new(store))?;
+            let begins = format!("the control plane at {url} leads, in term {}", tenure.term());
+            let service = Service::begin(options.clone(), Box::new(store), begins)?;
             let unusable = |error: &dyn std::fmt::Display| {
                 OpenError::Store(store::StoreError::Other(error.to_string()))
             };
