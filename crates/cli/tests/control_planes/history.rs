@@ -178,7 +178,7 @@ mod tests {
             history.push(op(at, at + 20, Effect::Borrowed(n)));
             history.push(op(at + 10, at + 30, Effect::Held));
             history.push(op(at + 40, at + 60, Effect::Returned(n)));
-            if n % 40 == 0 {
+            if n % 100 == 0 {
                 history.push(lost(at + 50, Effect::Borrowed(10_000 + n)));
                 history.push(lost(at + 50, Effect::Returned(10_000 + n)));
             }

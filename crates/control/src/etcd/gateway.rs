@@ -13,13 +13,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rackbus_identity::rustls::ClientConfig;
 use rackbus_identity::rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use super::{
@@ -128,7 +129,43 @@ impl Cluster {
     }
 }
 
-type Sender = http1::SendRequest<Full<Bytes>>;
+/// A connection: what asks on it, and what ends with it, and says why.
+#[derive(Debug)]
+struct Open {
+    sender: http1::SendRequest<Full<Bytes>>,
+    ended: JoinHandle<hyper::Result<()>>,
+}
+
+impl Open {
+    /// Sends a request; what fails says why the connection ended, where it did.
+    async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<hyper::Response<Incoming>, KvError> {
+        match self.sender.send_request(request).await {
+            Ok(response) => Ok(response),
+            Err(error) => {
+                let ended = tokio::time::timeout(PAUSE, &mut self.ended).await;
+                let error = match ended {
+                    Ok(Ok(Err(cause))) => cause,
+                    _ => error,
+                };
+                Err(KvError::Unknown(causes(&error)))
+            }
+        }
+    }
+}
+
+/// An error with all that it comes from.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text += &format!(": {cause}");
+        next = cause.source();
+    }
+    text
+}
 
 /// A client of a cluster: one request at a time.
 #[derive(Debug)]
@@ -136,7 +173,7 @@ pub struct Etcd {
     cluster: Cluster,
     /// Which member is asked.
     at: usize,
-    open: Option<Sender>,
+    open: Option<Open>,
     patience: Duration,
 }
 
@@ -227,13 +264,13 @@ impl Etcd {
 
     async fn exchange(&mut self, path: &str, body: Bytes) -> Result<Value, KvError> {
         let unknown = |error: &dyn std::fmt::Display| KvError::Unknown(error.to_string());
-        let sender = self.sender().await?;
+        let open = self.connected().await?;
         let request = Request::post(path)
             .header("host", "etcd")
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|error| KvError::Refused(error.to_string()))?;
-        let response = sender.send_request(request).await.map_err(|error| unknown(&error))?;
+        let response = open.send(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), LONGEST).collect().await;
         let bytes = body.map_err(|error| unknown(&error))?.to_bytes();
@@ -257,9 +294,9 @@ impl Etcd {
     }
 
     /// A connection: the one that is open, or one to the first member that can be reached.
-    async fn sender(&mut self) -> Result<&mut Sender, KvError> {
+    async fn connected(&mut self) -> Result<&mut Open, KvError> {
         let usable = match &mut self.open {
-            Some(open) => open.ready().await.is_ok(),
+            Some(open) => open.sender.ready().await.is_ok(),
             None => false,
         };
         if !usable {
@@ -286,7 +323,7 @@ impl Etcd {
     }
 }
 
-async fn connect(cluster: &Cluster, member: &Endpoint) -> std::io::Result<Sender> {
+async fn connect(cluster: &Cluster, member: &Endpoint) -> std::io::Result<Open> {
     let socket = TcpStream::connect((member.host.as_str(), member.port)).await?;
     socket.set_nodelay(true)?;
     match cluster.tls.as_ref().filter(|_| member.tls) {
@@ -301,10 +338,9 @@ async fn connect(cluster: &Cluster, member: &Endpoint) -> std::io::Result<Sender
 
 async fn begin(
     stream: impl hyper::rt::Read + hyper::rt::Write + Send + Unpin + 'static,
-) -> std::io::Result<Sender> {
+) -> std::io::Result<Open> {
     let (sender, connection) = http1::handshake(stream).await.map_err(std::io::Error::other)?;
-    tokio::spawn(connection);
-    Ok(sender)
+    Ok(Open { sender, ended: tokio::spawn(connection) })
 }
 
 fn encode(text: &str) -> String {

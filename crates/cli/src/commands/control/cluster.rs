@@ -187,7 +187,7 @@ impl Shared<'_> {
         let own = Authority::load(&folder);
         let own = own.map_err(|e| Failure::new(e.to_string(), "see to the state directory"))?;
         let mut etcd = self.cluster.client(PATIENCE);
-        let begun = Instant::now();
+        let (begun, mut waits) = (Instant::now(), false);
         loop {
             let found =
                 shared::authority(&mut etcd, &self.keys, &self.rack.name, own.as_ref()).await;
@@ -196,7 +196,9 @@ impl Shared<'_> {
                 Err(SharedError::Etcd(error @ (KvError::Unreachable(_) | KvError::Unknown(_))))
                     if begun.elapsed() < FIRST_ANSWER =>
                 {
-                    tracing::warn!(%error, "etcd is waited for");
+                    if !std::mem::replace(&mut waits, true) {
+                        tracing::warn!(%error, "etcd is waited for");
+                    }
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
                 Err(error) => {
