@@ -68,8 +68,8 @@ test: test-cargo test-kernel test-loom test-e2e
 # With a browser named, the tests of reports fail without it instead of checking the page's text only; with the
 # example server named, a test lends it.
 test-cargo:
-	@scripts/setup browser gpio
-	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio \
+	@scripts/setup browser gpio etcd
+	RACKBUS_BROWSER=$(CACHE)/browser/run/chromium RACKBUS_GPIO=$(CACHE)/gpio/bin/gpio RACKBUS_ETCD=$(CACHE)/etcd/run/etcd \
 		$(CARGO) test --workspace
 
 # What the kernel module makes of what a lender says, in user space.

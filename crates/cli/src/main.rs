@@ -141,6 +141,6 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Ntb(args) => args.run(output).await,
         Command::Metal(args) => args.run(output).await,
         Command::Node(args) => args.run(common).await,
-        Command::Control(args) => args.run(common).await,
+        Command::Control(args) => args.run(common, output).await,
     }
 }

@@ -95,10 +95,13 @@ pub fn runs_already(part: &str) -> impl FnOnce(Option<Pid>) -> Failure {
     }
 }
 
+/// The file of a state directory that whoever has it holds.
+pub const STATE_LOCK: &str = ".lock";
+
 /// Makes a state directory this process' own, for as long as the file is open. No host's folder begins
 /// with a dot.
 pub fn own_state(dir: &Path) -> Result<File, Failure> {
-    hold(&dir.join(".lock"), |holder| {
+    hold(&dir.join(STATE_LOCK), |holder| {
         let pid = holder.map_or("another process".to_owned(), |pid| format!("process {pid}"));
         let error = format!("the state in {} is in use by {pid}, of another rack", dir.display());
         Failure::new(error, "give each rack a state directory of its own with --state-dir")

@@ -60,6 +60,7 @@ fn every_command_is_described() {
         (&["net"], 3),
         (&["accel"], 3),
         (&["guest"], 0),
+        (&["control"], 3),
     ] {
         let help = Command::new(env!("CARGO_BIN_EXE_rackbus")).args(before).arg("--help").output();
         let help = String::from_utf8(help.unwrap().stdout).unwrap();

@@ -18,6 +18,8 @@ pub enum Peer {
     Local(Option<i32>),
     /// The node of this host, as its certificate says.
     Node(String),
+    /// A control plane of the rack, as its certificate says: it passes on what its own machine's processes ask.
+    Control,
     /// Somebody on another machine who has shown no certificate of the rack.
     Stranger,
 }
@@ -29,7 +31,7 @@ impl Peer {
     /// `forbidden`.
     pub fn acts_for(&self, host: &str) -> Result<(), ApiError> {
         match self {
-            Peer::Local(_) => Ok(()),
+            Peer::Local(_) | Peer::Control => Ok(()),
             Peer::Node(own) if own == host => Ok(()),
             Peer::Node(own) => Err(forbidden(&format!("{own} may not act for {host}"))),
             Peer::Stranger => Err(forbidden("you have shown no certificate of this rack")),
@@ -39,7 +41,7 @@ impl Peer {
     /// Whether it may ask for `path` at all; for whom, the request itself says.
     fn may(&self, method: &Method, path: &str) -> bool {
         match self {
-            Peer::Local(_) => true,
+            Peer::Local(_) | Peer::Control => true,
             Peer::Stranger => method == Method::POST && path == "/v1/join",
             Peer::Node(host) => match path.strip_prefix("/v1/hosts/") {
                 Some(rest) => rest.strip_suffix("/messages") == Some(host),

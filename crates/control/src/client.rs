@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::header::HeaderValue;
+use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rackbus_identity::rustls::ClientConfig;
-use rackbus_lease::Message;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -20,14 +20,15 @@ use crate::api::{
     ApiError, BorrowRequest, Change, Device, Event, EventKind, Lease, NodeMessages, RackStatus,
 };
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
+use crate::leaders::{Asked, Leaders};
+use crate::leadership::serving::ControlStatus;
 use crate::levels::LevelRequest;
-use crate::machines::{
-    self, Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest,
-};
+use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
 use crate::network::{CaptureDone, CaptureRequest, NetworkStatus};
 use crate::node::{NodeProcess, RestartRequest};
 use crate::offers::{OfferRequest, RackSection};
 use crate::reach::ReachedRange;
+use crate::said::Said;
 
 /// How long a request whose answer was lost is repeated.
 const REPEATED: Duration = Duration::from_secs(10);
@@ -60,20 +61,41 @@ pub enum ClientError {
 /// which was restarted is found again.
 #[derive(Debug, Clone)]
 pub struct Client {
-    place: PathBuf,
-    /// For an address: by which TLS.
-    tls: Option<Arc<ClientConfig>>,
+    to: To,
+}
+
+/// Where the control plane is.
+#[derive(Debug, Clone)]
+enum To {
+    /// It listens at this socket.
+    Socket(PathBuf),
+    /// It is one of several on whatever machines.
+    Machines(Arc<Leaders>),
 }
 
 impl Client {
     /// A client of the control plane that listens at `socket`.
     pub fn new(socket: &Path) -> Self {
-        Client { place: socket.to_owned(), tls: None }
+        Client { to: To::Socket(socket.to_owned()) }
     }
 
-    /// A client of the control plane at `address` (`HOST:PORT`), on whatever machine.
-    pub fn over_tls(address: &str, tls: Arc<ClientConfig>) -> Self {
-        Client { place: address.into(), tls: Some(tls) }
+    /// A client of the control plane at `addresses` (each `HOST:PORT`), on whatever machines: of the one that leads.
+    pub fn over_tls(addresses: &[String], tls: Arc<ClientConfig>) -> Self {
+        let tls = Arc::new(move || tls.clone());
+        Client::of(Arc::new(Leaders::new(addresses.iter().cloned(), tls)))
+    }
+
+    /// A client of whoever leads.
+    pub fn of(leaders: Arc<Leaders>) -> Self {
+        Client { to: To::Machines(leaders) }
+    }
+
+    /// The control plane itself: its processes, which of them leads, and its store.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn control(&self) -> Result<ControlStatus, ClientError> {
+        self.get("/v1/control").await
     }
 
     /// The rack as a whole.
@@ -358,12 +380,12 @@ impl Client {
         self.call(Method::POST, &path, said).await
     }
 
-    /// What the control plane says to a node, from now on.
+    /// What the control plane says to a node that knows of no later term than `term`, from now on.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn listen(&self, host: &str) -> Result<Lines<Message>, ClientError> {
-        let path = format!("/v1/hosts/{host}/messages");
+    pub async fn listen(&self, host: &str, term: u64) -> Result<Lines<Said>, ClientError> {
+        let path = format!("/v1/hosts/{host}/messages?term={term}");
         self.stream(&path).await
     }
 
@@ -461,33 +483,24 @@ impl Client {
         body: &impl Serialize,
         key: Option<&str>,
     ) -> Result<Response<Incoming>, ClientError> {
-        let unreachable = |cause| ClientError::Unreachable { place: self.place.clone(), cause };
-        let mut sender = match &self.tls {
-            None => speak(UnixStream::connect(&self.place).await.map_err(unreachable)?).await?,
-            Some(tls) => {
-                let address = self.place.to_string_lossy();
-                speak(machines::connect(&address, tls.clone()).await.map_err(unreachable)?).await?
-            }
-        };
         let text =
             serde_json::to_vec(body).map_err(|cause| ClientError::Answer(cause.to_string()))?;
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "rackbus")
-            .header("content-type", "application/json");
-        if let Some(key) = key {
-            request = request.header("idempotency-key", key);
+        let key = key.map(HeaderValue::from_str).transpose();
+        let key = key.map_err(|cause| ClientError::Answer(cause.to_string()))?;
+        let asked = Asked { method, path: path.to_owned(), key, body: Bytes::from(text) };
+        match &self.to {
+            To::Machines(leaders) => leaders.send(&asked).await,
+            To::Socket(place) => {
+                let unreachable = |cause| ClientError::Unreachable { place: place.clone(), cause };
+                let stream = UnixStream::connect(place).await.map_err(unreachable)?;
+                Ok(speak(stream).await?.send_request(asked.request()?).await?)
+            }
         }
-        let request = request
-            .body(Full::new(Bytes::from(text)))
-            .map_err(|cause| ClientError::Answer(cause.to_string()))?;
-        Ok(sender.send_request(request).await?)
     }
 }
 
 /// Begins HTTP on a connection.
-async fn speak(
+pub(crate) async fn speak(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
 ) -> Result<http1::SendRequest<Full<Bytes>>, ClientError> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

@@ -19,7 +19,7 @@ use futures_util::{Stream, StreamExt};
 use rustix::process::{Uid, getuid};
 use serde::{Deserialize, Serialize};
 use tokio::net::{UnixListener, UnixStream};
-use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
+use tokio_stream::wrappers::BroadcastStream;
 use utoipa::{IntoParams, OpenApi};
 
 use crate::access::Peer;
@@ -29,8 +29,10 @@ use crate::api::{
     HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
     RackStatus,
 };
+use crate::leaders::IDEMPOTENCY_KEY;
+use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
-use crate::{compositions, levels, machines, offers};
+use crate::{compositions, levels, machines, offers, said};
 
 type Shared = State<Arc<Service>>;
 
@@ -42,7 +44,10 @@ type Shared = State<Arc<Service>>;
                        `control.sock` of the rack's run directory.",
         license(name = "Apache-2.0 OR MIT")
     ),
-    paths(status, devices, leases, lease, borrow, give_back, path, events, changes, listen, say),
+    paths(
+        status, control, devices, leases, lease, borrow, give_back, path, events, changes, listen,
+        say
+    ),
     components(schemas(
         ApiError,
         BorrowRequest,
@@ -63,7 +68,10 @@ type Shared = State<Arc<Service>>;
         NodeReport,
         OperationReport,
         crate::api::Path,
-        RackStatus
+        RackStatus,
+        ControlStatus,
+        crate::leadership::election::Member,
+        crate::leadership::members::StoreHealth
     ))
 )]
 struct Document;
@@ -97,6 +105,8 @@ impl IntoResponse for ApiError {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
             "silent" | "not_stored" | "ending" => StatusCode::SERVICE_UNAVAILABLE,
+            "not_the_leader" => StatusCode::MISDIRECTED_REQUEST,
+            "unreachable" => StatusCode::BAD_GATEWAY,
             "timeout" => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -108,6 +118,15 @@ impl IntoResponse for ApiError {
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = RackStatus)))]
 async fn status(State(service): Shared) -> Json<RackStatus> {
     Json(service.status())
+}
+
+/// The control plane itself: its processes, which of them leads, and its store. Whoever is asked answers, leading or not.
+///
+/// All other requests to one that does not lead are answered with 421 and, in the header `rackbus-leader`, where the
+/// leader is.
+#[utoipa::path(get, path = "/v1/control", responses((status = 200, body = ControlStatus)))]
+async fn control(State(service): Shared) -> Json<ControlStatus> {
+    Json(service.alone())
 }
 
 /// The functions of the rack.
@@ -142,9 +161,6 @@ async fn lease(State(service): Shared, Path(lease): Path<u64>) -> Result<Json<Le
         )
     })
 }
-
-/// The header of a request that may be repeated.
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// The idempotency key that a request carries.
 fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -265,17 +281,27 @@ async fn changes(State(service): Shared) -> Response {
     lines(BroadcastStream::new(service.changes()).filter_map(|change| async { change.ok() }))
 }
 
-/// What the control plane says to a host's node, from now on: one message a line. For nodes.
-#[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host")),
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct ListenQuery {
+    /// The newest term that the node was told of.
+    #[serde(default)]
+    term: u64,
+}
+
+/// What the control plane says to a host's node, from now on: one message a line, with the leader's term. For nodes.
+#[utoipa::path(get, path = "/v1/hosts/{host}/messages", params(("host" = String, Path, description = "The host"), ListenQuery),
     responses((status = 200, body = Object, content_type = "application/x-ndjson"), (status = 404, body = ApiError),
         (status = 403, body = ApiError, description = "Another process is the host's node")))]
 async fn listen(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<Peer>,
     Path(host): Path<String>,
+    Query(query): Query<ListenQuery>,
 ) -> Result<Response, ApiError> {
     service.check_node(&host, &peer)?;
-    Ok(lines(ReceiverStream::new(service.listen(&host)?)))
+    let term = service.term(query.term).await?;
+    Ok(lines(said::stream(term, service.listen(&host)?)))
 }
 
 /// A host's node says something. For nodes.
@@ -308,6 +334,7 @@ fn lines<T: Serialize>(values: impl Stream<Item = T> + Send + 'static) -> Respon
 pub fn routes(service: Arc<Service>) -> Router {
     Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/control", get(control))
         .route("/v1/devices", get(devices))
         .route("/v1/leases", get(leases).post(borrow))
         .route("/v1/leases/{lease}", get(lease).delete(give_back))

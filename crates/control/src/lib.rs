@@ -4,7 +4,8 @@
 //! * [`api`]: the bodies of requests and answers.
 //! * [`service`]: the lending protocol's authority with its store: decides, stores, then tells.
 //! * [`http`]: the routes, and the OpenAPI document that describes them.
-//! * [`store`]: what is remembered, behind a trait: an SQLite file.
+//! * [`store`]: what is remembered, behind a trait: an SQLite file, or etcd.
+//! * [`etcd`]: what is used of that. [`leadership`]: one leader among several control planes. [`leaders`]: finds it.
 //! * [`compositions`]: functions that are borrowed together, as the API has them.
 //! * [`levels`]: the service level of a lease is changed, as the API has it.
 //! * [`answers`]: requests with an idempotency key, and their answers.
@@ -13,6 +14,7 @@
 //! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
+//! * [`said`]: what is said to nodes, with the leader's term.
 //! * [`client`]: the other side, for the command line and the nodes.
 
 pub mod access;
@@ -20,8 +22,11 @@ pub mod answers;
 pub mod api;
 pub mod client;
 pub mod compositions;
+pub mod etcd;
 pub mod events;
 pub mod http;
+pub mod leaders;
+pub mod leadership;
 pub mod levels;
 pub mod machines;
 pub mod metrics;
@@ -29,6 +34,7 @@ pub mod network;
 pub mod node;
 pub mod offers;
 pub mod reach;
+pub mod said;
 pub mod service;
 pub mod store;
 pub mod usage;

@@ -24,7 +24,8 @@ use utoipa::{OpenApi, ToSchema};
 
 use crate::access::{self, Peer};
 use crate::api::ApiError;
-use crate::http::{OwnUsers, listen_at, routes};
+use crate::http::{OwnUsers, listen_at, routes, serve_on};
+use crate::leaders::{Leaders, TlsSource};
 use crate::service::{Service, problem};
 
 /// How long somebody may take to be known.
@@ -36,8 +37,6 @@ const HANDSHAKES: usize = 256;
 /// Connections at a time of those who have no certificate, each for so long at most: they come to join.
 const STRANGERS: usize = 64;
 const JOINING: Duration = Duration::from_secs(10);
-/// Connections of this machine's processes that are passed on at a time.
-const FORWARDED: usize = 256;
 /// How long a token is good at most.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -51,26 +50,14 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// For a rack of these hosts, which its file describes; with `authority`, and its tokens in `folder`.
-    ///
-    /// # Errors
-    /// When the tokens cannot be read.
+    /// For a rack of these hosts, which its file describes; with `authority`, and its tokens.
     pub fn new(
         authority: Authority,
-        folder: &FilePath,
+        tokens: Tokens,
         hosts: Vec<String>,
         rack_file: String,
-    ) -> std::io::Result<Joining> {
-        let tokens = Mutex::new(Tokens::open(folder, authority.fingerprint())?);
-        Ok(Joining { authority, tokens, hosts, rack_file })
-    }
-
-    /// New credentials of the control plane.
-    ///
-    /// # Errors
-    /// When they cannot be made.
-    pub fn own(&self) -> Result<Credentials, rackbus_identity::AuthorityError> {
-        self.authority.issue(&Subject::Control)
+    ) -> Joining {
+        Joining { authority, tokens: Mutex::new(tokens), hosts, rack_file }
     }
 
     fn check_host(&self, host: &str) -> Result<(), ApiError> {
@@ -238,7 +225,8 @@ async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
-fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
+/// The API of a control plane for all machines.
+pub fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
     let joining = Router::new()
         .route("/v1/tokens", post(token))
         .route("/v1/join", post(join))
@@ -248,19 +236,17 @@ fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
     routes(service).merge(joining).layer(axum::middleware::from_fn(access::check))
 }
 
-/// Serves the API at `socket` to this machine, and at `listener` to others, until the process ends.
+/// Serves `routes` at `socket` to this machine, and at `listener` to others, until the process ends.
 ///
 /// # Errors
 /// When the socket cannot be made, or fails.
 pub async fn serve(
-    service: Arc<Service>,
+    routes: Router,
     socket: &FilePath,
     listener: TcpListener,
-    joining: Arc<Joining>,
     credentials: Renewed,
 ) -> std::io::Result<()> {
     let own = OwnUsers::new(listen_at(socket)?)?;
-    let routes = all_routes(service, joining);
     let local = routes.clone().into_make_service_with_connect_info::<Peer>();
     let others = routes.into_make_service_with_connect_info::<Peer>();
     let listener = TlsListener::new(listener, credentials)?;
@@ -393,38 +379,24 @@ impl Connected<IncomingStream<'_, TlsListener>> for Peer {
         let certificate = tls.peer_certificates().and_then(|chain| chain.first());
         match certificate.and_then(Subject::of) {
             Some(Subject::Node(host)) => Peer::Node(host),
-            _ => Peer::Stranger,
+            Some(Subject::Control) => Peer::Control,
+            None => Peer::Stranger,
         }
     }
 }
 
-/// Passes what processes of this machine say at `socket` on to the control plane at `address`, as the one
-/// whom the credentials name, until the process ends.
+/// Passes what processes of this machine ask at `socket` on to the control plane that leads, until the process ends.
 ///
 /// # Errors
-/// When the socket cannot be made.
-pub async fn forward(
-    socket: &FilePath,
-    address: String,
-    credentials: Renewed,
-) -> std::io::Result<()> {
-    let mut own = OwnUsers::new(listen_at(socket)?)?;
-    let places = Arc::new(Semaphore::new(FORWARDED));
-    loop {
-        let (mut ours, _) = own.accept().await;
-        let Ok(place) = places.clone().acquire_owned().await else { continue };
-        let (address, credentials) = (address.clone(), credentials.clone());
-        tokio::spawn(async move {
-            let _place = place;
-            match connect(&address, current(&credentials).client().clone()).await {
-                // Either side ends the conversation as it likes.
-                Ok(mut theirs) => drop(tokio::io::copy_bidirectional(&mut ours, &mut theirs).await),
-                Err(error) => {
-                    tracing::warn!(%error, %address, "the control plane cannot be reached")
-                }
-            }
-        });
-    }
+/// When the socket cannot be made, or fails.
+pub async fn forward(socket: &FilePath, leaders: Arc<Leaders>) -> std::io::Result<()> {
+    serve_on(leaders.routes(), tokio::net::UnixListener::from_std(listen_at(socket)?)?).await
+}
+
+/// Shows and demands what the credentials have at that moment.
+pub fn tls_of(credentials: &Renewed) -> TlsSource {
+    let credentials = credentials.clone();
+    Arc::new(move || current(&credentials).client().clone())
 }
 
 /// Connects to the control plane at `address`.

@@ -10,7 +10,9 @@ use rackbus_control::api::{
     BorrowRequest, DeviceReport, Event, EventKind, Isolation, Lease, LeaseStage, NodeMessages,
     NodeReport, Placement,
 };
+use rackbus_control::client::Lines;
 use rackbus_control::compositions::CompositionSpec;
+use rackbus_control::said::Said;
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, Memory, StoreError};
 use rackbus_control::{Client, ClientError, Options, Service, serve};
@@ -159,6 +161,36 @@ fn register(host: &str, lends: bool) -> Message {
     Message::Register { incarnation: 1, devices, newest_lease: 0, address }
 }
 
+/// What is said next, beside that the control plane is there.
+async fn next_message(heard: &mut Lines<Said>) -> Option<Message> {
+    loop {
+        let said = heard.next().await?;
+        assert!(said.term > 0, "{said:?}");
+        if said.message.is_some() {
+            return said.message;
+        }
+    }
+}
+
+/// A node that was spoken to in a later term than the control plane knows of: its records are an older copy.
+#[tokio::test]
+async fn a_control_plane_goes_on_in_a_later_term_than_all_that_nodes_know() {
+    let control = Control::start().await;
+    let first = control.client.listen("alpha", 0).await.unwrap().next().await.unwrap();
+    let later = control.client.listen("alpha", 40).await.unwrap().next().await.unwrap();
+    assert_eq!((first.term, later.term), (1, 41));
+    let same = control.client.listen("beta", 41).await.unwrap().next().await.unwrap();
+    assert_eq!(same.term, 41);
+    // One node cannot use up the numbers.
+    let bounded = control.client.listen("beta", u64::MAX).await.unwrap().next().await.unwrap();
+    assert_eq!(bounded.term, 1_000_042);
+    let status = control.client.control().await.unwrap();
+    assert_eq!(
+        (status.term, status.leads, status.store.as_str()),
+        (Some(1_000_042), true, "sqlite")
+    );
+}
+
 /// The test runs itself as another process of the same user.
 #[tokio::test]
 async fn nobody_else_speaks_for_a_host() {
@@ -167,7 +199,7 @@ async fn nobody_else_speaks_for_a_host() {
         let client = Client::new(Path::new(&socket));
         let said = NodeMessages { messages: vec![register("alpha", false)], report: None };
         let spoken = client.say("alpha", &said).await;
-        let heard = client.listen("alpha").await.map(drop);
+        let heard = client.listen("alpha", 0).await.map(drop);
         for refused in [spoken, heard] {
             let Err(ClientError::Refused(refused)) = refused else {
                 panic!("a stranger is heard: {refused:?}")
@@ -255,7 +287,7 @@ async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
     control.client.say("alpha", &said).await.unwrap();
     let shown = async || control.client.devices().await.unwrap().remove(0).report;
     assert_eq!(shown().await, None, "its node is not there");
-    let listening = control.client.listen("alpha").await.unwrap();
+    let listening = control.client.listen("alpha", 0).await.unwrap();
     assert_eq!(shown().await, Some(engine));
     let status = control.client.status().await.unwrap();
     let left_out: Vec<u64> = status.hosts.iter().map(|host| host.log_lines_left_out).collect();
@@ -434,14 +466,14 @@ async fn nothing_is_sent_before_it_is_stored() {
         Ok(())
     });
     let control = Control::start_with(Some(Memory::default().judged_by(judge))).await;
-    let mut heard = control.client.listen("alpha").await.unwrap();
+    let mut heard = control.client.listen("alpha", 0).await.unwrap();
     let client = control.client.clone();
     let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
-    let early = tokio::time::timeout(Duration::from_millis(200), heard.next()).await;
+    let early = tokio::time::timeout(Duration::from_millis(200), next_message(&mut heard)).await;
     assert!(early.is_err(), "sent before it is stored: {early:?}");
     assert_eq!(control.client.leases(true).await.unwrap(), []);
     stored.send(()).unwrap();
-    let said = tokio::time::timeout(PATIENCE, heard.next()).await.unwrap();
+    let said = tokio::time::timeout(PATIENCE, next_message(&mut heard)).await.unwrap();
     assert!(matches!(said, Some(Message::Arm { .. })), "{said:?}");
     borrow.abort();
     // What follows is stored as it comes.
@@ -527,7 +559,7 @@ async fn what_is_counted_is_served_to_prometheus() {
     let report =
         NodeReport { devices: [("nvme0".to_owned(), report)].into(), ..Default::default() };
     let said = NodeMessages { messages: Vec::new(), report: Some(report) };
-    let _listening = control.client.listen("alpha").await.unwrap();
+    let _listening = control.client.listen("alpha", 0).await.unwrap();
     control.client.say("alpha", &said).await.unwrap();
 
     let text = control.client.metrics().await.unwrap();

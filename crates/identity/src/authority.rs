@@ -65,6 +65,19 @@ impl Authority {
     /// # Errors
     /// [`AuthorityError`].
     pub fn open(folder: &Path, rack: &str) -> Result<Authority, AuthorityError> {
+        if let Some(authority) = Authority::load(folder)? {
+            return Ok(authority);
+        }
+        let authority = Authority::generate(rack)?;
+        authority.save(folder)?;
+        Ok(authority)
+    }
+
+    /// The authority whose files are in `folder`; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn load(folder: &Path) -> Result<Option<Authority>, AuthorityError> {
         let (key_path, certificate_path) = (folder.join("ca.key"), folder.join("ca.pem"));
         let file = |path: &Path| {
             let path = path.to_owned();
@@ -74,13 +87,18 @@ impl Authority {
         match std::fs::read_to_string(&certificate_path) {
             Ok(pem) => {
                 let key = std::fs::read_to_string(&key_path).map_err(file(&key_path))?;
-                return Authority::of(pem, KeyPair::from_pem(&key)?);
+                Authority::from_pem(&pem, &key).map(Some)
             }
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                return Err(file(&certificate_path)(cause));
-            }
-            Err(_) => {}
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(file(&certificate_path)(cause)),
         }
+    }
+
+    /// A new authority of `rack`, kept nowhere yet.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn generate(rack: &str) -> Result<Authority, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         let name = DnValue::Utf8String(format!("rackbus {rack}"));
@@ -89,9 +107,35 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         valid_for(&mut params, AUTHORITY);
         let pem = params.self_signed(&key)?.pem();
-        write_private(&key_path, &key.serialize_pem()).map_err(file(&key_path))?;
-        write_public(&certificate_path, &pem).map_err(file(&certificate_path))?;
         Authority::of(pem, key)
+    }
+
+    /// The authority with this certificate and key, as [`pem`](Authority::pem) has them.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn from_pem(certificate: &str, key: &str) -> Result<Authority, AuthorityError> {
+        Authority::of(certificate.to_owned(), KeyPair::from_pem(key)?)
+    }
+
+    /// Its certificate and its key, which is as secret as the rack.
+    pub fn pem(&self) -> (&str, String) {
+        (&self.pem, self.issuer.key().serialize_pem())
+    }
+
+    /// Writes its files into `folder`, where nobody else can read the key.
+    ///
+    /// # Errors
+    /// [`AuthorityError::File`].
+    pub fn save(&self, folder: &Path) -> Result<(), AuthorityError> {
+        let (key_path, certificate_path) = (folder.join("ca.key"), folder.join("ca.pem"));
+        let file = |path: &Path| {
+            let path = path.to_owned();
+            move |cause| AuthorityError::File { path, cause }
+        };
+        let (certificate, key) = self.pem();
+        write_private(&key_path, &key).map_err(file(&key_path))?;
+        write_public(&certificate_path, certificate).map_err(file(&certificate_path))
     }
 
     fn of(pem: String, key: KeyPair) -> Result<Authority, AuthorityError> {

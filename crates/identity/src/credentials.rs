@@ -218,7 +218,10 @@ fn key_of(text: &str) -> String {
 }
 
 /// Writes a file that only its owner can read, in one step.
-pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+///
+/// # Errors
+/// What the system says; a file that was there is as before then.
+pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
     write(path, text, 0o600)
 }
 

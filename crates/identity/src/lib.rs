@@ -15,10 +15,10 @@ use std::fmt;
 use rustls::pki_types::{CertificateDer, ServerName};
 
 pub use authority::{Authority, AuthorityError};
-pub use credentials::{Credentials, CredentialsError, Request};
+pub use credentials::{Credentials, CredentialsError, Request, write_private};
 pub use join::joining_config;
 pub use rustls;
-pub use token::{BadToken, Token, TokenRefused, Tokens};
+pub use token::{BadToken, Shelf, Token, TokenRefused, Tokens};
 
 /// Credentials that are renewed while they are used.
 pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;

@@ -91,16 +91,50 @@ struct Open {
     until: u64,
 }
 
-/// The tokens that a rack's control plane has given out and nobody has used, in a file.
+/// Where tokens are kept: one text, which several processes may share.
+pub trait Shelf: Send + fmt::Debug {
+    /// What was put there last; `None` when nothing was.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn read(&mut self) -> io::Result<Option<String>>;
+
+    /// Puts this in the place of what was read last; fails where somebody else has put something there since.
+    ///
+    /// # Errors
+    /// When it is not stored, or may not be.
+    fn write(&mut self, text: &str) -> io::Result<()>;
+}
+
+/// A file that one process writes.
+#[derive(Debug)]
+struct File(PathBuf);
+
+impl Shelf for File {
+    fn read(&mut self) -> io::Result<Option<String>> {
+        match std::fs::read_to_string(&self.0) {
+            Ok(text) => Ok(Some(text)),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        write_private(&self.0, text)
+    }
+}
+
+/// The tokens that a rack's control plane has given out and nobody has used.
 #[derive(Debug)]
 pub struct Tokens {
-    path: PathBuf,
+    shelf: Box<dyn Shelf>,
     authority: [u8; 32],
-    open: BTreeMap<String, Open>,
 }
 
 /// Tokens that may be open at a time.
-const MOST: usize = 10_000;
+const MOST: usize = 5_000;
+
+type AllOpen = BTreeMap<String, Open>;
 
 impl Tokens {
     /// Those in `folder`, of the authority with this fingerprint.
@@ -108,13 +142,14 @@ impl Tokens {
     /// # Errors
     /// When the file cannot be read.
     pub fn open(folder: &Path, authority: [u8; 32]) -> io::Result<Tokens> {
-        let path = folder.join("tokens.json");
-        let open = match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text)?,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(cause) => return Err(cause),
-        };
-        Ok(Tokens { path, authority, open })
+        let mut tokens = Tokens::on(Box::new(File(folder.join("tokens.json"))), authority);
+        tokens.all()?;
+        Ok(tokens)
+    }
+
+    /// Those that are kept on `shelf`, of the authority with this fingerprint.
+    pub fn on(shelf: Box<dyn Shelf>, authority: [u8; 32]) -> Tokens {
+        Tokens { shelf, authority }
     }
 
     /// A new one, with which `host` may join once within `time`.
@@ -123,14 +158,15 @@ impl Tokens {
     /// When it cannot be stored, or there are too many.
     pub fn make(&mut self, host: &str, time: Duration) -> io::Result<Token> {
         let now = now();
-        self.open.retain(|_, open| open.until > now);
-        if self.open.len() >= MOST {
+        let mut all = self.all()?;
+        all.retain(|_, open| open.until > now);
+        if all.len() >= MOST {
             return Err(io::Error::other("too many tokens wait to be used"));
         }
         let token = Token { secret: random(), authority: self.authority };
         let until = now.saturating_add(time.as_secs());
-        self.open.insert(token.digest(), Open { host: host.to_owned(), until });
-        self.store()?;
+        all.insert(token.digest(), Open { host: host.to_owned(), until });
+        self.store(&all)?;
         Ok(token)
     }
 
@@ -138,19 +174,20 @@ impl Tokens {
     ///
     /// # Errors
     /// [`TokenRefused`].
-    pub fn check(&self, token: &Token, host: &str) -> Result<(), TokenRefused> {
-        self.find(token, host).map(drop)
+    pub fn check(&mut self, token: &Token, host: &str) -> Result<(), TokenRefused> {
+        let all = self.all().map_err(TokenRefused::Store)?;
+        self.find(&all, token, host).map(drop)
     }
 
-    fn find(&self, token: &Token, host: &str) -> Result<(String, Open), TokenRefused> {
+    fn find(&self, all: &AllOpen, token: &Token, host: &str) -> Result<String, TokenRefused> {
         let (digest, now) = (token.digest(), now());
-        let open = self.open.get(&digest).filter(|open| open.until > now);
-        let open = open.filter(|_| token.authority == self.authority).cloned();
+        let open = all.get(&digest).filter(|open| open.until > now);
+        let open = open.filter(|_| token.authority == self.authority);
         let open = open.ok_or(TokenRefused::Unknown)?;
         if open.host != host {
-            return Err(TokenRefused::Host(open.host));
+            return Err(TokenRefused::Host(open.host.clone()));
         }
-        Ok((digest, open))
+        Ok(digest)
     }
 
     /// `host` joins with `token`, which is of no more use then.
@@ -158,16 +195,21 @@ impl Tokens {
     /// # Errors
     /// [`TokenRefused`]. The token of another host stays good.
     pub fn take(&mut self, token: &Token, host: &str) -> Result<(), TokenRefused> {
-        let (digest, open) = self.find(token, host)?;
-        self.open.remove(&digest);
-        self.store().map_err(|cause| {
-            self.open.insert(digest, open);
-            TokenRefused::Store(cause)
-        })
+        let mut all = self.all().map_err(TokenRefused::Store)?;
+        let digest = self.find(&all, token, host)?;
+        all.remove(&digest);
+        self.store(&all).map_err(TokenRefused::Store)
     }
 
-    fn store(&self) -> io::Result<()> {
-        write_private(&self.path, &serde_json::to_string(&self.open)?)
+    fn all(&mut self) -> io::Result<AllOpen> {
+        match self.shelf.read()? {
+            Some(text) => Ok(serde_json::from_str(&text)?),
+            None => Ok(BTreeMap::new()),
+        }
+    }
+
+    fn store(&mut self, all: &AllOpen) -> io::Result<()> {
+        self.shelf.write(&serde_json::to_string(all)?)
     }
 }
 

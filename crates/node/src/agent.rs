@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::{NodeMessages, NodeReport};
+use rackbus_control::client::Lines;
 use rackbus_control::node::AskedRestart;
+use rackbus_control::said::{SILENCE, Said};
 use rackbus_control::{Client, lease_span};
 use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
 use tokio::sync::mpsc;
@@ -21,6 +23,7 @@ use crate::handover::state::AgentState;
 use crate::handover::{HandOver, HandOverError, begun_ns, instant_of};
 use crate::lender::LentFunctions;
 use crate::sequencer::{Sequencer, essential};
+use crate::term::NewestTerm;
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -69,6 +72,8 @@ pub struct Identity {
     pub address: String,
     /// The control plane's socket.
     pub control: PathBuf,
+    /// The file with the newest term of a leader that was heard.
+    pub term: PathBuf,
 }
 
 /// What a node says of itself, beside its functions.
@@ -120,7 +125,8 @@ impl Agent {
         let (said, outbox) = mpsc::unbounded_channel();
         let client = Client::new(&identity.control);
         let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
-        let listen = tokio::spawn(listen(client, identity.host.clone(), heard.clone()));
+        let term = NewestTerm::open(identity.term.clone());
+        let listen = tokio::spawn(listen(client, identity.host.clone(), heard.clone(), term));
         tokio::spawn(essential(post));
         tokio::spawn(essential(listen));
         Agent {
@@ -440,16 +446,39 @@ async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<
 }
 
 /// Hears what the control plane says, and finds it again whenever it is lost.
-async fn listen(client: Client, host: String, heard: mpsc::UnboundedSender<Heard>) {
+async fn listen(
+    client: Client,
+    host: String,
+    heard: mpsc::UnboundedSender<Heard>,
+    mut newest: NewestTerm,
+) {
     let mut lost = false;
     while !heard.is_closed() {
-        match client.listen(&host).await {
-            Ok(mut messages) => {
-                tracing::info!(host, "connected to the control plane");
-                lost = false;
-                let _ = heard.send(Heard::Connected);
-                while let Some(message) = messages.next().await {
-                    let _ = heard.send(Heard::Said(message));
+        match client.listen(&host, newest.newest()).await {
+            Ok(mut said) => {
+                let mut connected = false;
+                while let Some(Said { term, message }) = next(&mut said, newest.newest()).await {
+                    let taken;
+                    (newest, taken) = take(newest, term).await;
+                    match taken {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            tracing::warn!(term, "a control plane that leads no more is not heard");
+                            break;
+                        }
+                        Err(error) => {
+                            tracing::error!(%error, "the leader's term cannot be kept, and so it is not heard");
+                            break;
+                        }
+                    }
+                    if !std::mem::replace(&mut connected, true) {
+                        tracing::info!(host, term, "connected to the control plane");
+                        lost = false;
+                        let _ = heard.send(Heard::Connected);
+                    }
+                    if let Some(message) = message {
+                        let _ = heard.send(Heard::Said(message));
+                    }
                 }
             }
             Err(error) => tracing::debug!(%error, "no control plane"),
@@ -459,4 +488,25 @@ async fn listen(client: Client, host: String, heard: mpsc::UnboundedSender<Heard
         }
         tokio::time::sleep(RECONNECT).await;
     }
+}
+
+/// Whether what is said in `term` may be taken. A later one than before is on disk then.
+async fn take(mut newest: NewestTerm, term: u64) -> (NewestTerm, std::io::Result<bool>) {
+    if term <= newest.newest() {
+        return (newest.clone(), newest.take(term));
+    }
+    let kept = newest.clone();
+    let taking = tokio::task::spawn_blocking(move || {
+        let taken = newest.take(term);
+        (newest, taken)
+    });
+    taking.await.unwrap_or_else(|_| (kept, Err(std::io::Error::other("the process ends"))))
+}
+
+/// The next line. A control plane that has terms says something all the time: one that stands still is given up.
+async fn next(said: &mut Lines<Said>, term: u64) -> Option<Said> {
+    if term == 0 {
+        return said.next().await;
+    }
+    tokio::time::timeout(SILENCE, said.next()).await.ok().flatten()
 }

@@ -56,6 +56,8 @@ pub struct NodeOptions {
     pub network: NetworkService,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
+    /// The file with the newest term in which the control plane has spoken to this node.
+    pub term: PathBuf,
     /// The program around the node; without one the node is not restarted in place.
     pub program: Option<Arc<dyn Program>>,
 }
@@ -257,8 +259,12 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
         counters.clone(),
         process.clone(),
     );
-    let identity =
-        Identity { host: options.host.clone(), address: link.address(&options.host), control };
+    let identity = Identity {
+        host: options.host.clone(),
+        address: link.address(&options.host),
+        control,
+        term: options.term,
+    };
     let observe =
         metrics::observe(segments.clone(), counters, options.log_lines_left_out, process.clone());
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");

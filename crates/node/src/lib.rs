@@ -31,6 +31,7 @@ pub mod remote;
 mod report;
 pub mod segments;
 mod sequencer;
+mod term;
 pub mod unplug;
 pub mod upstream;
 pub mod users;

@@ -409,7 +409,8 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
             rackbus_memory::Gate::new().unwrap(),
         );
         let unplugger = Unplugger::new(run_dir, &host);
-        let identity = Identity { host, address, control };
+        let term = folder.join("control.term");
+        let identity = Identity { host, address, control, term };
         let (heard, inbox) = tokio::sync::mpsc::unbounded_channel();
         let (borrower, observe) = (Arc::new(borrower), Box::new(Default::default));
         let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);

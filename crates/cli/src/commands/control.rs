@@ -1,38 +1,61 @@
-//! `rackbus control`: the control plane, in the foreground. `up` starts it.
+//! `rackbus control`: the control plane, in the foreground. `up` starts it. [`cluster`]: one of several.
+//! [`moving`]: its state as a whole. [`status`]: which of several leads.
+
+mod cluster;
+mod moving;
+mod status;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rackbus_control::machines::{self, Joining};
-use rackbus_control::metrics::serve_on;
+use rackbus_control::metrics::{Source, serve_on};
 use rackbus_control::service::IsNode;
 use rackbus_control::{Options, Service, serve};
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
-use rackbus_identity::{Authority, Renewed, Subject};
+use rackbus_identity::{Authority, Renewed, Subject, Tokens};
 use rackbus_lease::Config;
 use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
 use crate::commands::{misread, offers, read_devices};
-use crate::output::Failure;
+use crate::output::{Failure, Output};
 use crate::paths::Running;
 use crate::{log, paths, process};
 
 /// Run the control plane, in the foreground.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
   rackbus control rack.toml --listen 0.0.0.0:7420     a rack whose hosts are machines
   rackbus token beta >beta.token                      lets the machine of host beta join
+  rackbus control rack.toml --listen 10.0.0.1:7420 --store etcd --etcd https://e1:2379,https://e2:2379 \
+    --etcd-ca ca.pem --etcd-cert control.pem --etcd-key control.key      one of several, of which one leads
 
-`rackbus up` starts a rack whose hosts are all on this machine, with its control plane.")]
+`rackbus up` starts a rack whose hosts are all on this machine, with its control plane."
+)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// The rack file; that of the rack which runs in the run directory unless named.
     file: Option<PathBuf>,
     /// Serve nodes on other machines at this address, over TLS.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// Where the state is kept: a file of this machine, or etcd, which several control planes share.
+    #[arg(long, value_enum, default_value = "sqlite", requires_if("etcd", "listen"))]
+    store: StoreKind,
+    #[command(flatten)]
+    etcd: cluster::EtcdArgs,
+    /// Where nodes and the other control planes reach this one; the address that it listens at unless named.
+    #[arg(long, value_name = "HOST:PORT", requires = "listen")]
+    advertise: Option<String>,
+    /// After how many seconds without an answer of etcd's the leader is another one.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(2..=60))]
+    leader_ttl: u64,
     /// Where the database and the rack's certificate authority are kept.
     #[arg(long, value_name = "DIR", env = paths::STATE_DIR)]
     state_dir: Option<PathBuf>,
@@ -44,8 +67,33 @@ pub struct Args {
     metrics: Option<SocketAddr>,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Status(status::Args),
+    Migrate(moving::MigrateArgs),
+    Backup(moving::BackupArgs),
+    Restore(moving::RestoreArgs),
+}
+
+/// What the state is kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum StoreKind {
+    Sqlite,
+    Etcd,
+}
+
 impl Args {
-    pub async fn run(&self, common: &Common) -> Result<(), Failure> {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        match &self.command {
+            Some(Command::Status(args)) => args.run(common, output).await,
+            Some(Command::Migrate(args)) => args.run(common, output).await,
+            Some(Command::Backup(args)) => args.run(common, output).await,
+            Some(Command::Restore(args)) => args.run(output).await,
+            None => self.serve(common).await,
+        }
+    }
+
+    async fn serve(&self, common: &Common) -> Result<(), Failure> {
         process::detach();
         log::start(self.log.as_deref());
         let (run_dir, running) = self.place(common)?;
@@ -71,9 +119,27 @@ impl Args {
             is_node: is_node(&run_dir),
         };
         let failed = |error: String| Failure::new(error, "see to the cause, and start again");
-        let service = Service::open(options).map_err(|error| failed(error.to_string()))?;
         let socket = rackbus_node::control_socket(&run_dir);
-        let scraped = scraped(service.clone(), self.metrics);
+        if let (StoreKind::Etcd, Some(listen)) = (self.store, self.listen) {
+            let (cluster, keys) = (self.etcd.cluster()?, self.etcd.keys(&rack.name));
+            let shared = cluster::Shared {
+                rack: &rack,
+                text,
+                options,
+                cluster,
+                keys,
+                ttl: self.leader_ttl,
+                state_dir: &running.state_dir,
+                socket,
+                listen,
+                advertise: self.advertise.clone(),
+                metrics: self.metrics,
+            };
+            return shared.serve().await;
+        }
+        let service = Service::open(options).map_err(|error| failed(error.to_string()))?;
+        let counted = service.clone();
+        let scraped = scraped(Arc::new(move || counted.metrics()), self.metrics);
         tracing::info!(rack = rack.name, "control plane up");
         let served = async {
             match self.listen {
@@ -81,7 +147,8 @@ impl Args {
                 Some(listen) => {
                     let machines = Machines::open(&rack, text, &running.state_dir, listen).await?;
                     let Machines { listener, joining, credentials } = machines;
-                    let served = machines::serve(service, &socket, listener, joining, credentials);
+                    let routes = machines::all_routes(service, joining);
+                    let served = machines::serve(routes, &socket, listener, credentials);
                     served.await.map_err(|error| failed(error.to_string()))
                 }
             }
@@ -124,37 +191,50 @@ impl Machines {
         state_dir: &Path,
         listen: SocketAddr,
     ) -> Result<Machines, Failure> {
-        let hosts: Vec<String> = rack.hosts.iter().map(|host| host.name.clone()).collect();
-        if let Some(host) = hosts.iter().find(|host| !Subject::Node((*host).clone()).is_valid()) {
-            return Err(Failure::usage(
-                format!("host {host} cannot have a certificate of its name"),
-                "name hosts on machines of their own with lower-case letters, digits and `-`",
-            ));
-        }
+        let hosts = certified_hosts(rack)?;
         let folder = state_dir.join("identity");
         paths::make_private(&folder)?;
         let failed = |error: String| Failure::new(error, "see to the state directory");
         let authority = Authority::open(&folder, &rack.name).map_err(|e| failed(e.to_string()))?;
         let own = authority.issue(&Subject::Control).map_err(|e| failed(e.to_string()))?;
-        let joining = Joining::new(authority, &folder, hosts, text);
-        let joining = Arc::new(joining.map_err(|e| failed(e.to_string()))?);
+        let tokens = Tokens::open(&folder, authority.fingerprint());
+        let tokens = tokens.map_err(|e| failed(e.to_string()))?;
         let credentials = Arc::new(RwLock::new(own));
-        tokio::spawn(renew(joining.clone(), credentials.clone()));
-        let listener = tokio::net::TcpListener::bind(listen).await.map_err(|error| {
-            let error = format!("nodes cannot be listened to at {listen}: {error}");
-            Failure::new(error, "name an address of this machine and a port that is free")
-        })?;
+        let (certificate, key) = authority.pem();
+        let again = Authority::from_pem(certificate, &key).map_err(|e| failed(e.to_string()))?;
+        tokio::spawn(renew(again, credentials.clone()));
+        let joining = Arc::new(Joining::new(authority, tokens, hosts, text));
+        let listener = listen_at(listen).await?;
         Ok(Machines { listener, joining, credentials })
     }
 }
 
+/// The hosts of a rack whose hosts are machines.
+fn certified_hosts(rack: &Rack) -> Result<Vec<String>, Failure> {
+    let hosts: Vec<String> = rack.hosts.iter().map(|host| host.name.clone()).collect();
+    match hosts.iter().find(|host| !Subject::Node((*host).clone()).is_valid()) {
+        None => Ok(hosts),
+        Some(host) => Err(Failure::usage(
+            format!("host {host} cannot have a certificate of its name"),
+            "name hosts on machines of their own with lower-case letters, digits and `-`",
+        )),
+    }
+}
+
+async fn listen_at(listen: SocketAddr) -> Result<tokio::net::TcpListener, Failure> {
+    tokio::net::TcpListener::bind(listen).await.map_err(|error| {
+        let error = format!("nodes cannot be listened to at {listen}: {error}");
+        Failure::new(error, "name an address of this machine and a port that is free")
+    })
+}
+
 /// Renews the control plane's own certificate.
-async fn renew(joining: Arc<Joining>, credentials: Renewed) {
+async fn renew(authority: Authority, credentials: Renewed) {
     loop {
         tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
         let due = credentials.read().unwrap_or_else(PoisonError::into_inner).is_due();
         if due {
-            match joining.own() {
+            match authority.issue(&Subject::Control) {
                 Ok(next) => *credentials.write().unwrap_or_else(PoisonError::into_inner) = next,
                 Err(error) => tracing::error!(%error, "the certificate was not renewed"),
             }
@@ -163,14 +243,14 @@ async fn renew(joining: Arc<Joining>, credentials: Renewed) {
 }
 
 /// Serves the metrics at a network address, if one is named.
-async fn scraped(service: Arc<Service>, address: Option<SocketAddr>) -> Result<(), Failure> {
+async fn scraped(counted: Source, address: Option<SocketAddr>) -> Result<(), Failure> {
     let Some(address) = address else { return std::future::pending().await };
     let failed = |error: std::io::Error| {
         let error = format!("metrics cannot be served at {address}: {error}");
         Failure::new(error, "name an address of this machine and a port that is free")
     };
     let listener = tokio::net::TcpListener::bind(address).await.map_err(failed)?;
-    serve_on(Arc::new(move || service.metrics()), listener).await.map_err(failed)
+    serve_on(counted, listener).await.map_err(failed)
 }
 
 /// Which process is which host's node: the kernel knows who holds the host's file.

@@ -103,6 +103,7 @@ impl Args {
         };
         let ports = rackbus_devices::class::ports(&devices);
         let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), !own_machine);
+        let term = state_dir.join("control.term");
         let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
         let taker = vfio::taker(&self.host, &folders);
         let named = rack.hosts.iter().find(|host| host.name == self.host);
@@ -142,6 +143,7 @@ impl Args {
             network,
             log_lines_left_out: log::lines_left_out,
             // What is restarted in place has a link that can be passed on.
+            term,
             program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
         };
         if let Some(own) = own_devices {

@@ -15,6 +15,7 @@ mod writer;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -44,6 +45,8 @@ use writer::{Asker, Granted, Request, Returned, Wanted, Writing};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a return waits: a guest may take its time to let go of a device.
 const RETURN_PATIENCE: Duration = Duration::from_secs(40);
+/// Terms that records can have lost.
+const MOST_LOST: u64 = 1_000_000;
 /// How many incidents the status tells.
 const INCIDENTS: usize = 10;
 /// Changes that a slow listener may be behind.
@@ -142,6 +145,8 @@ struct Shared {
     changes: broadcast::Sender<Change>,
     /// How long commits took, in seconds.
     commits: Histogram,
+    /// The leader's term, which goes with all that nodes are told.
+    term: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -212,12 +217,23 @@ impl Service {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open_with(
+    pub fn open_with(options: Options, store: Box<dyn Store>) -> Result<Arc<Service>, OpenError> {
+        let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
+        Service::begin(options, store, text)
+    }
+
+    /// The same, where `text` tells in the events who begins.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn begin(
         options: Options,
         mut store: Box<dyn Store>,
+        text: String,
     ) -> Result<Arc<Service>, OpenError> {
         let clock = Clock::new();
         let state = store.load()?;
+        let term = store.begin()?;
         let mut authority = Authority::restore(options.config, clock.now(), state.records);
         let sections = &options.inventory.sections;
         let listed =
@@ -239,10 +255,10 @@ impl Service {
             steps: watch::Sender::new(0),
             changes: broadcast::Sender::new(CHANGES_BACKLOG),
             commits: Histogram::new(COMMIT_TIMES),
+            term: AtomicU64::new(term),
         });
         shared.renew_inventory();
         let answers = Answers::of(state.answers);
-        let text = format!("the control plane {} was started", env!("CARGO_PKG_VERSION"));
         let started = vec![Draft::of_host(EventKind::Restart, None, text)];
         let writing = Writing::start(authority, store, answers, shared.clone(), started);
         let writing = writing.map_err(OpenError::Thread)?;
@@ -423,7 +439,7 @@ impl Service {
         let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
         let is_node = match peer {
             Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
-            Peer::Local(None) | Peer::Stranger => false,
+            Peer::Local(None) | Peer::Control | Peer::Stranger => false,
             Peer::Node(node) => node == host,
         };
         if is_node {
@@ -440,7 +456,7 @@ impl Service {
     /// `forbidden`; of what is not known, for others than administrators: it may be made at this moment.
     pub fn check_borrower(&self, lease: u64, peer: &Peer) -> Result<(), ApiError> {
         match (self.lease(lease), peer) {
-            (_, Peer::Local(_)) => Ok(()),
+            (_, Peer::Local(_) | Peer::Control) => Ok(()),
             (Some(known), _) => peer.acts_for(&known.borrower),
             (None, _) => {
                 let error = format!("there is no lease {lease}");
@@ -475,6 +491,21 @@ impl Service {
         tracing::info!(host, "node connected");
         self.shared.tell_host(host);
         Ok(receiver)
+    }
+
+    /// The term in which nodes are told what they are told. `known`: the newest one that a node knows of; where that
+    /// is later, the records are an older copy, and this goes on in one that is later yet.
+    ///
+    /// # Errors
+    /// [`ApiError`], when that cannot be stored.
+    pub async fn term(&self, known: u64) -> Result<u64, ApiError> {
+        let term = self.shared.term.load(Ordering::Acquire);
+        if known <= term {
+            return Ok(term);
+        }
+        // A node that tells of more would use up the numbers.
+        let above = known.min(term.saturating_add(MOST_LOST));
+        self.writing.ask(|answer| Request::RaiseTerm { above, answer }).await
     }
 
     /// What changes, from now on.

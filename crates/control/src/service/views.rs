@@ -10,6 +10,9 @@ use crate::api::{
     ApiError, Device, DeviceState, HostState, HostStatus, Lease, LeaseStage, RackStatus,
 };
 
+use crate::leadership::members::StoreHealth;
+use crate::leadership::serving::ControlStatus;
+
 /// Bytes of the longest message that a node sends, without the devices that it registers.
 const LONGEST_MESSAGE: usize = 64 << 10;
 
@@ -32,6 +35,21 @@ impl Service {
             store_failures: known.store_failures,
             log_lines_left_out: (shared.log_lines_left_out)(),
             incidents: incidents.take(INCIDENTS).collect(),
+        }
+    }
+
+    /// The control plane, where this process is all of it.
+    pub fn alone(&self) -> ControlStatus {
+        let health = StoreHealth { healthy: true, ..StoreHealth::default() };
+        ControlStatus {
+            rack: self.shared.inventory.rack.clone(),
+            store: "sqlite".to_owned(),
+            answers: None,
+            leads: true,
+            leader: None,
+            term: Some(self.shared.term.load(std::sync::atomic::Ordering::Acquire)),
+            members: Vec::new(),
+            health,
         }
     }
 

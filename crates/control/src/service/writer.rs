@@ -62,6 +62,8 @@ pub(super) enum Request {
     Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
+    /// Nodes know of a later term than this one's.
+    RaiseTerm { above: u64, answer: Answer<u64> },
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
 }
@@ -345,6 +347,7 @@ impl Writer {
                 let heard = self.step(hear).map(|now| self.shared.heard(&host, now, registers));
                 let _ = answer.send(heard);
             }
+            Request::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
             Request::Note { events } => self.note(events),
         }
     }
@@ -449,6 +452,18 @@ impl Writer {
         Ok(returned)
     }
 
+    /// Goes on in a later term than `above`, unless that was done meanwhile.
+    fn raise_term(&mut self, above: u64) -> Result<u64, ApiError> {
+        let term = self.shared.term.load(Ordering::Acquire);
+        if above < term {
+            return Ok(term);
+        }
+        let term = self.store.raise_term(above).map_err(|error| not_stored(&error))?;
+        tracing::warn!(term, "nodes know of a later term: the records are an older copy");
+        self.shared.term.store(term, Ordering::Release);
+        Ok(term)
+    }
+
     /// Notes that somebody was refused.
     fn refused(&mut self, host: Option<&str>, text: &str) {
         let now = self.shared.clock.now();
@@ -507,11 +522,7 @@ impl Writer {
             tracing::error!(%error, "a decision could not be stored and is taken back");
             self.authority.take_back();
             self.shared.known().store_failures += 1;
-            return Err(problem(
-                "not_stored",
-                format!("the decision could not be stored: {error}"),
-                "nothing was changed; see to the disk of the control plane and try again",
-            ));
+            return Err(not_stored(&error));
         }
         commit.answers.into_iter().for_each(|kept| self.answers.put(kept));
         commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
@@ -542,4 +553,16 @@ impl Writer {
         let first = known.log.first_kept(now, events.len());
         (events, first)
     }
+}
+
+/// A decision was not stored, as far as that is known.
+fn not_stored(error: &StoreError) -> ApiError {
+    if matches!(error, StoreError::NotLeading) {
+        return problem("ending", error.to_string(), "ask again with the same idempotency key");
+    }
+    problem(
+        "not_stored",
+        format!("the decision could not be stored: {error}"),
+        "nothing was changed; see to the store of the control plane and try again",
+    )
 }

@@ -21,6 +21,7 @@ pub struct Memory {
 
 #[derive(Default)]
 struct Kept {
+    term: u64,
     records: BTreeMap<String, Record>,
     answers: BTreeMap<String, KeptAnswer>,
     events: BTreeMap<u64, Event>,
@@ -44,10 +45,21 @@ impl Store for Memory {
     fn load(&mut self) -> Result<State, StoreError> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(State {
+            term: kept.term,
             records: kept.records.values().cloned().collect(),
             answers: kept.answers.values().cloned().collect(),
             events: kept.events.values().cloned().collect(),
         })
+    }
+
+    fn begin(&mut self) -> Result<u64, StoreError> {
+        self.raise_term(0)
+    }
+
+    fn raise_term(&mut self, above: u64) -> Result<u64, StoreError> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.term = kept.term.max(above).saturating_add(1);
+        Ok(kept.term)
     }
 
     fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {

@@ -5,15 +5,19 @@
 //! that is killed at any point finds, when it returns, a state that it has been in. The writer's
 //! thread owns the store and may wait for it; nobody else does.
 //!
-//! [`Sqlite`] is the file of a single control plane. [`Memory`] keeps nothing, for tests.
+//! [`Sqlite`] is the file of a single control plane. [`Etcd`] is shared by several, of which one leads. [`Memory`]
+//! keeps nothing, for tests. [`snapshot`]: a state as a whole, for backups and moves.
 
+mod etcd;
 mod memory;
+pub mod snapshot;
 mod sqlite;
 
 use std::path::PathBuf;
 
 use rackbus_lease::Record;
 
+pub use etcd::{ETCD_LAYOUT, Etcd, Keys};
 pub use memory::Memory;
 pub use sqlite::{LAYOUT, Sqlite};
 
@@ -60,6 +64,22 @@ pub enum StoreError {
         /// The reason that its decoding gave.
         cause: serde_json::Error,
     },
+    /// etcd cannot be read, or does not take what is to be stored.
+    #[error("{0}")]
+    Etcd(String),
+    /// Whoever stores leads no more; nothing is stored, unless another read it since.
+    #[error("this control plane leads no more")]
+    NotLeading,
+    /// The state was moved to another store.
+    #[error(
+        "the state that was in {place} has moved to {to}; start with that, or move it back with `rackbus control migrate`"
+    )]
+    Moved {
+        /// Where it was.
+        place: String,
+        /// Where it is.
+        to: String,
+    },
     /// The store fails, for another reason.
     #[error("{0}")]
     Other(String),
@@ -91,6 +111,8 @@ impl Commit {
 /// Everything that was stored.
 #[derive(Debug, Default)]
 pub struct State {
+    /// The newest term of a leader; 0 when there was none.
+    pub term: u64,
     /// Records of the lending protocol.
     pub records: Vec<Record>,
     /// Requests with an idempotency key.
@@ -106,6 +128,18 @@ pub trait Store: Send + std::fmt::Debug {
     /// # Errors
     /// [`StoreError`].
     fn load(&mut self) -> Result<State, StoreError>;
+
+    /// Begins the term of who stores from now on: a greater one than all before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn begin(&mut self) -> Result<u64, StoreError>;
+
+    /// Goes on in a term greater than `above`, of which somebody knows: the state is an older copy.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the term is as before then.
+    fn raise_term(&mut self, above: u64) -> Result<u64, StoreError>;
 
     /// Stores all of it or nothing; on return it is safe from a crash of this process and, where
     /// the store outlives the machine's crash, from that too.
@@ -165,6 +199,10 @@ mod tests {
         assert_eq!(state.records, [host(2), lease]);
         assert_eq!(state.answers, [answer("a", 1, Some(Err(refused)))]);
         assert_eq!(state.events, [event(2), event(3)]);
+        let term = store.begin().unwrap();
+        assert!(term > state.term && store.begin().unwrap() > term);
+        assert_eq!(store.raise_term(70).unwrap(), 71);
+        assert_eq!(store.load().unwrap().term, 71);
         store.commit(&Commit::default()).unwrap();
         let forget = Commit { records: vec![Record::Forgotten { lease: 9 }], ..Commit::default() };
         store.commit(&forget).unwrap();

@@ -15,7 +15,7 @@ use super::{Commit, State, Store, StoreError};
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
-const UPGRADES: [&str; 4] = [
+const UPGRADES: [&str; 5] = [
     "CREATE TABLE rack (name TEXT NOT NULL);
      CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Records of a kind that the version before does not know: the number of the next lease.
@@ -24,6 +24,10 @@ const UPGRADES: [&str; 4] = [
      CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
     // Records of a kind that the version before does not know: compositions.
     "",
+    // The term in which the control plane speaks to nodes; where the state has gone, if it has.
+    "CREATE TABLE term (value INTEGER NOT NULL);
+     INSERT INTO term VALUES (0);
+     CREATE TABLE moved (place TEXT NOT NULL);",
 ];
 
 /// A store in one SQLite file, open for as long as this lives.
@@ -39,6 +43,18 @@ impl Sqlite {
     /// # Errors
     /// [`StoreError`]; the file is unchanged then.
     pub fn open(path: &Path, rack: &str) -> Result<Sqlite, StoreError> {
+        let store = Sqlite::open_any(path, rack)?;
+        match store.moved()? {
+            None => Ok(store),
+            Some(to) => Err(StoreError::Moved { place: path.display().to_string(), to }),
+        }
+    }
+
+    /// The same, wherever the state may have gone.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the file is unchanged then.
+    pub fn open_any(path: &Path, rack: &str) -> Result<Sqlite, StoreError> {
         let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
         let mut connection = Connection::open(path).map_err(sqlite)?;
         connection.execute_batch("PRAGMA busy_timeout = 2000;").map_err(sqlite)?;
@@ -53,6 +69,61 @@ impl Sqlite {
 
     fn sqlite(&self, cause: rusqlite::Error) -> StoreError {
         StoreError::Sqlite { path: self.path.clone(), cause }
+    }
+
+    /// Name of the rack whose state is in the file.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rack(path: &Path) -> Result<String, StoreError> {
+        let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
+        let file = Connection::open(path).map_err(sqlite)?;
+        file.query_row("SELECT name FROM rack", [], |row| row.get(0)).map_err(sqlite)
+    }
+
+    /// Whether nothing was ever lent or offered.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn is_empty(&self) -> Result<bool, StoreError> {
+        let count = self.connection.query_row("SELECT COUNT(*) FROM record", [], |row| row.get(0));
+        count.map(|count: i64| count == 0).map_err(|cause| self.sqlite(cause))
+    }
+
+    /// Where the state has gone, if it has.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn moved(&self) -> Result<Option<String>, StoreError> {
+        let place = "SELECT place FROM moved";
+        match self.connection.query_row(place, [], |row| row.get(0)) {
+            Ok(to) => Ok(Some(to)),
+            Err(rusqlite::Error::QueryReturnedNoRows) => Ok(None),
+            Err(cause) => Err(self.sqlite(cause)),
+        }
+    }
+
+    /// Notes that the state has gone to `place`: it is not opened any more.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn leave(&mut self, place: &str) -> Result<(), StoreError> {
+        let left = self.connection.execute("INSERT INTO moved VALUES (?1)", [place]);
+        left.map(drop).map_err(|cause| self.sqlite(cause))
+    }
+
+    fn term(&self) -> Result<u64, StoreError> {
+        let found = self.connection.query_row("SELECT value FROM term", [], |row| row.get(0));
+        found.map(|term: i64| term.unsigned_abs()).map_err(|cause| self.sqlite(cause))
+    }
+
+    fn read(&self) -> Result<State, StoreError> {
+        Ok(State {
+            term: self.term()?,
+            records: self.values("record", "key")?,
+            answers: self.values("answer", "key")?,
+            events: self.values("event", "id")?,
+        })
     }
 
     /// All values of a table, by key.
@@ -109,11 +180,22 @@ fn upgrade(transaction: &Transaction<'_>, path: &Path, rack: &str) -> Result<(),
 
 impl Store for Sqlite {
     fn load(&mut self) -> Result<State, StoreError> {
-        Ok(State {
-            records: self.values("record", "key")?,
-            answers: self.values("answer", "key")?,
-            events: self.values("event", "id")?,
-        })
+        // All of one moment, whoever writes meanwhile.
+        self.connection.execute_batch("BEGIN").map_err(|cause| self.sqlite(cause))?;
+        let state = self.read();
+        self.connection.execute_batch("COMMIT").map_err(|cause| self.sqlite(cause))?;
+        state
+    }
+
+    fn begin(&mut self) -> Result<u64, StoreError> {
+        self.raise_term(0)
+    }
+
+    fn raise_term(&mut self, above: u64) -> Result<u64, StoreError> {
+        let term = self.term()?.max(above).min(i64::MAX as u64 - 1) + 1;
+        let set = self.connection.execute("UPDATE term SET value = ?1", [term as i64]);
+        set.map_err(|cause| self.sqlite(cause))?;
+        Ok(term)
     }
 
     fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {

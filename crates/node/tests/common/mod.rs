@@ -109,6 +109,7 @@ fn node(
         segments: no_segments(),
         network,
         log_lines_left_out: || 0,
+        term: run_dir.join(format!("{host}.term")),
         program: None,
     }
 }

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use rackbus_control::machines::{JoinRequest, forward};
+use rackbus_control::leaders::Leaders;
+use rackbus_control::leadership::election::Member;
+use rackbus_control::machines::{JoinRequest, forward, tls_of};
 use rackbus_control::{Client, ClientError};
 use rackbus_devices::class::parse_rack;
 use rackbus_identity::{Credentials, Renewed, Request, Subject, Token, joining_config};
@@ -22,13 +24,18 @@ use crate::paths::{self, Running};
 
 /// Between two looks whether the certificate is to be renewed.
 const RENEWALS: Duration = Duration::from_secs(3600);
+/// Between two looks where the control planes are.
+const FOLLOW: Duration = Duration::from_secs(10);
+/// The file of the state directory in which that is noted.
+const NOTED: &str = "control-planes.json";
 
 /// How a node joins a rack of several machines.
 #[derive(Debug, clap::Args)]
 pub struct JoinArgs {
-    /// Join the rack whose control plane is there: `https://control:7420`.
-    #[arg(long, value_name = "URL")]
-    join: Option<String>,
+    /// Join the rack whose control plane is there: `https://control:7420`; or each of several, of which one leads.
+    /// Others of them that the node hears of are noted in its state directory.
+    #[arg(long, value_name = "URL,…", value_delimiter = ',')]
+    join: Vec<String>,
     /// The file with the token to join with, which `rackbus token` makes; needed the first time only.
     #[arg(long, value_name = "FILE", requires = "join")]
     token_file: Option<PathBuf>,
@@ -48,7 +55,7 @@ pub struct Joined {
     pub run_dir: PathBuf,
     pub link: TcpLink,
     credentials: Renewed,
-    control: String,
+    control: Arc<Leaders>,
     state_dir: PathBuf,
 }
 
@@ -56,10 +63,14 @@ impl JoinArgs {
     /// Joins as `host`; `None` where the rack runs on one machine. What the rack is, is noted in the run
     /// directory.
     pub async fn join(&self, host: &str, common: &Common) -> Result<Option<Joined>, Failure> {
-        let Some(url) = &self.join else { return Ok(None) };
-        let control = address_of(url)?;
+        if self.join.is_empty() {
+            return Ok(None);
+        }
+        let named = self.join.iter().map(|url| address_of(url)).collect::<Result<Vec<_>, _>>()?;
         let state_dir = paths::state_dir(self.state_dir.as_deref(), &format!("{host}.node"))?;
         paths::make_private(&state_dir)?;
+        let mut control = named.clone();
+        control.extend(noted(&state_dir).into_iter().filter(|it| !named.contains(it)));
         let credentials = match Credentials::load(&state_dir).map_err(unusable)? {
             Some(credentials) if !credentials.is_over() => credentials,
             _ => {
@@ -73,8 +84,8 @@ impl JoinArgs {
                 format!("{} has the certificate of {}", state_dir.display(), credentials.subject());
             return Err(Failure::usage(error, "name another --state-dir, or that host"));
         }
-        let text = Client::over_tls(&control, credentials.client().clone()).rack_file().await;
-        let text = text.map_err(not_reached)?;
+        let client = Client::over_tls(&control, credentials.client().clone());
+        let text = client.rack_file().await.map_err(not_reached)?;
         let file = state_dir.join("rack.toml");
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
@@ -85,16 +96,17 @@ impl JoinArgs {
             .note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),
-            None => own_address(&control, self.listen)?.to_string(),
+            None => own_address(&control[0], self.listen)?.to_string(),
         };
         let credentials = Arc::new(RwLock::new(credentials));
+        let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
         Ok(Some(Joined { run_dir, link, credentials, control, state_dir }))
     }
 
     /// The first certificate, for a token.
-    async fn first(&self, host: &str, control: &str) -> Result<Credentials, Failure> {
+    async fn first(&self, host: &str, control: &[String]) -> Result<Credentials, Failure> {
         let remedy = "make a token with `rackbus token HOST` where the control plane runs, and name its file \
                       with --token-file";
         let Some(path) = &self.token_file else {
@@ -125,18 +137,47 @@ impl Joined {
     /// When the socket cannot be made.
     pub async fn serve(self) -> Result<(), Failure> {
         let socket = rackbus_node::control_socket(&self.run_dir);
-        let renewing = renew(self.credentials.clone(), self.control.clone(), self.state_dir);
+        tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
+        let renewing = renew(self.credentials, self.control.clone(), self.state_dir);
         tokio::spawn(renewing);
-        let forwarded = forward(&socket, self.control, self.credentials).await;
+        let forwarded = forward(&socket, self.control).await;
         forwarded.map_err(|cause| not_written(&socket, &cause))
     }
 }
 
-async fn renew(credentials: Renewed, control: String, state_dir: PathBuf) {
+/// Notes where the control planes are, so that this node finds them again when those that it was told of are gone.
+async fn follow(control: Arc<Leaders>, state_dir: PathBuf) {
+    loop {
+        if let Ok(status) = Client::of(control.clone()).control().await {
+            let address = |member: &Member| address_of(&member.url).ok();
+            let known: Vec<String> = status.members.iter().filter_map(address).collect();
+            control.learn(known.iter().cloned());
+            if !known.is_empty() && known != noted(&state_dir) {
+                let text = serde_json::to_string(&known).unwrap_or_default();
+                let path = state_dir.join(NOTED);
+                let to = path.clone();
+                let written = tokio::task::spawn_blocking(move || std::fs::write(to, text)).await;
+                if let Ok(Err(error)) = written {
+                    tracing::warn!(%error, path = %path.display(), "where the control planes are cannot be noted");
+                }
+            }
+        }
+        tokio::time::sleep(FOLLOW).await;
+    }
+}
+
+/// The addresses of control planes that were noted.
+fn noted(state_dir: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(state_dir.join(NOTED)).unwrap_or_default();
+    let noted: Vec<String> = serde_json::from_str(&text).unwrap_or_default();
+    noted.into_iter().filter(|it| address_of(&format!("https://{it}")).is_ok()).collect()
+}
+
+async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) {
     loop {
         let current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
         if current.is_due() {
-            match renewed(&current, &control, &state_dir).await {
+            match renewed(&control, &state_dir).await {
                 Ok(next) => *credentials.write().unwrap_or_else(PoisonError::into_inner) = next,
                 Err(failure) => {
                     tracing::error!(error = failure.error, "the certificate was not renewed");
@@ -147,13 +188,9 @@ async fn renew(credentials: Renewed, control: String, state_dir: PathBuf) {
     }
 }
 
-async fn renewed(
-    current: &Credentials,
-    control: &str,
-    state_dir: &Path,
-) -> Result<Credentials, Failure> {
+async fn renewed(control: &Arc<Leaders>, state_dir: &Path) -> Result<Credentials, Failure> {
     let request = Request::new().map_err(unusable)?;
-    let client = Client::over_tls(control, current.client().clone());
+    let client = Client::of(control.clone());
     let certificates = client.renew(request.text()).await.map_err(not_reached)?;
     let next = request.answered(&certificates).map_err(unusable)?;
     next.save(state_dir).map_err(unusable)?;

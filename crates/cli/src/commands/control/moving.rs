@@ -1,0 +1,282 @@
+//! `rackbus control migrate`, `backup` and `restore`: the rack's state as a whole.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use rackbus_control::etcd::{ClusterError, Endpoint, Etcd};
+use rackbus_control::store::snapshot::{Snapshot, SnapshotError, leave_etcd};
+use rackbus_control::store::{Keys, Sqlite};
+use serde_json::json;
+
+use super::cluster::EtcdArgs;
+use crate::Common;
+use crate::output::{Failure, Output};
+use crate::{paths, process};
+
+/// How long a request to etcd may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A store: `sqlite:PATH` or `etcd:URL,…`.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// A file, or the state directory that it is in.
+    Sqlite(PathBuf),
+    /// The members of a cluster.
+    Etcd(Vec<Endpoint>),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Place, String> {
+        match text.split_once(':') {
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Place::Sqlite(path.into())),
+            Some(("etcd", members)) => {
+                let members = members.split(',').map(str::parse).collect::<Result<Vec<_>, _>>();
+                members.map(Place::Etcd).map_err(|error: ClusterError| error.to_string())
+            }
+            _ => Err("a store is `sqlite:PATH` or `etcd:https://HOST:2379,…`".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Place::Etcd(members) => {
+                let members: Vec<String> = members.iter().map(ToString::to_string).collect();
+                write!(f, "etcd:{}", members.join(","))
+            }
+        }
+    }
+}
+
+/// Take the rack's state from one store to another. The one that it was in is not used any more.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus control migrate --from sqlite:/var/lib/rackbus/lab/control.db --to etcd:https://e1:2379,https://e2:2379 --etcd-ca ca.pem
+  rackbus --rack lab control migrate --from etcd:https://e1:2379 --etcd-ca ca.pem --to sqlite:/var/lib/rackbus/lab/control.db
+
+All control planes of the rack are stopped meanwhile; what is borrowed is not disturbed.")]
+pub struct MigrateArgs {
+    /// Where the state is: `sqlite:PATH` or `etcd:URL,…`.
+    #[arg(long, value_name = "STORE")]
+    from: Place,
+    /// Where it is to be.
+    #[arg(long, value_name = "STORE")]
+    to: Place,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+}
+
+/// Write the rack's state to a file, also while control planes run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus control backup lab.backup
+  rackbus --rack lab control backup lab.backup --from etcd:https://e1:2379,https://e2:2379 --etcd-ca ca.pem
+
+The file has the key of the rack's certificate authority: it is as secret as the rack.")]
+pub struct BackupArgs {
+    /// The file; only its owner can read it.
+    file: PathBuf,
+    /// Where the state is; the file of the rack that runs on this machine unless named.
+    #[arg(long, value_name = "STORE")]
+    from: Option<Place>,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+}
+
+/// Put the state of a backup into a store, in the place of what is there.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  rackbus control restore lab.backup --to sqlite:/var/lib/rackbus/lab/control.db
+  rackbus control restore lab.backup --to etcd:https://e1:2379,https://e2:2379 --etcd-ca ca.pem
+
+All control planes of the rack are stopped meanwhile. Numbers of leases and epochs go on well above those of the
+backup; leases that were made after it end, those that ended after it end again.")]
+pub struct RestoreArgs {
+    /// The backup.
+    file: PathBuf,
+    /// Where the state is to be.
+    #[arg(long, value_name = "STORE")]
+    to: Place,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+}
+
+impl MigrateArgs {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        let _held = (hold(&self.from)?, hold(&self.to)?);
+        if self.from.to_string() == self.to.to_string() {
+            return Err(Failure::usage(
+                "the state is there already",
+                "name another store with --to",
+            ));
+        }
+        let to = self.to.to_string();
+        let snapshot = read(&self.from, &self.etcd, common, Some(&to)).await?;
+        // From now on nobody begins with the old one: two stores would both give out epochs.
+        match &self.from {
+            Place::Sqlite(path) => Sqlite::open_any(&file_of(path), &snapshot.rack)
+                .and_then(|mut it| it.leave(&to))
+                .map_err(|error| failed(error.into()))?,
+            Place::Etcd(members) => {
+                let mut etcd = client(&self.etcd, members)?;
+                let keys = self.etcd.keys(&snapshot.rack);
+                leave_etcd(&mut etcd, &keys, &to).await.map_err(failed)?;
+            }
+        }
+        if let Err(failure) = put(&snapshot, &self.to, &self.etcd, false).await {
+            self.take_back(&snapshot).await?;
+            return Err(failure);
+        }
+        let (records, events) = snapshot.summary();
+        let from = self.from.to_string();
+        let moved = json!({ "rack": snapshot.rack, "from": from, "to": to, "records": records, "events": events });
+        output.result(&moved, |o| {
+            o.line(&format!(
+                "the state of rack {} ({records} records) has moved to {to}",
+                snapshot.rack
+            ));
+        });
+        Ok(())
+    }
+
+    /// It goes on where it was.
+    async fn take_back(&self, snapshot: &Snapshot) -> Result<(), Failure> {
+        put(snapshot, &self.from, &self.etcd, false).await
+    }
+}
+
+impl BackupArgs {
+    pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        let from = match &self.from {
+            Some(from) => from.clone(),
+            None => {
+                let running = paths::running(&paths::find_run_dir(common)?)?;
+                Place::Sqlite(running.state_dir.join("control.db"))
+            }
+        };
+        let snapshot = read(&from, &self.etcd, common, None).await?;
+        snapshot.write(&self.file).map_err(failed)?;
+        let (records, events) = snapshot.summary();
+        let file = self.file.display().to_string();
+        let done =
+            json!({ "rack": snapshot.rack, "file": file, "records": records, "events": events });
+        output.result(&done, |o| {
+            let rack = &snapshot.rack;
+            o.line(&format!(
+                "{file} has the state of rack {rack}: {records} records, {events} events"
+            ));
+        });
+        Ok(())
+    }
+}
+
+impl RestoreArgs {
+    pub async fn run(&self, output: &Output) -> Result<(), Failure> {
+        let _held = hold(&self.to)?;
+        let snapshot = Snapshot::read(&self.file).map_err(failed)?.ahead();
+        put(&snapshot, &self.to, &self.etcd, true).await?;
+        let (records, events) = snapshot.summary();
+        let (rack, to) = (&snapshot.rack, self.to.to_string());
+        let done = json!({ "rack": rack, "to": to, "records": records, "events": events });
+        output.result(&done, |o| {
+            o.line(&format!(
+                "{to} has the state of rack {rack}: {records} records, {events} events"
+            ));
+        });
+        Ok(())
+    }
+}
+
+/// The database, where its folder is named.
+fn file_of(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("control.db") } else { path.to_owned() }
+}
+
+/// Keeps a control plane from being started on a file meanwhile; etcd does that by its leader's key.
+fn hold(place: &Place) -> Result<Option<std::fs::File>, Failure> {
+    let Place::Sqlite(path) = place else { return Ok(None) };
+    let file = file_of(path);
+    let folder = file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    paths::make_private(folder)?;
+    let held = process::hold(&folder.join(process::STATE_LOCK), |holder| {
+        let pid = holder.map_or("another process".to_owned(), |pid| format!("process {pid}"));
+        let error = format!("the state in {} is in use by {pid}", folder.display());
+        Failure::new(error, "stop the control plane first")
+    });
+    held.map(Some)
+}
+
+fn client(args: &EtcdArgs, members: &[Endpoint]) -> Result<Etcd, Failure> {
+    Ok(args.with_members(members).cluster()?.client(PATIENCE))
+}
+
+async fn read(
+    place: &Place,
+    args: &EtcdArgs,
+    common: &Common,
+    target: Option<&str>,
+) -> Result<Snapshot, Failure> {
+    match place {
+        Place::Sqlite(path) => Snapshot::of_sqlite(&file_of(path), target).map_err(failed),
+        Place::Etcd(members) => {
+            let keys = match (&common.rack, args.has_prefix()) {
+                (Some(rack), _) => args.keys(rack),
+                (None, true) => args.keys(""),
+                (None, false) => {
+                    let remedy =
+                        "name it with `rackbus --rack NAME …`, or its keys with --etcd-prefix";
+                    return Err(Failure::usage("which rack's state is meant is not known", remedy));
+                }
+            };
+            Snapshot::of_etcd(&mut client(args, members)?, &keys, target).await.map_err(failed)
+        }
+    }
+}
+
+async fn put(
+    snapshot: &Snapshot,
+    place: &Place,
+    args: &EtcdArgs,
+    replace: bool,
+) -> Result<(), Failure> {
+    match place {
+        Place::Sqlite(path) => snapshot.put_sqlite(&file_of(path), replace).map_err(failed),
+        Place::Etcd(members) => {
+            let keys: Keys = args.keys(&snapshot.rack);
+            let put = snapshot.put_etcd(&mut client(args, members)?, &keys, replace).await;
+            put.map_err(failed)
+        }
+    }
+}
+
+fn failed(error: SnapshotError) -> Failure {
+    let remedy = match &error {
+        SnapshotError::Occupied(_) => "`rackbus control restore` puts a backup in its place",
+        SnapshotError::Nothing(_) | SnapshotError::OtherRack { .. } => "name the rack's own store",
+        SnapshotError::Led(_) | SnapshotError::Interrupted => "nothing was changed",
+        _ => "see to the cause, and do it again",
+    };
+    Failure::new(error.to_string(), remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_a_file_or_the_members_of_a_cluster() {
+        for place in ["sqlite:/var/lib/lab/control.db", "etcd:https://e1:2379,https://e2:2379"] {
+            assert_eq!(place.parse::<Place>().unwrap().to_string(), place);
+        }
+        for wrong in
+            ["/var/lib/lab", "sqlite:", "etcd:e1:2379", "mysql:x", "etcd:http://10.0.0.1:2379"]
+        {
+            assert!(wrong.parse::<Place>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The processes: members of etcd, control planes, and hosts' nodes, each with folders of its own, on this machine.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rackbus_control::Client;
+use rackbus_control::leadership::serving::ControlStatus;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::support::PATIENCE;
+use super::support::machines::free_port;
+
+/// Names the program `etcd`.
+pub const ETCD: &str = "RACKBUS_ETCD";
+
+/// The program `etcd`: the one that is named, that `scripts/setup etcd` made, or this host's.
+pub fn etcd() -> Option<PathBuf> {
+    let named = std::env::var_os(ETCD).map(PathBuf::from);
+    if let Some(named) = named {
+        assert!(named.exists(), "{ETCD} names {}, which is not there", named.display());
+        return Some(named);
+    }
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = std::env::var_os("RACKBUS_CACHE").map(PathBuf::from);
+    let cache = cache.or_else(|| home.map(|home| home.join("rackbus")));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = cache.into_iter().map(|it| it.join("etcd/run"));
+    places.chain(std::env::split_paths(&path)).map(|it| it.join("etcd")).find(|it| it.exists())
+}
+
+/// A process that is ended with the test, and may be killed, stopped and started again before.
+pub struct Part {
+    pub name: String,
+    folder: PathBuf,
+    program: PathBuf,
+    args: Vec<String>,
+    process: Option<Child>,
+}
+
+impl Part {
+    fn start(root: &Path, name: &str, program: PathBuf, args: Vec<String>) -> Part {
+        let folder = root.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut part = Part { name: name.to_owned(), folder, program, args, process: None };
+        part.again();
+        part
+    }
+
+    fn rackbus(root: &Path, name: &str, args: &[&str]) -> Part {
+        let args = args.iter().map(|it| (*it).to_owned()).collect();
+        Part::start(root, name, env!("CARGO_BIN_EXE_rackbus").into(), args)
+    }
+
+    /// Starts it, as it was started before.
+    pub fn again(&mut self) {
+        let log = self.folder.join("log");
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).stdin(Stdio::null()).current_dir(&self.folder);
+        command.env("RACKBUS_RUN_DIR", self.folder.join("run"));
+        command.env("RACKBUS_STATE_DIR", self.folder.join("state"));
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.process = Some(command.spawn().unwrap());
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.process.as_ref().unwrap().id();
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
+    }
+
+    pub fn kill(&mut self) {
+        let mut process = self.process.take().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// A client at its socket.
+    pub fn client(&self) -> Client {
+        Client::new(&self.folder.join("run/control.sock"))
+    }
+
+    /// `rackbus` with these words, where this one's socket is.
+    pub fn run(&self, args: &[&str]) -> std::process::Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
+        command.args(args).env("RACKBUS_RUN_DIR", self.folder.join("run")).output().unwrap()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// All of it.
+pub struct Cluster {
+    pub etcd: Vec<Part>,
+    pub controls: Vec<Part>,
+    pub nodes: Vec<Part>,
+    root: tempfile::TempDir,
+    join: String,
+}
+
+impl Cluster {
+    /// So many members of etcd and control planes of the rack that `text` describes; no nodes yet.
+    pub fn start(program: &Path, members: usize, controls: usize, text: &str) -> Cluster {
+        let root = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+        let ports: Vec<(u16, u16)> = (0..members).map(|_| (free_port(), free_port())).collect();
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let peers: Vec<String> =
+            ports.iter().enumerate().map(|(n, it)| format!("e{n}={}", url(it.1))).collect();
+        let peers = peers.join(",");
+        let etcd = ports.iter().enumerate().map(|(n, (client, peer))| {
+            let (name, client, peer) = (format!("e{n}"), url(*client), url(*peer));
+            let args = [
+                ("--name", name.as_str()),
+                ("--data-dir", "data"),
+                ("--listen-client-urls", &client),
+                ("--advertise-client-urls", &client),
+                ("--listen-peer-urls", &peer),
+                ("--initial-advertise-peer-urls", &peer),
+                ("--initial-cluster", &peers),
+            ];
+            let args = args.iter().flat_map(|(a, b)| [(*a).to_owned(), (*b).to_owned()]).collect();
+            Part::start(root.path(), &name, program.to_owned(), args)
+        });
+        let etcd: Vec<Part> = etcd.collect();
+        let file = root.path().join("rack.toml");
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap().to_owned();
+        let store: Vec<String> = ports.iter().map(|it| url(it.0)).collect();
+        let store = store.join(",");
+        let listen: Vec<String> =
+            (0..controls).map(|_| format!("127.0.0.1:{}", free_port())).collect();
+        let controls = listen.iter().enumerate().map(|(n, listen)| {
+            let args = ["control", &file, "--listen", listen, "--store", "etcd", "--etcd", &store];
+            Part::rackbus(root.path(), &format!("c{n}"), &args)
+        });
+        let controls = controls.collect();
+        let join: Vec<String> = listen.iter().map(|it| format!("https://{it}")).collect();
+        Cluster { etcd, controls, nodes: Vec::new(), root, join: join.join(",") }
+    }
+
+    /// Has the node of a host join.
+    pub async fn node(&mut self, host: &str) {
+        let begun = Instant::now();
+        let token = loop {
+            match self.controls[0].client().token(host, Duration::from_secs(600)).await {
+                Ok(token) => break token,
+                Err(error) => {
+                    assert!(begun.elapsed() < PATIENCE, "{error}\n{}", self.controls[0].log())
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        let file = self.root.path().join(format!("{host}.token"));
+        std::fs::write(&file, token).unwrap();
+        let listen = format!("127.0.0.1:{}", free_port());
+        let file = file.to_str().unwrap();
+        let args = [
+            "node",
+            "--host",
+            host,
+            "--join",
+            &self.join,
+            "--token-file",
+            file,
+            "--listen",
+            &listen,
+        ];
+        self.nodes.push(Part::rackbus(self.root.path(), host, &args));
+    }
+
+    /// The state of one control plane, if it answers.
+    pub async fn status(&self, control: usize) -> Option<ControlStatus> {
+        let client = self.controls[control].client();
+        let asked = tokio::time::timeout(Duration::from_millis(500), client.control());
+        asked.await.ok()?.ok()
+    }
+
+    /// Waits until one of the control planes leads, other than `not`.
+    pub async fn leader(&self, not: Option<usize>) -> usize {
+        let begun = Instant::now();
+        loop {
+            for n in (0..self.controls.len()).filter(|n| Some(*n) != not) {
+                if self.controls[n].process.is_some()
+                    && self.status(n).await.is_some_and(|it| it.leads)
+                {
+                    return n;
+                }
+            }
+            assert!(begun.elapsed() < PATIENCE, "nobody leads: {}", self.controls[0].log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until all nodes are up.
+    pub async fn up(&self) {
+        let begun = Instant::now();
+        loop {
+            let status = self.nodes[0].client().status().await;
+            let state = rackbus_control::api::HostState::Up;
+            if status.is_ok_and(|it| it.hosts.iter().all(|host| host.state == state)) {
+                return;
+            }
+            let logs: String = self.nodes.iter().map(Part::log).collect();
+            assert!(begun.elapsed() < PATIENCE, "the nodes do not come up: {logs}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}

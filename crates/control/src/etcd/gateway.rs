@@ -1,0 +1,544 @@
+//! The official JSON gateway of an etcd cluster (version 3.4 or newer): its members, one after the other, over HTTP
+//! or TLS.
+//!
+//! A connection is kept while it works; with the member that does not answer, the next one is asked. Each request
+//! is answered within its time or fails.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rackbus_identity::rustls::ClientConfig;
+use rackbus_identity::rustls::pki_types::ServerName;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+
+use super::{
+    Compare, Done, EtcdLease, KeyValue, Kv, KvError, MOST_OPERATIONS, NESTED, Op, Page, Range,
+    Revision, Txn,
+};
+
+/// How long a member may take to be connected to, of several.
+const CONNECT: Duration = Duration::from_millis(700);
+/// Bytes of the longest answer that is taken.
+const LONGEST: usize = 16 << 20;
+/// Before something that failed is tried again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Where a member listens for clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    host: String,
+    port: u16,
+    tls: bool,
+}
+
+/// Why a cluster is not usable as it is named.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// It is no URL of a member.
+    #[error("{0} is not where etcd can be: name its members as `https://HOST:PORT`")]
+    Url(String),
+    /// Everything would go over the network in clear, the key of the rack's certificate authority among it.
+    #[error(
+        "{0} is on another machine and speaks no TLS; only `https://` keeps the rack's keys to itself"
+    )]
+    Clear(String),
+    /// It cannot be known whether it is the right one.
+    #[error(
+        "members at https:// take the certificate authority that they are known by (--etcd-ca)"
+    )]
+    Authority,
+}
+
+impl std::str::FromStr for Endpoint {
+    type Err = ClusterError;
+
+    fn from_str(text: &str) -> Result<Endpoint, ClusterError> {
+        let wrong = || ClusterError::Url(text.to_owned());
+        let (scheme, rest) = text.trim().split_once("://").ok_or_else(wrong)?;
+        let tls = match scheme {
+            "https" => true,
+            "http" => false,
+            _ => return Err(wrong()),
+        };
+        let (host, port) = rest.trim_end_matches('/').rsplit_once(':').ok_or_else(wrong)?;
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        if host.is_empty() || host.contains('/') {
+            return Err(wrong());
+        }
+        let own = host.parse::<IpAddr>().map_or(host == "localhost", |it| it.is_loopback());
+        match tls || own {
+            true => Ok(Endpoint { host, port, tls }),
+            false => Err(ClusterError::Clear(text.to_owned())),
+        }
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        match self.host.contains(':') {
+            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port),
+            false => write!(f, "{scheme}://{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// The members of a cluster, and how they are spoken to.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    endpoints: Vec<Endpoint>,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Cluster {
+    /// The cluster with these members; with TLS for those at `https://`.
+    ///
+    /// # Errors
+    /// [`ClusterError`].
+    pub fn new(
+        endpoints: Vec<Endpoint>,
+        tls: Option<Arc<ClientConfig>>,
+    ) -> Result<Cluster, ClusterError> {
+        match endpoints.iter().any(|it| it.tls) && tls.is_none() {
+            true => Err(ClusterError::Authority),
+            false => Ok(Cluster { endpoints, tls }),
+        }
+    }
+
+    /// A client, whose requests take at most `patience` each.
+    pub fn client(&self, patience: Duration) -> Etcd {
+        Etcd { cluster: self.clone(), at: 0, open: None, patience }
+    }
+
+    /// Where its members are.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+}
+
+/// A connection: what asks on it, and what ends with it, and says why.
+#[derive(Debug)]
+struct Open {
+    sender: http1::SendRequest<Full<Bytes>>,
+    ended: JoinHandle<hyper::Result<()>>,
+}
+
+impl Open {
+    /// Sends a request; what fails says why the connection ended, where it did.
+    async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<hyper::Response<Incoming>, KvError> {
+        match self.sender.send_request(request).await {
+            Ok(response) => Ok(response),
+            Err(error) => {
+                let ended = tokio::time::timeout(PAUSE, &mut self.ended).await;
+                let error = match ended {
+                    Ok(Ok(Err(cause))) => cause,
+                    _ => error,
+                };
+                Err(KvError::Unknown(causes(&error)))
+            }
+        }
+    }
+}
+
+/// An error with all that it comes from.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text += &format!(": {cause}");
+        next = cause.source();
+    }
+    text
+}
+
+/// A client of a cluster: one request at a time.
+#[derive(Debug)]
+pub struct Etcd {
+    cluster: Cluster,
+    /// Which member is asked.
+    at: usize,
+    open: Option<Open>,
+    patience: Duration,
+}
+
+impl Etcd {
+    /// Carries out a transaction.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub async fn txn(&mut self, txn: &Txn) -> Result<Done, KvError> {
+        txn.check_size().map_err(KvError::Refused)?;
+        let answer = self.call("/v3/kv/txn", &txn_json(txn)).await?;
+        done(&answer)
+    }
+
+    /// Reads keys, as the whole cluster has them.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub async fn range(&mut self, range: &Range) -> Result<Page, KvError> {
+        let asked = json!({
+            "key": encode(&range.from),
+            "range_end": encode(&range.to),
+            "revision": range.revision.to_string(),
+            "limit": range.limit.to_string(),
+        });
+        let answer = self.call("/v3/kv/range", &asked).await?;
+        let more = answer["more"].as_bool().unwrap_or(false);
+        Ok(Page { values: key_values(&answer)?, revision: revision(&answer), more })
+    }
+
+    /// Grants a lease of so many seconds; its number, and the seconds that it really has.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub async fn grant(&mut self, seconds: u64) -> Result<(EtcdLease, u64), KvError> {
+        let answer = self.call("/v3/lease/grant", &json!({ "TTL": seconds.to_string() })).await?;
+        let (lease, time) = (number(&answer["ID"]), number(&answer["TTL"]));
+        match lease > 0 && time > 0 {
+            true => Ok((lease, time.unsigned_abs())),
+            false => Err(KvError::Unknown("it has granted no lease".to_owned())),
+        }
+    }
+
+    /// Renews a lease; for how many seconds. `None`: it is over.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub async fn renew(&mut self, lease: EtcdLease) -> Result<Option<u64>, KvError> {
+        let answer = self.call("/v3/lease/keepalive", &json!({ "ID": lease.to_string() })).await?;
+        let time = number(&answer["result"]["TTL"]);
+        Ok((time > 0).then_some(time.unsigned_abs()))
+    }
+
+    /// Ends a lease; with it go the keys that are bound to it.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub async fn revoke(&mut self, lease: EtcdLease) -> Result<(), KvError> {
+        match self.call("/v3/lease/revoke", &json!({ "ID": lease.to_string() })).await {
+            Ok(_) | Err(KvError::Gone(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The version, and the bytes that its database has, of the member that is asked now.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub async fn health(&mut self) -> Result<(String, u64), KvError> {
+        let answer = self.call("/v3/maintenance/status", &json!({})).await?;
+        let version = answer["version"].as_str().unwrap_or_default().to_owned();
+        Ok((version, number(&answer["dbSize"]).unsigned_abs()))
+    }
+
+    /// Asks a member; the next one where that does not answer. What was sent is not sent again.
+    async fn call(&mut self, path: &str, asked: &Value) -> Result<Value, KvError> {
+        let body = Bytes::from(asked.to_string());
+        let outcome = tokio::time::timeout(self.patience, self.exchange(path, body)).await;
+        let outcome = outcome.unwrap_or_else(|_| {
+            Err(KvError::Unknown(format!("{} takes too long", self.cluster.endpoints[self.at])))
+        });
+        if matches!(outcome, Err(KvError::Unknown(_) | KvError::Unreachable(_))) {
+            self.open = None;
+            self.at = (self.at + 1) % self.cluster.endpoints.len();
+        }
+        outcome
+    }
+
+    async fn exchange(&mut self, path: &str, body: Bytes) -> Result<Value, KvError> {
+        let unknown = |error: &dyn std::fmt::Display| KvError::Unknown(error.to_string());
+        let open = self.connected().await?;
+        let request = Request::post(path)
+            .header("host", "etcd")
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|error| KvError::Refused(error.to_string()))?;
+        let response = open.send(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LONGEST).collect().await;
+        let bytes = body.map_err(|error| unknown(&error))?.to_bytes();
+        let answer: Value = serde_json::from_slice(&bytes).map_err(|error| unknown(&error))?;
+        let error = if answer["error"].is_object() { &answer["error"] } else { &answer };
+        let code = error["code"].as_i64().or(error["grpc_code"].as_i64()).unwrap_or(0);
+        if status.is_success() && code == 0 {
+            return Ok(answer);
+        }
+        let text = error["message"].as_str().or(error["error"].as_str());
+        let text = text.unwrap_or("it does not say why").to_owned();
+        Err(match code {
+            // NOT_FOUND.
+            5 => KvError::Gone(text),
+            // INVALID_ARGUMENT, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, OUT_OF_RANGE,
+            // UNIMPLEMENTED, UNAUTHENTICATED: decided before anything is changed.
+            3 | 7 | 8 | 9 | 11 | 12 | 16 => KvError::Refused(text),
+            // Among them "request timed out": it may be carried out yet.
+            _ => KvError::Unknown(text),
+        })
+    }
+
+    /// A connection: the one that is open, or one to the first member that can be reached.
+    async fn connected(&mut self) -> Result<&mut Open, KvError> {
+        let usable = match &mut self.open {
+            Some(open) => open.sender.ready().await.is_ok(),
+            None => false,
+        };
+        if !usable {
+            self.open = None;
+            let members = self.cluster.endpoints.len();
+            let mut failed = "it has no members".to_owned();
+            for _ in 0..members {
+                let member = &self.cluster.endpoints[self.at];
+                match tokio::time::timeout(CONNECT, connect(&self.cluster, member)).await {
+                    Ok(Ok(open)) => {
+                        self.open = Some(open);
+                        break;
+                    }
+                    Ok(Err(error)) => failed = format!("{member}: {error}"),
+                    Err(_) => failed = format!("{member} takes too long"),
+                }
+                self.at = (self.at + 1) % members;
+            }
+            if self.open.is_none() {
+                return Err(KvError::Unreachable(failed));
+            }
+        }
+        self.open.as_mut().ok_or_else(|| KvError::Unreachable("no connection".to_owned()))
+    }
+}
+
+async fn connect(cluster: &Cluster, member: &Endpoint) -> std::io::Result<Open> {
+    let socket = TcpStream::connect((member.host.as_str(), member.port)).await?;
+    socket.set_nodelay(true)?;
+    match cluster.tls.as_ref().filter(|_| member.tls) {
+        None => begin(TokioIo::new(socket)).await,
+        Some(tls) => {
+            let name = ServerName::try_from(member.host.clone())
+                .map_err(|_| std::io::Error::other("it has a name that no certificate can have"))?;
+            begin(TokioIo::new(TlsConnector::from(tls.clone()).connect(name, socket).await?)).await
+        }
+    }
+}
+
+async fn begin(
+    stream: impl hyper::rt::Read + hyper::rt::Write + Send + Unpin + 'static,
+) -> std::io::Result<Open> {
+    let (sender, connection) = http1::handshake(stream).await.map_err(std::io::Error::other)?;
+    Ok(Open { sender, ended: tokio::spawn(connection) })
+}
+
+fn encode(text: &str) -> String {
+    STANDARD.encode(text)
+}
+
+/// 64-bit numbers are texts in the JSON of protocol buffers.
+fn number(value: &Value) -> i64 {
+    value.as_str().and_then(|text| text.parse().ok()).or(value.as_i64()).unwrap_or(0)
+}
+
+fn revision(answer: &Value) -> Revision {
+    number(&answer["header"]["revision"])
+}
+
+fn key_values(answer: &Value) -> Result<Vec<KeyValue>, KvError> {
+    let text = |value: &Value| {
+        let bytes = STANDARD.decode(value.as_str().unwrap_or_default()).ok();
+        bytes
+            .and_then(|bytes| String::from_utf8(bytes).ok())
+            .ok_or_else(|| KvError::Refused("a value that is no text".to_owned()))
+    };
+    let values = answer["kvs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let read = values.iter().map(|found| {
+        Ok(KeyValue {
+            key: text(&found["key"])?,
+            value: text(&found["value"])?,
+            created: number(&found["create_revision"]),
+            modified: number(&found["mod_revision"]),
+            lease: number(&found["lease"]),
+        })
+    });
+    read.collect()
+}
+
+fn compare_json(compare: &Compare) -> Value {
+    match compare {
+        Compare::Created(key, revision) => json!({
+            "key": encode(key), "target": "CREATE", "result": "EQUAL",
+            "create_revision": revision.to_string(),
+        }),
+        Compare::Modified(key, revision) => json!({
+            "key": encode(key), "target": "MOD", "result": "EQUAL",
+            "mod_revision": revision.to_string(),
+        }),
+    }
+}
+
+fn op_json(op: &Op) -> Value {
+    match op {
+        Op::Put { key, value, lease } => json!({ "request_put": {
+            "key": encode(key), "value": encode(value), "lease": lease.unwrap_or(0).to_string(),
+        }}),
+        Op::Delete(key) => json!({ "request_delete_range": { "key": encode(key) }}),
+        Op::DeleteRange(from, to) => json!({ "request_delete_range": {
+            "key": encode(from), "range_end": encode(to),
+        }}),
+        Op::Get(key) => json!({ "request_range": { "key": encode(key) }}),
+    }
+}
+
+/// More operations than etcd takes go as transactions of a transaction.
+fn ops_json(ops: &[Op]) -> Value {
+    match ops.len() <= MOST_OPERATIONS {
+        true => ops.iter().map(op_json).collect(),
+        false => ops
+            .chunks(NESTED)
+            .map(|part| {
+                let part: Vec<Value> = part.iter().map(op_json).collect();
+                json!({ "request_txn": { "success": part }})
+            })
+            .collect(),
+    }
+}
+
+fn txn_json(txn: &Txn) -> Value {
+    let compares: Vec<Value> = txn.compares.iter().map(compare_json).collect();
+    json!({
+        "compare": compares, "success": ops_json(&txn.then), "failure": ops_json(&txn.otherwise),
+    })
+}
+
+fn done(answer: &Value) -> Result<Done, KvError> {
+    let responses = answer["responses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let reads = responses.iter().map(|response| &response["response_range"]);
+    let found = reads
+        .filter(|read| read.is_object())
+        .map(|read| Ok(key_values(read)?.into_iter().next()))
+        .collect::<Result<_, KvError>>()?;
+    let succeeded = answer["succeeded"].as_bool().unwrap_or(false);
+    match revision(answer) {
+        1.. => Ok(Done { succeeded, revision: revision(answer), found }),
+        _ => Err(KvError::Unknown("its answer has no revision".to_owned())),
+    }
+}
+
+/// A client for a thread that may wait; what it asks is done by the runtime's threads.
+#[derive(Debug)]
+pub struct Blocking {
+    asked: tokio::sync::mpsc::UnboundedSender<Asked>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Txn(Txn, mpsc::SyncSender<Result<Done, KvError>>),
+    Range(Range, mpsc::SyncSender<Result<Page, KvError>>),
+}
+
+impl Blocking {
+    /// On the runtime that this is called on.
+    pub fn new(mut etcd: Etcd) -> Blocking {
+        let (asked, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(asked) = inbox.recv().await {
+                match asked {
+                    Asked::Txn(txn, answer) => drop(answer.send(etcd.txn(&txn).await)),
+                    Asked::Range(range, answer) => drop(answer.send(etcd.range(&range).await)),
+                }
+            }
+        });
+        Blocking { asked }
+    }
+
+    fn ask<T>(
+        &self,
+        ask: impl FnOnce(mpsc::SyncSender<Result<T, KvError>>) -> Asked,
+    ) -> Result<T, KvError> {
+        let gone = || KvError::Unknown("the process ends".to_owned());
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.asked.send(ask(answer)).map_err(|_| gone())?;
+        answered.recv().map_err(|_| gone())?
+    }
+}
+
+impl Kv for Blocking {
+    fn txn(&mut self, txn: &Txn) -> Result<Done, KvError> {
+        self.ask(|answer| Asked::Txn(txn.clone(), answer))
+    }
+
+    fn range(&mut self, range: &Range) -> Result<Page, KvError> {
+        self.ask(|answer| Asked::Range(range.clone(), answer))
+    }
+
+    fn pause(&mut self) {
+        std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_named_by_url_and_only_this_machines_without_tls() {
+        for good in
+            ["https://e1:2379", "http://127.0.0.1:2379", "http://[::1]:2379", "http://localhost:1"]
+        {
+            assert_eq!(good.parse::<Endpoint>().unwrap().to_string(), good);
+        }
+        assert_eq!("https://e1:2379/".parse::<Endpoint>().unwrap().to_string(), "https://e1:2379");
+        for bad in [
+            "e1:2379",
+            "https://e1",
+            "https://:2379",
+            "ftp://e1:1",
+            "https://e1:0",
+            "https://a/b:1",
+        ] {
+            assert!(matches!(bad.parse::<Endpoint>(), Err(ClusterError::Url(_))), "{bad}");
+        }
+        let clear = "http://10.0.0.1:2379".parse::<Endpoint>();
+        assert!(matches!(clear, Err(ClusterError::Clear(_))));
+        let tls = "https://e1:2379".parse().unwrap();
+        assert_eq!(Cluster::new(vec![tls], None).unwrap_err(), ClusterError::Authority);
+    }
+
+    #[test]
+    fn many_operations_go_as_transactions_of_one() {
+        let ops = |n: usize| (0..n).map(|n| Op::Delete(n.to_string())).collect::<Vec<_>>();
+        assert_eq!(ops_json(&ops(128)).as_array().unwrap().len(), 128);
+        let nested = ops_json(&ops(129));
+        assert_eq!(nested.as_array().unwrap().len(), 3);
+        assert_eq!(nested[2]["request_txn"]["success"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn an_answer_without_a_revision_is_none() {
+        assert!(matches!(done(&json!({})), Err(KvError::Unknown(_))));
+        let answer = json!({ "header": { "revision": "7" }, "responses": [
+            { "response_put": {} }, { "response_range": {} },
+            { "response_range": { "kvs": [{ "key": "YQ==", "value": "Yg==", "create_revision": "3", "mod_revision": "5" }]}},
+        ]});
+        let done = done(&answer).unwrap();
+        assert_eq!((done.succeeded, done.revision, done.found.len()), (false, 7, 2));
+        let found = done.found[1].clone().unwrap();
+        assert_eq!(
+            (found.key.as_str(), found.value.as_str(), found.created, found.modified),
+            ("a", "b", 3, 5)
+        );
+    }
+}

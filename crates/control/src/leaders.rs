@@ -1,0 +1,264 @@
+//! The control planes of a rack, seen from outside: finds the one that leads, and finds the next one when that is gone.
+//!
+//! Who does not lead answers with [`LEADER`] where it knows who does. Whoever says so has shown a certificate of the
+//! rack's control plane, and so does whoever is named.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, StatusCode};
+use rackbus_identity::rustls::ClientConfig;
+
+use crate::client::{ClientError, speak};
+use crate::machines;
+use crate::service::problem;
+
+/// The header in which a control plane that does not lead names the one that does.
+pub const LEADER: &str = "rackbus-leader";
+/// What a request carries that may be repeated.
+pub(crate) const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// How long a leader is looked for: longer than it takes until there is a new one.
+const FINDING: Duration = Duration::from_secs(10);
+/// Between two rounds.
+const BETWEEN: Duration = Duration::from_millis(200);
+/// How long one of several may take to be connected to.
+const CONNECT: Duration = Duration::from_millis(1000);
+/// Control planes that are known at a time.
+const MOST: usize = 16;
+/// Bytes of the longest request that is passed on.
+const LONGEST: usize = 2 << 20;
+
+/// Shows who asks, and demands who answers; certificates are renewed while it is used.
+pub type TlsSource = Arc<dyn Fn() -> Arc<ClientConfig> + Send + Sync>;
+
+/// The control planes of a rack.
+pub struct Leaders {
+    tls: TlsSource,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// As `HOST:PORT`.
+    addresses: Vec<String>,
+    /// The one that led last.
+    at: usize,
+}
+
+impl std::fmt::Debug for Leaders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leaders").field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+/// A request that can be sent to one after the other.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// What is done.
+    pub method: Method,
+    /// Path and query.
+    pub path: String,
+    /// The idempotency key.
+    pub key: Option<HeaderValue>,
+    /// JSON.
+    pub body: Bytes,
+}
+
+impl Asked {
+    pub(crate) fn request(self) -> Result<hyper::Request<Full<Bytes>>, ClientError> {
+        let mut request = hyper::Request::builder()
+            .method(self.method)
+            .uri(self.path)
+            .header("host", "rackbus")
+            .header("content-type", "application/json");
+        if let Some(key) = self.key {
+            request = request.header(IDEMPOTENCY_KEY, key);
+        }
+        let request = request.body(Full::new(self.body));
+        request.map_err(|cause| ClientError::Answer(cause.to_string()))
+    }
+}
+
+impl Leaders {
+    /// Those at these addresses (`HOST:PORT`), the likeliest leader first.
+    pub fn new(addresses: impl IntoIterator<Item = String>, tls: TlsSource) -> Leaders {
+        let leaders = Leaders { tls, known: Mutex::default() };
+        leaders.learn(addresses);
+        leaders
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The addresses that are known.
+    pub fn addresses(&self) -> Vec<String> {
+        self.known().addresses.clone()
+    }
+
+    /// There are these, too.
+    pub fn learn(&self, addresses: impl IntoIterator<Item = String>) {
+        let mut known = self.known();
+        for address in addresses {
+            if !known.addresses.contains(&address) {
+                if known.addresses.len() >= MOST {
+                    known.addresses.remove(0);
+                    known.at = 0;
+                }
+                known.addresses.push(address);
+            }
+        }
+    }
+
+    fn place(&self) -> PathBuf {
+        self.addresses().join(", ").into()
+    }
+
+    /// Which one is asked first, and how many there are.
+    fn first(&self) -> (String, usize) {
+        let known = self.known();
+        (known.addresses.get(known.at).cloned().unwrap_or_default(), known.addresses.len())
+    }
+
+    /// `address` is not the one.
+    fn pass(&self, address: &str, leader: Option<&str>) {
+        if let Some(leader) = leader {
+            self.learn([leader.to_owned()]);
+        }
+        let mut known = self.known();
+        let named = known.addresses.iter().position(|it| Some(it.as_str()) == leader);
+        let is_first = known.addresses.get(known.at).is_some_and(|it| it == address);
+        match named.filter(|_| leader != Some(address)) {
+            Some(named) => known.at = named,
+            // Somebody else may have found another meanwhile.
+            None if is_first => known.at = (known.at + 1) % known.addresses.len().max(1),
+            None => {}
+        }
+    }
+
+    /// This one leads, as far as it is known.
+    pub fn lead_by(&self, address: &str) {
+        self.learn([address.to_owned()]);
+        let mut known = self.known();
+        if let Some(at) = known.addresses.iter().position(|it| it == address) {
+            known.at = at;
+        }
+    }
+
+    /// The one that is asked first does not answer as it should.
+    pub fn doubt(&self) {
+        let (first, _) = self.first();
+        self.pass(&first, None);
+    }
+
+    /// Asks the leader, wherever it is.
+    ///
+    /// # Errors
+    /// [`ClientError`], when none is found, or the one that was asked is gone before it answered.
+    pub async fn send(&self, asked: &Asked) -> Result<hyper::Response<Incoming>, ClientError> {
+        let begun = Instant::now();
+        let mut tried = 0;
+        loop {
+            let (address, all) = self.first();
+            tried += 1;
+            let round_is_over = tried % all.max(1) == 0;
+            match self.open(&address, all).await {
+                Ok(mut sender) => {
+                    let response = sender.send_request(asked.clone().request()?).await;
+                    let response = response.inspect_err(|_| self.pass(&address, None))?;
+                    if response.status() != StatusCode::MISDIRECTED_REQUEST {
+                        return Ok(response);
+                    }
+                    let leader = response.headers().get(LEADER).and_then(|it| it.to_str().ok());
+                    let leader = leader.and_then(|url| url.strip_prefix("https://"));
+                    self.pass(&address, leader);
+                    if begun.elapsed() > FINDING {
+                        return Ok(response);
+                    }
+                }
+                Err(cause) => {
+                    self.pass(&address, None);
+                    if all < 2 || begun.elapsed() > FINDING {
+                        let cause = std::io::Error::new(cause.kind(), cause.to_string());
+                        return Err(ClientError::Unreachable { place: self.place(), cause });
+                    }
+                }
+            }
+            if round_is_over {
+                tokio::time::sleep(BETWEEN).await;
+            }
+        }
+    }
+
+    async fn open(
+        &self,
+        address: &str,
+        all: usize,
+    ) -> std::io::Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>> {
+        let opened = async {
+            let stream = machines::connect(address, (self.tls)()).await?;
+            speak(stream).await.map_err(std::io::Error::other)
+        };
+        match all {
+            0 | 1 => opened.await,
+            _ => tokio::time::timeout(CONNECT, opened)
+                .await
+                .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())),
+        }
+    }
+
+    /// Passes a request on to the leader, and its answer back.
+    pub async fn pass_on(&self, request: Request) -> Response {
+        let (parts, body) = request.into_parts();
+        let body = match http_body_util::Limited::new(body, LONGEST).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => {
+                let remedy = "send less at once";
+                return problem("bad_request", error.to_string(), remedy).into_response();
+            }
+        };
+        let path = parts.uri.path_and_query().map_or("/", |it| it.as_str()).to_owned();
+        let key = parts.headers.get(IDEMPOTENCY_KEY).cloned();
+        let asked = Asked { method: parts.method, path, key, body };
+        match self.send(&asked).await {
+            Ok(answer) => {
+                let (parts, body) = answer.into_parts();
+                let mut response = Response::new(Body::new(body));
+                *response.status_mut() = parts.status;
+                for name in [header::CONTENT_TYPE.as_str(), LEADER] {
+                    if let Some(value) = parts.headers.get(name) {
+                        let name = header::HeaderName::from_static(name);
+                        response.headers_mut().insert(name, value.clone());
+                    }
+                }
+                response
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a request was not passed on");
+                let remedy =
+                    "see that the machines of the control plane are up and reached from here";
+                // It may have been carried out: whoever has a key asks again.
+                let code =
+                    if matches!(error, ClientError::Broken(_)) { "ending" } else { "unreachable" };
+                problem(code, error.to_string(), remedy).into_response()
+            }
+        }
+    }
+
+    /// Routes that pass everything on.
+    pub fn routes(self: Arc<Self>) -> Router {
+        let pass_on = async |State(leaders): State<Arc<Leaders>>, request: Request| {
+            leaders.pass_on(request).await
+        };
+        Router::new().fallback(pass_on).with_state(self)
+    }
+}

@@ -1,0 +1,74 @@
+//! The newest term of a leader that this node was spoken to in, also by former lives of it.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// The newest term, and the file that keeps it.
+#[derive(Debug, Clone)]
+pub struct NewestTerm {
+    path: PathBuf,
+    newest: u64,
+}
+
+impl NewestTerm {
+    /// What the file has; 0 where there is none, or nothing that makes sense.
+    pub fn open(path: PathBuf) -> NewestTerm {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let newest = text.trim().parse().unwrap_or_else(|_| {
+            if !text.is_empty() {
+                tracing::warn!(path = %path.display(), "the leader's term that is noted here makes no sense");
+            }
+            0
+        });
+        NewestTerm { path, newest }
+    }
+
+    /// The newest one.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// Whether what is said in `term` may be taken: no later one is known. A later one is kept before that is said.
+    ///
+    /// # Errors
+    /// When it cannot be kept; then nothing of it may be taken.
+    pub fn take(&mut self, term: u64) -> io::Result<bool> {
+        if term > self.newest {
+            let new = self.path.with_extension("new");
+            let mut file = std::fs::File::create(&new)?;
+            writeln!(file, "{term}")?;
+            file.sync_all()?;
+            std::fs::rename(&new, &self.path)?;
+            if let Some(folder) = self.path.parent() {
+                std::fs::File::open(folder)?.sync_all()?;
+            }
+            self.newest = term;
+        }
+        Ok(term == self.newest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_term_is_never_taken_again_not_even_by_another_life() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.term");
+        let mut term = NewestTerm::open(path.clone());
+        assert!(term.take(0).unwrap(), "a control plane that knows of no terms");
+        assert!(term.take(3).unwrap() && term.take(3).unwrap());
+        assert!(!term.take(2).unwrap() && !term.take(0).unwrap());
+        let mut again = NewestTerm::open(path);
+        assert_eq!(again.newest(), 3);
+        assert!(!again.take(2).unwrap() && again.take(4).unwrap());
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut term = NewestTerm::open(folder.path().join("none/control.term"));
+        assert!(term.take(3).is_err() && term.newest() == 0);
+    }
+}
