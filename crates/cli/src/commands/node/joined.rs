@@ -4,11 +4,13 @@
 //! What this machine's other commands ask at the run directory's `control.sock` is passed on to the control
 //! plane, as this host: they are the same as where the whole rack runs on one machine.
 
+use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use rackbus_control::api::HostStatus;
 use rackbus_control::machines::{JoinRequest, forward};
 use rackbus_control::{Client, ClientError};
 use rackbus_devices::class::parse_rack;
@@ -20,6 +22,8 @@ use crate::commands::misread;
 use crate::output::Failure;
 use crate::paths::{self, Running};
 
+/// How long the control plane may take to say where others are.
+const LOCATING: Duration = Duration::from_secs(2);
 /// Between two looks whether the certificate is to be renewed.
 const RENEWALS: Duration = Duration::from_secs(3600);
 
@@ -88,6 +92,7 @@ impl JoinArgs {
         let credentials = Arc::new(RwLock::new(credentials));
         let listen = self.listen.to_string();
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
+        locate_others(&link, &control, &credentials);
         Ok(Some(Joined { run_dir, link, credentials, control, state_dir }))
     }
 
@@ -128,6 +133,31 @@ impl Joined {
         let forwarded = forward(&socket, self.control, self.credentials).await;
         forwarded.map_err(|cause| not_written(&socket, &cause))
     }
+}
+
+/// Other hosts' nodes are where the control plane says.
+fn locate_others(link: &TcpLink, control: &str, credentials: &Renewed) {
+    let (runtime, control) = (tokio::runtime::Handle::current(), control.to_owned());
+    let (credentials, known) = (credentials.clone(), Mutex::new(HashMap::new()));
+    link.locate_by(move |host| {
+        let current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let client = Client::over_tls(&control, current.client().clone());
+        let asked = async { tokio::time::timeout(LOCATING, client.status()).await };
+        let status = runtime.block_on(asked);
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        match status {
+            Ok(Ok(status)) => {
+                let of = |it: HostStatus| it.address.map(|address| (it.host, address));
+                *known = status.hosts.into_iter().filter_map(of).collect();
+            }
+            // Where they were last is better than nothing.
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the control plane cannot be asked where {host} is")
+            }
+            Err(_) => tracing::warn!("the control plane does not say where {host} is"),
+        }
+        known.get(host).cloned()
+    });
 }
 
 async fn renew(credentials: Renewed, control: String, state_dir: PathBuf) {
