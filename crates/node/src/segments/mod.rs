@@ -29,7 +29,7 @@ use rackbus_segment::directory::{Attached, Settings};
 use rackbus_segment::message::{Ask, Refusal, Reply, Tell, encode};
 use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
 
-use far::Far;
+use far::{Effects, Far};
 use numbers::Numbers;
 use objects::{Object, Store};
 use outbox::{Letter, Outbox};
@@ -62,10 +62,9 @@ struct State {
     sessions: HashMap<SessionId, Session>,
     owners: HashMap<NodeId, Owner>,
     connectors: HashMap<NodeId, Arc<Outbox>>,
-    /// Of the conversations with owners' nodes, those that pass no memory.
-    far_owners: HashMap<NodeId, Arc<Far>>,
-    /// The same of those with connectors' nodes.
-    far_connectors: HashMap<NodeId, Arc<Far>>,
+    /// What this host has in common with those on other machines.
+    fars: HashMap<NodeId, Arc<Far>>,
+    effects: Effects,
     /// What this node answers in the place of connectors on other machines.
     in_their_place: Vec<(NodeId, Ask)>,
 }
@@ -136,8 +135,8 @@ impl Segments {
                 sessions: HashMap::new(),
                 owners: HashMap::new(),
                 connectors: HashMap::new(),
-                far_owners: HashMap::new(),
-                far_connectors: HashMap::new(),
+                fars: HashMap::new(),
+                effects: Effects::default(),
                 in_their_place: Vec::new(),
             }),
             sooner: Condvar::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rackbus_memory::doorbell::{DOORBELL_BYTES, count_in};
 use rackbus_memory::ring::RingLayout;
@@ -24,8 +24,6 @@ pub struct Object {
     kind: Kind,
     /// The memory, mapped here, once that was needed.
     region: OnceLock<Arc<Region>>,
-    /// Held by this process while it reads all of the memory, or stores there for another machine.
-    stores: Mutex<()>,
 }
 
 /// What an object is.
@@ -42,7 +40,7 @@ pub enum Kind {
 impl Object {
     fn new(fd: OwnedFd, kind: Kind) -> Arc<Object> {
         let (fd, region) = (Arc::new(fd), OnceLock::new());
-        Arc::new(Object { fd, read_only: OnceLock::new(), kind, region, stores: Mutex::default() })
+        Arc::new(Object { fd, read_only: OnceLock::new(), kind, region })
     }
 
     /// What it is.
@@ -65,11 +63,6 @@ impl Object {
         let size = u64::try_from(size).unwrap_or(0);
         let region = Region::map(self.fd.as_fd(), 0, size, access)?;
         Ok(self.region.get_or_init(|| Arc::new(region)).clone())
-    }
-
-    /// Keeps others of this process from reading all of the memory, or storing there for another machine.
-    pub fn hold_stores(&self) -> MutexGuard<'_, ()> {
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The descriptor with all rights.

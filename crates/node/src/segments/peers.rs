@@ -11,6 +11,7 @@ use rackbus_segment::NodeId;
 use rackbus_segment::directory::Loss;
 use rackbus_segment::message::decode;
 
+use super::far::Way;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
@@ -117,8 +118,8 @@ impl Segments {
     fn owner_lost(self: &Arc<Self>, node: NodeId, loss: Loss) {
         let mut state = self.lock();
         state.owners.remove(&node);
-        if let Some(far) = state.far_owners.remove(&node) {
-            far.end();
+        if let Some(far) = state.fars.get(&node) {
+            far.end(Way::ToOwner);
         }
         self.ask_in(&mut state, |directory, now, objects| {
             directory.owner_gone(now, node, loss, objects)
@@ -173,8 +174,8 @@ impl Segments {
     }
 
     pub(super) fn connector_lost(self: &Arc<Self>, state: &mut State, node: NodeId) {
-        if let Some(far) = state.far_connectors.remove(&node) {
-            far.end();
+        if let Some(far) = state.fars.get(&node) {
+            far.end(Way::ToConnector);
         }
         self.ask_in(state, |directory, now, objects| directory.connector_gone(now, node, objects));
     }

@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use rackbus_memory::AdaptiveSpin;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_segment::coherence::Side;
 use rackbus_segment::directory::{Attached, LinePart, Loss};
 use rackbus_segment::message::{
     Ask, Carried, Change, PeerReply, Question, Refusal, StandIn, Tell, decode, encode,
 };
 use rackbus_segment::{Handle, NodeId, Objects, SessionId, To};
 
-use super::far::{Far, Line, is_whole, stand_ins};
+use super::far::{Far, Line, Way, is_whole, stand_ins};
 use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
@@ -44,17 +43,15 @@ impl Segments {
     /// Says it to a node of another machine, if it is for one; else it is handed back.
     pub(super) fn deliver_far(state: &mut State, to: To, attached: &[Attached]) -> Option<To> {
         match to {
-            To::Ask(node, ask) => {
-                let Some(far) = state.far_owners.get(&node) else {
-                    return Some(To::Ask(node, ask));
-                };
-                ask_far(far, &ask);
-            }
+            To::Ask(node, ask) => match state.fars.get(&node).filter(|far| far.has(Way::ToOwner)) {
+                Some(far) => ask_far(far, &ask),
+                None => return Some(To::Ask(node, ask)),
+            },
             To::Tell(node, tell) => {
-                let Some(far) = state.far_connectors.get(&node).cloned() else {
-                    return Some(To::Tell(node, tell));
-                };
-                state.tell_far(node, &far, tell, attached);
+                match state.fars.get(&node).filter(|far| far.has(Way::ToConnector)).cloned() {
+                    Some(far) => state.tell_far(node, &far, tell, attached),
+                    None => return Some(To::Tell(node, tell)),
+                }
             }
             To::Reply(..) | To::Event(..) => return Some(to),
         }
@@ -63,17 +60,18 @@ impl Segments {
 
     /// Hears the node of an owner on another machine until it is gone; how.
     pub(super) fn hear_far_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) -> Loss {
-        let Ok(far) = Far::new(outbox.clone()) else { return Loss::OutOfReach };
-        {
+        let far = {
             // Under the lock, so that nothing that is said now comes before what waits.
             let mut state = self.lock();
-            state.far_owners.insert(node, far.clone());
+            let Some(far) = state.far(node) else { return Loss::OutOfReach };
+            far.begin(Way::ToOwner, outbox.clone());
             let before = state.owners.insert(node, Owner::Here(outbox.clone()));
             if let Some(Owner::Dialling(waiting)) = before {
                 let asks = waiting.iter().filter_map(|letter| decode(&letter.bytes));
                 asks.for_each(|ask| ask_far(&far, &ask));
             }
-        }
+            far
+        };
         let mut held = Held::new();
         let mut heard = false;
         let end = self.listen_far(outbox, |carried| {
@@ -84,9 +82,10 @@ impl Segments {
                     self.hear_tell(node, &far, tell, given, &mut held)
                 }
                 carried => {
-                    let complete = far.hear(carried)?;
-                    if let Some((tell, attached)) = complete.and_then(|it| held.remove(&it)) {
-                        self.told(node, tell, attached);
+                    for complete in far.hear(Way::ToOwner, carried)? {
+                        if let Some((tell, attached)) = held.remove(&complete) {
+                            self.told(node, tell, attached);
+                        }
                     }
                     Ok(())
                 }
@@ -148,28 +147,28 @@ impl Segments {
         };
         let connection = match &tell {
             Tell::Answer { request, .. } => {
-                Some(far.answered(*request).ok_or("an answer to no question")?)
+                Some(far.answered(Way::ToOwner, *request).ok_or("an answer to no question")?)
             }
             _ => None,
         };
         let Some((named, given)) = given else {
             self.told(node, tell, Vec::new());
             if let Some(connection) = over {
-                far.forget(connection);
+                far.forget((Way::ToOwner, connection));
             }
             return Ok(());
         };
         if connection != Some(named) || !is_whole(&given) {
             return Err("memory for a connection that was not asked for".to_owned());
         }
-        match self.stand_in(node, far, named, &given) {
+        match self.stand_in(far, named, &given) {
             Ok(attached) if matches!(given[..], [StandIn::Memory { .. }]) => {
                 held.insert(named, (tell, attached));
             }
             Ok(attached) => self.told(node, tell, attached),
             Err(cause) => {
                 // The owner has made it; the directory lets go of it.
-                far.say(&encode(&Ask::Disconnect { connection: named }), None);
+                far.say(Way::ToOwner, &encode(&Ask::Disconnect { connection: named }), None);
                 let Tell::Answer { request, .. } = tell else { return Ok(()) };
                 let answer = Err(Refusal::System(cause));
                 self.told(node, Tell::Answer { request, answer }, Vec::new());
@@ -180,8 +179,7 @@ impl Segments {
 
     /// Makes what stands here for what a connection leads to.
     fn stand_in(
-        self: &Arc<Self>,
-        node: NodeId,
+        &self,
         far: &Arc<Far>,
         connection: Handle,
         given: &[StandIn],
@@ -206,12 +204,11 @@ impl Segments {
         let object = |at: usize| made.get(at).and_then(|it| state.store.get(it.object)).cloned();
         match (given, object(0), object(1)) {
             ([StandIn::Memory { size, write }], Some(memory), _) => {
-                far.add_memory(connection, memory, Side::Replica, (*size, *write));
+                far.add_memory((Way::ToOwner, connection), memory, (*size, *write));
             }
             (_, Some(bell), Some(event)) => {
                 let line = Line { bell, event, ring: object(2) };
-                let service = self.clone();
-                if !far.add_sender(connection, &line, move || service.flush_towards(node)) {
+                if !far.add_sender(connection, &line) {
                     made.iter().for_each(|it| state.store.forget(it.object));
                     return Err("an interrupt's memory cannot be mapped".to_owned());
                 }
@@ -223,20 +220,21 @@ impl Segments {
 
     /// Hears the node of a connector on another machine until it is gone.
     pub(super) fn attend_far(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) {
-        let Ok(far) = Far::new(outbox.clone()) else { return outbox.packets().shut_down() };
-        {
+        let far = {
             let mut state = self.lock();
+            let Some(far) = state.far(node) else { return outbox.packets().shut_down() };
             if let Some(before) = state.connectors.insert(node, outbox.clone()) {
                 // The node began anew before its former conversation was noticed to be over.
                 before.packets().shut_down();
                 self.connector_lost(&mut state, node);
             }
-            state.far_connectors.insert(node, far.clone());
-        }
+            far.begin(Way::ToConnector, outbox.clone());
+            far
+        };
         self.listen_far(outbox, |carried| {
             let message = match carried {
                 Carried::Said { message, .. } => message,
-                carried => return far.hear(carried).map(drop),
+                carried => return far.hear(Way::ToConnector, carried).map(drop),
             };
             let ask: Ask = decode(&message).ok_or("no message of this protocol")?;
             let mut state = self.lock();
@@ -246,11 +244,12 @@ impl Segments {
             let over = match &ask {
                 Ask::Question { request, what, .. } if refusal(what).is_some() => {
                     let answer = Err(refusal(what).unwrap_or(Refusal::NoSuchSegment));
-                    far.say(&encode(&Tell::Answer { request: *request, answer }), None);
+                    let tell = Tell::Answer { request: *request, answer };
+                    far.say(Way::ToConnector, &encode(&tell), None);
                     return Ok(());
                 }
                 Ask::Question { request, connection, .. } => {
-                    far.asked(*request, *connection);
+                    far.asked(Way::ToConnector, *request, *connection);
                     None
                 }
                 Ask::Disconnect { connection } => Some(*connection),
@@ -261,7 +260,7 @@ impl Segments {
                 directory.asked(now, node, ask, objects)
             });
             if let Some(connection) = over {
-                far.forget(connection);
+                far.forget((Way::ToConnector, connection));
             }
             Ok(())
         });
@@ -271,44 +270,29 @@ impl Segments {
             state.connectors.remove(&node);
             self.connector_lost(&mut state, node);
         }
-        far.end();
     }
 
     /// Waits until what a session stored to the memory of a segment or a connection has taken effect on other
     /// machines; whether it has everywhere.
     pub(super) fn flush(&self, session: SessionId, keeper: Handle) -> bool {
-        let mut waited_for = Vec::new();
-        {
+        let (fars, of_connection) = {
             let state = self.lock();
             let object = state.directory.memory_of(session, keeper);
-            if let Some(object) = object.and_then(|it| state.store.get(it)).cloned() {
-                for far in state.far_connectors.values() {
-                    let of = far.memories(|_, pair| pair.is_of(&object));
-                    waited_for.extend(of.into_iter().map(|it| (far.clone(), it)));
-                }
-            } else if state.directory.has_connection(session, keeper) {
-                for far in state.far_owners.values() {
-                    let of = far.memories(|connection, _| connection == keeper);
-                    waited_for.extend(of.into_iter().map(|it| (far.clone(), it)));
-                }
+            let object = object.and_then(|it| state.store.get(it)).cloned();
+            let leads = |far: &&Arc<Far>| match &object {
+                Some(object) => far.has_memory(object),
+                None => far.has_connection(keeper),
+            };
+            if object.is_none() && !state.directory.has_connection(session, keeper) {
+                return true;
             }
-        }
-        waited_for.iter().fold(true, |done, (far, memory)| far.flush(memory) && done)
-    }
-
-    /// The same for all memory that this host and another one have in common.
-    fn flush_towards(&self, node: NodeId) {
-        let fars: Vec<Arc<Far>> = {
-            let state = self.lock();
-            let both = [state.far_owners.get(&node), state.far_connectors.get(&node)];
-            both.into_iter().flatten().cloned().collect()
+            let fars: Vec<Arc<Far>> = state.fars.values().filter(leads).cloned().collect();
+            (fars, object.is_none())
         };
-        for far in fars {
-            for memory in far.memories(|_, _| true) {
-                // Who is gone, or too slow, is told nothing; the interrupt is still to be said.
-                far.flush(&memory);
-            }
-        }
+        fars.iter().fold(true, |done, far| {
+            let flushed = if of_connection { far.flush_connection(keeper) } else { far.flush() };
+            flushed && done
+        })
     }
 }
 
@@ -316,14 +300,23 @@ impl Segments {
 fn ask_far(far: &Arc<Far>, ask: &Ask) {
     let bytes = encode(ask);
     match ask {
-        Ask::Question { request, connection, .. } => far.asked(*request, *connection),
-        Ask::Disconnect { connection } if far.close(*connection, &bytes) => return,
+        Ask::Question { request, connection, .. } => far.asked(Way::ToOwner, *request, *connection),
+        Ask::Disconnect { connection } if far.close((Way::ToOwner, *connection), &bytes) => return,
         Ask::Disconnect { .. } | Ask::Frozen { .. } | Ask::Adopted { .. } => {}
     }
-    far.say(&bytes, None);
+    far.say(Way::ToOwner, &bytes, None);
 }
 
 impl State {
+    /// What this host has in common with another; `None` when there is no thread for it.
+    fn far(&mut self, node: NodeId) -> Option<Arc<Far>> {
+        if let Some(far) = self.fars.get(&node) {
+            return Some(far.clone());
+        }
+        let far = Far::new(self.effects.clone()).ok()?;
+        Some(self.fars.entry(node).or_insert(far).clone())
+    }
+
     /// Says something to the node of a connector on another machine.
     fn tell_far(&mut self, node: NodeId, far: &Arc<Far>, tell: Tell, attached: &[Attached]) {
         match tell {
@@ -332,27 +325,33 @@ impl State {
                 let bytes = encode(&tell);
                 match change {
                     // It keeps what it held last.
-                    Change::Removed | Change::Lost if far.close(connection, &bytes) => return,
-                    change if change.is_final() => far.forget(connection),
+                    Change::Removed | Change::Lost
+                        if far.close((Way::ToConnector, connection), &bytes) =>
+                    {
+                        return;
+                    }
+                    change if change.is_final() => far.forget((Way::ToConnector, connection)),
                     _ => {}
                 }
-                far.say(&bytes, None);
+                far.say(Way::ToConnector, &bytes, None);
             }
             // What stands there for the memory is not moved: this host's part of it is.
             Tell::Freeze { ticket, connection, .. } => {
-                if let Some(memory) = far.memory(connection) {
+                if let Some(memory) = far.memory((Way::ToConnector, connection)) {
                     memory.pause();
                 }
                 self.in_their_place.push((node, Ask::Frozen { ticket, connection }));
             }
             Tell::Adopt { ticket, connection, .. } => {
                 let object = attached.first().and_then(|it| self.store.get(it.object));
-                if let (Some(memory), Some(object)) = (far.memory(connection), object) {
+                if let (Some(memory), Some(object)) =
+                    (far.memory((Way::ToConnector, connection)), object)
+                {
                     memory.adopt(object.clone());
                 }
                 self.in_their_place.push((node, Ask::Adopted { ticket, connection }));
             }
-            Tell::Unfreeze { connection, .. } => far.resume(connection),
+            Tell::Unfreeze { connection, .. } => far.resume((Way::ToConnector, connection)),
         }
     }
 
@@ -363,7 +362,7 @@ impl State {
         answer: Result<PeerReply, Refusal>,
         attached: &[Attached],
     ) {
-        let connection = far.answered(request);
+        let connection = far.answered(Way::ToConnector, request);
         let objects = attached
             .iter()
             .filter_map(|it| self.store.get(it.object).map(|object| (object.clone(), it.write)));
@@ -380,17 +379,21 @@ impl State {
                     [StandIn::Memory { size, write }] => Some((size, write)),
                     _ => None,
                 };
-                far.say(&encode(&Tell::Answer { request, answer }), Some((connection, given)));
+                far.say(
+                    Way::ToConnector,
+                    &encode(&Tell::Answer { request, answer }),
+                    Some((connection, given)),
+                );
                 // Only now: what is stored is said behind it.
                 if let (Some(form), Some((object, _))) = (memory, objects.into_iter().next()) {
-                    far.add_memory(connection, object, Side::Home, form);
+                    far.add_memory((Way::ToConnector, connection), object, form);
                 }
             }
             (None, _) if !attached.is_empty() => {
                 let answer = Err(Refusal::System("its memory cannot be mapped".to_owned()));
-                far.say(&encode(&Tell::Answer { request, answer }), None);
+                far.say(Way::ToConnector, &encode(&Tell::Answer { request, answer }), None);
             }
-            _ => far.say(&encode(&Tell::Answer { request, answer }), None),
+            _ => far.say(Way::ToConnector, &encode(&Tell::Answer { request, answer }), None),
         }
     }
 }

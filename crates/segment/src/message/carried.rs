@@ -26,11 +26,20 @@ pub enum Carried<'a> {
         batch: u64,
         /// Whether they are the last of it.
         last: bool,
+        /// Whether it takes effect only with the next batch of the same node that has this not: both do in one.
+        held: bool,
         /// Where they are: each the offset of its first byte, and how many bytes follow it.
         runs: Vec<(u64, u32)>,
         /// All their bytes, one run after the other.
         #[serde(with = "bytes")]
         data: Cow<'a, [u8]>,
+    },
+    /// A batch that is held is there, all of it.
+    Held {
+        /// The connection.
+        connection: Handle,
+        /// Number of the batch.
+        batch: u64,
     },
     /// A batch has taken effect.
     Applied {
@@ -53,6 +62,11 @@ pub enum Carried<'a> {
         /// What was sent.
         #[serde(with = "bytes")]
         data: Cow<'a, [u8]>,
+    },
+    /// A [`Rung`](Carried::Rung) or a [`Message`](Carried::Message) is there, and comes before what follows it.
+    Reached {
+        /// The connection to the interrupt.
+        connection: Handle,
     },
     /// The owner has room for one more message than before.
     Taken {
@@ -129,6 +143,7 @@ mod tests {
                 connection,
                 batch: 3,
                 last: true,
+                held: false,
                 runs: vec![(5, 2), (9, 1)],
                 data: Cow::Owned(vec![1, 2, 3]),
             },

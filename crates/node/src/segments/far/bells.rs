@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rackbus_memory::ring::RingLayout;
 use rackbus_memory::{AdaptiveSpin, Consumer, Doorbell, PeerEvent, Producer, PushError};
@@ -51,6 +52,10 @@ struct Sending {
     ring: Option<Consumer>,
     /// Messages that the owner has still room for.
     room: u32,
+    /// Triggers up to here are said.
+    said: u32,
+    /// What was said and is not known to be there.
+    under_way: u32,
     /// What is to be said when all before it was; the process hears nothing any more.
     last: Option<Letter>,
     ended: bool,
@@ -72,7 +77,8 @@ impl Sender {
             Some(ring) => Some(Consumer::new(ring.region().ok()?, 0, RING)?),
             None => None,
         };
-        let state = Sending { ring, room: DATA_SLOTS, last: None, ended: false };
+        let (said, under_way) = (0, 0);
+        let state = Sending { ring, room: DATA_SLOTS, said, under_way, last: None, ended: false };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         Some(Arc::new(Sender { bell: line.doorbell()?, state, changed }))
     }
@@ -96,9 +102,12 @@ impl Sender {
                         say(Said::Message(message[..length].to_vec()));
                     }
                 } else {
+                    self.lock().under_way += 1;
                     say(Said::Rung(count.wrapping_sub(seen)));
                 }
                 seen = count;
+                self.lock().said = count;
+                self.changed.notify_all();
             }
             if over {
                 return self.lock().last.take();
@@ -116,6 +125,7 @@ impl Sender {
         }
         let length = state.ring.as_mut()?.pop(buffer).filter(|length| *length <= buffer.len())?;
         state.room -= 1;
+        state.under_way += 1;
         Some(length)
     }
 
@@ -124,6 +134,27 @@ impl Sender {
         let mut state = self.lock();
         state.room = (state.room + 1).min(DATA_SLOTS);
         self.changed.notify_all();
+    }
+
+    /// The oldest of what was said is there.
+    pub fn reached(&self) {
+        let mut state = self.lock();
+        state.under_way = state.under_way.saturating_sub(1);
+        self.changed.notify_all();
+    }
+
+    /// Waits until what was triggered before is there; false when the owner is gone, or `limit` is over. Messages
+    /// that the owner has no room for are not waited for.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let count = self.bell.count();
+        let waiting = |it: &mut Sending| {
+            let full = it.ring.is_some() && it.room == 0;
+            let behind = (count.wrapping_sub(it.said) as i32) > 0 && !full;
+            !it.ended && (behind || it.under_way > 0)
+        };
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, waiting);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        !state.ended && !timeout.timed_out()
     }
 
     /// The process is to be heard no more; what it said is said first, and then `last`.

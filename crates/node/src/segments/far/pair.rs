@@ -1,13 +1,13 @@
 //! One end of a connection's memory between machines: the memory, and its [`Window`], which decides.
 //!
-//! A snapshot is memory that was read twice with nothing changed in between: then it was so at one moment, and has
-//! no store without those that came before it. Who stores without a pause is given some turns, and then taken as
-//! it is (see the book for what that means).
+//! A snapshot ([`collect`]) is of all memory that two hosts have in common, so that a flag in one segment does not
+//! come before data in another. It is memory that was read twice with nothing changed in between: then it was so at
+//! one moment, and has no store without those that came before it. Who stores without a pause is given some turns
+//! ([`TURNS`]), and then taken as it is.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::merge::merge;
 use rackbus_memory::sparse;
@@ -17,42 +17,33 @@ use super::super::objects::Object;
 
 /// How often memory that changes all the time is read again for a snapshot.
 const TURNS: usize = 64;
+/// Stores of more bytes than this take effect first: what is polled is seldom more than a word.
+const WORD: usize = 8;
 
 /// One end.
 #[derive(Debug)]
-pub struct Pair {
-    state: Mutex<State>,
-    /// Signalled when a batch has taken effect, and when the connection is over.
-    changed: Condvar,
-}
+pub struct Pair(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     window: Window,
     object: Arc<Object>,
-    /// The memory is being moved: nothing is read or stored, and what came waits until it is where it will be.
+    /// What came and has not taken effect, with the number of its batch.
+    staged: Option<(u64, Stores)>,
+    /// The memory is being moved: nothing is read, and what is to take effect does when it is where it will be.
     paused: bool,
-    deferred: Option<(u64, Stores)>,
-    /// What is kept here has to be told even if it is nothing: the other side waits for it.
+    /// What is staged was to take effect meanwhile.
+    overdue: bool,
+    /// What is here has to be told even if it is nothing: the other side waits for it.
     due: bool,
-    ended: bool,
 }
 
-impl State {
-    /// The pages that differ from what the other side has, as they were at one moment.
-    fn snapshot(&self) -> BTreeMap<u64, Box<[u8; PAGE]>> {
-        let _stores = self.object.hold_stores();
-        let mut pages = BTreeMap::new();
-        for _ in 0..TURNS {
-            if !self.differing(&mut pages) {
-                break;
-            }
-        }
-        pages
-    }
+/// Pages that differ from what the other side has.
+type Pages = BTreeMap<u64, Box<[u8; PAGE]>>;
 
+impl State {
     /// Reads once, and notes what is another than was noted, or is known of the other side; whether anything was.
-    fn differing(&self, pages: &mut BTreeMap<u64, Box<[u8; PAGE]>>) -> bool {
+    fn differing(&self, pages: &mut Pages) -> bool {
         let mut differs = false;
         let Ok(region) = self.object.region() else { return false };
         let memory = region.whole();
@@ -75,36 +66,68 @@ impl State {
         differs
     }
 
-    fn apply(&self, stores: &Stores) {
-        let _stores = self.object.hold_stores();
-        let Ok(region) = self.object.region() else { return };
-        merge(region.whole(), stores.iter().map(|(offset, bytes)| (offset as usize, bytes)));
+    fn tells(&self) -> bool {
+        !self.paused && self.window.tells()
+    }
+
+    /// Stores what is staged: what is long first, so that what is most likely a flag comes last.
+    fn apply(&mut self) -> Option<u64> {
+        let (batch, stores) = self.staged.take()?;
+        self.overdue = false;
+        let Ok(region) = self.object.region() else { return Some(batch) };
+        let place = |(offset, bytes): (u64, _)| (offset as usize, bytes);
+        let is_long = |(_, bytes): &(usize, &[u8])| bytes.len() > WORD;
+        merge(region.whole(), stores.iter().map(place).filter(is_long));
+        merge(region.whole(), stores.iter().map(place).filter(|it| !is_long(it)));
+        Some(batch)
     }
 }
 
-/// What a look at the memory has come to.
-#[derive(Debug)]
-pub enum Looked {
-    /// A batch to be sent.
-    Batch(Batch),
-    /// Nothing was stored to here.
-    Same,
-    /// One is under way: the next look comes after it.
-    Waiting,
+/// Takes a snapshot of the memory of `pairs` at one moment: for each of which something is to be sent its place
+/// among them, and the batch. None of them is waiting for a batch of its own.
+pub fn collect(pairs: &[Arc<Pair>]) -> Vec<(usize, Batch)> {
+    let mut states: Vec<MutexGuard<'_, State>> = pairs.iter().map(|pair| pair.lock()).collect();
+    let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
+    for _ in 0..TURNS {
+        let mut differs = false;
+        for (state, pages) in states.iter().zip(&mut pages).filter(|(state, _)| state.tells()) {
+            differs |= state.differing(pages);
+        }
+        if !differs {
+            break;
+        }
+    }
+    let mut batches = Vec::new();
+    for (at, (state, pages)) in states.iter_mut().zip(&pages).enumerate() {
+        if state.tells() && (state.due || !pages.is_empty()) {
+            state.due = false;
+            let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
+            batches.extend(state.window.collect(pages).map(|batch| (at, batch)));
+        }
+    }
+    batches
 }
 
 impl Pair {
     /// An end over an object of `size` bytes. A home tells all that it has at first.
     pub fn new(object: Arc<Object>, side: Side, size: u64, write: bool) -> Arc<Pair> {
         let (window, due) = (Window::new(side, size, write), side == Side::Home);
-        let (paused, deferred, ended) = (false, None, false);
-        let state = Mutex::new(State { window, object, paused, deferred, due, ended });
-        Arc::new(Pair { state, changed: Condvar::new() })
+        let (staged, paused, overdue) = (None, false, false);
+        Arc::new(Pair(Mutex::new(State { window, object, staged, paused, overdue, due })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this is its memory.
     pub fn is_of(&self, object: &Arc<Object>) -> bool {
         Arc::ptr_eq(&self.lock().object, object)
+    }
+
+    /// Whether a batch is under way to the other side.
+    pub fn is_waiting(&self) -> bool {
+        self.lock().window.is_waiting()
     }
 
     /// Nothing is read or stored from now on, because the memory is being moved.
@@ -121,34 +144,10 @@ impl Pair {
     pub fn resume(&self) -> Option<u64> {
         let mut state = self.lock();
         state.paused = false;
-        let (batch, stores) = state.deferred.take()?;
-        state.apply(&stores);
-        Some(batch)
+        if state.overdue { state.apply() } else { None }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Looks what was stored here.
-    pub fn look(&self) -> Looked {
-        let mut state = self.lock();
-        if state.window.is_waiting() {
-            return Looked::Waiting;
-        }
-        if state.ended || state.paused || !state.window.tells() {
-            return Looked::Same;
-        }
-        let pages = state.snapshot();
-        if pages.is_empty() && !state.due {
-            return Looked::Same;
-        }
-        state.due = false;
-        let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
-        state.window.collect(pages).map_or(Looked::Waiting, Looked::Batch)
-    }
-
-    /// A part of a batch has come: with its last one it takes effect, and this is true.
+    /// A part of a batch has come; whether it is whole by that, and can [take effect](Pair::take_effect).
     ///
     /// # Errors
     /// [`Violation`].
@@ -160,15 +159,19 @@ impl Pair {
         data: &[u8],
     ) -> Result<bool, Violation> {
         let mut state = self.lock();
-        match state.window.hear(batch, last, places, data)? {
-            Some(stores) if state.paused => state.deferred = Some((batch, stores)),
-            Some(stores) => {
-                state.apply(&stores);
-                return Ok(true);
-            }
-            None => {}
+        if state.staged.is_some() {
+            // The one before has not taken effect: its sender has to wait for that.
+            return Err(Violation::Number(batch));
         }
-        Ok(false)
+        state.staged = state.window.hear(batch, last, places, data)?.map(|stores| (batch, stores));
+        Ok(state.staged.is_some())
+    }
+
+    /// What came takes effect: the number of its batch, unless it does later.
+    pub fn take_effect(&self) -> Option<u64> {
+        let mut state = self.lock();
+        state.overdue = state.paused && state.staged.is_some();
+        if state.overdue { None } else { state.apply() }
     }
 
     /// The other side says that a batch took effect.
@@ -176,50 +179,6 @@ impl Pair {
     /// # Errors
     /// [`Violation`].
     pub fn applied(&self, batch: u64) -> Result<(), Violation> {
-        let outcome = self.lock().window.applied(batch);
-        self.changed.notify_all();
-        outcome
-    }
-
-    /// The number of the last batch that came.
-    pub fn heard(&self) -> u64 {
-        self.lock().window.numbers().1
-    }
-
-    /// Waits until what was stored here before has taken effect on the other side: looks, and hands what is to be
-    /// sent to `send`. False when the connection is over, or that took longer than `limit`.
-    pub fn flush(&self, limit: Duration, send: impl Fn(&Batch)) -> bool {
-        let until = Instant::now() + limit;
-        loop {
-            match self.look() {
-                Looked::Same => return !self.lock().ended,
-                Looked::Batch(batch) => {
-                    send(&batch);
-                    return self.wait_applied(batch.number(), until);
-                }
-                Looked::Waiting => {
-                    let under_way = self.lock().window.numbers().0;
-                    if !self.wait_applied(under_way, until) {
-                        return false;
-                    }
-                }
-            }
-        }
-    }
-
-    fn wait_applied(&self, batch: u64, until: Instant) -> bool {
-        let left = until.saturating_duration_since(Instant::now());
-        let waiting = |state: &mut State| {
-            !state.ended && state.window.is_waiting() && state.window.numbers().0 <= batch
-        };
-        let waited = self.changed.wait_timeout_while(self.lock(), left, waiting);
-        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        !state.ended && !timeout.timed_out()
-    }
-
-    /// The connection is over: nothing is waited for any more.
-    pub fn end(&self) {
-        self.lock().ended = true;
-        self.changed.notify_all();
+        self.lock().window.applied(batch)
     }
 }
