@@ -351,3 +351,91 @@ fn differences(before: &[u8; PAGE], now: &[u8], mut found: impl FnMut(usize, &[u
         at = end;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: u64 = 2 * PAGE as u64 + 99;
+
+    fn home(write: bool) -> Window {
+        Window::new(Side::Home, SIZE, write)
+    }
+
+    fn pages(memory: &[u8]) -> Vec<(u64, &[u8])> {
+        memory.chunks(PAGE).enumerate().map(|(page, bytes)| (page as u64, bytes)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_what_was_stored_is_sent_however_it_is_cut(
+            stores in prop::collection::vec((0..SIZE as usize, any::<u8>()), 0..60),
+            most in 0_usize..200,
+        ) {
+            let mut memory = vec![0; SIZE as usize];
+            let mut here = home(true);
+            let mut there = Window::new(Side::Replica, SIZE, true);
+            let mut replica = vec![0; SIZE as usize];
+            for half in [&stores[..stores.len() / 2], &stores[stores.len() / 2..]] {
+                let before = memory.clone();
+                half.iter().for_each(|(at, value)| memory[*at] = *value);
+                let differ = (0..memory.len()).filter(|at| memory[*at] != before[*at]).count();
+                let batch = here.collect(pages(&memory)).unwrap();
+                prop_assert_eq!(batch.stores().bytes(), differ);
+                prop_assert!(here.collect(pages(&memory)).is_none(), "one is under way");
+                let parts = batch.parts(most);
+                for (nth, part) in parts.iter().enumerate() {
+                    prop_assert_eq!(part.last, nth + 1 == parts.len());
+                    let taken = there.hear(part.batch, part.last, &part.places, part.data).unwrap();
+                    prop_assert_eq!(taken.is_some(), part.last);
+                    for (at, bytes) in taken.iter().flat_map(Stores::iter) {
+                        replica[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                    }
+                }
+                prop_assert_eq!(&replica, &memory);
+                here.applied(batch.number()).unwrap();
+            }
+        }
+
+        #[test]
+        fn whatever_a_peer_says_it_stays_inside(
+            said in prop::collection::vec(
+                (0_u64..4, any::<bool>(), prop::collection::vec((0_u64..SIZE + 9, 0_u32..40), 0..4), 0_usize..90),
+                0..20,
+            ),
+        ) {
+            let mut window = home(true);
+            for (batch, last, places, length) in said {
+                let heard = window.hear(batch, last, &places, &vec![7; length]);
+                for (at, bytes) in heard.iter().flatten().flat_map(Stores::iter) {
+                    prop_assert!(at + bytes.len() as u64 <= SIZE);
+                }
+                prop_assert!(window.arriving.bytes() as u64 <= SIZE);
+                if heard.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let cases: [(u64, &[(u64, u32)], &[u8], Violation); 7] = [
+            (2, &[], &[], Violation::Number(2)),
+            (0, &[], &[], Violation::Number(0)),
+            (1, &[(SIZE, 1)], &[1], Violation::Place),
+            (1, &[(u64::MAX, 2)], &[1, 2], Violation::Place),
+            (1, &[(5, 2), (6, 1)], &[1, 2, 3], Violation::Place),
+            (1, &[(5, 2)], &[1], Violation::Length),
+            (1, &[(5, 2)], &[1, 2, 3], Violation::Length),
+        ];
+        for (batch, places, data, violation) in cases {
+            assert_eq!(home(true).hear(batch, true, places, data), Err(violation), "{places:?}");
+        }
+        assert_eq!(home(false).hear(1, true, &[(0, 1)], &[1]), Err(Violation::ReadOnly));
+        assert_eq!(home(true).applied(1), Err(Violation::Number(1)));
+        assert!(Window::new(Side::Replica, SIZE, false).collect([]).is_none(), "it only loads");
+    }
+}

@@ -226,12 +226,30 @@ unsafe fn status(error: *mut u32, outcome: Outcome<()>) -> Status {
     }
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE` of Linux's C libraries.
+const CANCEL_DISABLE: c_int = 1;
+
 /// Stores are in order; those to another machine arrive here. What is wrong with them, a check tells.
+///
+/// Programs cancel threads in here, which is no harm to a fence. What asks the node holds locks meanwhile, so the
+/// thread is cancelled after it.
 fn flush(sequence: RawHandle) {
     fence(Ordering::SeqCst);
+    if !crate::library::between_machines() {
+        return;
+    }
+    let mut before = 0;
+    // SAFETY: changes whether this thread may be cancelled, and says whether it was.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
     if let Ok(sequence) = find::<Sequence>(sequence) {
         let _ = sequence.map.flush();
     }
+    // SAFETY: as it was before.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
 }
 
 /// Two places and how much.
