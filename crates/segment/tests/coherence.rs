@@ -2,7 +2,7 @@
 //!
 //! The simulation is the shells and the programs: memory is bytes, a snapshot is a copy, and parts of batches
 //! arrive in their order but at any time. What holds at every moment: a flag is nowhere before the data that was
-//! stored before it, and one batch is under way each way. What holds at rest: all have the same bytes, no store
+//! stored before it, no store takes effect twice, and one batch is under way each way. What holds at rest: all have the same bytes, no store
 //! to a byte that one host alone stores to is lost, and it comes to rest in a bounded number of turns. Policies
 //! that are wrong, one for each rule, are found by the same checks.
 
@@ -61,6 +61,10 @@ struct Rack {
     counts: Vec<u8>,
     /// What each host stored last to its own bytes.
     own: Vec<[u8; 2]>,
+    /// The last number that was stored to the common bytes: each store has another one.
+    common: u8,
+    /// What the home's common bytes were, in order.
+    history: Vec<Vec<u8>>,
 }
 
 fn data_of(host: usize, at: usize) -> usize {
@@ -84,6 +88,8 @@ impl Rack {
             programs: vec![VecDeque::new(); HOSTS],
             counts: vec![0; HOSTS],
             own: vec![[0; 2]; HOSTS],
+            common: 0,
+            history: vec![vec![0]; COMMON.len()],
         }
     }
 
@@ -102,10 +108,12 @@ impl Rack {
                 self.own[host][nth] = value;
                 program.push_back((own_of(host, nth), value));
             }
-            _ => {
+            _ if self.common < u8::MAX => {
+                self.common += 1;
                 let at = COMMON.start + random.below(COMMON.len());
-                program.push_back((at, random.next() as u8));
+                program.push_back((at, self.common));
             }
+            _ => {}
         }
     }
 
@@ -125,7 +133,7 @@ impl Rack {
         for start in (0..SIZE).step_by(PAGE) {
             pages.push(self.memory[host][start..SIZE.min(start + PAGE)].to_vec());
             if self.policy == Policy::Torn {
-                (0..random.below(4)).for_each(|_| self.store_next(host));
+                (0..random.below(12)).for_each(|_| self.store_next(host));
             }
         }
         let end = &mut self.links[link][side];
@@ -174,7 +182,16 @@ impl Rack {
     }
 
     /// What holds at every moment.
-    fn check(&self) -> Result<(), String> {
+    fn check(&mut self) -> Result<(), String> {
+        for (at, history) in COMMON.zip(&mut self.history) {
+            let now = self.memory[0][at];
+            if history.last() != Some(&now) {
+                if history.contains(&now) {
+                    return Err(format!("the store of {now} to {at} takes effect twice"));
+                }
+                history.push(now);
+            }
+        }
         for (host, memory) in self.memory.iter().enumerate() {
             for writer in 0..HOSTS {
                 let flag = memory[FLAG + writer];
