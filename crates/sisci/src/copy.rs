@@ -245,7 +245,12 @@ fn flush(sequence: RawHandle) {
     let mut before = 0;
     // SAFETY: changes whether this thread may be cancelled, and says whether it was.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
-    if let Ok(sequence) = find::<Sequence>(sequence) {
+    if sequence.is_null() {
+        // Those of the processor are meant, wherever they went.
+        for map in Map::table().all() {
+            let _ = map.flush();
+        }
+    } else if let Ok(sequence) = find::<Sequence>(sequence) {
         let _ = sequence.map.flush();
     }
     // SAFETY: as it was before.

@@ -2,7 +2,7 @@
 //!
 //! A cycle is: look at all memory that both hosts have in common, send what was stored, and wait until it has taken
 //! effect there. Looks are soon after one another while something changes ([`BUSY`]), else less and less often
-//! ([`IDLE`]), and never take more than a part of the time ([`SHARE`]).
+//! ([`IDLE`]), and those that find nothing take at most a tenth of the time ([`SHARE`]).
 //!
 //! What was stored to memory of both [`Way`]s takes effect in one: what goes over the first is held there, and only
 //! when that is known is the rest sent.
@@ -23,8 +23,8 @@ const BUSY: Duration = Duration::from_micros(50);
 const IDLE: Duration = Duration::from_millis(1);
 /// How long after the last store it counts as busy.
 const LATELY: Duration = Duration::from_millis(20);
-/// A look is followed by a pause of so many times what it took.
-const SHARE: u32 = 3;
+/// A look that found nothing is followed by a pause of at least so many times what it took.
+const SHARE: u32 = 9;
 /// Between two looks whether the other side still exists, and whether there is anything in common.
 const REST: Duration = Duration::from_secs(1);
 /// Bytes of stores in one message.
