@@ -139,6 +139,12 @@ pub trait Connect: Send + Sync {
     /// link of the same kind, and not to be read by anybody else.
     fn address(&self, host: &str) -> String;
 
+    /// The same for whoever has no address of the host from elsewhere: where that is not known here, whoever
+    /// knows is asked, and waited for. `None` when nobody does.
+    fn locate(&self, host: &str) -> Option<String> {
+        Some(self.address(host))
+    }
+
     /// Connects to the node at `address` and waits for its welcome.
     ///
     /// # Errors

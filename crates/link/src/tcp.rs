@@ -2,11 +2,14 @@
 //!
 //! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
 //! ([`Subject::Node`]). Neither memory nor descriptors can be passed: what needs that is refused on both
-//! sides, so the only conversation is that of a front at the borrower with its medium at the lender.
+//! sides. What is left is the conversation of a front at the borrower with its medium at the lender, and that
+//! about segments, whose packets ([`packets`]) say what became of memory instead of passing it.
+
+pub(crate) mod packets;
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
@@ -37,6 +40,20 @@ pub struct TcpLink {
     listen: String,
     credentials: Renewed,
     unheard: Arc<AtomicUsize>,
+    others: Others,
+}
+
+/// Says where the node of another host is, if anybody knows.
+type Locate = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+/// Who knows where other hosts' nodes are, once that is known.
+#[derive(Clone, Default)]
+struct Others(Arc<OnceLock<Box<Locate>>>);
+
+impl std::fmt::Debug for Others {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Others").finish_non_exhaustive()
+    }
 }
 
 impl TcpLink {
@@ -49,7 +66,14 @@ impl TcpLink {
             listen: listen.to_owned(),
             credentials,
             unheard: Arc::default(),
+            others: Others::default(),
         }
+    }
+
+    /// Asks `locate` for the addresses of other hosts' nodes, from whatever thread wants one: it may wait
+    /// there. What is said first stays.
+    pub fn locate_by(&self, locate: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
+        let _ = self.others.0.set(Box::new(locate));
     }
 
     fn credentials(&self) -> Credentials {
@@ -60,12 +84,11 @@ impl TcpLink {
 /// What of a link of shared memory this one has not.
 fn refusal(service: &Service) -> Option<&'static str> {
     match service {
-        Service::Medium { .. } | Service::Window { .. } => None,
+        Service::Medium { .. } | Service::Window { .. } | Service::Segments => None,
         Service::Function { .. } => Some(
             "between machines, a function's front runs at its borrower; borrow it with \
              `--placement borrower`",
         ),
-        Service::Segments => Some("hosts on different machines share no segments"),
         Service::Network => {
             Some("hosts on different machines share no memory for a network's frames")
         }
@@ -77,6 +100,11 @@ impl Connect for TcpLink {
     fn address(&self, host: &str) -> String {
         let own = Subject::Node(host.to_owned()) == *self.credentials().subject();
         if own { self.advertised.clone() } else { String::new() }
+    }
+
+    fn locate(&self, host: &str) -> Option<String> {
+        let own = Some(self.address(host)).filter(|address| !address.is_empty());
+        own.or_else(|| self.others.0.get()?(host))
     }
 
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
@@ -357,7 +385,6 @@ mod tests {
         let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         for (service, why) in [
             (function, "--placement borrower"),
-            (Service::Segments, "no segments"),
             (Service::Network, "no memory for a network's frames"),
         ] {
             let asked = hello("beta", service);

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use crate::Conversation;
+use crate::tcp::packets::TlsPackets;
 
 /// How long what was sent may stay unacknowledged, and an idle peer silent, before it counts as lost.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -247,7 +248,7 @@ impl Stream for TlsConversation {
 
 impl TlsConversation {
     /// Receives what is there; 0 when there is nothing.
-    fn receive_some(&self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+    pub(crate) fn receive_some(&self, buffer: &mut [u8]) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
         loop {
             match tls.reader().read(buffer) {
@@ -260,6 +261,29 @@ impl TlsConversation {
                 return Ok(0);
             }
         }
+    }
+}
+
+/// For messages, which are put in whole: see [`TlsPackets`].
+impl TlsConversation {
+    /// Puts in what has room in TLS, sends what the socket takes now, and says whether some is held.
+    pub(crate) fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError> {
+        let mut tls = self.0.tls();
+        for part in parts {
+            tls.writer().write_all(part).map_err(|error| stream_error(&error))?;
+        }
+        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+        Ok(tls.wants_write())
+    }
+
+    /// Sends all that TLS holds, within the time that a peer may take for that.
+    pub(crate) fn give_held(&self) -> Result<(), StreamError> {
+        Stream::send(self, &[], &[])
+    }
+
+    /// Waits until something can be received, or it is `until`.
+    pub(crate) fn wait_readable(&self, until: Option<Instant>) -> Result<(), StreamError> {
+        self.0.wait(false, until)
     }
 }
 
@@ -291,12 +315,14 @@ impl Carrier for TlsConversation {
 }
 
 impl Conversation for TlsConversation {
+    /// Nothing need be said for it: messages follow.
     fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
-        Err(StreamError::Socket(Errno::OPNOTSUPP))
+        self.receive_without_limit();
+        Ok(Arc::new(TlsPackets::new(self.clone())?))
     }
 
     fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
-        Err(StreamError::Socket(Errno::OPNOTSUPP))
+        self.offer_packets()
     }
 
     fn carrier(&self) -> Option<Box<dyn Carrier>> {

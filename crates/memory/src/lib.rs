@@ -37,6 +37,7 @@ pub mod gate;
 pub mod guard;
 pub mod handle;
 pub mod lock;
+pub mod merge;
 pub mod packets;
 pub mod peer_event;
 pub mod refusals;

@@ -64,6 +64,11 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
 
     /// Ends the conversation in both directions, from any thread.
     fn shut_down(&self);
+
+    /// Whether descriptors go along with messages; if not, [`send`](PacketStream::send) fails with any.
+    fn passes_memory(&self) -> bool {
+        true
+    }
 }
 
 /// One end of a packet socket.

@@ -139,7 +139,7 @@ impl Args {
             run_dir,
             link,
             topology,
-            segments: segments(&rack, &self.host),
+            segments: segments(&rack, &self.host, own_machine),
             network,
             log_lines_left_out: log::lines_left_out,
             // What is restarted in place has a link that can be passed on.
@@ -192,7 +192,7 @@ impl Args {
 }
 
 /// The settings of the host's segment service, from the rack file.
-fn segments(rack: &rack::Rack, host: &str) -> Settings {
+fn segments(rack: &rack::Rack, host: &str, machines: bool) -> Settings {
     let pool = Pool::of(rack);
     let all = || pool.hosts().iter();
     let range = |exported: &Exported| HostRange { base: exported.base, size: exported.size };
@@ -203,6 +203,7 @@ fn segments(rack: &rack::Rack, host: &str) -> Settings {
         range: here.map_or(HostRange { base: 0, size: 0 }, range),
         ranges: all().map(|exported| (exported.node_id, range(exported))).collect(),
         rules: Rules::of(rack),
+        machines,
     }
 }
 

@@ -29,6 +29,11 @@ impl Machine {
         Machine { folder, process: None }
     }
 
+    /// The machine's run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
     /// `rackbus` on this machine, not started yet.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));

@@ -122,6 +122,7 @@ fn no_segments() -> Settings {
         range: HostRange { base: 0, size: 0 },
         ranges: Vec::new(),
         rules: Default::default(),
+        machines: false,
     }
 }
 
