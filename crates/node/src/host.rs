@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
 use rackbus_control::{Client, lease_span};
@@ -51,6 +52,8 @@ pub struct NodeOptions {
     pub segments: Settings,
     /// Its part in the rack's network, not begun yet.
     pub network: NetworkService,
+    /// How long fronts here hold what is under way while their mediums on other machines cannot be reached.
+    pub hold: Duration,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
     /// The program around the node; without one the node is not restarted in place.
@@ -111,7 +114,7 @@ fn lend(
     state: &mut Option<NodeState>,
     descriptors: &mut Descriptors,
 ) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
-    let mut lender = LentFunctions::new(&options.host, fabric);
+    let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
     let mut sessions = Vec::new();
     let Some(state) = state else {
         for (name, lendable) in &options.devices {
@@ -208,7 +211,8 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
         listener,
         gate.clone(),
     )
-    .with_ntbs(options.ntbs.clone());
+    .with_ntbs(options.ntbs.clone())
+    .with_hold(options.hold);
     let mut process =
         NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
     let agent_state = match state {
@@ -386,7 +390,10 @@ fn attend(
                         drop(passage);
                         network.attend(incoming);
                     }
-                    Service::Function { .. } | Service::Medium { .. } | Service::Window { .. } => {
+                    Service::Function { .. }
+                    | Service::Medium { .. }
+                    | Service::Resume { .. }
+                    | Service::Window { .. } => {
                         lender.attend(incoming, &passage);
                     }
                 }

@@ -7,6 +7,7 @@ mod succession;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, Pool};
@@ -124,6 +125,7 @@ impl Args {
             topology,
             segments: segments(&rack, &self.host),
             network,
+            hold: Duration::from_millis(rack.links.hold_ms),
             log_lines_left_out: log::lines_left_out,
             // What is restarted in place has a link that can be passed on.
             program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
