@@ -60,6 +60,11 @@ pub trait UseListener: Send + Sync {
     /// The lender of `grant` is gone, for `reason`.
     fn lender_lost(&self, grant: &Grant, reason: &str);
 
+    /// The link to the lender of `grant` was lost, or is back.
+    fn link_changed(&self, grant: &Grant) {
+        let _ = grant;
+    }
+
     /// The VM of this host that the function at `socket` is meant for; nothing where it is a program's.
     fn vm_of(&self, socket: &Path) -> Option<String>;
 
@@ -325,15 +330,8 @@ impl BorrowedFunctions {
         let report = |open: &Arc<Open>| {
             let attachment = open.attachment();
             let Attachment::Medium(front, session) = attachment.as_ref()? else { return None };
-            let lost = session.as_ref().filter(|session| session.status().lost_for.is_some());
-            let trouble = lost.map(|session| {
-                format!(
-                    "its link to {} is lost; what is under way is held for up to {} s",
-                    open.grant.function.host,
-                    session.timing().hold / 1000
-                )
-            });
-            let known = DeviceReport { trouble, ..DeviceReport::default() };
+            let known = session.as_ref().map(|session| report::of_link(session, &open.grant));
+            let known = known.unwrap_or_default();
             let report = report::of_engine(front.engine()?, known);
             Some((open.grant.function.to_string(), report))
         };
@@ -495,7 +493,8 @@ impl AttachOpener {
             || none(format!("the node of {} is older than this one; upgrade it", self.hello.to));
         let offered = medium.session.as_ref().ok_or_else(older)?;
         let (link, address) = (self.link.clone(), open.grant.address.clone());
-        let on_change = Box::new(drop);
+        let (listener, grant) = (self.listener.clone(), open.grant.clone());
+        let on_change = Box::new(move |_| listener.link_changed(&grant));
         let hello = self.hello.clone();
         let session = hold_session(offered, self.hold, link, address, hello, on_change);
         session.map_err(|error| none(error.to_string()))

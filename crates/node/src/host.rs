@@ -420,6 +420,10 @@ impl UseListener for Listener {
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
     }
 
+    fn link_changed(&self, _grant: &Grant) {
+        let _ = self.heard.send(Heard::Trouble);
+    }
+
     fn vm_of(&self, socket: &Path) -> Option<String> {
         self.users.vm_of(socket)
     }

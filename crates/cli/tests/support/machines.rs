@@ -137,7 +137,20 @@ impl Machines {
     /// Starts a host's node on its machine, with a token if it has one; returns when the rack has it up.
     pub fn node(&self, machine: &mut Machine, host: &str, token: Option<&Path>) {
         let listen = format!("127.0.0.1:{}", free_port());
-        let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", &listen];
+        self.node_at(machine, host, &listen, &[], token);
+    }
+
+    /// The same, which listens at `listen`, and has `more` arguments.
+    pub fn node_at(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        listen: &str,
+        more: &[&str],
+        token: Option<&Path>,
+    ) {
+        let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", listen];
+        args.extend(more);
         args.extend(token.iter().flat_map(|token| ["--token-file", token.to_str().unwrap()]));
         machine.start(&args);
         self.wait(|machines| machines.state_of(host) == "up");

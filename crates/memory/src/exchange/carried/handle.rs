@@ -36,6 +36,8 @@ pub struct SessionStatus {
     pub reconnects: u64,
     /// How many messages this side sent again then.
     pub repeated: u64,
+    /// For how many milliseconds none carried it the last time.
+    pub last_lost: Millis,
 }
 
 /// Told of changes, by whatever thread notices them: it must not wait.
@@ -157,8 +159,8 @@ impl CarriedSession {
     pub fn status(&self) -> SessionStatus {
         let now = self.now();
         let state = self.lock();
-        let (reconnects, repeated) = state.contact.counts();
-        SessionStatus { lost_for: state.contact.lost_for(now), reconnects, repeated }
+        let (reconnects, repeated, last_lost) = state.contact.counts();
+        SessionStatus { lost_for: state.contact.lost_for(now), reconnects, repeated, last_lost }
     }
 
     /// How long its connections may take.

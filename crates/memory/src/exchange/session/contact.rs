@@ -99,6 +99,7 @@ pub struct Contact {
     wait: Millis,
     reconnects: u64,
     repeated: u64,
+    last_lost: Millis,
 }
 
 impl Contact {
@@ -117,6 +118,7 @@ impl Contact {
             wait: timing.retry.0,
             reconnects: 0,
             repeated: 0,
+            last_lost: 0,
         }
     }
 
@@ -243,7 +245,8 @@ impl Contact {
         let lost = self.lost.take()?;
         self.reconnects += 1;
         self.repeated += repeated;
-        Some(now.saturating_sub(lost))
+        self.last_lost = now.saturating_sub(lost);
+        Some(self.last_lost)
     }
 
     /// The session is over, for this reason, unless it is already.
@@ -271,8 +274,9 @@ impl Contact {
         &self.timing
     }
 
-    /// How often the session went on on another connection, and how many frames this side sent again then.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.reconnects, self.repeated)
+    /// How often the session went on on another connection, how many frames this side sent again then, and for how
+    /// long there was none the last time.
+    pub fn counts(&self) -> (u64, u64, Millis) {
+        (self.reconnects, self.repeated, self.last_lost)
     }
 }
