@@ -93,6 +93,8 @@ pub(super) struct CarriedEnd {
     /// Between two looks at the time, and when the next is due.
     beat: Millis,
     beat_at: Millis,
+    /// The last of the other side's that was heard.
+    beat_heard: u32,
     /// Readable when there is something to do.
     readiness: OwnedFd,
     /// Rings with each beat: an end that rests says that it is there.
@@ -141,6 +143,7 @@ impl CarriedEnd {
             received: 0,
             beat,
             beat_at: 0,
+            beat_heard: 0,
             readiness,
             timer,
             closed: AtomicBool::new(false),
@@ -233,7 +236,8 @@ impl CarriedEnd {
         }
         self.look_over();
         if let Some(connection) = self.connection.as_mut().filter(|it| it.joined) {
-            connection.say(kind::BEAT);
+            let (tag, data) = (self.session.beat().into(), self.beat_heard.into());
+            connection.say(Header { kind: kind::BEAT, tag, data, ..Header::default() });
             self.advance();
         }
     }
@@ -282,6 +286,10 @@ impl CarriedEnd {
         let seen = header.seen.get();
         let Some(connection) = &mut self.connection else { return };
         if header.kind != kind::RESUME {
+            if header.kind == kind::BEAT {
+                self.beat_heard = header.tag.get();
+                self.session.echoed(header.data.get());
+            }
             if self.outbox.acknowledge(seen).is_err() {
                 self.wrong();
             }
@@ -291,7 +299,7 @@ impl CarriedEnd {
         self.outbox.kept_mut().for_each(|frame| frame.taken = 0);
         connection.joined = true;
         if self.side == Side::Answers {
-            connection.say(kind::RESUME);
+            connection.say(Header { kind: kind::RESUME, ..Header::default() });
         }
         self.session.resumed(connection.number, repeated);
         self.advance();

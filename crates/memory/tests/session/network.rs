@@ -22,7 +22,7 @@ pub enum Message {
 #[derive(Debug, Clone, Copy)]
 pub enum Frame {
     Resume(u64),
-    Beat(u64),
+    Beat { seen: u64, number: u32, echo: u32 },
     Message(u64, Message),
 }
 

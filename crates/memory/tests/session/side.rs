@@ -23,6 +23,7 @@ struct OneEnd {
     arrived: Option<usize>,
     heard: bool,
     beat_at: Time,
+    beat_heard: u32,
     /// Thousandths by which its clock is fast.
     rate: u64,
     /// Until when its process stands still.
@@ -41,6 +42,7 @@ impl OneEnd {
             arrived: None,
             heard: false,
             beat_at: 0,
+            beat_heard: 0,
             rate,
             stopped: 0,
             over_at: None,
@@ -345,7 +347,9 @@ impl World {
         }
         if self.ends[side].joined {
             let seen = self.seen(side);
-            self.network_send(side, Frame::Beat(seen));
+            let number = self.ends[side].contact.beat(clock);
+            let echo = self.ends[side].beat_heard;
+            self.network_send(side, Frame::Beat { seen, number, echo });
         }
     }
 
@@ -368,7 +372,11 @@ impl World {
                 }
                 self.trace(&format!("{side} resumes on {number}, {repeated} repeated"));
             }
-            Frame::Beat(seen) => end.outbox.acknowledge(seen).map_err(|_| wrong("a beat"))?,
+            Frame::Beat { seen, number, echo } => {
+                end.outbox.acknowledge(seen).map_err(|_| wrong("a beat"))?;
+                end.beat_heard = number;
+                end.contact.echoed(echo);
+            }
             Frame::Message(seen, message) => {
                 end.outbox.acknowledge(seen).map_err(|_| wrong("a message"))?;
                 end.received += 1;

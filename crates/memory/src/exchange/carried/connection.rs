@@ -21,7 +21,8 @@ pub(super) mod kind {
     pub const MESSAGE: u8 = 0;
     /// The first on a connection: so many messages were received on all before.
     pub const RESUME: u8 = 1;
-    /// A sign of life.
+    /// A sign of life: its number is in the place of the tag, and that of the last one that was heard in the place
+    /// of the length.
     pub const BEAT: u8 = 2;
 }
 
@@ -89,7 +90,7 @@ pub(super) struct Connection {
     /// Something came since this was looked at last.
     pub heard: bool,
     /// What is sent before the next message.
-    control: Option<u8>,
+    control: Option<Header>,
     /// What was put together from frames, and how much of it the carrier has taken.
     chunk: Vec<u8>,
     sent: usize,
@@ -118,7 +119,7 @@ impl Connection {
             carrier,
             joined: false,
             heard: false,
-            control: speaks.then_some(kind::RESUME),
+            control: speaks.then(|| Header { kind: kind::RESUME, ..Header::default() }),
             chunk: Vec::with_capacity(CHUNK),
             sent: 0,
             unflushed: false,
@@ -141,7 +142,7 @@ impl Connection {
     }
 
     /// Has something sent that is no message.
-    pub(super) fn say(&mut self, what: u8) {
+    pub(super) fn say(&mut self, what: Header) {
         self.control.get_or_insert(what);
     }
 
@@ -177,14 +178,14 @@ impl Connection {
     ) {
         self.chunk.clear();
         self.sent = 0;
-        let header = |kind| Header { kind, seen: seen.into(), ..Header::default() };
         while self.chunk.len() < CHUNK {
             let frame = if self.joined { outbox.next() } else { None };
             // Not within a message.
             if frame.as_ref().is_none_or(|frame| frame.taken == 0)
-                && let Some(kind) = self.control.take()
+                && let Some(control) = self.control.take()
             {
-                self.chunk.extend_from_slice(header(kind).as_bytes());
+                let control = Header { seen: seen.into(), ..control };
+                self.chunk.extend_from_slice(control.as_bytes());
                 continue;
             }
             let Some(frame) = frame else { return };
@@ -194,7 +195,9 @@ impl Connection {
                     message: (frame.message_length as u16).into(),
                     data: (frame.length as u32).into(),
                     tag: frame.tag.into(),
-                    ..header(kind::MESSAGE)
+                    seen: seen.into(),
+                    kind: kind::MESSAGE,
+                    reserved: 0,
                 };
                 self.chunk.extend_from_slice(header.as_bytes());
                 self.chunk.extend_from_slice(&frame.message[..frame.message_length]);
@@ -307,13 +310,12 @@ impl Connection {
     pub(super) fn take_control(&mut self) -> Option<Header> {
         let unread = &self.buffer[self.unread.clone()];
         let (header, _) = Header::read_from_prefix(unread).ok()?;
-        let empty = (header.message.get(), header.data.get()) == (0, 0);
         let expected = match header.kind {
             kind::RESUME => !self.joined,
             kind::BEAT => self.joined,
             _ => false,
         };
-        if self.incoming.is_some() || !expected || !empty {
+        if self.incoming.is_some() || !expected || header.message.get() != 0 {
             return None;
         }
         self.unread.start += HEADER;

@@ -212,6 +212,17 @@ impl CarriedSession {
         kept
     }
 
+    /// As [`Contact::beat`].
+    pub(super) fn beat(&self) -> u32 {
+        let now = self.now();
+        self.lock().contact.beat(now)
+    }
+
+    /// As [`Contact::echoed`].
+    pub(super) fn echoed(&self, beat: u32) {
+        self.lock().contact.echoed(beat);
+    }
+
     /// As [`Contact::broke`].
     pub(super) fn broke(&self, number: u64, why: &str) {
         let now = self.now();

@@ -24,8 +24,11 @@ pub struct Timing {
     pub retry: (Millis, Millis),
 }
 
+/// Signs of life whose times are known.
+const BEATS: usize = 64;
+
 /// Time by which the side that answers keeps a session for longer than the side that asks goes on trying: it hears
-/// of a loss later by up to twice the silence, and its clock may be faster.
+/// of a loss later by up to twice the silence, and its clock may be slower or faster.
 const MARGIN: Millis = 8_000;
 
 impl Timing {
@@ -86,8 +89,12 @@ pub struct Contact {
     state: State,
     /// Number of the newest connection, or attempt to make one.
     newest: u64,
-    /// When the other side was heard last.
+    /// When the other side was there last for certain: it has heard since what this side said then, or, of the side
+    /// that answers, it was heard then.
     heard: Millis,
+    /// When the last signs of life were given, and how many in all.
+    beats: [Millis; BEATS],
+    given: u32,
     /// Since when nothing has come although this side looked.
     quiet: Millis,
     /// When this side looked last.
@@ -111,6 +118,8 @@ impl Contact {
             state: State::Joining(0),
             newest: 0,
             heard: 0,
+            beats: [0; BEATS],
+            given: 0,
             quiet: 0,
             looked: 0,
             lost: None,
@@ -158,8 +167,28 @@ impl Contact {
 
     /// Something came on the connection with this number.
     pub fn heard(&mut self, number: u64, now: Millis) {
-        if number == self.newest {
-            (self.heard, self.quiet) = (self.heard.max(now), self.quiet.max(now));
+        if number != self.newest {
+            return;
+        }
+        self.quiet = self.quiet.max(now);
+        if self.side == Side::Answers {
+            self.heard = self.heard.max(now);
+        }
+    }
+
+    /// A sign of life is given; its number.
+    pub fn beat(&mut self, now: Millis) -> u32 {
+        self.given = self.given.wrapping_add(1);
+        self.beats[self.given as usize % BEATS] = now;
+        self.given
+    }
+
+    /// The other side says that this sign of life was the last that it heard. What it says may itself have been on
+    /// its way for long; so the side that asks counts from when it gave the sign, and gives up first.
+    pub fn echoed(&mut self, beat: u32) {
+        let known = self.given.wrapping_sub(beat) < BEATS as u32 && beat != 0;
+        if self.side == Side::Asks && known {
+            self.heard = self.heard.max(self.beats[beat as usize % BEATS]);
         }
     }
 
@@ -237,10 +266,13 @@ impl Contact {
     /// On the connection with this number, the other side has said what it has; so many frames are sent again.
     /// Returns for how long there was none, where there was one before.
     pub fn resumed(&mut self, number: u64, now: Millis, repeated: u64) -> Option<Millis> {
-        if number != self.newest || !matches!(self.state, State::Joining(_)) {
+        let State::Joining(since) = self.state else { return None };
+        if number != self.newest {
             return None;
         }
         self.state = State::Up(now);
+        // It answers what was said on this connection.
+        self.heard = self.heard.max(since);
         self.heard(number, now);
         let lost = self.lost.take()?;
         self.reconnects += 1;
