@@ -124,6 +124,19 @@ impl Draft {
             drafts.push(event(EventKind::Refusal, text));
         }
         drafts.extend(of_lease_reports(host, function, before, now));
+        let link = |report: &DeviceReport| report.link.unwrap_or_default();
+        let (earlier, link) = (link(before), link(now));
+        let resumed = new(link.resumed, earlier.resumed);
+        if resumed > 0 {
+            let times =
+                if resumed > 1 { format!("{resumed} times; the last") } else { String::new() };
+            let text = format!(
+                "the link to {function} was lost and resumed {times} after {:.1} s, {} operations repeated",
+                link.last_lost_ms as f64 / 1e3,
+                new(link.repeated, earlier.repeated),
+            );
+            drafts.push(event(EventKind::Loss, text.replace("  ", " ")));
+        }
         match (&before.trouble, &now.trouble) {
             (before, Some(trouble)) if before.as_ref() != Some(trouble) => {
                 drafts.push(event(EventKind::Fault, format!("{function}: {trouble}")));

@@ -26,8 +26,8 @@ use crate::access::Peer;
 use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
-    HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
-    RackStatus,
+    HostState, HostStatus, Isolation, Lease, LeaseStage, MediumLinkReport, NodeMessages,
+    NodeReport, OperationReport, RackStatus,
 };
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
@@ -67,6 +67,7 @@ type Shared = State<Arc<Service>>;
         NodeMessages,
         NodeReport,
         OperationReport,
+        MediumLinkReport,
         crate::api::Path,
         RackStatus,
         ControlStatus,

@@ -150,6 +150,14 @@ pub enum NotAdmitted {
         /// Where the front runs.
         placement: Placement,
     },
+    /// The borrower may attach, and has not: there is nothing to go on with.
+    #[error("nobody uses {device} under epoch {epoch}")]
+    NotInUse {
+        /// The device's name at its lender: `nvme0`.
+        device: String,
+        /// The epoch that was presented.
+        epoch: Epoch,
+    },
     /// The borrower may attach, and is attached already.
     #[error("{device} is in use under epoch {epoch}")]
     InUse {
@@ -360,6 +368,18 @@ impl Lender {
                 Err(NotAdmitted::Busy { device, epoch, doing: "taken back" })
             }
             (State::Free, _) => Err(NotAdmitted::NotLent { device, epoch }),
+        }
+    }
+
+    /// Whether `wanted` is attached to `device`, and may go on.
+    ///
+    /// # Errors
+    /// [`NotAdmitted`] says why not.
+    pub fn resumes(&self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+        match self.admits(device, wanted) {
+            Err(NotAdmitted::InUse { epoch, .. }) if epoch == wanted.epoch => Ok(()),
+            Err(refused) => Err(refused),
+            Ok(()) => Err(NotAdmitted::NotInUse { device: device.to_owned(), epoch: wanted.epoch }),
         }
     }
 
@@ -584,6 +604,20 @@ mod tests {
         assert!(matches!(refused, NotAdmitted::InUse { epoch: 1, .. }), "{refused}");
         lender.detached("nvme0");
         lender.attach("nvme0", &holder(1)).unwrap();
+    }
+
+    #[test]
+    fn only_who_is_attached_goes_on_and_not_beyond_a_revocation() {
+        let mut lender = armed(1);
+        let refused = lender.resumes("nvme0", &holder(1)).unwrap_err();
+        assert!(matches!(refused, NotAdmitted::NotInUse { epoch: 1, .. }), "{refused}");
+        lender.attach("nvme0", &holder(1)).unwrap();
+        lender.resumes("nvme0", &holder(1)).unwrap();
+        for other in [holder(2), Holder { borrower: "gamma".to_owned(), ..holder(1) }] {
+            assert!(lender.resumes("nvme0", &other).is_err());
+        }
+        lender.receive(revoke(1));
+        assert!(lender.resumes("nvme0", &holder(1)).is_err(), "it is attached, and revoked");
     }
 
     #[test]

@@ -58,7 +58,9 @@ pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
-pub use exchange::{Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use exchange::{
+    Carried, CarriedSession, Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout,
+};
 pub use frames::{FrameReceiver, FrameSender, FramesLayout};
 pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;

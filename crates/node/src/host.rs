@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
 use rackbus_control::{Client, lease_span};
@@ -54,6 +55,8 @@ pub struct NodeOptions {
     pub segments: Settings,
     /// Its part in the rack's network, not begun yet.
     pub network: NetworkService,
+    /// How long fronts here hold what is under way while their mediums on other machines cannot be reached.
+    pub hold: Duration,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
     /// The file with the newest term in which the control plane has spoken to this node.
@@ -116,7 +119,7 @@ fn lend(
     state: &mut Option<NodeState>,
     descriptors: &mut Descriptors,
 ) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
-    let mut lender = LentFunctions::new(&options.host, fabric);
+    let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
     if let Some(offered) = &options.offered {
         lender = lender.with_offers(offered.clone());
     }
@@ -230,7 +233,8 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
         listener,
         gate.clone(),
     )
-    .with_ntbs(options.ntbs.clone());
+    .with_ntbs(options.ntbs.clone())
+    .with_hold(options.hold);
     let mut process =
         NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
     let agent_state = match state {
@@ -412,7 +416,10 @@ fn attend(
                         drop(passage);
                         network.attend(incoming);
                     }
-                    Service::Function { .. } | Service::Medium { .. } | Service::Window { .. } => {
+                    Service::Function { .. }
+                    | Service::Medium { .. }
+                    | Service::Resume { .. }
+                    | Service::Window { .. } => {
                         lender.attend(incoming, &passage);
                     }
                 }
@@ -437,6 +444,10 @@ impl UseListener for Listener {
         let _about = lease_span(grant.lease).entered();
         tracing::warn!(lender = grant.function.host, reason, "the lender is lost");
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+    }
+
+    fn link_changed(&self, _grant: &Grant) {
+        let _ = self.heard.send(Heard::Trouble);
     }
 
     fn vm_of(&self, socket: &Path) -> Option<String> {

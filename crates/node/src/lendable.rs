@@ -13,7 +13,7 @@ use std::time::Duration;
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
-use rackbus_memory::{Carrier, Lending, Stream};
+use rackbus_memory::{Carried, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{Conversation, Device, EngineDevice, SavedSession};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
@@ -159,11 +159,11 @@ pub struct LentInWindow {
 /// A function in the hands of one user.
 pub trait Attached: Device {
     /// Hands its medium to a front at the user's, instead of itself, until it is dropped; where that shares
-    /// no memory with this process, by operations that `carrier` carries.
+    /// no memory with this process, by operations that `carried` carries.
     ///
     /// # Errors
     /// Why the medium cannot be had.
-    fn serve_medium(&self, carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String>;
+    fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String>;
 }
 
 /// Makes a function's device model, anew after each failure of it.
@@ -396,8 +396,8 @@ pub fn of_host(
 }
 
 impl Attached for EngineDevice {
-    fn serve_medium(&self, carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String> {
-        let offered = self.engine().call(|endpoint| endpoint.serve_medium(carrier));
+    fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String> {
+        let offered = self.engine().call(|endpoint| endpoint.serve_medium(carried));
         let offered = offered.map_err(|stopped| stopped.to_string())?;
         offered.map_err(|refused| refused.to_string())
     }

@@ -8,6 +8,7 @@ mod succession;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rackbus_control::Client;
 use rackbus_devices::Folders;
@@ -141,6 +142,7 @@ impl Args {
             topology,
             segments: segments(&rack, &self.host, own_machine),
             network,
+            hold: Duration::from_millis(rack.links.hold_ms),
             log_lines_left_out: log::lines_left_out,
             // What is restarted in place has a link that can be passed on.
             term,

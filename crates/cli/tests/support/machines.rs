@@ -154,10 +154,35 @@ impl Machines {
         more: &[&str],
     ) {
         let listen = format!("127.0.0.1:{}", free_port());
-        let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", &listen];
-        args.extend(token.iter().flat_map(|token| ["--token-file", token.to_str().unwrap()]));
+        self.begin_node_at(machine, host, &listen, more, token);
+    }
+
+    /// The same, which listens at `listen`.
+    pub fn begin_node_at(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        listen: &str,
+        more: &[&str],
+        token: Option<&Path>,
+    ) {
+        let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", listen];
         args.extend(more);
+        args.extend(token.iter().flat_map(|token| ["--token-file", token.to_str().unwrap()]));
         machine.start(&args);
+    }
+
+    /// Starts a host's node, which listens at `listen`, with these arguments; returns when the rack has it up.
+    pub fn node_at(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        listen: &str,
+        more: &[&str],
+        token: Option<&Path>,
+    ) {
+        self.begin_node_at(machine, host, listen, more, token);
+        self.wait(|machines| machines.state_of(host) == "up");
     }
 
     /// A machine whose host's node has joined and is up.

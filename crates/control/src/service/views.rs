@@ -42,7 +42,7 @@ impl Service {
     pub fn alone(&self) -> ControlStatus {
         let health = StoreHealth { healthy: true, ..StoreHealth::default() };
         ControlStatus {
-            rack: self.shared.inventory.rack.clone(),
+            rack: self.shared.inventory().rack.clone(),
             store: "sqlite".to_owned(),
             answers: None,
             leads: true,

@@ -12,7 +12,7 @@ use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, PacketStream, Stream, StreamError};
 use rustix::io::Errno;
 
-use crate::tls::TlsConversation;
+use crate::tls::{TlsConversation, stream_error};
 
 /// Bytes of a message's length.
 const LENGTH: usize = 4;
@@ -153,7 +153,7 @@ impl PacketStream for TlsPackets {
                 spin.waited(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 return Ok(Packet { length, fds: Vec::new(), lost: false });
             }
-            match self.stream.receive_some(incoming.room())? {
+            match self.stream.receive_some(incoming.room(), stream_error)? {
                 0 if begun.elapsed() < polled => std::hint::spin_loop(),
                 0 => self.stream.wait_readable(deadline)?,
                 count => incoming.to += count,

@@ -62,7 +62,7 @@ impl LentFunctions {
         for (name, lent) in &self.read().clone() {
             let state = lent.lock();
             let attached = match &state.session {
-                Some(InUse { stream, at: Some(at) }) => Some((stream.clone(), at.clone())),
+                Some(InUse { stream, at: Some(at), .. }) => Some((stream.clone(), at.clone())),
                 Some(InUse { at: None, .. }) => {
                     return Err(HandOverError::InUse { function: name.clone() });
                 }
@@ -173,7 +173,7 @@ impl LentFunctions {
             *lent.promised() = level;
         }
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
-            lent.lock().session = Some(InUse { stream: stream.clone(), at: None });
+            lent.lock().session = Some(InUse { stream: stream.clone(), session: None, at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();
             let placement = holder.map(|holder| holder.placement).unwrap_or_default();
             ResumedSession { lent: lent.clone(), session, stream, conversation, placement }

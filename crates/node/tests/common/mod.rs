@@ -108,6 +108,7 @@ fn node(
         topology: topology.clone(),
         segments: no_segments(),
         network,
+        hold: rackbus_node::sessions::HOLD,
         log_lines_left_out: || 0,
         term: run_dir.join(format!("{host}.term")),
         program: None,
