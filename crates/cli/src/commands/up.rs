@@ -59,6 +59,13 @@ impl Args {
             Failure::new(error, "wait for it, or end it with `rackbus down`")
         })?;
         if is_up(&run_dir) {
+            let begins = self.foreground || self.low_latency || self.metrics.is_some();
+            let elsewhere = paths::running(&run_dir).is_ok_and(|it| it.state_dir != state_dir);
+            if begins || elsewhere {
+                let error = format!("rack {} is up already", rack.name);
+                let remedy = "stop it with `rackbus down`, or leave options out to follow a changed file";
+                return Err(Failure::new(error, remedy));
+            }
             return changes::apply(&run_dir, &self.file, &devices, output).await;
         }
         check_nothing_runs(&rack.name, &run_dir)?;
