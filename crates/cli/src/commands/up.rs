@@ -63,7 +63,8 @@ impl Args {
             let elsewhere = paths::running(&run_dir).is_ok_and(|it| it.state_dir != state_dir);
             if begins || elsewhere {
                 let error = format!("rack {} is up already", rack.name);
-                let remedy = "stop it with `rackbus down`, or leave options out to follow a changed file";
+                let remedy =
+                    "stop it with `rackbus down`, or leave options out to follow a changed file";
                 return Err(Failure::new(error, remedy));
             }
             return changes::apply(&run_dir, &self.file, &devices, output).await;

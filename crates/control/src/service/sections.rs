@@ -140,9 +140,10 @@ impl Service {
             by_node: request.by_node,
             answer: None,
         };
+        let deadline = tokio::time::Instant::now() + OFFER_PATIENCE;
+        self.wait_gone(&key, deadline).await;
         let asked = self.writing.ask(|answer| Request::Offer { change, answer }).await?;
         let number = asked.map_err(refused)?;
-        let deadline = tokio::time::Instant::now() + OFFER_PATIENCE;
         let answer = self.shared.wait(deadline, |known| {
             let change = known.devices.get(&key);
             match change.filter(|change| change.number >= number) {
@@ -169,6 +170,20 @@ impl Service {
         }
         let shown = self.shared.section(&self.shared.known(), &key);
         Ok(shown.unwrap_or_else(|| shown_now(&key, &section)))
+    }
+
+    /// Waits until the node of a device that is being withdrawn has let go of it, or is not there to do so.
+    async fn wait_gone(&self, key: &(String, String), deadline: tokio::time::Instant) {
+        let gone = |known: &Known| {
+            let life = known.hosts.get(&key.0).map(|host| host.incarnation);
+            let change = known.devices.get(key).filter(|change| change.section.is_none());
+            let answered = |change: &DeviceChange| {
+                change.answer.as_ref().is_some_and(|answer| Some(answer.incarnation) == life)
+            };
+            (change.is_none_or(answered) || !known.listens(&key.0)).then_some(())
+        };
+        // Whatever came of it, the writer decides.
+        self.shared.wait(deadline, gone).await;
     }
 
     /// What is to be offered, read as the rack file would be.
