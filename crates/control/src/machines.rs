@@ -30,7 +30,7 @@ use crate::service::{Service, problem};
 
 /// How long somebody may take to be known.
 const HANDSHAKE: Duration = Duration::from_secs(3);
-/// Connections of each host at a time, so that none takes those of others.
+/// Connections of each host at a time, so that none takes those of others; and of the other control planes.
 const CONNECTIONS: usize = 512;
 /// Connections at a time of those who are not known yet.
 const HANDSHAKES: usize = 256;
@@ -280,7 +280,7 @@ async fn accept(
     begun: mpsc::Sender<(Held, SocketAddr)>,
 ) {
     let unknown = Arc::new(Semaphore::new(HANDSHAKES));
-    let places = Places { hosts: Arc::default(), strangers: Arc::new(Semaphore::new(STRANGERS)) };
+    let places = Places { known: Arc::default(), strangers: Arc::new(Semaphore::new(STRANGERS)) };
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -319,7 +319,7 @@ async fn accept(
 /// Places for those who are known.
 #[derive(Clone)]
 struct Places {
-    hosts: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
+    known: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
     strangers: Arc<Semaphore>,
 }
 
@@ -328,14 +328,13 @@ impl Places {
     fn take(&self, stream: server::TlsStream<TcpStream>) -> Option<Held> {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let (places, limit) = match certificate.and_then(Subject::of) {
-            Some(Subject::Node(host)) => {
-                // As many as there were ever certificates for.
-                let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-                let own =
-                    hosts.entry(host).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
-                (own.clone(), None)
+            Some(subject) => {
+                // As many as there were ever certificates for; the other control planes are one of them.
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                let own = known.entry(subject.to_string());
+                (own.or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS))).clone(), None)
             }
-            _ => (self.strangers.clone(), Some(JOINING)),
+            None => (self.strangers.clone(), Some(JOINING)),
         };
         Some(Counted::new(stream, places.try_acquire_owned().ok()?, limit))
     }

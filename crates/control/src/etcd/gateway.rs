@@ -9,8 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper::body::{Bytes, Incoming};
@@ -23,10 +21,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-use super::{
-    Compare, Done, EtcdLease, KeyValue, Kv, KvError, MOST_OPERATIONS, NESTED, Op, Page, Range,
-    Revision, Txn,
-};
+use super::json::{done, encode, key_values, number, revision, txn_json};
+use super::{Done, EtcdLease, Kv, KvError, Page, Range, Txn};
 
 /// How long a member may take to be connected to, of several.
 const CONNECT: Duration = Duration::from_millis(700);
@@ -245,6 +241,11 @@ impl Etcd {
     pub async fn health(&mut self) -> Result<(String, u64), KvError> {
         let answer = self.call("/v3/maintenance/status", &json!({})).await?;
         let version = answer["version"].as_str().unwrap_or_default().to_owned();
+        // Alarms: the database is full or corrupt, or the member has no leader.
+        let errors = answer["errors"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if let Some(error) = errors.first().and_then(Value::as_str) {
+            return Err(KvError::Refused(error.to_owned()));
+        }
         Ok((version, number(&answer["dbSize"]).unsigned_abs()))
     }
 
@@ -343,100 +344,6 @@ async fn begin(
     Ok(Open { sender, ended: tokio::spawn(connection) })
 }
 
-fn encode(text: &str) -> String {
-    STANDARD.encode(text)
-}
-
-/// 64-bit numbers are texts in the JSON of protocol buffers.
-fn number(value: &Value) -> i64 {
-    value.as_str().and_then(|text| text.parse().ok()).or(value.as_i64()).unwrap_or(0)
-}
-
-fn revision(answer: &Value) -> Revision {
-    number(&answer["header"]["revision"])
-}
-
-fn key_values(answer: &Value) -> Result<Vec<KeyValue>, KvError> {
-    let text = |value: &Value| {
-        let bytes = STANDARD.decode(value.as_str().unwrap_or_default()).ok();
-        bytes
-            .and_then(|bytes| String::from_utf8(bytes).ok())
-            .ok_or_else(|| KvError::Refused("a value that is no text".to_owned()))
-    };
-    let values = answer["kvs"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let read = values.iter().map(|found| {
-        Ok(KeyValue {
-            key: text(&found["key"])?,
-            value: text(&found["value"])?,
-            created: number(&found["create_revision"]),
-            modified: number(&found["mod_revision"]),
-            lease: number(&found["lease"]),
-        })
-    });
-    read.collect()
-}
-
-fn compare_json(compare: &Compare) -> Value {
-    match compare {
-        Compare::Created(key, revision) => json!({
-            "key": encode(key), "target": "CREATE", "result": "EQUAL",
-            "create_revision": revision.to_string(),
-        }),
-        Compare::Modified(key, revision) => json!({
-            "key": encode(key), "target": "MOD", "result": "EQUAL",
-            "mod_revision": revision.to_string(),
-        }),
-    }
-}
-
-fn op_json(op: &Op) -> Value {
-    match op {
-        Op::Put { key, value, lease } => json!({ "request_put": {
-            "key": encode(key), "value": encode(value), "lease": lease.unwrap_or(0).to_string(),
-        }}),
-        Op::Delete(key) => json!({ "request_delete_range": { "key": encode(key) }}),
-        Op::DeleteRange(from, to) => json!({ "request_delete_range": {
-            "key": encode(from), "range_end": encode(to),
-        }}),
-        Op::Get(key) => json!({ "request_range": { "key": encode(key) }}),
-    }
-}
-
-/// More operations than etcd takes go as transactions of a transaction.
-fn ops_json(ops: &[Op]) -> Value {
-    match ops.len() <= MOST_OPERATIONS {
-        true => ops.iter().map(op_json).collect(),
-        false => ops
-            .chunks(NESTED)
-            .map(|part| {
-                let part: Vec<Value> = part.iter().map(op_json).collect();
-                json!({ "request_txn": { "success": part }})
-            })
-            .collect(),
-    }
-}
-
-fn txn_json(txn: &Txn) -> Value {
-    let compares: Vec<Value> = txn.compares.iter().map(compare_json).collect();
-    json!({
-        "compare": compares, "success": ops_json(&txn.then), "failure": ops_json(&txn.otherwise),
-    })
-}
-
-fn done(answer: &Value) -> Result<Done, KvError> {
-    let responses = answer["responses"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let reads = responses.iter().map(|response| &response["response_range"]);
-    let found = reads
-        .filter(|read| read.is_object())
-        .map(|read| Ok(key_values(read)?.into_iter().next()))
-        .collect::<Result<_, KvError>>()?;
-    let succeeded = answer["succeeded"].as_bool().unwrap_or(false);
-    match revision(answer) {
-        1.. => Ok(Done { succeeded, revision: revision(answer), found }),
-        _ => Err(KvError::Unknown("its answer has no revision".to_owned())),
-    }
-}
-
 /// A client for a thread that may wait; what it asks is done by the runtime's threads.
 #[derive(Debug)]
 pub struct Blocking {
@@ -515,30 +422,5 @@ mod tests {
         assert!(matches!(clear, Err(ClusterError::Clear(_))));
         let tls = "https://e1:2379".parse().unwrap();
         assert_eq!(Cluster::new(vec![tls], None).unwrap_err(), ClusterError::Authority);
-    }
-
-    #[test]
-    fn many_operations_go_as_transactions_of_one() {
-        let ops = |n: usize| (0..n).map(|n| Op::Delete(n.to_string())).collect::<Vec<_>>();
-        assert_eq!(ops_json(&ops(128)).as_array().unwrap().len(), 128);
-        let nested = ops_json(&ops(129));
-        assert_eq!(nested.as_array().unwrap().len(), 3);
-        assert_eq!(nested[2]["request_txn"]["success"].as_array().unwrap().len(), 1);
-    }
-
-    #[test]
-    fn an_answer_without_a_revision_is_none() {
-        assert!(matches!(done(&json!({})), Err(KvError::Unknown(_))));
-        let answer = json!({ "header": { "revision": "7" }, "responses": [
-            { "response_put": {} }, { "response_range": {} },
-            { "response_range": { "kvs": [{ "key": "YQ==", "value": "Yg==", "create_revision": "3", "mod_revision": "5" }]}},
-        ]});
-        let done = done(&answer).unwrap();
-        assert_eq!((done.succeeded, done.revision, done.found.len()), (false, 7, 2));
-        let found = done.found[1].clone().unwrap();
-        assert_eq!(
-            (found.key.as_str(), found.value.as_str(), found.created, found.modified),
-            ("a", "b", 3, 5)
-        );
     }
 }

@@ -7,6 +7,7 @@
 //! A transaction whose answer is lost may have been carried out ([`KvError::Unknown`]); who asks has to find out.
 
 pub mod gateway;
+mod json;
 pub mod model;
 
 pub use gateway::{Blocking, Cluster, ClusterError, Endpoint, Etcd};

@@ -61,6 +61,7 @@ impl Candidate {
             candidate: self,
             standing,
             tenure: None,
+            announced: None,
             lease: None,
             reachable: true,
         };
@@ -75,6 +76,8 @@ struct Run {
     candidate: Candidate,
     standing: watch::Sender<Standing>,
     tenure: Option<Arc<Tenure>>,
+    /// The lease by which the others were told of this one.
+    announced: Option<EtcdLease>,
     /// The lease that was granted last.
     lease: Option<EtcdLease>,
     /// Whether etcd answered last.
@@ -130,6 +133,7 @@ impl Run {
                 let outcome = self.etcd.renew(lease).await;
                 let outcome = self.heard(outcome).map(|time| time.map(|seconds| seconds * 1000));
                 self.core.renewed(sent, now(), outcome);
+                self.announce().await;
             }
             Action::Look => {
                 let outcome = self.etcd.txn(&election::look(&self.candidate.keys)).await;
@@ -172,10 +176,14 @@ impl Run {
 
     /// Lets the others know where this one is, for as long as its lease is there.
     async fn announce(&mut self) {
-        let Some(lease) = self.core.lease() else { return };
+        let Some(lease) = self.core.lease().filter(|it| self.announced != Some(*it)) else {
+            return;
+        };
         let txn = super::members::announce(&self.candidate.keys, &self.candidate.member, lease);
         let announced = self.etcd.txn(&txn).await;
-        let _ = self.heard(announced);
+        if self.heard(announced).is_ok() {
+            self.announced = Some(lease);
+        }
     }
 
     fn heard<T>(&mut self, outcome: Result<T, KvError>) -> Result<T, Failed> {

@@ -31,6 +31,10 @@ use crate::leaders::{LEADER, Leaders, TlsSource};
 use crate::metrics::Page;
 use crate::service::{OpenError, Service, problem};
 
+/// How long an election takes, at most.
+const ELECTION: Duration = Duration::from_secs(8);
+/// Between two looks whether it is over.
+const LOOK: Duration = Duration::from_millis(50);
 /// Before a leadership that could not be taken up is given up.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -163,7 +167,13 @@ impl Front {
 
     /// How the control plane is, as this process sees it.
     pub fn status(&self) -> ControlStatus {
-        let (led, members) = (self.led(), self.members.borrow().clone());
+        let (led, mut members) = (self.led(), self.members.borrow().clone());
+        // The store is looked at now and then: this one, and who leads, are there all the same.
+        for known in [Some(self.own.clone()), self.leader()].into_iter().flatten() {
+            if members.members.iter().all(|it| it.id != known.id) {
+                members.members.push(known);
+            }
+        }
         ControlStatus {
             rack: self.rack.clone(),
             store: "etcd".to_owned(),
@@ -198,6 +208,18 @@ impl Front {
             own(members.store.bytes as f64),
         );
         page
+    }
+
+    /// Waits until somebody leads, for as long as an election takes: who asks on this machine knows no other to ask.
+    async fn settle(&self) {
+        let until = tokio::time::Instant::now() + ELECTION;
+        let settled = || {
+            let other = self.leader().is_some_and(|leader| leader.id != self.own.id);
+            other || self.led().is_some()
+        };
+        while !settled() && tokio::time::Instant::now() < until {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// The routes that everybody reaches.
@@ -245,14 +267,17 @@ async fn dispatch(
     ConnectInfo(peer): ConnectInfo<Peer>,
     request: Request,
 ) -> Response {
+    let local = matches!(peer, Peer::Local(_));
+    if local {
+        front.settle().await;
+    }
     let Some(led) = front.led() else {
-        return match (peer, front.leader()) {
-            (Peer::Local(_), Some(leader)) => {
-                let address = leader.url.trim_start_matches("https://").to_owned();
-                front.leaders.lead_by(&address);
+        return match front.leader().filter(|leader| local && leader.id != front.own.id) {
+            Some(leader) => {
+                front.leaders.lead_by(leader.url.trim_start_matches("https://"));
                 front.leaders.pass_on(request).await
             }
-            _ => front.refusal(),
+            None => front.refusal(),
         };
     };
     let answered = tokio::select! {

@@ -45,6 +45,8 @@ use writer::{Asker, Granted, Request, Returned, Wanted, Writing};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a return waits: a guest may take its time to let go of a device.
 const RETURN_PATIENCE: Duration = Duration::from_secs(40);
+/// How far the clocks of machines may be apart before somebody is told, in milliseconds.
+const CLOCKS_APART: u64 = 5_000;
 /// Terms that records can have lost.
 const MOST_LOST: u64 = 1_000_000;
 /// How many incidents the status tells.
@@ -234,6 +236,8 @@ impl Service {
         let clock = Clock::new();
         let state = store.load()?;
         let term = store.begin()?;
+        let newest = state.events.last().map_or(0, |event| event.at_ms);
+        let behind = newest.checked_sub(clock.now()).filter(|behind| *behind > CLOCKS_APART);
         let mut authority = Authority::restore(options.config, clock.now(), state.records);
         let sections = &options.inventory.sections;
         let listed =
@@ -259,7 +263,15 @@ impl Service {
         });
         shared.renew_inventory();
         let answers = Answers::of(state.answers);
-        let started = vec![Draft::of_host(EventKind::Restart, None, text)];
+        let mut started = vec![Draft::of_host(EventKind::Restart, None, text)];
+        if let Some(behind) = behind {
+            let text = format!(
+                "the clock of the control plane's machine is {} s behind what was seen before: see to its time",
+                behind / 1000
+            );
+            tracing::warn!("{text}");
+            started.push(Draft::of_host(EventKind::Fault, None, text));
+        }
         let writing = Writing::start(authority, store, answers, shared.clone(), started);
         let writing = writing.map_err(OpenError::Thread)?;
         Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))

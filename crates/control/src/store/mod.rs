@@ -10,6 +10,7 @@
 
 mod etcd;
 mod memory;
+mod shared_snapshot;
 pub mod snapshot;
 mod sqlite;
 
@@ -19,6 +20,7 @@ use rackbus_lease::Record;
 
 pub use etcd::{ETCD_LAYOUT, Etcd, Keys};
 pub use memory::Memory;
+pub use shared_snapshot::Held;
 pub use sqlite::{LAYOUT, Sqlite};
 
 use crate::answers::KeptAnswer;

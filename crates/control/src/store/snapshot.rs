@@ -11,42 +11,36 @@ use rackbus_identity::{Authority, AuthorityError};
 use rackbus_lease::Record;
 use serde::{Deserialize, Serialize};
 
-use super::etcd::operations;
-use super::{Commit, Keys, Sqlite, Store, StoreError};
+use super::{Commit, Sqlite, Store, StoreError};
 use crate::answers::KeptAnswer;
 use crate::api::Event;
-use crate::etcd::{Compare, Etcd, EtcdLease, KeyValue, KvError, Op, Range, Revision, Txn};
-use crate::leadership::election::{self, Member};
-use crate::leadership::shared::{SharedError, identity_of, identity_value, rack_of, rack_value};
+use crate::etcd::KvError;
+use crate::leadership::shared::SharedError;
 
 /// Version of the value.
-const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 1;
 /// By how much numbers of leases and epochs go on after a restore: what was given out after the backup is not given
 /// out again, as long as it was less than this; nodes that are up tell of more.
 pub const GAP: u64 = 10_000;
-/// How many seconds others are kept from leading by who puts a state into etcd, after it has died.
-const TTL: u64 = 30;
-/// Values that are put into etcd at a time, and their bytes.
-const BATCH: (usize, usize) = (100, 512 << 10);
 
 /// A rack's state.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
-    format: u32,
+    pub(super) format: u32,
     /// Name of the rack.
     pub rack: String,
     /// The newest term.
     pub term: u64,
-    records: Vec<Record>,
-    answers: Vec<KeptAnswer>,
-    events: Vec<Event>,
+    pub(super) records: Vec<Record>,
+    pub(super) answers: Vec<KeptAnswer>,
+    pub(super) events: Vec<Event>,
     /// Certificate and key of the authority.
     #[serde(default)]
-    identity: Option<(String, String)>,
+    pub(super) identity: Option<(String, String)>,
     /// As they are kept.
     #[serde(default)]
-    tokens: Option<String>,
+    pub(super) tokens: Option<String>,
 }
 
 /// Without its keys, so that none is ever in a log.
@@ -181,8 +175,28 @@ impl Snapshot {
         Ok(Snapshot { format: FORMAT, rack, term, records, answers, events, identity, tokens })
     }
 
-    /// Puts it into the SQLite file at `path`, and beside it. What is there is replaced where it was moved away, or
-    /// where `replace` says so.
+    /// Whether it may be put into the SQLite file at `path`: nothing is there, or what is there was moved away, or
+    /// `replace` says so. The newest term that either of the two has.
+    ///
+    /// # Errors
+    /// [`SnapshotError`], which says why not.
+    pub fn check_sqlite(&self, path: &Path, replace: bool) -> Result<u64, SnapshotError> {
+        if !path.exists() {
+            return Ok(self.term);
+        }
+        let place = path.display().to_string();
+        let found = Sqlite::rack(path)?;
+        if found != self.rack {
+            return Err(SnapshotError::OtherRack { place, found, rack: self.rack.clone() });
+        }
+        let mut old = Sqlite::open_any(path, &self.rack)?;
+        match replace || old.moved()?.is_some() || old.is_empty()? {
+            true => Ok(self.term.max(old.load()?.term)),
+            false => Err(SnapshotError::Occupied(place)),
+        }
+    }
+
+    /// Puts it into the SQLite file at `path`, and beside it, where that [may be](Snapshot::check_sqlite).
     ///
     /// # Errors
     /// [`SnapshotError`]; the file is as before then.
@@ -191,20 +205,7 @@ impl Snapshot {
             let path = path.to_owned();
             move |cause| SnapshotError::File { path, cause }
         };
-        let mut newest = self.term;
-        if path.exists() {
-            let place = path.display().to_string();
-            let found = Sqlite::rack(path)?;
-            if found != self.rack {
-                return Err(SnapshotError::OtherRack { place, found, rack: self.rack.clone() });
-            }
-            match Sqlite::open(path, &self.rack) {
-                Ok(mut old) if replace || old.is_empty()? => newest = newest.max(old.load()?.term),
-                Ok(_) => return Err(SnapshotError::Occupied(place)),
-                Err(StoreError::Moved { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let newest = self.check_sqlite(path, replace)?;
         let new = path.with_extension("new");
         for name in [new.clone(), wal(&new), wal(path)] {
             match std::fs::remove_file(&name) {
@@ -232,7 +233,7 @@ impl Snapshot {
         std::fs::File::open(folder).and_then(|it| it.sync_all()).map_err(file(folder))
     }
 
-    fn commit(&self) -> Commit {
+    pub(super) fn commit(&self) -> Commit {
         Commit {
             records: self.records.clone(),
             answers: self.answers.clone(),
@@ -240,201 +241,6 @@ impl Snapshot {
             ..Commit::default()
         }
     }
-
-    /// The state under `keys`, as it is at one moment; `target` as in [`of_sqlite`](Snapshot::of_sqlite).
-    ///
-    /// # Errors
-    /// [`SnapshotError`].
-    pub async fn of_etcd(
-        etcd: &mut Etcd,
-        keys: &Keys,
-        target: Option<&str>,
-    ) -> Result<Snapshot, SnapshotError> {
-        let (mut range, mut all) = (Range::of(&keys.key("")), Vec::new());
-        loop {
-            let page = etcd.range(&range).await?;
-            range.revision = page.revision.max(range.revision);
-            all.extend(page.values);
-            match all.last().filter(|_| page.more) {
-                Some(KeyValue { key, .. }) => range.from = format!("{key}\0"),
-                None => break,
-            }
-        }
-        let named = |name: &str| {
-            let key = keys.key(name);
-            all.iter().find(|it| it.key == key).map(|it| it.value.clone())
-        };
-        let place = keys.key("");
-        let rack = named("rack").ok_or_else(|| SnapshotError::Nothing(place.clone()))?;
-        if let Some(to) = named("moved").filter(|to| Some(to.as_str()) != target) {
-            return Err(SharedError::Moved { prefix: place, to }.into());
-        }
-        if named("incomplete").is_some() {
-            return Err(SharedError::Incomplete { prefix: place }.into());
-        }
-        let identity = named("identity").map(|it| identity_of(&it)).transpose()?;
-        Ok(Snapshot {
-            format: FORMAT,
-            rack: rack_of(&rack)?,
-            term: named("term").and_then(|it| it.parse().ok()).unwrap_or(0),
-            records: under(&all, &keys.key("record/"))?,
-            answers: under(&all, &keys.key("answer/"))?,
-            events: under(&all, &keys.key("event/"))?,
-            identity: identity.map(|it| (it.pem().0.to_owned(), it.pem().1)),
-            tokens: named("tokens"),
-        })
-    }
-
-    /// Puts it under `keys`, while nobody leads. What is there is replaced where it was moved away, or where `replace`
-    /// says so. Whoever is interrupted leaves a mark, with which no control plane begins.
-    ///
-    /// # Errors
-    /// [`SnapshotError`].
-    pub async fn put_etcd(
-        &self,
-        etcd: &mut Etcd,
-        keys: &Keys,
-        replace: bool,
-    ) -> Result<(), SnapshotError> {
-        let held = Held::take(etcd, keys).await?;
-        let put = self.put_held(etcd, keys, replace, &held).await;
-        drop(etcd.revoke(held.lease).await);
-        put
-    }
-
-    async fn put_held(
-        &self,
-        etcd: &mut Etcd,
-        keys: &Keys,
-        replace: bool,
-        held: &Held,
-    ) -> Result<(), SnapshotError> {
-        let names = ["rack", "moved", "incomplete", "term"];
-        let then = names.iter().map(|name| Op::Get(keys.key(name))).collect();
-        let found = etcd.txn(&Txn { then, ..Txn::default() }).await?.found;
-        let value = |n: usize| found.get(n).cloned().flatten().map(|it| it.value);
-        let place = keys.key("");
-        if let Some(found) = value(0).map(|it| rack_of(&it)).transpose()? {
-            if found != self.rack {
-                return Err(SnapshotError::OtherRack { place, found, rack: self.rack.clone() });
-            }
-            let gone = value(1).is_some() || value(2).is_some();
-            if !replace && !gone && self.occupies(etcd, keys).await? {
-                return Err(SnapshotError::Occupied(place));
-            }
-        }
-        let newest = value(3).and_then(|it| it.parse().ok()).unwrap_or(0).max(self.term);
-        let folder = |name: &str| {
-            let prefix = keys.key(name);
-            let end = crate::etcd::after(&prefix);
-            Op::DeleteRange(prefix, end)
-        };
-        held.change(
-            etcd,
-            vec![
-                Op::put(keys.key("incomplete"), "1"),
-                Op::put(keys.key("rack"), rack_value(&self.rack)),
-                Op::put(keys.key("term"), newest.saturating_add(1).to_string()),
-                Op::Delete(keys.key("moved")),
-                Op::Delete(keys.key("tokens")),
-                folder("record/"),
-                folder("answer/"),
-                folder("event/"),
-            ],
-        )
-        .await?;
-        let mut batch = Vec::new();
-        let mut bytes = 0;
-        for op in operations(keys, &self.commit())? {
-            bytes += op.bytes();
-            batch.push(op);
-            if batch.len() >= BATCH.0 || bytes >= BATCH.1 {
-                held.change(etcd, std::mem::take(&mut batch)).await?;
-                bytes = 0;
-            }
-        }
-        held.change(etcd, batch).await?;
-        let mut last = vec![Op::Delete(keys.key("incomplete"))];
-        if let Some((certificate, key)) = &self.identity {
-            let authority = Authority::from_pem(certificate, key)?;
-            last.push(Op::put(keys.key("identity"), identity_value(&authority)));
-        }
-        if let Some(tokens) = &self.tokens {
-            last.push(Op::put(keys.key("tokens"), tokens.as_str()));
-        }
-        held.change(etcd, last).await
-    }
-
-    /// Whether something of a rack is there beside its name and its authority.
-    async fn occupies(&self, etcd: &mut Etcd, keys: &Keys) -> Result<bool, SnapshotError> {
-        let first = Range { limit: 1, ..Range::of(&keys.key("record/")) };
-        Ok(!etcd.range(&first).await?.values.is_empty())
-    }
-}
-
-/// Notes that the state under `keys` has gone to `place`: no control plane begins with it any more.
-///
-/// # Errors
-/// [`SnapshotError`], among them that somebody leads.
-pub async fn leave_etcd(etcd: &mut Etcd, keys: &Keys, place: &str) -> Result<(), SnapshotError> {
-    let held = Held::take(etcd, keys).await?;
-    let left = held.change(etcd, vec![Op::put(keys.key("moved"), place)]).await;
-    drop(etcd.revoke(held.lease).await);
-    left
-}
-
-/// The leader's key, held by who changes a state as a whole.
-struct Held {
-    leader: String,
-    lease: EtcdLease,
-    revision: Revision,
-}
-
-impl Held {
-    async fn take(etcd: &mut Etcd, keys: &Keys) -> Result<Held, SnapshotError> {
-        let (seen, leader) = election::seen(&etcd.txn(&election::look(keys)).await?);
-        if seen.leader.is_some() {
-            let url = leader.map(|it| it.url).unwrap_or_default();
-            return Err(SnapshotError::Led(url));
-        }
-        let (lease, _) = etcd.grant(TTL).await?;
-        let pid = std::process::id();
-        let (version, url) = (env!("CARGO_PKG_VERSION").to_owned(), "(a restore)".to_owned());
-        let own = Member { id: format!("restore-{pid:x}"), url, version, pid };
-        let value = serde_json::to_string(&own).unwrap_or_default();
-        let leader = keys.key("leader");
-        let take = Txn {
-            compares: vec![Compare::Created(leader.clone(), 0)],
-            then: vec![Op::Put { key: leader.clone(), value, lease: Some(lease) }],
-            otherwise: Vec::new(),
-        };
-        let done = etcd.txn(&take).await?;
-        match done.succeeded {
-            true => Ok(Held { leader, lease, revision: done.revision }),
-            false => Err(SnapshotError::Interrupted),
-        }
-    }
-
-    async fn change(&self, etcd: &mut Etcd, then: Vec<Op>) -> Result<(), SnapshotError> {
-        let compares = vec![Compare::Created(self.leader.clone(), self.revision)];
-        match etcd.txn(&Txn { compares, then, ..Txn::default() }).await?.succeeded {
-            true => Ok(()),
-            false => Err(SnapshotError::Interrupted),
-        }
-    }
-}
-
-/// The values under a prefix.
-fn under<T: serde::de::DeserializeOwned>(
-    all: &[KeyValue],
-    prefix: &str,
-) -> Result<Vec<T>, SnapshotError> {
-    let found = all.iter().filter(|it| it.key.starts_with(prefix));
-    let read = found.map(|it| {
-        serde_json::from_str(&it.value)
-            .map_err(|cause| SharedError::Value(it.key.clone(), cause).into())
-    });
-    read.collect()
 }
 
 /// What SQLite writes beside a file.

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use rackbus_control::etcd::{ClusterError, Endpoint, Etcd};
-use rackbus_control::store::snapshot::{Snapshot, SnapshotError, leave_etcd};
-use rackbus_control::store::{Keys, Sqlite};
+use rackbus_control::store::snapshot::{Snapshot, SnapshotError};
+use rackbus_control::store::{Held, Keys, Sqlite};
 use serde_json::json;
 
 use super::cluster::EtcdArgs;
@@ -115,25 +115,18 @@ impl MigrateArgs {
                 "name another store with --to",
             ));
         }
-        let to = self.to.to_string();
-        let snapshot = read(&self.from, &self.etcd, common, Some(&to)).await?;
-        // From now on nobody begins with the old one: two stores would both give out epochs.
-        match &self.from {
-            Place::Sqlite(path) => Sqlite::open_any(&file_of(path), &snapshot.rack)
-                .and_then(|mut it| it.leave(&to))
-                .map_err(|error| failed(error.into()))?,
-            Place::Etcd(members) => {
-                let mut etcd = client(&self.etcd, members)?;
-                let keys = self.etcd.keys(&snapshot.rack);
-                leave_etcd(&mut etcd, &keys, &to).await.map_err(failed)?;
-            }
-        }
-        if let Err(failure) = put(&snapshot, &self.to, &self.etcd, false).await {
-            self.take_back(&snapshot).await?;
-            return Err(failure);
-        }
+        let snapshot = match &self.from {
+            Place::Sqlite(path) => self.out_of_sqlite(&file_of(path)).await?,
+            Place::Etcd(members) => self.out_of_etcd(members, common).await?,
+        };
+        let moved = put(&snapshot, &self.to, &self.etcd, false).await;
+        moved.map_err(|failure| Failure {
+            remedy: "see to the cause and say it again: the state is read from where it was"
+                .to_owned(),
+            ..failure
+        })?;
         let (records, events) = snapshot.summary();
-        let from = self.from.to_string();
+        let (from, to) = (self.from.to_string(), self.to.to_string());
         let moved = json!({ "rack": snapshot.rack, "from": from, "to": to, "records": records, "events": events });
         output.result(&moved, |o| {
             o.line(&format!(
@@ -143,10 +136,37 @@ impl MigrateArgs {
         });
         Ok(())
     }
+}
 
-    /// It goes on where it was.
-    async fn take_back(&self, snapshot: &Snapshot) -> Result<(), Failure> {
-        put(snapshot, &self.from, &self.etcd, false).await
+impl MigrateArgs {
+    /// Reads the state. From then on nobody begins with it: two stores would both give out epochs.
+    async fn out_of_sqlite(&self, path: &Path) -> Result<Snapshot, Failure> {
+        let to = self.to.to_string();
+        let snapshot = Snapshot::of_sqlite(path, Some(&to)).map_err(failed)?;
+        check(&snapshot, &self.to, &self.etcd).await?;
+        let left = Sqlite::open_any(path, &snapshot.rack).and_then(|mut it| it.leave(&to));
+        left.map_err(|error| failed(error.into()))?;
+        Ok(snapshot)
+    }
+
+    /// The same. Nobody leads between the reading and that.
+    async fn out_of_etcd(
+        &self,
+        members: &[Endpoint],
+        common: &Common,
+    ) -> Result<Snapshot, Failure> {
+        let to = self.to.to_string();
+        let (mut etcd, keys) = (client(&self.etcd, members)?, keys(&self.etcd, common)?);
+        let held = Held::take(&mut etcd, &keys).await.map_err(failed)?;
+        let read = async {
+            let snapshot = Snapshot::of_etcd(&mut etcd, &keys, Some(&to)).await.map_err(failed)?;
+            check(&snapshot, &self.to, &self.etcd).await?;
+            held.leave(&mut etcd, &to).await.map_err(failed)?;
+            Ok(snapshot)
+        };
+        let read = read.await;
+        held.release(&mut etcd).await;
+        read
     }
 }
 
@@ -159,7 +179,7 @@ impl BackupArgs {
                 Place::Sqlite(running.state_dir.join("control.db"))
             }
         };
-        let snapshot = read(&from, &self.etcd, common, None).await?;
+        let snapshot = read(&from, &self.etcd, common).await?;
         snapshot.write(&self.file).map_err(failed)?;
         let (records, events) = snapshot.summary();
         let file = self.file.display().to_string();
@@ -215,27 +235,38 @@ fn client(args: &EtcdArgs, members: &[Endpoint]) -> Result<Etcd, Failure> {
     Ok(args.with_members(members).cluster()?.client(PATIENCE))
 }
 
-async fn read(
-    place: &Place,
-    args: &EtcdArgs,
-    common: &Common,
-    target: Option<&str>,
-) -> Result<Snapshot, Failure> {
-    match place {
-        Place::Sqlite(path) => Snapshot::of_sqlite(&file_of(path), target).map_err(failed),
-        Place::Etcd(members) => {
-            let keys = match (&common.rack, args.has_prefix()) {
-                (Some(rack), _) => args.keys(rack),
-                (None, true) => args.keys(""),
-                (None, false) => {
-                    let remedy =
-                        "name it with `rackbus --rack NAME …`, or its keys with --etcd-prefix";
-                    return Err(Failure::usage("which rack's state is meant is not known", remedy));
-                }
-            };
-            Snapshot::of_etcd(&mut client(args, members)?, &keys, target).await.map_err(failed)
+/// Where the keys are of a rack of which nothing was read yet.
+fn keys(args: &EtcdArgs, common: &Common) -> Result<Keys, Failure> {
+    match (&common.rack, args.has_prefix()) {
+        (Some(rack), _) => Ok(args.keys(rack)),
+        (None, true) => Ok(args.keys("")),
+        (None, false) => {
+            let remedy = "name it with `rackbus --rack NAME …`, or its keys with --etcd-prefix";
+            Err(Failure::usage("which rack's state is meant is not known", remedy))
         }
     }
+}
+
+async fn read(place: &Place, args: &EtcdArgs, common: &Common) -> Result<Snapshot, Failure> {
+    match place {
+        Place::Sqlite(path) => Snapshot::of_sqlite(&file_of(path), None).map_err(failed),
+        Place::Etcd(members) => {
+            let (mut etcd, keys) = (client(args, members)?, keys(args, common)?);
+            Snapshot::of_etcd(&mut etcd, &keys, None).await.map_err(failed)
+        }
+    }
+}
+
+/// Whether the state may be put there.
+async fn check(snapshot: &Snapshot, place: &Place, args: &EtcdArgs) -> Result<(), Failure> {
+    let checked = match place {
+        Place::Sqlite(path) => snapshot.check_sqlite(&file_of(path), false),
+        Place::Etcd(members) => {
+            let keys = args.keys(&snapshot.rack);
+            snapshot.check_etcd(&mut client(args, members)?, &keys, false).await
+        }
+    };
+    checked.map(drop).map_err(failed)
 }
 
 async fn put(
