@@ -40,6 +40,7 @@ pub mod lock;
 pub mod merge;
 pub mod packets;
 pub mod peer_event;
+pub mod prompt;
 pub mod refusals;
 pub mod region;
 pub mod registers;

@@ -190,6 +190,8 @@ pub struct Window {
     heard: u64,
     /// What has come of the next one.
     arriving: Stores,
+    /// What has come, all of it, and has not taken effect.
+    staged: Option<Stores>,
 }
 
 impl Window {
@@ -204,6 +206,7 @@ impl Window {
             under_way: None,
             heard: 0,
             arriving: Stores::default(),
+            staged: None,
         }
     }
 
@@ -255,8 +258,8 @@ impl Window {
         Some(Batch { number: self.sent, stores })
     }
 
-    /// A part of a batch has come. With its last one: what is to be stored here, as a whole, before the other
-    /// side is told that it took effect.
+    /// A part of a batch has come; whether it was the last one, so that the batch can
+    /// [take effect](Window::take_effect).
     ///
     /// # Errors
     /// [`Violation`].
@@ -266,8 +269,8 @@ impl Window {
         last: bool,
         places: &[(u64, u32)],
         data: &[u8],
-    ) -> Result<Option<Stores>, Violation> {
-        if batch != self.heard + 1 {
+    ) -> Result<bool, Violation> {
+        if batch != self.heard + 1 || self.staged.is_some() {
             return Err(Violation::Number(batch));
         }
         if self.side == Side::Home && !self.write {
@@ -289,16 +292,22 @@ impl Window {
         if !rest.is_empty() {
             return Err(Violation::Length);
         }
-        if !last {
-            return Ok(None);
+        if last {
+            self.heard = batch;
+            self.staged = Some(std::mem::take(&mut self.arriving));
         }
-        self.heard = batch;
-        let arrived = std::mem::take(&mut self.arriving);
-        let stores = self.without_own(arrived);
+        Ok(last)
+    }
+
+    /// What came takes effect now: its number, and what is to be stored here, as a whole and before the next
+    /// snapshot, before the other side is told that it took effect.
+    pub fn take_effect(&mut self) -> Option<(u64, Stores)> {
+        let stores = self.staged.take()?;
+        let stores = self.without_own(stores);
         for (offset, bytes) in stores.iter() {
             self.shadow.set(offset, bytes);
         }
-        Ok(Some(stores))
+        Some((self.heard, stores))
     }
 
     /// The other side says that a batch took effect there.
@@ -306,10 +315,13 @@ impl Window {
     /// # Errors
     /// [`Violation::Number`] when it is not under way.
     pub fn applied(&mut self, batch: u64) -> Result<(), Violation> {
-        match self.under_way.take() {
-            Some(_) if batch == self.sent => Ok(()),
-            _ => Err(Violation::Number(batch)),
+        if self.under_way.is_none() || batch != self.sent {
+            return Err(Violation::Number(batch));
         }
+        // What came before this answer is from before the batch, whenever it takes effect.
+        self.staged = self.staged.take().map(|stores| self.without_own(stores));
+        self.under_way = None;
+        Ok(())
     }
 
     /// At a replica: without the bytes that are under way from here.
@@ -388,7 +400,9 @@ mod tests {
                 let parts = batch.parts(most);
                 for (nth, part) in parts.iter().enumerate() {
                     prop_assert_eq!(part.last, nth + 1 == parts.len());
-                    let taken = there.hear(part.batch, part.last, &part.places, part.data).unwrap();
+                    let whole = there.hear(part.batch, part.last, &part.places, part.data).unwrap();
+                    prop_assert_eq!(whole, part.last);
+                    let taken = there.take_effect().map(|(_, stores)| stores);
                     prop_assert_eq!(taken.is_some(), part.last);
                     for (at, bytes) in taken.iter().flat_map(Stores::iter) {
                         replica[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
@@ -409,7 +423,8 @@ mod tests {
             let mut window = home(true);
             for (batch, last, places, length) in said {
                 let heard = window.hear(batch, last, &places, &vec![7; length]);
-                for (at, bytes) in heard.iter().flatten().flat_map(Stores::iter) {
+                let taken = window.take_effect().map(|(_, stores)| stores);
+                for (at, bytes) in taken.iter().flat_map(Stores::iter) {
                     prop_assert!(at + bytes.len() as u64 <= SIZE);
                 }
                 prop_assert!(window.arriving.bytes() as u64 <= SIZE);

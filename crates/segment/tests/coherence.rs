@@ -32,6 +32,8 @@ enum Policy {
     Overwrite,
     /// Pages are read one after the other while the programs go on.
     Torn,
+    /// Snapshots are taken as if what came had taken effect, before it has.
+    Early,
 }
 
 #[derive(Debug, Clone)]
@@ -48,6 +50,8 @@ struct End {
     out: VecDeque<Message>,
     /// What has come of a batch, as it came.
     raw: Vec<(usize, Vec<u8>)>,
+    /// What is to be stored later, with a policy that is wrong.
+    early: Option<(u64, Vec<(usize, Vec<u8>)>)>,
 }
 
 struct Rack {
@@ -79,7 +83,7 @@ impl Rack {
     fn new(policy: Policy) -> Rack {
         let end = |host, side| {
             let window = Window::new(side, SIZE as u64, true);
-            End { host, window, out: VecDeque::new(), raw: Vec::new() }
+            End { host, window, out: VecDeque::new(), raw: Vec::new(), early: None }
         };
         Rack {
             policy,
@@ -165,20 +169,36 @@ impl Rack {
                         _ => end.raw.push((place, bytes)),
                     }
                 }
-                let stores = end.window.hear(batch, last, &places, &data).map_err(wrong)?;
-                let raw = if last { std::mem::take(&mut end.raw) } else { Vec::new() };
-                let Some(stores) = stores else { return Ok(()) };
-                let stores: Vec<(usize, Vec<u8>)> = match policy {
-                    Policy::Overwrite => raw,
-                    _ => stores.iter().map(|(at, bytes)| (at as usize, bytes.to_vec())).collect(),
-                };
-                for (place, bytes) in stores {
-                    memory[place..place + bytes.len()].copy_from_slice(&bytes);
+                let whole = end.window.hear(batch, last, &places, &data).map_err(wrong)?;
+                if whole && policy == Policy::Early {
+                    let stores = end.window.take_effect().map(|(batch, stores)| {
+                        let store = |(at, bytes): (u64, &[u8])| (at as usize, bytes.to_vec());
+                        (batch, stores.iter().map(store).collect())
+                    });
+                    end.early = stores;
                 }
-                end.out.push_back(Message::Applied(batch));
             }
         }
         Ok(())
+    }
+
+    /// What came over a connection takes effect, if it is whole.
+    fn take_effect(&mut self, link: usize, side: usize) {
+        let policy = self.policy;
+        let end = &mut self.links[link][side];
+        let taken = end.window.take_effect().map(|(batch, stores)| {
+            let store = |(at, bytes): (u64, &[u8])| (at as usize, bytes.to_vec());
+            (batch, stores.iter().map(store).collect())
+        });
+        let Some((batch, mut stores)) = taken.or_else(|| end.early.take()) else { return };
+        let raw = std::mem::take(&mut end.raw);
+        if policy == Policy::Overwrite {
+            stores = raw;
+        }
+        for (place, bytes) in stores {
+            self.memory[end.host][place..place + bytes.len()].copy_from_slice(&bytes);
+        }
+        end.out.push_back(Message::Applied(batch));
     }
 
     /// What holds at every moment.
@@ -226,14 +246,17 @@ impl Rack {
         for _ in 0..6 {
             for link in 0..self.links.len() {
                 for side in 0..2 {
+                    self.take_effect(link, side);
                     self.collect(link, side, random);
                 }
             }
             while self.links.iter().flatten().any(|end| !end.out.is_empty()) {
                 for link in 0..self.links.len() {
-                    self.deliver(link, 0)?;
-                    self.deliver(link, 1)?;
-                    self.check()?;
+                    for side in 0..2 {
+                        self.deliver(link, side)?;
+                        self.take_effect(link, 1 - side);
+                        self.check()?;
+                    }
                 }
             }
         }
@@ -272,6 +295,7 @@ fn run(policy: Policy, seed: u64, traced: bool) -> Result<(), String> {
                 0 => rack.decide(host, &mut random),
                 1..=4 => rack.store_next(host),
                 5 => rack.collect(link, side, &mut random),
+                6 => rack.take_effect(link, side),
                 _ => rack.deliver(link, side)?,
             }
             rack.check()?;
@@ -289,7 +313,7 @@ fn all_memory_becomes_the_same_and_no_flag_is_before_its_data() {
 
 #[test]
 fn wrong_policies_are_found() {
-    for policy in [Policy::Parts, Policy::Overwrite, Policy::Torn] {
+    for policy in [Policy::Parts, Policy::Overwrite, Policy::Torn, Policy::Early] {
         let found = (0..200).find_map(|seed| run(policy, seed, false).err());
         assert!(found.is_some(), "{policy:?} is not found");
         println!("{policy:?}: {}", found.unwrap_or_default());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rackbus_memory::AdaptiveSpin;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
+use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::directory::{Attached, LinePart, Loss};
 use rackbus_segment::message::{
     Ask, Carried, Change, PeerReply, Question, Refusal, StandIn, Tell, decode, encode,
@@ -107,6 +108,7 @@ impl Segments {
         mut hear: impl FnMut(Carried<'static>) -> Result<(), String>,
     ) -> rackbus_memory::StreamError {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
+        run_promptly();
         loop {
             let received = outbox.packets().receive(&mut buffer, &mut spin, None);
             let packet = match received.and_then(Packet::whole) {

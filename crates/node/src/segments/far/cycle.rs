@@ -11,6 +11,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::Carried;
 
@@ -33,6 +34,7 @@ const PART: usize = 24 << 10;
 /// Keeps memory the same for as long as `far` is there.
 pub(super) fn keep_the_same(far: &Weak<Far>) {
     let (mut pause, mut changed) = (BUSY, Instant::now());
+    run_promptly();
     loop {
         let Some(far) = far.upgrade() else { return };
         let begun = Instant::now();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::merge::merge;
 use rackbus_memory::sparse;
-use rackbus_segment::coherence::{Batch, PAGE, Side, Stores, Violation, Window};
+use rackbus_segment::coherence::{Batch, PAGE, Side, Violation, Window};
 
 use super::super::objects::Object;
 
@@ -28,8 +28,6 @@ pub struct Pair(Mutex<State>);
 struct State {
     window: Window,
     object: Arc<Object>,
-    /// What came and has not taken effect, with the number of its batch.
-    staged: Option<(u64, Stores)>,
     /// The memory is being moved: nothing is read, and what is to take effect does when it is where it will be.
     paused: bool,
     /// What is staged was to take effect meanwhile.
@@ -72,8 +70,8 @@ impl State {
 
     /// Stores what is staged: what is long first, so that what is most likely a flag comes last.
     fn apply(&mut self) -> Option<u64> {
-        let (batch, stores) = self.staged.take()?;
         self.overdue = false;
+        let (batch, stores) = self.window.take_effect()?;
         let Ok(region) = self.object.region() else { return Some(batch) };
         let place = |(offset, bytes): (u64, _)| (offset as usize, bytes);
         let is_long = |(_, bytes): &(usize, &[u8])| bytes.len() > WORD;
@@ -112,8 +110,8 @@ impl Pair {
     /// An end over an object of `size` bytes. A home tells all that it has at first.
     pub fn new(object: Arc<Object>, side: Side, size: u64, write: bool) -> Arc<Pair> {
         let (window, due) = (Window::new(side, size, write), side == Side::Home);
-        let (staged, paused, overdue) = (None, false, false);
-        Arc::new(Pair(Mutex::new(State { window, object, staged, paused, overdue, due })))
+        let (paused, overdue) = (false, false);
+        Arc::new(Pair(Mutex::new(State { window, object, paused, overdue, due })))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -158,20 +156,14 @@ impl Pair {
         places: &[(u64, u32)],
         data: &[u8],
     ) -> Result<bool, Violation> {
-        let mut state = self.lock();
-        if state.staged.is_some() {
-            // The one before has not taken effect: its sender has to wait for that.
-            return Err(Violation::Number(batch));
-        }
-        state.staged = state.window.hear(batch, last, places, data)?.map(|stores| (batch, stores));
-        Ok(state.staged.is_some())
+        self.lock().window.hear(batch, last, places, data)
     }
 
     /// What came takes effect: the number of its batch, unless it does later.
     pub fn take_effect(&self) -> Option<u64> {
         let mut state = self.lock();
-        state.overdue = state.paused && state.staged.is_some();
-        if state.overdue { None } else { state.apply() }
+        state.overdue = state.paused;
+        if state.paused { None } else { state.apply() }
     }
 
     /// The other side says that a batch took effect.
