@@ -122,7 +122,7 @@ impl World {
         }
         self.trace(&format!("the end begins: fate {fate}"));
         // Both clocks, both times: the longest that a side may wait.
-        let limit = self.now + 5_000 + 2 * HOLD;
+        let limit = self.now + 5_000 + 3 * HOLD;
         let healed = self.now + 1_000;
         while self.now < limit {
             self.step(200)?;
