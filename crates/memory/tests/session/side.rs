@@ -425,7 +425,7 @@ impl World {
             return;
         }
         let seen = self.seen(side);
-        while let Some(message) = self.ends[side].outbox.next().copied() {
+        while let Some(message) = self.ends[side].outbox.next_unsent().copied() {
             self.ends[side].outbox.advance();
             self.network_send(side, Frame::Message(seen, message));
         }
