@@ -42,6 +42,7 @@ fn front() -> (Arc<Front>, watch::Sender<Standing>, watch::Sender<Members>) {
             ..Inventory::default()
         };
         let options = Options {
+            read_rack: None,
             inventory,
             config: Config::default(),
             database: "unused".into(),

@@ -11,6 +11,7 @@
 //! after a while, and the revocation ends when the engine answers again.
 
 pub mod devices;
+mod mediums;
 pub(crate) mod saved;
 mod tenancy;
 
@@ -28,9 +29,8 @@ use rackbus_fabric::{FabricHandle, UnknownPart};
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
 };
-use rackbus_link::{InWindow, Incoming, Medium, Secret, Service};
-use rackbus_memory::exchange::session::Side;
-use rackbus_memory::{Carried, Carrier, Passage, Stream};
+use rackbus_link::{InWindow, Incoming, Service};
+use rackbus_memory::{Passage, Stream};
 use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady};
@@ -363,18 +363,11 @@ impl LentFunctions {
             Ok(lent) => lent,
             Err(error) => return incoming.refuse(&error.to_string()),
         };
-        let carrier = incoming.stream.carrier().filter(|_| placement == Placement::Borrower);
-        let carried =
-            match carrier.is_some().then(|| LentSession::begin(&from, self.hold)).transpose() {
-                Ok(carried) => carried,
-                Err(error) => return incoming.refuse(&error.to_string()),
-            };
-        let stream: Arc<dyn Stream> = match &carried {
-            // What ends it is not the loss of its connection.
-            Some(session) => Arc::new(session.carried().clone()),
-            None => incoming.stream.clone(),
+        let (caller, carrier) = match self.caller(&incoming, placement) {
+            Ok(caller) => caller,
+            Err(error) => return incoming.refuse(&error.to_string()),
         };
-        let caller = InUse { stream: stream.clone(), session: carried.clone(), at: None };
+        let (stream, carried) = (caller.stream.clone(), caller.session.clone());
         let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
         let function = format!("{}/{device}", self.host);
         let attached = match placement {
@@ -394,10 +387,7 @@ impl LentFunctions {
             Ok(attached) => attached,
             Err(error) => {
                 tracing::warn!(device, from, epoch, %error, "attach refused");
-                let mut seen = lent.seen();
-                seen.attach_refused += 1;
-                seen.last_attach_refused = Some(format!("{from}, by lease {lease}: {error}"));
-                drop(seen);
+                lent.note_refusal(format!("{from}, by lease {lease}: {error}"));
                 return incoming.refuse(&error.to_string());
             }
         };
@@ -405,7 +395,7 @@ impl LentFunctions {
         match &session {
             Session::Attached(session) if placement == Placement::Borrower => {
                 let carried = carrier.zip(carried);
-                serve_medium(&lent, incoming, &**session, carried, passage);
+                mediums::serve(&lent, incoming, &**session, carried, passage);
             }
             Session::Attached(session) => {
                 if incoming.accept().is_ok() {
@@ -424,39 +414,6 @@ impl LentFunctions {
         drop(session);
         drop(end);
         tracing::info!(device, from, epoch, "function released");
-    }
-
-    /// Gives a session another connection, if `holder` is attached and knows the session's secret.
-    fn resume_session(
-        &self,
-        incoming: Incoming,
-        device: &str,
-        holder: &Holder,
-        secret: &Secret,
-        connection: u64,
-    ) {
-        let _about = lease_span(holder.lease).entered();
-        let resumed = self.find(device).and_then(|lent| {
-            self.fence.lock().resumes(device, holder)?;
-            Ok(lent.lock().session.as_ref().and_then(|it| it.session.clone()))
-        });
-        let session = match &resumed {
-            Ok(session) => session.as_ref().and_then(|session| session.opened_by(secret)),
-            Err(error) => return incoming.refuse(&error.to_string()),
-        };
-        let Some(session) = session.filter(|session| !session.is_closed()) else {
-            tracing::warn!(
-                device,
-                from = holder.borrower,
-                "a connection for no session is refused"
-            );
-            return incoming.refuse("this session is over, or was never there");
-        };
-        if let Ok(stream) = incoming.accept()
-            && let Some(carrier) = stream.carrier()
-        {
-            session.connected(connection, carrier);
-        }
     }
 
     fn find(&self, device: &str) -> Result<Arc<Lent>, LendError> {
@@ -478,37 +435,6 @@ enum Session {
     Attached(Box<dyn Attached>),
     /// Of a host's kernel.
     InWindow(LentInWindow),
-}
-
-/// Hands the medium of `session`'s function to the front that connected, and waits for its end; on another
-/// machine, that of what is `carried`.
-fn serve_medium(
-    lent: &Lent,
-    incoming: Incoming,
-    session: &dyn Attached,
-    carried: Option<(Box<dyn Carrier>, LentSession)>,
-    passage: &Passage,
-) {
-    let (carrier, lasting) = carried.unzip();
-    let carried = carrier.zip(lasting.as_ref()).map(|(carrier, lasting)| Carried {
-        carrier,
-        session: lasting.carried().clone(),
-        side: Side::Answers,
-    });
-    let offer = match session.serve_medium(carried) {
-        Ok(offer) => offer,
-        Err(refused) => return incoming.refuse(&refused),
-    };
-    let Ok(stream) = incoming.accept() else { return };
-    let (class, description) = (offer.class.to_owned(), offer.description);
-    let medium = Medium { class, description, session: lasting.as_ref().map(LentSession::offer) };
-    if medium.send(&*stream, &offer.files).is_err() {
-        return;
-    }
-    match lasting {
-        Some(lasting) => lent.hold_medium(lasting.carried(), passage),
-        None => lent.hold_medium(&*stream, passage),
-    }
 }
 
 /// Ends what was [attached](Lent::attach), however its conversation ended: a revocation waits for it.
@@ -536,6 +462,12 @@ impl Lent {
 
     fn promised(&self) -> MutexGuard<'_, Option<String>> {
         self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_refusal(&self, said: String) {
+        let mut seen = self.seen();
+        seen.attach_refused += 1;
+        seen.last_attach_refused = Some(said);
     }
 
     fn report(&self) -> DeviceReport {

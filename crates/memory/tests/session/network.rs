@@ -142,7 +142,8 @@ impl Network {
             return None;
         }
         let queue = &mut self.connections[at].queues[side];
-        queue.pop_front_if(|first| first.arrives <= now).map(|first| first.frame)
+        let first = queue.front().is_some_and(|first| first.arrives <= now);
+        first.then(|| queue.pop_front()).flatten().map(|first| first.frame)
     }
 
     /// Whether a side knows by now that the connection is broken.

@@ -122,7 +122,7 @@ impl World {
         }
         self.trace(&format!("the end begins: fate {fate}"));
         // Both clocks, both times: the longest that a side may wait.
-        let limit = self.now + 5_000 + 2 * HOLD;
+        let limit = self.now + 5_000 + 3 * HOLD;
         let healed = self.now + 1_000;
         while self.now < limit {
             self.step(200)?;
@@ -425,7 +425,7 @@ impl World {
             return;
         }
         let seen = self.seen(side);
-        while let Some(message) = self.ends[side].outbox.next().copied() {
+        while let Some(message) = self.ends[side].outbox.next_unsent().copied() {
             self.ends[side].outbox.advance();
             self.network_send(side, Frame::Message(seen, message));
         }

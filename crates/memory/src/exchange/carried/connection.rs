@@ -179,7 +179,7 @@ impl Connection {
         self.chunk.clear();
         self.sent = 0;
         while self.chunk.len() < CHUNK {
-            let frame = if self.joined { outbox.next() } else { None };
+            let frame = if self.joined { outbox.next_unsent() } else { None };
             // Not within a message.
             if frame.as_ref().is_none_or(|frame| frame.taken == 0)
                 && let Some(control) = self.control.take()

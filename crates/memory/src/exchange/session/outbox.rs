@@ -43,13 +43,13 @@ impl<F> Outbox<F> {
     }
 
     /// The frame that is sent next on this connection, which counts as begun from now on.
-    pub fn next(&mut self) -> Option<&mut F> {
+    pub fn next_unsent(&mut self) -> Option<&mut F> {
         let frame = self.kept.get_mut(self.sent)?;
         self.begun = self.begun.max(self.acknowledged + self.sent as u64 + 1);
         Some(frame)
     }
 
-    /// All of the [next](Outbox::next) frame was given to the connection.
+    /// All of the [next](Outbox::next_unsent) frame was given to the connection.
     pub fn advance(&mut self) {
         self.sent = (self.sent + 1).min(self.kept.len());
     }
@@ -113,7 +113,7 @@ mod tests {
         }
         assert_eq!(outbox.push(4), Err(OutboxFull));
         for frame in 1..=2 {
-            assert_eq!(outbox.next(), Some(&mut frame.clone()));
+            assert_eq!(outbox.next_unsent(), Some(&mut frame.clone()));
             outbox.advance();
         }
         outbox.acknowledge(1).unwrap();
@@ -121,10 +121,10 @@ mod tests {
         // The second was sent, and its acknowledgement is lost with the connection.
         assert_eq!(outbox.resume(1), Ok(1));
         for frame in 2..=4 {
-            assert_eq!(outbox.next(), Some(&mut frame.clone()));
+            assert_eq!(outbox.next_unsent(), Some(&mut frame.clone()));
             outbox.advance();
         }
-        assert!(!outbox.has_unsent() && outbox.next().is_none());
+        assert!(!outbox.has_unsent() && outbox.next_unsent().is_none());
         assert_eq!(outbox.resume(4), Ok(0));
         assert!(outbox.is_empty());
     }
@@ -134,7 +134,7 @@ mod tests {
         let mut outbox = Outbox::new(3);
         outbox.push('a').unwrap();
         assert_eq!(outbox.acknowledge(1), Err(WrongCount), "it was not sent");
-        outbox.next();
+        outbox.next_unsent();
         outbox.advance();
         outbox.acknowledge(1).unwrap();
         assert_eq!(outbox.acknowledge(0), Err(WrongCount));
@@ -149,7 +149,7 @@ mod tests {
         let mut outbox = Outbox::new(2);
         outbox.push('a').unwrap();
         outbox.push('b').unwrap();
-        outbox.next();
+        outbox.next_unsent();
         assert_eq!(outbox.resume(0), Ok(1));
     }
 }

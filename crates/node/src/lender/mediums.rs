@@ -1,0 +1,96 @@
+//! Mediums that are lent: handed to fronts elsewhere, and on other machines by connections that come and go.
+
+use std::sync::Arc;
+
+use rackbus_control::lease_span;
+use rackbus_lease::{Holder, Placement};
+use rackbus_link::{Incoming, Medium, Secret};
+use rackbus_memory::exchange::session::Side;
+use rackbus_memory::{Carried, Carrier, Passage, Stream};
+
+use super::{InUse, Lent, LentFunctions};
+use crate::lendable::Attached;
+use crate::sessions::LentSession;
+
+impl LentFunctions {
+    /// Who `incoming` is as a user, and what carries a medium's operations to its front on another machine.
+    pub(super) fn caller(
+        &self,
+        incoming: &Incoming,
+        placement: Placement,
+    ) -> std::io::Result<(InUse, Option<Box<dyn Carrier>>)> {
+        let carrier = incoming.stream.carrier().filter(|_| placement == Placement::Borrower);
+        let begin = || LentSession::begin(&incoming.hello.from, self.hold);
+        let session = carrier.is_some().then(begin).transpose()?;
+        let stream: Arc<dyn Stream> = match &session {
+            // What ends it is not the loss of its connection.
+            Some(session) => Arc::new(session.carried().clone()),
+            None => incoming.stream.clone(),
+        };
+        Ok((InUse { stream, session, at: None }, carrier))
+    }
+
+    /// Gives a session another connection, if `holder` is attached and knows the session's secret.
+    pub(super) fn resume_session(
+        &self,
+        incoming: Incoming,
+        device: &str,
+        holder: &Holder,
+        secret: &Secret,
+        connection: u64,
+    ) {
+        let _about = lease_span(holder.lease).entered();
+        let resumed = self.find(device).and_then(|lent| {
+            self.fence.lock().resumes(device, holder)?;
+            Ok(lent.lock().session.as_ref().and_then(|it| it.session.clone()))
+        });
+        let session = match &resumed {
+            Ok(session) => session.as_ref().and_then(|session| session.opened_by(secret)),
+            Err(error) => return incoming.refuse(&error.to_string()),
+        };
+        let Some(session) = session.filter(|session| !session.is_closed()) else {
+            tracing::warn!(
+                device,
+                from = holder.borrower,
+                "a connection for no session is refused"
+            );
+            return incoming.refuse("this session is over, or was never there");
+        };
+        if let Ok(stream) = incoming.accept()
+            && let Some(carrier) = stream.carrier()
+        {
+            session.connected(connection, carrier);
+        }
+    }
+}
+
+/// Hands the medium of `session`'s function to the front that connected, and waits for its end; on another
+/// machine, that of what is `carried`.
+pub(super) fn serve(
+    lent: &Lent,
+    incoming: Incoming,
+    session: &dyn Attached,
+    carried: Option<(Box<dyn Carrier>, LentSession)>,
+    passage: &Passage,
+) {
+    let (carrier, lasting) = carried.unzip();
+    let carried = carrier.zip(lasting.as_ref()).map(|(carrier, lasting)| Carried {
+        carrier,
+        session: lasting.carried().clone(),
+        side: Side::Answers,
+    });
+    let offer = match session.serve_medium(carried) {
+        Ok(offer) => offer,
+        Err(refused) => return incoming.refuse(&refused),
+    };
+    let Ok(stream) = incoming.accept() else { return };
+    let (class, description) = (offer.class.to_owned(), offer.description);
+    let medium = Medium { class, description, session: lasting.as_ref().map(LentSession::offer) };
+    if medium.send(&*stream, &offer.files).is_err() {
+        return;
+    }
+    match lasting {
+        Some(lasting) => lent.hold_medium(lasting.carried(), passage),
+        None => lent.hold_medium(&*stream, passage),
+    }
+}
