@@ -7,9 +7,10 @@ PREFIX ?= /usr/local
 BUILT := $(or $(CARGO_TARGET_DIR),target)/release
 CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 # Areas that `make bench` measures: AREA=nvme make bench runs one.
+SOAK_SECONDS ?= 600
 AREA ?= nvme lending model datapath memory guests accel machines net
 
-.PHONY: help build install setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e sim fuzz bench check clean
+.PHONY: help build install setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e soak sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -23,6 +24,7 @@ help:
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number)"
+	@echo "make soak    a rack under load whose processes die and stand still, SOAK_SECONDS=600"
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
 	@echo "make check   formatting, lints, documentation: what .ci/run does before make test"
@@ -84,8 +86,14 @@ test-e2e: setup
 	target/release/demo examples/demo/rack.toml target/demo
 	target/release/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci
 	target/release/e2e target/e2e
+	target/release/soak target/soak 45
 	@if [ "$$(id -u)" = 0 ]; then target/release/demo-machines examples/machines/rack.toml; \
 		else echo "demo-machines: left out, it needs root"; fi
+
+# A rack under load whose processes die and stand still: SOAK_SECONDS of it, a minute in `make test`.
+soak:
+	$(CARGO) build --release -p rackbus-cli -p rackbus-e2e
+	target/release/soak target/soak $(SOAK_SECONDS)
 
 sim:
 	@CARGO="$(CARGO)" scripts/sim

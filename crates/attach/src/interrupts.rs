@@ -396,6 +396,8 @@ struct Sender {
     handle: Handle,
     bell: Doorbell,
     watch: Arc<Watch>,
+    /// The interrupt is on another machine: what is triggered is there before anything is stored after it.
+    far: bool,
 }
 
 impl Sender {
@@ -417,7 +419,8 @@ impl Sender {
         let (handle, watch) = (connected.connection, Watch::new(None));
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
         session.registry().watch(handle, watched, session);
-        Ok((Sender { session: session.clone(), handle, bell, watch }, ring))
+        let far = session.between_machines() && node != session.node();
+        Ok((Sender { session: session.clone(), handle, bell, watch, far }, ring))
     }
 
     /// Rings after `store`, and says whether anybody can have heard it.
@@ -432,6 +435,9 @@ impl Sender {
             return self.heard(!self.bell.is_closed()).and(Err(error));
         }
         self.bell.ring();
+        if self.far && self.session.flush(self.handle).is_err() {
+            return self.heard(false);
+        }
         // The line is near now. Before, asking for it would have doubled what a ring costs.
         self.heard(!self.bell.is_closed())
     }

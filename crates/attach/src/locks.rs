@@ -56,8 +56,11 @@ impl Session {
     ///
     /// # Errors
     /// [`AttachError::Misplaced`] when it is not inside, not at a multiple of 64, or the mapping
-    /// may only be read.
+    /// may only be read; [`AttachError::NotShared`] for memory of another machine.
     pub fn mutex(&self, mapping: &Mapping, offset: usize) -> Result<RackMutex, AttachError> {
+        if !mapping.is_shared() {
+            return Err(AttachError::NotShared);
+        }
         let me = owner(self.holder()).ok_or(AttachError::Protocol)?;
         let mutex = SharedMutex::new(mapping.region().clone(), offset, event()?, me);
         let session = self.clone();
@@ -75,6 +78,9 @@ impl Session {
         offset: usize,
         parties: &[Holder],
     ) -> Result<RackBarrier, AttachError> {
+        if !mapping.is_shared() {
+            return Err(AttachError::NotShared);
+        }
         let owners: Option<Vec<Owner>> = parties.iter().map(|party| owner(*party)).collect();
         let (owners, me) = (owners.unwrap_or_default(), owner(self.holder()));
         let me = me.ok_or(AttachError::Protocol)?;

@@ -19,27 +19,41 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// reaches nobody. Nothing that happens elsewhere makes an
 /// access to it fail.
 #[derive(Debug, Clone)]
-pub struct Mapping(Arc<Region>);
+pub struct Mapping {
+    region: Arc<Region>,
+    /// It is not the memory itself, which is on another machine.
+    stands_in: bool,
+}
 
 impl Mapping {
     pub(crate) fn new(region: Arc<Region>) -> Mapping {
-        Mapping(region)
+        Mapping { region, stands_in: false }
+    }
+
+    /// The same, for memory that is on another machine.
+    pub(crate) fn standing_in(self) -> Mapping {
+        Mapping { stands_in: true, ..self }
+    }
+
+    /// Whether it is memory that several hosts share, as far as this process can tell.
+    pub(crate) fn is_shared(&self) -> bool {
+        !self.stands_in
     }
 
     /// The mapped memory from its first byte to its last.
     #[inline]
     pub fn whole(&self) -> DmaSlice<'_> {
-        self.0.whole()
+        self.region.whole()
     }
 
     /// The region behind it, for copies and locks.
     pub fn region(&self) -> &Arc<Region> {
-        &self.0
+        &self.region
     }
 
     /// Length of the mapped memory in bytes.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.region.len()
     }
 
     /// Never: a mapping has at least one byte.
@@ -124,7 +138,7 @@ impl Memory {
         let region = Arc::new(region);
         state.regions.retain(|region| region.strong_count() > 0);
         state.regions.push(Arc::downgrade(&region));
-        Ok(Mapping(region))
+        Ok(Mapping::new(region))
     }
 
     /// The node moves a range elsewhere: writers wait from now on.

@@ -196,6 +196,15 @@ impl LocalSegment {
         self.session.done(&Request::SetUnavailable { segment: self.handle, how })
     }
 
+    /// Between machines, waits until what was stored before has taken effect at everybody who is connected. On one
+    /// machine that is so at once.
+    ///
+    /// # Errors
+    /// [`AttachError`] when somebody did not answer in time.
+    pub fn flush(&self) -> Result<(), AttachError> {
+        self.session.flush(self.handle)
+    }
+
     /// Lets other processes of this host attach.
     ///
     /// # Errors
@@ -340,6 +349,23 @@ impl RemoteSegment {
         &self.watch
     }
 
+    /// Between machines, waits until what was stored before has taken effect at the segment's owner. On one machine
+    /// that is so at once.
+    ///
+    /// # Errors
+    /// [`AttachError`] when the owner's node is gone, or did not answer in time.
+    pub fn flush(&self) -> Result<(), AttachError> {
+        match self.is_far() {
+            true => self.session.flush(self.handle),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the segment is on another machine, and what is mapped stands for it.
+    pub fn is_far(&self) -> bool {
+        self.session.between_machines() && self.node != self.session.node()
+    }
+
     /// Ends the waiting and the calling for it, for whoever is at it on other threads.
     pub fn end_watch(&self) {
         self.watch.end();
@@ -350,7 +376,7 @@ impl RemoteSegment {
     /// # Errors
     /// [`AttachError`] when the range is not inside.
     pub fn map(&self, offset: u64, length: u64) -> Result<Mapping, AttachError> {
-        self.memory.map((offset, length), None, false)
+        self.map_as((offset, length), None, false)
     }
 
     /// The same at an address where nothing is mapped yet, or to be read only.
@@ -363,7 +389,8 @@ impl RemoteSegment {
         address: Option<usize>,
         read_only: bool,
     ) -> Result<Mapping, AttachError> {
-        self.memory.map(range, address, read_only)
+        let mapping = self.memory.map(range, address, read_only)?;
+        Ok(if self.is_far() { mapping.standing_in() } else { mapping })
     }
 }
 

@@ -80,6 +80,9 @@ pub enum AttachError {
     /// In a virtual machine: what may only be read is not given.
     #[error(transparent)]
     ReadOnlyInGuest(#[from] rackbus_segment::guest::ReadOnly),
+    /// Memory of another machine is kept the same by messages, which no exchange in memory waits for.
+    #[error("locks and barriers need memory that is shared; that of another machine is not")]
+    NotShared,
     /// A lock cannot be where it was asked for.
     #[error("a lock lies inside of writable memory, at a multiple of 64, between its own parties")]
     Misplaced,
@@ -199,6 +202,20 @@ impl Session {
         }
         self.0.events.shut_down();
         lock(&self.0.calls).packets.shut_down();
+    }
+
+    /// Whether the rack's hosts are machines: then what is stored here reaches others by messages.
+    pub fn between_machines(&self) -> bool {
+        self.0.welcome.machines
+    }
+
+    /// Between machines, waits until what was stored before to the memory of a segment or a connection has taken
+    /// effect everywhere.
+    pub(crate) fn flush(&self, keeper: Handle) -> Result<(), AttachError> {
+        match self.between_machines() {
+            true => self.done(&Request::Flush { keeper }),
+            false => Ok(()),
+        }
     }
 
     /// Whether a host's node answers.

@@ -15,6 +15,8 @@ use rackbus_driver::{Drive, Local, Options};
 use rackbus_identity::{Authority, Subject};
 use rackbus_link::tcp::TcpLink;
 use rackbus_link::{Connect, Conversation, Hello, Link, Listener, Medium, Service, VERSION};
+use rackbus_memory::exchange::session::Side;
+use rackbus_memory::{Carried, CarriedSession, Carrier};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::{Engine, MediumAccess};
 
@@ -57,6 +59,12 @@ fn link(authority: &Authority, host: &str, listen: &str) -> Result<TcpLink, Benc
     Ok(TcpLink::new("bench", listen, listen, Arc::new(RwLock::new(credentials))))
 }
 
+/// What is carried by one connection alone.
+fn carried(carrier: Box<dyn Carrier>, side: Side) -> Result<Carried, BenchError> {
+    let session = CarriedSession::of_one_connection(side).map_err(failed)?;
+    Ok(Carried { carrier, session, side })
+}
+
 /// Lends a drive in memory to the first who connects, for as long as it is there.
 fn lend(listener: &dyn Listener) -> Result<(), BenchError> {
     let caller = listener.accept().map_err(failed)?;
@@ -64,12 +72,12 @@ fn lend(listener: &dyn Listener) -> Result<(), BenchError> {
     let model = Nvme::new(&config(BackingConfig::Memory)).map_err(failed)?;
     let engine = Engine::start("nvme0", Box::new(model), EngineOptions::default());
     let engine = engine.map_err(failed)?;
-    let carrier = incoming.stream.carrier();
-    let offer = engine.handle().call(|endpoint| endpoint.serve_medium(carrier));
+    let carried = incoming.stream.carrier().map(|it| carried(it, Side::Answers)).transpose()?;
+    let offer = engine.handle().call(|endpoint| endpoint.serve_medium(carried));
     let offer = offer.map_err(failed)?.map_err(failed)?;
     let stream = incoming.accept().map_err(failed)?;
     let (class, description) = (offer.class.to_owned(), offer.description);
-    Medium { class, description }.send(&*stream, &[]).map_err(failed)?;
+    Medium { class, description, session: None }.send(&*stream, &[]).map_err(failed)?;
     stream.wait_closed();
     Ok(())
 }
@@ -104,7 +112,7 @@ impl Borrowed {
         let (stream, medium) =
             connected.map_err(|error| failures.try_recv().unwrap_or_else(|_| failed(error)))?;
         let carrier = stream.carrier().ok_or_else(|| failed("the link carries nothing"))?;
-        let access = MediumAccess::Carried(carrier);
+        let access = MediumAccess::Carried(carried(carrier, Side::Asks)?);
         let front = class::front(&medium.class, &medium.description, access, Lost::new(|| {}));
         let device = Box::new(Local::new(front.map_err(failed)?));
         let drive = Drive::with_device(device, Options { depth: 32, data: DATA })?;

@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use rackbus_attach::private::{self, run_base};
 use serde::{Deserialize, Serialize};
 
+use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 use rackbus_node::borrower::{functions_folder, socket_path};
 
 use crate::Common;
+use crate::commands::{misread, read_text};
 use crate::output::Failure;
 use crate::process::living;
 
@@ -32,6 +34,10 @@ pub struct Running {
     pub file: PathBuf,
     /// Where its database and the drives in files are.
     pub state_dir: PathBuf,
+    /// What was in the file then: processes that are started later go on with that. Nothing where nobody else changes
+    /// the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
 }
 
 impl Running {
@@ -44,12 +50,24 @@ impl Running {
         })
     }
 
+    /// The rack file as it was when the rack was started.
+    pub fn text(&self) -> Result<String, Failure> {
+        self.text.clone().map_or_else(|| read_text(&self.file), Ok)
+    }
+
+    /// The rack as it was started.
+    pub fn rack(&self) -> Result<Rack, Failure> {
+        let parsed = parse_rack(&self.file.display().to_string(), &self.text()?);
+        parsed.map(|(rack, _)| rack).map_err(misread)
+    }
+
     /// Of the rack that `file` describes.
     pub fn of(rack: &Rack, file: &Path, state_dir: &Path) -> Result<Running, Failure> {
+        let text = Some(read_text(file)?);
         let file = file.canonicalize().map_err(|cause| {
             Failure::usage(format!("{}: {cause}", file.display()), "name a rack file")
         })?;
-        Ok(Running { rack: rack.name.clone(), file, state_dir: state_dir.to_owned() })
+        Ok(Running { rack: rack.name.clone(), file, state_dir: state_dir.to_owned(), text })
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_link::presence::{holder, node_file};
 use rustix::fs::FlockOperation;
@@ -70,6 +70,9 @@ pub fn living(run_dir: &Path) -> Vec<Living> {
     found.collect()
 }
 
+/// How long a process that has ended may take until what it held is free.
+const ENDING: Duration = Duration::from_secs(5);
+
 /// Holds `path` for this process; keep the file open. `taken` says what it means that another one
 /// does.
 pub fn hold(path: &Path, taken: impl FnOnce(Option<Pid>) -> Failure) -> Result<File, Failure> {
@@ -77,14 +80,32 @@ pub fn hold(path: &Path, taken: impl FnOnce(Option<Pid>) -> Failure) -> Result<F
         Failure::new(format!("{}: {cause}", path.display()), "see to the cause")
     };
     let mut file = File::options().create(true).append(true).open(path).map_err(failed)?;
-    match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::AGAIN | Errno::ACCESS) => return Err(taken(holder(path))),
-        Err(cause) => return Err(failed(cause.into())),
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let holder = holder(path);
+                if begun.elapsed() > ENDING || !holder.is_none_or(is_ending) {
+                    return Err(taken(holder));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(cause) => return Err(failed(cause.into())),
+        }
     }
     // For people: the lock is what counts.
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
     Ok(file)
+}
+
+/// Whether a process was killed or has ended, and the kernel is still taking its threads and files down: what it holds
+/// is free in a moment.
+fn is_ending(process: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+    // proc(5): the state follows the name, which may hold anything.
+    let state = stat.ok().and_then(|stat| stat.rsplit(')').next()?.trim_start().chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
 /// What it means that another process has this one's part.

@@ -123,7 +123,8 @@ fn down_leaves_no_process_and_keeps_the_state() {
         let session = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap();
         assert_eq!(session, process.pid.to_string(), "it would end with its terminal");
     }
-    let again = rack.bad(1, &["up", &rack.file()]);
+    rack.good(&["up", &rack.file()]);
+    let again = rack.bad(1, &["up", &rack.file(), "--foreground"]);
     assert!(again.contains("is up already"), "{again}");
     let lease = rack.borrow("alpha/nvme1", "beta");
     let data = pattern(7, 4096);

@@ -18,6 +18,9 @@ name = "lab"
 lease_ttl = "500 ms"
 return_grace = "500 ms"
 
+[link]
+hold = "2 s"
+
 [hosts.alpha.devices.nvme0]
 kind = "nvme"
 size = "16 MiB"
@@ -77,7 +80,8 @@ fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
 
 #[test]
 fn what_a_machine_does_not_answer_fails_in_bounded_time() {
-    let rack = Machines::start(RACK);
+    // With the usual time for which a front waits: longer than the driver does.
+    let rack = Machines::start(&RACK.replace("hold = \"2 s\"", ""));
     let [mut alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
     let lease = beta.borrow("alpha/nvme0", "beta");
     let mut drive = open(&lease);

@@ -46,9 +46,15 @@ impl Peer {
             Peer::Node(host) => match path.strip_prefix("/v1/hosts/") {
                 Some(rest) => rest.strip_suffix("/messages") == Some(host),
                 None if method == Method::GET => true,
-                None if method == Method::POST => path == "/v1/leases" || path == "/v1/renew",
+                None if method == Method::POST => {
+                    ["/v1/leases", "/v1/renew", "/v1/sections"].contains(&path)
+                }
                 None if method == Method::PUT => path.starts_with("/v1/leases/"),
-                None => method == Method::DELETE && path.starts_with("/v1/leases/"),
+                None if method == Method::DELETE => {
+                    path.starts_with("/v1/leases/")
+                        || path.starts_with(&format!("/v1/sections/{host}/"))
+                }
+                None => false,
             },
         }
     }

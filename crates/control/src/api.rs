@@ -190,6 +190,24 @@ pub struct DeviceReport {
     pub lease: Option<LeaseReport>,
     /// The same of the lease that ended last.
     pub last_lease: Option<LeaseReport>,
+    /// The link to its medium, where its front runs on another machine than that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<MediumLinkReport>,
+}
+
+/// The link between a front and its medium on another machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct MediumLinkReport {
+    /// For how long it has been lost, in milliseconds; absent while it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost_ms: Option<u64>,
+    /// How often it was lost and resumed.
+    pub resumed: u64,
+    /// For how long it was lost the last time that it was resumed, in milliseconds.
+    pub last_lost_ms: u64,
+    /// Operations that were sent again when it was resumed, since their arrival was not known.
+    pub repeated: u64,
 }
 
 /// Upper bounds, in nanoseconds, of the times that [`OperationReport::latency`] counts by: 100 ns to

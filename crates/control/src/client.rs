@@ -26,6 +26,7 @@ use crate::levels::LevelRequest;
 use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
 use crate::network::{CaptureDone, CaptureRequest, NetworkStatus};
 use crate::node::{NodeProcess, RestartRequest};
+use crate::offers::{OfferRequest, RackSection};
 use crate::reach::ReachedRange;
 use crate::said::Said;
 
@@ -193,6 +194,36 @@ impl Client {
     /// [`ClientError`].
     pub async fn remove_composition(&self, name: &str) -> Result<Composition, ClientError> {
         self.call(Method::DELETE, &format!("/v1/compositions/{}", escape(name)), &()).await
+    }
+
+    /// The devices of the rack, each as a whole.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn sections(&self) -> Result<Vec<RackSection>, ClientError> {
+        self.get("/v1/sections").await
+    }
+
+    /// Offers a device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn offer(&self, request: &OfferRequest) -> Result<RackSection, ClientError> {
+        self.change(Method::POST, "/v1/sections", request).await
+    }
+
+    /// Withdraws a device; with `force`, the leases of its functions are ended first.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn withdraw(
+        &self,
+        host: &str,
+        device: &str,
+        force: bool,
+    ) -> Result<RackSection, ClientError> {
+        let path = format!("/v1/sections/{}/{}?force={force}", escape(host), escape(device));
+        self.change(Method::DELETE, &path, &()).await
     }
 
     /// Borrows a composition, whole or not at all.

@@ -124,6 +124,19 @@ impl Draft {
             drafts.push(event(EventKind::Refusal, text));
         }
         drafts.extend(of_lease_reports(host, function, before, now));
+        let link = |report: &DeviceReport| report.link.unwrap_or_default();
+        let (earlier, link) = (link(before), link(now));
+        let resumed = new(link.resumed, earlier.resumed);
+        if resumed > 0 {
+            let times =
+                if resumed > 1 { format!("{resumed} times; the last") } else { String::new() };
+            let text = format!(
+                "the link to {function} was lost and resumed {times} after {:.1} s, {} operations repeated",
+                link.last_lost_ms as f64 / 1e3,
+                new(link.repeated, earlier.repeated),
+            );
+            drafts.push(event(EventKind::Loss, text.replace("  ", " ")));
+        }
         match (&before.trouble, &now.trouble) {
             (before, Some(trouble)) if before.as_ref() != Some(trouble) => {
                 drafts.push(event(EventKind::Fault, format!("{function}: {trouble}")));
@@ -213,7 +226,7 @@ fn new_level(before: &LeaseRecord, lease: &LeaseRecord) -> Option<(EventKind, St
 
 fn kind_of(reason: &EndReason) -> EventKind {
     match reason {
-        EndReason::Returned => EventKind::Lease,
+        EndReason::Returned | EndReason::Withdrawn => EventKind::Lease,
         EndReason::LenderFailed(_) | EndReason::BorrowerFailed(_) => EventKind::Fault,
         EndReason::Expired
         | EndReason::BorrowerRestarted

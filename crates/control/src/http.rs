@@ -26,13 +26,13 @@ use crate::access::Peer;
 use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, Event, EventKind, Hop,
-    HostState, HostStatus, Isolation, Lease, LeaseStage, NodeMessages, NodeReport, OperationReport,
-    RackStatus,
+    HostState, HostStatus, Isolation, Lease, LeaseStage, MediumLinkReport, NodeMessages,
+    NodeReport, OperationReport, RackStatus,
 };
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
-use crate::{compositions, levels, machines, said};
+use crate::{compositions, levels, machines, offers, said};
 
 type Shared = State<Arc<Service>>;
 
@@ -67,6 +67,7 @@ type Shared = State<Arc<Service>>;
         NodeMessages,
         NodeReport,
         OperationReport,
+        MediumLinkReport,
         crate::api::Path,
         RackStatus,
         ControlStatus,
@@ -81,6 +82,7 @@ pub fn openapi() -> String {
     let mut document = Document::openapi();
     document.merge(compositions::Document::openapi());
     document.merge(levels::Document::openapi());
+    document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
@@ -347,6 +349,7 @@ pub fn routes(service: Arc<Service>) -> Router {
         )
         .merge(compositions::routes())
         .merge(levels::routes())
+        .merge(offers::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))
 }

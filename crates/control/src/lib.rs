@@ -32,6 +32,7 @@ pub mod machines;
 pub mod metrics;
 pub mod network;
 pub mod node;
+pub mod offers;
 pub mod reach;
 pub mod said;
 pub mod service;

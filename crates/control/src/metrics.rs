@@ -117,6 +117,17 @@ impl Page {
         let help =
             "What a shaper did for a function's user: engine time, turns, waits (ns and counts)";
         self.counter("function_shaping", help, shaped);
+        let links = reports.clone().filter_map(|(name, report)| Some((name, report.link?)));
+        let resumed = links.clone().map(|(name, link)| (of_function(name), link.resumed));
+        let help = "Times that the link between a front and its medium was lost and resumed";
+        self.counter("function_link_resumed", help, resumed);
+        let repeated = links.clone().map(|(name, link)| (of_function(name), link.repeated));
+        let help = "Operations that a front sent again when its link was resumed";
+        self.counter("function_link_repeated", help, repeated);
+        let lost = links
+            .map(|(name, link)| (of_function(name), f64::from(u8::from(link.lost_ms.is_some()))));
+        let help = "Whether a front waits for the link to its medium";
+        self.gauge("function_link_lost", help, lost);
         let trouble = reports.map(|(name, report)| {
             (of_function(name), f64::from(u8::from(report.trouble.is_some())))
         });

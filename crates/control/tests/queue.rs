@@ -33,6 +33,7 @@ fn options() -> Options {
         windows: Default::default(),
     };
     let inventory = Inventory {
+        sections: Default::default(),
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
         devices: vec![nvme0],
@@ -40,6 +41,7 @@ fn options() -> Options {
     };
     Options {
         inventory,
+        read_rack: None,
         config: Config { resend: 5, ..Config::default() },
         database: "not used".into(),
         log_lines_left_out: || 0,

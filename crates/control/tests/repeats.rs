@@ -49,6 +49,7 @@ impl Life {
             windows: Default::default(),
         };
         let inventory = Inventory {
+            sections: Default::default(),
             rack: "lab".to_owned(),
             hosts: vec!["alpha".to_owned(), "beta".to_owned()],
             devices: DEVICES.iter().map(|name| device(name)).collect(),
@@ -56,6 +57,7 @@ impl Life {
         };
         let options = Options {
             inventory,
+            read_rack: None,
             config: Config { resend: 5, ..Config::default() },
             database: "not used".into(),
             log_lines_left_out: || 0,

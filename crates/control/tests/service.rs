@@ -52,6 +52,7 @@ impl Control {
             windows: Default::default(),
         };
         let inventory = Inventory {
+            sections: Default::default(),
             rack: "lab".to_owned(),
             hosts: vec!["alpha".to_owned(), "beta".to_owned()],
             devices: vec![device, accel],
@@ -60,6 +61,7 @@ impl Control {
         let database = folder.path().join("control.db");
         let options = Options {
             inventory,
+            read_rack: None,
             config: Config::default(),
             database,
             log_lines_left_out: || 7,

@@ -255,6 +255,8 @@ pub fn front_again(
 pub struct RackDevice {
     /// Its name in the rack: `alpha/nvme0`.
     pub function: String,
+    /// The section of the rack file that describes it, `alpha/accel0` of `alpha/accel0.vf1`.
+    pub section: String,
     /// Name of its class, which the rack file has as `kind`.
     pub kind: &'static str,
     /// What it is; `None` where only the timing model knows it.
@@ -275,14 +277,16 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
             return wrong(span, format!("there is no kind of device `{kind}`"), allowed.clone());
         };
         let (function, kind) = (section.function().to_owned(), class.name());
+        let of = || function.clone();
         let config = class.read(section)?;
         let virtual_functions = class.virtual_functions(section)?;
         for (number, config) in (1..).zip(&virtual_functions) {
-            let function = format!("{function}.vf{number}");
-            devices.push(RackDevice { function, kind, config: Some(config.clone()) });
+            let name = format!("{function}.vf{number}");
+            let config = Some(config.clone());
+            devices.push(RackDevice { function: name, section: of(), kind, config });
         }
         if virtual_functions.is_empty() {
-            devices.push(RackDevice { function, kind, config });
+            devices.push(RackDevice { function: of(), section: of(), kind, config });
         }
         Ok(virtual_functions.len() as u16)
     })?;

@@ -348,8 +348,9 @@ impl FabricHandle {
     /// [`UnknownPart`].
     pub fn front_lending(&self, function: &str, borrower: &str) -> Result<Lending, UnknownPart> {
         let unknown = || UnknownPart(function.to_owned());
+        let (host, device) = function.split_once('/').ok_or_else(unknown)?;
+        self.add_function(host, device)?;
         let mut fabric = self.lock();
-        fabric.topology().named(function).ok_or_else(unknown)?;
         let owner = host_named(fabric.topology(), borrower)?;
         let name = front_name(function, borrower);
         if fabric.topology().named(&name).is_none() {
@@ -409,6 +410,24 @@ impl FabricHandle {
         access: Access,
     ) -> Result<Route, AccessError> {
         self.lock().route(requester, address, access)
+    }
+
+    /// Adds a function of `host`, at its root complex. Nothing changes where there is one of that name.
+    ///
+    /// # Errors
+    /// [`UnknownPart`] when there is no such host, or something else has the name.
+    pub fn add_function(&self, host: &str, device: &str) -> Result<(), UnknownPart> {
+        let name = format!("{host}/{device}");
+        let mut fabric = self.lock();
+        if let Some(id) = fabric.topology().named(&name) {
+            let there = fabric.topology().component(id).kind == Kind::Device;
+            return if there { Ok(()) } else { Err(UnknownPart(name)) };
+        }
+        let owner = host_named(fabric.topology(), host)?;
+        let root = fabric.topology().host(owner).root;
+        let function = fabric.topology.add(Some(owner), Kind::Device, &name);
+        let joined = function.and_then(|id| fabric.topology.connect(root, id, Link::Internal));
+        joined.map_err(|_| UnknownPart(name))
     }
 
     /// Number of the host with this name.

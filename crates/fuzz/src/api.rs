@@ -69,6 +69,7 @@ fn service() -> Arc<Service> {
         windows: Default::default(),
     };
     let inventory = Inventory {
+        sections: Default::default(),
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
         devices: vec![device("alpha/nvme0"), device("beta/nvme1")],
@@ -77,6 +78,7 @@ fn service() -> Arc<Service> {
     // SQLite's name for a database in memory.
     let options = Options {
         inventory,
+        read_rack: None,
         config: Config::default(),
         database: ":memory:".into(),
         log_lines_left_out: || 0,

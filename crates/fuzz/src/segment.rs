@@ -98,6 +98,7 @@ impl Host {
             range: range(NODES[0]),
             ranges: NODES.iter().map(|node| (*node, range(*node))).collect(),
             rules: Default::default(),
+            machines: false,
         };
         let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
         Host {

@@ -82,7 +82,7 @@ impl fmt::Display for Subject {
 }
 
 /// Bytes that nobody can guess.
-fn random<const N: usize>() -> [u8; N] {
+pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let random = rustls::crypto::ring::default_provider().secure_random;
     random.fill(&mut bytes).expect("the system has random numbers");

@@ -2,6 +2,7 @@
 //! where a lease is enforced: the node that runs the functions asks here before it lets anybody in,
 //! and keeps no record of its own of who may.
 
+mod devices;
 mod levels;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{Epoch, Incarnation, LeaseId, Message, Placement};
 use crate::under_way::UnderWay;
+use devices::Devices;
 use levels::Change;
 
 /// What the node must do.
@@ -52,6 +54,24 @@ pub enum LenderAction {
         epoch: Epoch,
         /// The lease that has it, as far as this is known here.
         lease: Option<LeaseId>,
+    },
+    /// Have this device ready to be lent; then call [`Lender::offer_done`].
+    Offer {
+        /// The device's name at its lender: `accel0`.
+        device: String,
+        /// Which change of the rack's devices it is.
+        number: LeaseId,
+        /// What the rack file would say of it.
+        section: String,
+    },
+    /// Let go of this device, whose functions nobody has or gets any more; then call [`Lender::withdraw_done`].
+    Withdraw {
+        /// The device's name at its lender: `accel0`.
+        device: String,
+        /// Which change of the rack's devices it is.
+        number: LeaseId,
+        /// Names of its functions.
+        functions: Vec<String>,
     },
     /// Send this to the authority.
     Send(Message),
@@ -130,6 +150,14 @@ pub enum NotAdmitted {
         /// Where the front runs.
         placement: Placement,
     },
+    /// The borrower may attach, and has not: there is nothing to go on with.
+    #[error("nobody uses {device} under epoch {epoch}")]
+    NotInUse {
+        /// The device's name at its lender: `nvme0`.
+        device: String,
+        /// The epoch that was presented.
+        epoch: Epoch,
+    },
     /// The borrower may attach, and is attached already.
     #[error("{device} is in use under epoch {epoch}")]
     InUse {
@@ -166,20 +194,33 @@ pub struct Lender {
     devices: BTreeMap<String, Device>,
     /// The greatest lease number this life was told of.
     newest_lease: LeaseId,
+    /// What it was told of devices since.
+    #[serde(default)]
+    changes: Devices,
 }
 
 impl Lender {
     /// A lender of `devices`, just started: nothing is armed.
     pub fn new(incarnation: Incarnation, devices: impl IntoIterator<Item = String>) -> Self {
-        let mut lender = Lender { incarnation, devices: BTreeMap::new(), newest_lease: 0 };
+        let mut lender = Lender {
+            incarnation,
+            devices: BTreeMap::new(),
+            newest_lease: 0,
+            changes: Devices::default(),
+        };
         devices.into_iter().for_each(|name| lender.add(name));
         lender
     }
 
     /// Lends `device` too. Nothing changes when it is there already.
     pub fn add(&mut self, device: String) {
+        self.add_from(device, 0);
+    }
+
+    /// The same; epochs up to `newest` were given out before.
+    fn add_from(&mut self, device: String, newest: Epoch) {
         let (refused, change) = (None, None);
-        let free = Device { state: State::Free, attached: None, newest: 0, refused, change };
+        let free = Device { state: State::Free, attached: None, newest, refused, change };
         self.devices.entry(device).or_insert(free);
     }
 
@@ -191,12 +232,16 @@ impl Lender {
     /// What the node is doing now and has not reported as done. Another process that goes on with this
     /// value would not do it: there is none when the node changes processes.
     pub fn under_way(&self) -> Option<UnderWay> {
-        self.devices.iter().find_map(|(device, entry)| match entry.state {
-            State::Arming(_) => Some(UnderWay::Arming(device.clone())),
-            State::Revoking(_) => Some(UnderWay::Revoking(device.clone())),
-            State::Armed(_) if entry.changes() => Some(UnderWay::Level(device.clone())),
-            State::Free | State::Armed(_) => None,
-        })
+        let device = self.changes.under_way().cloned().map(UnderWay::Device);
+        let function = || {
+            self.devices.iter().find_map(|(device, entry)| match entry.state {
+                State::Arming(_) => Some(UnderWay::Arming(device.clone())),
+                State::Revoking(_) => Some(UnderWay::Revoking(device.clone())),
+                State::Armed(_) if entry.changes() => Some(UnderWay::Level(device.clone())),
+                State::Free | State::Armed(_) => None,
+            })
+        };
+        device.or_else(function)
     }
 
     /// The devices, each with the newest epoch that this life was told of.
@@ -206,7 +251,7 @@ impl Lender {
 
     /// The greatest lease number this life was told of; 0 when of none.
     pub fn newest_lease(&self) -> LeaseId {
-        self.newest_lease
+        self.newest_lease.max(self.changes.newest())
     }
 
     /// A message from the authority.
@@ -224,6 +269,16 @@ impl Lender {
             }
             Message::Revoke { incarnation, device, epoch } if incarnation == self.incarnation => {
                 self.revoke(device, epoch)
+            }
+            Message::Offer { incarnation, device, number, functions, section }
+                if incarnation == self.incarnation =>
+            {
+                self.offer(device, number, functions, section)
+            }
+            Message::Withdraw { incarnation, device, number, functions }
+                if incarnation == self.incarnation =>
+            {
+                self.withdraw(device, number, functions)
             }
             // Meant for another life of this node, or not for a lender.
             _ => Vec::new(),
@@ -313,6 +368,18 @@ impl Lender {
                 Err(NotAdmitted::Busy { device, epoch, doing: "taken back" })
             }
             (State::Free, _) => Err(NotAdmitted::NotLent { device, epoch }),
+        }
+    }
+
+    /// Whether `wanted` is attached to `device`, and may go on.
+    ///
+    /// # Errors
+    /// [`NotAdmitted`] says why not.
+    pub fn resumes(&self, device: &str, wanted: &Holder) -> Result<(), NotAdmitted> {
+        match self.admits(device, wanted) {
+            Err(NotAdmitted::InUse { epoch, .. }) if epoch == wanted.epoch => Ok(()),
+            Err(refused) => Err(refused),
+            Ok(()) => Err(NotAdmitted::NotInUse { device: device.to_owned(), epoch: wanted.epoch }),
         }
     }
 
@@ -537,6 +604,20 @@ mod tests {
         assert!(matches!(refused, NotAdmitted::InUse { epoch: 1, .. }), "{refused}");
         lender.detached("nvme0");
         lender.attach("nvme0", &holder(1)).unwrap();
+    }
+
+    #[test]
+    fn only_who_is_attached_goes_on_and_not_beyond_a_revocation() {
+        let mut lender = armed(1);
+        let refused = lender.resumes("nvme0", &holder(1)).unwrap_err();
+        assert!(matches!(refused, NotAdmitted::NotInUse { epoch: 1, .. }), "{refused}");
+        lender.attach("nvme0", &holder(1)).unwrap();
+        lender.resumes("nvme0", &holder(1)).unwrap();
+        for other in [holder(2), Holder { borrower: "gamma".to_owned(), ..holder(1) }] {
+            assert!(lender.resumes("nvme0", &other).is_err());
+        }
+        lender.receive(revoke(1));
+        assert!(lender.resumes("nvme0", &holder(1)).is_err(), "it is attached, and revoked");
     }
 
     #[test]

@@ -22,6 +22,9 @@
 //! are borrowed whole or not at all. The service level of a lease can be [changed](LevelChange) while it is used;
 //! its lender decides whether that can be kept.
 //!
+//! Devices may be offered and withdrawn while the rack runs: a [`DeviceChange`] is said to their host until its node has
+//! answered, and to each new life of that.
+//!
 //! A node's process may be replaced by another one that goes on in its place, the same incarnation: the
 //! lender's and the borrower's machines are values, which are complete when nothing is
 //! [under way](UnderWay).
@@ -32,6 +35,7 @@ pub mod authority;
 pub mod borrower;
 pub mod change;
 pub mod composition;
+pub mod device;
 pub mod lender;
 pub mod message;
 pub mod queue;
@@ -44,6 +48,7 @@ pub use authority::{
 pub use borrower::{Borrower, BorrowerAction};
 pub use change::{ChangeRefused, LevelChange};
 pub use composition::{Composition, CompositionRefused};
+pub use device::{DeviceAnswer, DeviceChange, DeviceRefused};
 pub use lender::{Holder, Lender, LenderAction, NotAdmitted};
 pub use message::{
     BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis, Placement,

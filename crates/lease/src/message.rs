@@ -263,6 +263,50 @@ pub enum Message {
         /// The lease's fencing epoch; a lender lets in the newest that it was armed for.
         epoch: Epoch,
     },
+    /// Authority to lender: lend this device too.
+    Offer {
+        /// The lender's life that is meant.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `accel0`.
+        device: String,
+        /// Which change of the rack's devices it is; a later one of this device has a greater number.
+        number: LeaseId,
+        /// Names of the functions that are lent of it.
+        functions: Vec<String>,
+        /// What the rack file would say of it.
+        section: String,
+    },
+    /// Lender: what became of an offer.
+    Offered {
+        /// Which start of the lender's node says so.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `accel0`.
+        device: String,
+        /// Which change of the rack's devices it is.
+        number: LeaseId,
+        /// It is lent: its functions, each with the newest epoch that this life was told of. Or why not, for people.
+        outcome: Result<BTreeMap<String, Epoch>, String>,
+    },
+    /// Authority to lender: let go of this device, which nobody has borrowed.
+    Withdraw {
+        /// The lender's life that is meant.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `accel0`.
+        device: String,
+        /// Which change of the rack's devices it is; a later one of this device has a greater number.
+        number: LeaseId,
+        /// Names of the functions that were lent of it.
+        functions: Vec<String>,
+    },
+    /// Lender: the device is closed, and lent no more.
+    Withdrawn {
+        /// Which start of the lender's node says so.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `accel0`.
+        device: String,
+        /// Which change of the rack's devices it is.
+        number: LeaseId,
+    },
     /// Authority to borrower: the function is yours.
     Granted(Grant),
     /// Borrower: its end is open, or cannot be opened.

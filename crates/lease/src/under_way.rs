@@ -13,6 +13,8 @@ pub enum UnderWay {
     Revoking(String),
     /// The service level of the device's borrower is changed.
     Level(String),
+    /// The device is taken on, or let go of.
+    Device(String),
     /// The socket of a lease is made.
     Opening(LeaseId),
     /// The socket of a lease is closed, after its user let go.
@@ -25,6 +27,7 @@ impl fmt::Display for UnderWay {
             UnderWay::Arming(device) => write!(f, "{device} is being made ready"),
             UnderWay::Revoking(device) => write!(f, "{device} is being taken back"),
             UnderWay::Level(device) => write!(f, "the service level of {device} is being changed"),
+            UnderWay::Device(device) => write!(f, "{device} is being offered or withdrawn"),
             UnderWay::Opening(lease) => write!(f, "lease {lease} is being opened"),
             UnderWay::Closing(lease) => write!(f, "lease {lease} is being closed"),
         }

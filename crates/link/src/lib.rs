@@ -13,6 +13,7 @@
 mod conversation;
 mod medium;
 pub mod presence;
+mod session;
 pub mod shm;
 pub mod tcp;
 mod tls;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 pub use conversation::Conversation;
 pub use medium::{Handles, InWindow, Medium};
+pub use session::{Secret, Session};
 
 use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
@@ -67,6 +69,19 @@ pub enum Service {
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
+    },
+    /// To go on with a medium's session whose connection is lost: what the front has received follows.
+    Resume {
+        /// The device's name on the lender, `nvme0`.
+        device: String,
+        /// Number of the lease that it is used under.
+        lease: u64,
+        /// The lease's fencing epoch.
+        epoch: u64,
+        /// The session's secret.
+        secret: Secret,
+        /// Number of the connection in the session; those before it are of no more use.
+        connection: u64,
     },
     /// To use a lent function in the connecting host's own PCI tree: where it is in that host's window of their NTB
     /// follows, and the conversation stays open for as long as it is used.
@@ -138,6 +153,12 @@ pub trait Connect: Send + Sync {
     /// Where the node of a host of the rack is reached: for [`connect`](Connect::connect), of any node's
     /// link of the same kind, and not to be read by anybody else.
     fn address(&self, host: &str) -> String;
+
+    /// The same for whoever has no address of the host from elsewhere: where that is not known here, whoever
+    /// knows is asked, and waited for. `None` when nobody does.
+    fn locate(&self, host: &str) -> Option<String> {
+        Some(self.address(host))
+    }
 
     /// Connects to the node at `address` and waits for its welcome.
     ///

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rackbus_memory::{Stream, StreamError};
 use serde::{Deserialize, Serialize};
 
+use crate::session::Session;
 use crate::{LinkError, receive_frame_with, send_frame_with};
 
 /// What leads to a medium, as the link carries it; its class knows what each of them is.
@@ -18,6 +19,9 @@ pub struct Medium {
     pub class: String,
     /// What the front shows, as the class writes it (JSON).
     pub description: String,
+    /// How a front on another machine goes on with it by other connections. `None` where memory is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<Session>,
 }
 
 impl Medium {

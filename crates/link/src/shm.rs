@@ -80,7 +80,7 @@ impl Link for ShmLink {
         let named = |cause: std::io::Error| {
             std::io::Error::new(cause.kind(), format!("{}: {cause}", path.display()))
         };
-        let listener = bind(&path).map_err(named)?;
+        let listener = rackbus_memory::socket::listen(&path).map_err(named)?;
         Ok(self.listener(host, listener))
     }
 
@@ -91,19 +91,6 @@ impl Link for ShmLink {
     fn conversation(&self, socket: OwnedFd) -> std::io::Result<Arc<dyn Conversation>> {
         Ok(Arc::new(UnixStream::from(socket)))
     }
-}
-
-/// Listens at `path`; a socket left by a process that is gone is replaced.
-fn bind(path: &Path) -> std::io::Result<UnixListener> {
-    if UnixStream::connect(path).is_ok() {
-        let text = "another process listens there";
-        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    UnixListener::bind(path)
 }
 
 /// Listens for other nodes on a socket.

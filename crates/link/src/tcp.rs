@@ -2,11 +2,14 @@
 //!
 //! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
 //! ([`Subject::Node`]). Neither memory nor descriptors can be passed: what needs that is refused on both
-//! sides, so the only conversation is that of a front at the borrower with its medium at the lender.
+//! sides. What is left is the conversation of a front at the borrower with its medium at the lender, and that
+//! about segments, whose packets ([`packets`]) say what became of memory instead of passing it.
+
+pub(crate) mod packets;
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
@@ -21,6 +24,8 @@ use crate::{
 
 /// How long a peer may take for each of a connection, a handshake and an answer before it counts as lost.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
+/// The same for the connection alone where a session is resumed.
+const RESUME_LIMIT: Duration = Duration::from_secs(1);
 /// What addresses of this link begin with.
 pub const SCHEME: &str = "tcp:";
 /// Peers that may be under way with their handshake and hello at a time: of each, memory is taken before it
@@ -37,6 +42,20 @@ pub struct TcpLink {
     listen: String,
     credentials: Renewed,
     unheard: Arc<AtomicUsize>,
+    others: Others,
+}
+
+/// Says where the node of another host is, if anybody knows.
+type Locate = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+/// Who knows where other hosts' nodes are, once that is known.
+#[derive(Clone, Default)]
+struct Others(Arc<OnceLock<Box<Locate>>>);
+
+impl std::fmt::Debug for Others {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Others").finish_non_exhaustive()
+    }
 }
 
 impl TcpLink {
@@ -49,7 +68,14 @@ impl TcpLink {
             listen: listen.to_owned(),
             credentials,
             unheard: Arc::default(),
+            others: Others::default(),
         }
+    }
+
+    /// Asks `locate` for the addresses of other hosts' nodes, from whatever thread wants one: it may wait
+    /// there. What is said first stays.
+    pub fn locate_by(&self, locate: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
+        let _ = self.others.0.set(Box::new(locate));
     }
 
     fn credentials(&self) -> Credentials {
@@ -60,12 +86,14 @@ impl TcpLink {
 /// What of a link of shared memory this one has not.
 fn refusal(service: &Service) -> Option<&'static str> {
     match service {
-        Service::Medium { .. } | Service::Window { .. } => None,
+        Service::Medium { .. }
+        | Service::Resume { .. }
+        | Service::Window { .. }
+        | Service::Segments => None,
         Service::Function { .. } => Some(
             "between machines, a function's front runs at its borrower; borrow it with \
              `--placement borrower`",
         ),
-        Service::Segments => Some("hosts on different machines share no segments"),
         Service::Network => {
             Some("hosts on different machines share no memory for a network's frames")
         }
@@ -79,6 +107,11 @@ impl Connect for TcpLink {
         if own { self.advertised.clone() } else { String::new() }
     }
 
+    fn locate(&self, host: &str) -> Option<String> {
+        let own = Some(self.address(host)).filter(|address| !address.is_empty());
+        own.or_else(|| self.others.0.get()?(host))
+    }
+
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
         let peer = || hello.to.clone();
         if let Some(reason) = refusal(&hello.service) {
@@ -90,7 +123,7 @@ impl Connect for TcpLink {
             peer: peer(),
             what: format!("its address {address:?} is none of this link"),
         })?;
-        let socket = connect_to(place).map_err(unreachable)?;
+        let socket = connect_to(place, connect_limit(&hello.service)).map_err(unreachable)?;
         let name = Subject::Node(hello.to.clone()).server_name();
         let name = name.ok_or_else(|| unreachable(std::io::ErrorKind::InvalidInput.into()))?;
         let config = self.credentials().client().clone();
@@ -106,11 +139,17 @@ impl Connect for TcpLink {
     }
 }
 
+/// How long a connection may take. One that resumes a session is tried again and again: what was sent while
+/// nothing passed is not waited for.
+fn connect_limit(service: &Service) -> Duration {
+    if matches!(service, Service::Resume { .. }) { RESUME_LIMIT } else { TIME_LIMIT }
+}
+
 /// Connects to the first of the addresses that `place` stands for which answers in time.
-fn connect_to(place: &str) -> std::io::Result<TcpStream> {
+fn connect_to(place: &str, limit: Duration) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "it has no address");
     for address in place.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, TIME_LIMIT) {
+        match TcpStream::connect_timeout(&address, limit) {
             Ok(socket) => return Ok(socket),
             Err(error) => last = error,
         }
@@ -226,7 +265,8 @@ mod tests {
 
     use rackbus_identity::Authority;
     use rackbus_memory::exchange::MESSAGE_BYTES;
-    use rackbus_memory::{Event, Exchange, ExchangeLayout};
+    use rackbus_memory::exchange::session::Side;
+    use rackbus_memory::{Carried, CarriedSession, Event, Exchange, ExchangeLayout};
 
     use super::*;
 
@@ -254,6 +294,11 @@ mod tests {
 
     fn medium() -> Service {
         Service::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
+    }
+
+    fn carried(stream: &dyn Conversation, side: Side) -> Carried {
+        let session = CarriedSession::of_one_connection(side).unwrap();
+        Carried { carrier: stream.carrier().unwrap(), session, side }
     }
 
     type Met = (Option<Incoming>, Result<Arc<dyn Conversation>, LinkError>);
@@ -284,11 +329,11 @@ mod tests {
         let (theirs, ours) = (incoming.unwrap().stream, stream.unwrap());
         // What the lender says first goes before what is carried.
         theirs.send(&[b"medium"], &[]).unwrap();
-        let mut answers = Exchange::carried("a", theirs.carrier().unwrap(), LAYOUT).unwrap();
+        let mut answers = Exchange::carried("a", carried(&*theirs, Side::Answers), LAYOUT).unwrap();
         let mut said = [0; 6];
         ours.receive(&mut said, &mut Vec::new()).unwrap();
         assert_eq!(&said, b"medium");
-        let mut asks = Exchange::carried("b", ours.carrier().unwrap(), LAYOUT).unwrap();
+        let mut asks = Exchange::carried("b", carried(&*ours, Side::Asks), LAYOUT).unwrap();
         let mut message = [0; MESSAGE_BYTES];
         let mut wait = |to: &mut Exchange, from: &mut Exchange| loop {
             if let Some(length) = to.receive(&mut message) {
@@ -357,7 +402,6 @@ mod tests {
         let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         for (service, why) in [
             (function, "--placement borrower"),
-            (Service::Segments, "no segments"),
             (Service::Network, "no memory for a network's frames"),
         ] {
             let asked = hello("beta", service);

@@ -15,9 +15,13 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use crate::Conversation;
+use crate::tcp::packets::TlsPackets;
 
-/// How long what was sent may stay unacknowledged, and an idle peer silent, before it counts as lost.
+/// How long an idle peer may be silent before its kernel is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(1);
+/// How long the peer's kernel may leave what was sent unacknowledged before the connection counts as lost. It does
+/// so also for a process that stands still or is busy, until its buffers are full.
+const UNACKNOWLEDGED: Duration = Duration::from_millis(750);
 /// Bytes that TLS holds at most before the socket takes them.
 const BUFFER: usize = 256 << 10;
 
@@ -92,11 +96,11 @@ fn prepare(socket: &TcpStream) -> std::io::Result<()> {
     sockopt::set_tcp_keepidle(socket, SILENCE)?;
     sockopt::set_tcp_keepintvl(socket, SILENCE)?;
     sockopt::set_tcp_keepcnt(socket, 2)?;
-    sockopt::set_tcp_user_timeout(socket, 2 * SILENCE.as_millis() as u32)?;
+    sockopt::set_tcp_user_timeout(socket, UNACKNOWLEDGED.as_millis() as u32)?;
     Ok(())
 }
 
-fn stream_error(error: &std::io::Error) -> StreamError {
+pub(crate) fn stream_error(error: &std::io::Error) -> StreamError {
     match error.raw_os_error() {
         Some(number) => Errno::from_raw_os_error(number).into(),
         None if error.kind() == ErrorKind::TimedOut => StreamError::TimedOut,
@@ -208,7 +212,7 @@ impl Stream for TlsConversation {
         // For all of it: a peer may not send a byte now and then for ever.
         let deadline = self.0.receive_limit().map(|limit| Instant::now() + limit);
         while done < buffer.len() {
-            match self.receive_some(&mut buffer[done..])? {
+            match self.receive_some(&mut buffer[done..], stream_error)? {
                 0 => self.0.wait(false, deadline)?,
                 count => done += count,
             }
@@ -247,38 +251,83 @@ impl Stream for TlsConversation {
 
 impl TlsConversation {
     /// Receives what is there; 0 when there is nothing.
-    fn receive_some(&self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+    pub(crate) fn receive_some(
+        &self,
+        buffer: &mut [u8],
+        failed: fn(&std::io::Error) -> StreamError,
+    ) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
         loop {
             match tls.reader().read(buffer) {
                 Ok(0) if !buffer.is_empty() => return Err(StreamError::Closed),
                 Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(stream_error(&error)),
+                Err(error) => return Err(failed(&error)),
             }
-            if !self.0.take_in(&mut tls).map_err(|error| stream_error(&error))? {
+            if !self.0.take_in(&mut tls).map_err(|error| failed(&error))? {
                 return Ok(0);
             }
         }
     }
 }
 
+/// For messages, which are put in whole: see [`TlsPackets`].
+impl TlsConversation {
+    /// Puts in what has room in TLS, sends what the socket takes now, and says whether some is held.
+    pub(crate) fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError> {
+        let mut tls = self.0.tls();
+        for part in parts {
+            tls.writer().write_all(part).map_err(|error| stream_error(&error))?;
+        }
+        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+        Ok(tls.wants_write())
+    }
+
+    /// Sends all that TLS holds, within the time that a peer may take for that.
+    pub(crate) fn give_held(&self) -> Result<(), StreamError> {
+        Stream::send(self, &[], &[])
+    }
+
+    /// Waits until something can be received, or it is `until`.
+    pub(crate) fn wait_readable(&self, until: Option<Instant>) -> Result<(), StreamError> {
+        self.0.wait(false, until)
+    }
+}
+
+/// What a connection's failure means for what is carried: only what TLS says of the end is meant by the peer, and
+/// not a socket that is closed or reset.
+fn carried_error(error: &std::io::Error) -> StreamError {
+    match stream_error(error) {
+        StreamError::Closed => StreamError::Socket(Errno::CONNRESET),
+        other => other,
+    }
+}
+
 impl Carrier for TlsConversation {
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
-        let taken = tls.writer().write(bytes).map_err(|error| stream_error(&error))?;
-        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+        let taken = tls.writer().write(bytes).map_err(|error| carried_error(&error))?;
+        self.0.send_out(&mut tls).map_err(|error| carried_error(&error))?;
         Ok(taken)
     }
 
     fn flush(&mut self) -> Result<bool, StreamError> {
         let mut tls = self.0.tls();
-        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+        self.0.send_out(&mut tls).map_err(|error| carried_error(&error))?;
         Ok(!tls.wants_write())
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
-        self.receive_some(buffer)
+        self.receive_some(buffer, carried_error)
+    }
+
+    fn finish(&self) {
+        let mut tls = self.0.tls();
+        tls.send_close_notify();
+        // As far as that goes now: a peer that does not hear it is refused when it comes again.
+        let _ = self.0.send_out(&mut tls);
+        drop(tls);
+        Stream::shut_down(self);
     }
 
     fn socket(&self) -> BorrowedFd<'_> {
@@ -291,12 +340,14 @@ impl Carrier for TlsConversation {
 }
 
 impl Conversation for TlsConversation {
+    /// Nothing need be said for it: messages follow.
     fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
-        Err(StreamError::Socket(Errno::OPNOTSUPP))
+        self.receive_without_limit();
+        Ok(Arc::new(TlsPackets::new(self.clone())?))
     }
 
     fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
-        Err(StreamError::Socket(Errno::OPNOTSUPP))
+        self.offer_packets()
     }
 
     fn carrier(&self) -> Option<Box<dyn Carrier>> {

@@ -9,6 +9,7 @@
 //! the other end.
 
 mod carried;
+pub mod session;
 mod shared;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +21,9 @@ use crate::ring::{PushError, RingLayout};
 use crate::slice::PinnedSlice;
 
 use carried::CarriedEnd;
-pub use carried::Carrier;
+pub use carried::{
+    Carried, CarriedSession, Carrier, OnSessionChange, SessionChange, SessionStatus,
+};
 use shared::SharedEnd;
 
 /// Bytes of the longest message: with its length, one cache line.
@@ -154,16 +157,16 @@ impl Exchange {
         Ok(Exchange(End::Shared(SharedEnd::resume(files, layout)?)))
     }
 
-    /// An end whose messages and data `carrier` carries, for either side.
+    /// An end whose messages and data go by connections, for either side.
     ///
     /// # Errors
     /// [`ExchangeError`].
     pub fn carried(
         name: &str,
-        carrier: Box<dyn Carrier>,
+        carried: Carried,
         layout: ExchangeLayout,
     ) -> Result<Exchange, ExchangeError> {
-        Ok(Exchange(End::Carried(CarriedEnd::new(name, carrier, layout)?)))
+        Ok(Exchange(End::Carried(CarriedEnd::new(name, carried, layout)?)))
     }
 
     /// What another process needs to go on with this end, between two messages of this side. Dropping

@@ -22,6 +22,7 @@
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stood still.
 //! * [`stream`], [`packets`]: connections that pass descriptors.
+//! * [`socket`]: sockets that others find by a path.
 //! * [`descriptors`]: room for those.
 //! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
@@ -36,6 +37,7 @@ pub mod gate;
 pub mod guard;
 pub mod handle;
 pub mod lock;
+pub mod merge;
 pub mod packets;
 pub mod peer_event;
 pub mod refusals;
@@ -44,6 +46,7 @@ pub mod registers;
 pub mod revoker;
 pub mod ring;
 pub mod slice;
+pub mod socket;
 pub mod space;
 pub mod sparse;
 pub mod spin;
@@ -55,7 +58,9 @@ pub mod window;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
-pub use exchange::{Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout};
+pub use exchange::{
+    Carried, CarriedSession, Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout,
+};
 pub use frames::{FrameReceiver, FrameSender, FramesLayout};
 pub use gate::{Gate, Passage};
 pub use handle::MemoryHandle;

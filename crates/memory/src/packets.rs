@@ -64,6 +64,11 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
 
     /// Ends the conversation in both directions, from any thread.
     fn shut_down(&self);
+
+    /// Whether descriptors go along with messages; if not, [`send`](PacketStream::send) fails with any.
+    fn passes_memory(&self) -> bool {
+        true
+    }
 }
 
 /// One end of a packet socket.
@@ -318,18 +323,12 @@ impl PacketListener {
     /// # Errors
     /// When another process listens there, or the path cannot be made.
     pub fn bind(path: &Path) -> std::io::Result<PacketListener> {
-        if Packets::connect(path).is_ok() {
-            let text = format!("another process listens at {}", path.display());
-            return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, text));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let socket = packet_socket()?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen(&socket, 1024)?;
-        Ok(PacketListener(socket))
+        crate::socket::place(path, Packets::connect(path).is_ok(), |path| {
+            let socket = packet_socket()?;
+            bind(&socket, &SocketAddrUnix::new(path)?)?;
+            listen(&socket, 1024)?;
+            Ok(PacketListener(socket))
+        })
     }
 
     /// Goes on listening on the socket of another process, which passed it.

@@ -137,6 +137,23 @@ impl<'a> DmaSlice<'a> {
     atomic_access!(load_u32, store_u32, u32, AtomicU32);
     atomic_access!(load_u64, store_u64, u64, AtomicU64);
 
+    /// Stores the bytes of `value` that `mask` has ones for to the aligned word at `offset`, in one step, and
+    /// leaves the others as they are, whoever stores to them; `None` when it is out of bounds or not aligned.
+    #[inline]
+    pub fn merge_u64(&self, offset: usize, value: u64, mask: u64) -> Option<()> {
+        let at = self.aligned::<AtomicU64>(offset)?;
+        // SAFETY: as above.
+        let word = unsafe { &*at };
+        if mask == u64::MAX {
+            word.store(value, Ordering::Release);
+            return Some(());
+        }
+        let merged = |now: u64| Some((now & !mask) | (value & mask));
+        // Another turn means that somebody else has stored: it ends for one of them each time.
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, merged);
+        Some(())
+    }
+
     /// Asks the processor to bring the first lines of the slice near, for reading.
     #[inline]
     pub fn prefetch(&self) {

@@ -57,6 +57,22 @@ pub fn copy_sparse(
     Ok(())
 }
 
+/// Calls `with` for each range of the first `length` bytes of a memory file that it has pages for, in order: where
+/// it begins and where it ends.
+pub fn each_data(file: impl AsFd, length: u64, mut with: impl FnMut(u64, u64)) {
+    let file = file.as_fd();
+    let mut at = 0;
+    while at < length {
+        // There is nothing behind the last page; whatever else is wrong with the file, it has none.
+        let Ok(data) = rustix::fs::seek(file, SeekFrom::Data(at)) else { return };
+        let Ok(hole) = rustix::fs::seek(file, SeekFrom::Hole(data)) else { return };
+        if data < hole.min(length) {
+            with(data, hole.min(length));
+        }
+        at = hole.max(data + 1);
+    }
+}
+
 /// Takes the pages of a range away: whoever still maps them reads zeroes from now on, and they use
 /// no memory.
 ///

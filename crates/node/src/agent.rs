@@ -320,7 +320,11 @@ impl Agent {
                 self.borrowing.set_incarnation(self.incarnation);
                 self.register_at = now;
             }
-            Message::Arm { .. } | Message::Revoke { .. } | Message::SetLevel { .. } => {
+            Message::Arm { .. }
+            | Message::Revoke { .. }
+            | Message::SetLevel { .. }
+            | Message::Offer { .. }
+            | Message::Withdraw { .. } => {
                 let actions = self.lender.receive(message);
                 self.do_lender(actions);
             }
@@ -353,6 +357,18 @@ impl Agent {
                     self.by_device.run(device.clone(), move || {
                         let _about = lease_span(lease).entered();
                         let said = lender.change_level(&device, epoch, number, level.as_deref());
+                        let _ = heard.send(Heard::Lending(said));
+                    });
+                }
+                LenderAction::Offer { device, number, section } => {
+                    self.by_device.run(device.clone(), move || {
+                        let said = lender.take_on(&device, number, &section);
+                        let _ = heard.send(Heard::Lending(said));
+                    });
+                }
+                LenderAction::Withdraw { device, number, functions } => {
+                    self.by_device.run(device.clone(), move || {
+                        let said = lender.let_go(&device, number, &functions);
                         let _ = heard.send(Heard::Lending(said));
                     });
                 }

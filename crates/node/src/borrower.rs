@@ -13,13 +13,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rackbus_control::api::{DeviceReport, PeerReport};
 use rackbus_control::lease_span;
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Grant, Placement};
 use rackbus_link::{Connect, Hello, InWindow, LinkError, Medium, Service, VERSION};
-use rackbus_memory::Gate;
+use rackbus_memory::exchange::session::Side;
+use rackbus_memory::{Carried, CarriedSession, Gate, Stream};
 use rackbus_pci::MediumAccess;
 use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Server, Shown, ShownWith};
 use rackbus_vfio::PciAddress;
@@ -32,6 +34,7 @@ use crate::lent_out::LentOut;
 use crate::peers::{Followed, Membership, PeerGroups, Windows};
 use crate::remote::{Conversation, OnLost, RemoteDevice};
 use crate::report;
+use crate::sessions::{HOLD, hold_session};
 
 /// Why a function could not be opened here.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +59,11 @@ pub enum BorrowError {
 pub trait UseListener: Send + Sync {
     /// The lender of `grant` is gone, for `reason`.
     fn lender_lost(&self, grant: &Grant, reason: &str);
+
+    /// The link to the lender of `grant` was lost, or is back.
+    fn link_changed(&self, grant: &Grant) {
+        let _ = grant;
+    }
 
     /// The VM of this host that the function at `socket` is meant for; nothing where it is a program's.
     fn vm_of(&self, socket: &Path) -> Option<String>;
@@ -89,6 +97,7 @@ pub struct BorrowedFunctions {
     listener: Arc<dyn UseListener>,
     peers: Arc<PeerGroups>,
     gate: Gate,
+    hold: Duration,
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
     /// Those in this host's own PCI tree.
     in_host: HostFunctions,
@@ -123,8 +132,8 @@ struct Open {
 enum Attachment {
     /// About the function.
     Function(Conversation),
-    /// About its medium; the front runs here.
-    Medium(MediumConversation),
+    /// About its medium; the front runs here. Beside it the session, where that is on another machine.
+    Medium(MediumConversation, Option<CarriedSession>),
 }
 
 impl Attachment {
@@ -132,7 +141,7 @@ impl Attachment {
     fn end(&self) {
         match self {
             Attachment::Function(conversation) => conversation.end(),
-            Attachment::Medium(conversation) => conversation.end(),
+            Attachment::Medium(conversation, _) => conversation.end(),
         }
     }
 }
@@ -213,6 +222,7 @@ impl BorrowedFunctions {
             listener,
             peers,
             gate,
+            hold: HOLD,
             open,
             in_host,
             ended,
@@ -223,6 +233,12 @@ impl BorrowedFunctions {
     #[must_use]
     pub fn with_ntbs(self, ntbs: BTreeMap<String, PciAddress>) -> Self {
         BorrowedFunctions { in_host: HostFunctions::new(ntbs), ..self }
+    }
+
+    /// The same, whose fronts hold what is under way for so long while their mediums cannot be reached.
+    #[must_use]
+    pub fn with_hold(self, hold: Duration) -> Self {
+        BorrowedFunctions { hold, ..self }
     }
 
     /// Has the function appear in this host's own PCI tree, and returns its directory in sysfs.
@@ -286,6 +302,7 @@ impl BorrowedFunctions {
             listener: self.listener.clone(),
             peers: self.peers.clone(),
             gate: self.gate.clone(),
+            hold: self.hold,
             open: Arc::downgrade(open),
         }
     }
@@ -312,8 +329,10 @@ impl BorrowedFunctions {
         let open: Vec<Arc<Open>> = self.all().values().cloned().collect();
         let report = |open: &Arc<Open>| {
             let attachment = open.attachment();
-            let Attachment::Medium(front) = attachment.as_ref()? else { return None };
-            let report = report::of_engine(front.engine()?, DeviceReport::default());
+            let Attachment::Medium(front, session) = attachment.as_ref()? else { return None };
+            let known = session.as_ref().map(|session| report::of_link(session, &open.grant));
+            let known = known.unwrap_or_default();
+            let report = report::of_engine(front.engine()?, known);
             Some((open.grant.function.to_string(), report))
         };
         open.iter().filter_map(report).collect()
@@ -361,6 +380,7 @@ struct AttachOpener {
     listener: Arc<dyn UseListener>,
     peers: Arc<PeerGroups>,
     gate: Gate,
+    hold: Duration,
     open: std::sync::Weak<Open>,
 }
 
@@ -442,15 +462,42 @@ impl AttachOpener {
                 let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
                 let lending = lending.map_err(|error| none(error.to_string()))?;
                 let name = &function.device;
-                let access = match stream.carrier() {
-                    Some(carrier) => MediumAccess::Carried(carrier),
-                    None => MediumAccess::Files(files),
+                let Some(carrier) = stream.carrier() else {
+                    let access = MediumAccess::Files(files);
+                    let device =
+                        PlacedDevice::start(name, &medium, access, stream, lending, on_lost)?;
+                    open.attached(Attachment::Medium(device.conversation(), None));
+                    return show(open, self.follow(open, device, None));
                 };
-                let device = PlacedDevice::start(name, &medium, access, stream, lending, on_lost)?;
-                open.attached(Attachment::Medium(device.conversation()));
+                let session = self.session(open, &medium)?;
+                let side = Side::Asks;
+                let carried = Carried { carrier, session: session.clone(), side };
+                let ended = session.clone();
+                // Why that is over is known better there.
+                let on_lost: OnLost = Box::new(move |reason| {
+                    on_lost(ended.end_reason().map_or(reason, |end| end.to_string()));
+                });
+                let (access, stream) = (MediumAccess::Carried(carried), Arc::new(session.clone()));
+                let device = PlacedDevice::start(name, &medium, access, stream, lending, on_lost);
+                let device = device.inspect_err(|_| session.shut_down())?;
+                open.attached(Attachment::Medium(device.conversation(), Some(session)));
                 show(open, self.follow(open, device, None))
             }
         }
+    }
+
+    /// The session with the lender of `medium` on another machine.
+    fn session(&self, open: &Open, medium: &Medium) -> Result<CarriedSession, DeviceError> {
+        let none = |error: String| DeviceError::new(Errno::NODEV, error);
+        let older =
+            || none(format!("the node of {} is older than this one; upgrade it", self.hello.to));
+        let offered = medium.session.as_ref().ok_or_else(older)?;
+        let (link, address) = (self.link.clone(), open.grant.address.clone());
+        let (listener, grant) = (self.listener.clone(), open.grant.clone());
+        let on_change = Box::new(move |_| listener.link_changed(&grant));
+        let hello = self.hello.clone();
+        let session = hold_session(offered, self.hold, link, address, hello, on_change);
+        session.map_err(|error| none(error.to_string()))
     }
 
     /// `device`, among the functions of its user: those of a VM, or of a group.
@@ -577,7 +624,8 @@ mod tests {
         let mut lender =
             Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
         let offer = lender.serve_medium(None).unwrap();
-        let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+        let medium =
+            Medium { class: offer.class.to_owned(), description: offer.description, session: None };
         let (theirs, ours) = UnixStream::pair().unwrap();
         medium.send(&theirs, &offer.files).unwrap();
         connect.send(Arc::new(ours)).unwrap();

@@ -287,7 +287,8 @@ mod tests {
         let config = NvmeConfig::memory(1 << 20, "M1");
         let mut lender = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
         let offer = lender.serve_medium(None).unwrap();
-        let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+        let medium =
+            Medium { class: offer.class.to_owned(), description: offer.description, session: None };
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
         let lending = Lending::alone();
@@ -327,7 +328,11 @@ mod tests {
             let mut lender =
                 Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
             let offer = lender.serve_medium(None).unwrap();
-            let medium = Medium { class: offer.class.to_owned(), description: offer.description };
+            let medium = Medium {
+                class: offer.class.to_owned(),
+                description: offer.description,
+                session: None,
+            };
             let (stream, lenders) = UnixStream::pair().unwrap();
             let (stream, lost) = (Arc::new(stream), Box::new(drop));
             let front = PlacedDevice::start(

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
 use rackbus_control::{Client, lease_span};
@@ -22,6 +23,7 @@ use crate::handover::parcel::Descriptors;
 use crate::handover::state::{Listeners, NodeState};
 use crate::handover::{HandOver, Inherited, Program, monotonic_ns};
 use crate::lendable::Lendable;
+use crate::lender::devices::OfferedFunctions;
 use crate::lender::saved::ResumedSession;
 use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
@@ -43,6 +45,8 @@ pub struct NodeOptions {
     pub run_dir: PathBuf,
     /// The devices that this host lends.
     pub devices: Vec<(String, Arc<dyn Lendable>)>,
+    /// Makes the functions of devices that are offered while the node runs; nothing where none can be.
+    pub offered: Option<OfferedFunctions>,
     /// The way to the other nodes of the rack, and from them.
     pub link: Arc<dyn Link>,
     /// The rack's hosts and functions, and what joins them here.
@@ -51,6 +55,8 @@ pub struct NodeOptions {
     pub segments: Settings,
     /// Its part in the rack's network, not begun yet.
     pub network: NetworkService,
+    /// How long fronts here hold what is under way while their mediums on other machines cannot be reached.
+    pub hold: Duration,
     /// How many lines this process has left out of its log.
     pub log_lines_left_out: fn() -> u64,
     /// The file with the newest term in which the control plane has spoken to this node.
@@ -113,7 +119,10 @@ fn lend(
     state: &mut Option<NodeState>,
     descriptors: &mut Descriptors,
 ) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
-    let mut lender = LentFunctions::new(&options.host, fabric);
+    let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
+    if let Some(offered) = &options.offered {
+        lender = lender.with_offers(offered.clone());
+    }
     let mut sessions = Vec::new();
     let Some(state) = state else {
         for (name, lendable) in &options.devices {
@@ -127,7 +136,19 @@ fn lend(
         return Ok((lender, sessions));
     };
     lender = lender.with_fence(state.lender.clone());
-    for (name, lendable) in &options.devices {
+    let mut devices = options.devices.clone();
+    devices.retain(|(name, _)| !state.lender.is_withdrawn(name));
+    for (device, section) in state.lender.offered() {
+        match lender.functions_of(device, section) {
+            // What the rack file lists, too, is there already.
+            Ok(functions) => {
+                let there: Vec<String> = devices.iter().map(|(name, _)| name.clone()).collect();
+                devices.extend(functions.into_iter().filter(|(name, _)| !there.contains(name)));
+            }
+            Err(error) => tracing::error!(device, error, "what was offered cannot go on"),
+        }
+    }
+    for (name, lendable) in &devices {
         let lent = state.lent.remove(name);
         let session = lender.add_resumed(name, lendable.clone(), lent, descriptors, &*options.link);
         sessions.extend(session);
@@ -150,7 +171,7 @@ fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4
     us(paused, now)
 }
 
-async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(), NodeError> {
+async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
     let functions = functions_folder(&options.run_dir, &options.host);
     let path_error = |path: &Path| {
@@ -172,6 +193,8 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
     let gate = Gate::new().map_err(NodeError::Inherited)?;
     let (lender, sessions) = lend(&options, fabric.clone(), &mut state, &mut descriptors)?;
     let lender = Arc::new(lender);
+    // What is withdrawn later is nobody's then.
+    options.devices.clear();
     let mut in_use = sessions.len();
     for session in sessions {
         session.go_on(&gate).map_err(NodeError::Thread)?;
@@ -210,7 +233,8 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
         listener,
         gate.clone(),
     )
-    .with_ntbs(options.ntbs.clone());
+    .with_ntbs(options.ntbs.clone())
+    .with_hold(options.hold);
     let mut process =
         NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
     let agent_state = match state {
@@ -247,7 +271,7 @@ async fn start(options: NodeOptions, inherited: Option<Inherited>) -> Result<(),
     };
     let observe =
         metrics::observe(segments.clone(), counters, options.log_lines_left_out, process.clone());
-    tracing::info!(host = options.host, devices = options.devices.len(), "node up");
+    tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
         let listeners = copies;
@@ -392,7 +416,10 @@ fn attend(
                         drop(passage);
                         network.attend(incoming);
                     }
-                    Service::Function { .. } | Service::Medium { .. } | Service::Window { .. } => {
+                    Service::Function { .. }
+                    | Service::Medium { .. }
+                    | Service::Resume { .. }
+                    | Service::Window { .. } => {
                         lender.attend(incoming, &passage);
                     }
                 }
@@ -417,6 +444,10 @@ impl UseListener for Listener {
         let _about = lease_span(grant.lease).entered();
         tracing::warn!(lender = grant.function.host, reason, "the lender is lost");
         let _ = self.heard.send(Heard::LenderLost(grant.lease, reason.to_owned()));
+    }
+
+    fn link_changed(&self, _grant: &Grant) {
+        let _ = self.heard.send(Heard::Trouble);
     }
 
     fn vm_of(&self, socket: &Path) -> Option<String> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
-use rackbus_memory::{Carrier, Lending, Stream};
+use rackbus_memory::{Carried, Lending, Stream};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{Conversation, Device, EngineDevice, SavedSession};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
@@ -38,6 +38,9 @@ pub trait Lendable: Debug + Send + Sync {
     fn may_be_absent(&self) -> bool {
         false
     }
+
+    /// It is not lent any more: whoever had it before gets it back, where there was somebody.
+    fn let_go(&self) {}
 
     /// Has it ready for its next user, reset and scrubbed: starts what it runs on, at first and after
     /// that failed. Waits no longer than `limit`.
@@ -156,11 +159,11 @@ pub struct LentInWindow {
 /// A function in the hands of one user.
 pub trait Attached: Device {
     /// Hands its medium to a front at the user's, instead of itself, until it is dropped; where that shares
-    /// no memory with this process, by operations that `carrier` carries.
+    /// no memory with this process, by operations that `carried` carries.
     ///
     /// # Errors
     /// Why the medium cannot be had.
-    fn serve_medium(&self, carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String>;
+    fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String>;
 }
 
 /// Makes a function's device model, anew after each failure of it.
@@ -238,6 +241,12 @@ impl Modelled {
 }
 
 impl Lendable for Modelled {
+    fn let_go(&self) {
+        *self.engine() = None;
+        // Its files are closed when its thread has ended.
+        drop(self.running().take());
+    }
+
     fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
         match &self.config {
             Some(config) => config.set_level(level, to),
@@ -387,8 +396,8 @@ pub fn of_host(
 }
 
 impl Attached for EngineDevice {
-    fn serve_medium(&self, carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String> {
-        let offered = self.engine().call(|endpoint| endpoint.serve_medium(carrier));
+    fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String> {
+        let offered = self.engine().call(|endpoint| endpoint.serve_medium(carried));
         let offered = offered.map_err(|stopped| stopped.to_string())?;
         offered.map_err(|refused| refused.to_string())
     }

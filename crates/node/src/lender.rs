@@ -10,12 +10,15 @@
 //! A function's engine may hang (a disk does). Then its borrower's memory is taken away from it
 //! after a while, and the revocation ends when the engine answers again.
 
+pub mod devices;
 pub(crate) mod saved;
 mod tenancy;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
@@ -25,15 +28,21 @@ use rackbus_fabric::{FabricHandle, UnknownPart};
 use rackbus_lease::{
     Epoch, Holder, Incarnation, LeaseId, LenderAction, Message, NotAdmitted, Placement,
 };
-use rackbus_link::{InWindow, Incoming, Medium, Service};
-use rackbus_memory::{Passage, Stream};
+use rackbus_link::{InWindow, Incoming, Medium, Secret, Service};
+use rackbus_memory::exchange::session::Side;
+use rackbus_memory::{Carried, Carrier, Passage, Stream};
 use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady};
+use crate::sessions::{HOLD, LentSession};
+use devices::OfferedFunctions;
 use tenancy::Tenancy;
 
 /// How long an attach waits for the same borrower's previous conversation to be cleaned up.
 const SUCCESSION: Duration = Duration::from_secs(2);
+
+/// Between two looks meanwhile whether that conversation's connection is lost.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How long a function's engine may take to answer, before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -93,13 +102,21 @@ impl Fence {
 }
 
 /// All functions that this host lends.
-#[derive(Debug)]
 pub struct LentFunctions {
     host: String,
     fence: Fence,
-    lent: BTreeMap<String, Arc<Lent>>,
+    /// Locked for moments only.
+    lent: RwLock<BTreeMap<String, Arc<Lent>>>,
     fabric: FabricHandle,
     patience: Duration,
+    offered: Option<OfferedFunctions>,
+    hold: Duration,
+}
+
+impl std::fmt::Debug for LentFunctions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LentFunctions").field("lent", &self.lent).finish_non_exhaustive()
+    }
 }
 
 struct Lent {
@@ -141,6 +158,8 @@ struct State {
 /// The conversation of who is attached.
 struct InUse {
     stream: Arc<dyn Stream>,
+    /// What outlives its connection, between machines.
+    session: Option<LentSession>,
     /// Where it rests; nothing while it goes on.
     at: Option<Conversation>,
 }
@@ -150,7 +169,21 @@ impl LentFunctions {
     pub fn new(host: &str, fabric: FabricHandle) -> Self {
         let host = host.to_owned();
         let fence = Fence(Arc::new(Mutex::new(rackbus_lease::Lender::new(0, []))));
-        LentFunctions { host, fence, lent: BTreeMap::new(), fabric, patience: PATIENCE }
+        LentFunctions {
+            host,
+            fence,
+            lent: RwLock::default(),
+            fabric,
+            patience: PATIENCE,
+            offered: None,
+            hold: HOLD,
+        }
+    }
+
+    /// The same, whose borrowers on other machines may go on trying to reach it for so long.
+    #[must_use]
+    pub fn with_hold(self, hold: Duration) -> Self {
+        LentFunctions { hold, ..self }
     }
 
     /// The same, whose devices added from now on may take so long to answer.
@@ -163,13 +196,24 @@ impl LentFunctions {
     ///
     /// # Errors
     /// [`LendError::Device`] when it cannot be run.
-    pub fn add(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Result<(), LendError> {
-        let lent = self.insert(device, lendable);
+    pub fn add(&self, device: &str, lendable: Arc<dyn Lendable>) -> Result<(), LendError> {
+        let lent = self.insert(device, lendable)?;
+        self.fence.lock().add(device.to_owned());
         let state = lent.lock();
         lent.start(&state)
     }
 
-    fn insert(&mut self, device: &str, lendable: Arc<dyn Lendable>) -> Arc<Lent> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<Lent>>> {
+        self.lent.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Arc<Lent>>> {
+        self.lent.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a function in, where nobody may attach to it yet.
+    fn insert(&self, device: &str, lendable: Arc<dyn Lendable>) -> Result<Arc<Lent>, LendError> {
+        self.fabric.add_function(&self.host, device)?;
         let lent = Arc::new(Lent {
             name: device.to_owned(),
             fence: self.fence.clone(),
@@ -181,9 +225,8 @@ impl LentFunctions {
             promised: Mutex::default(),
             tenancy: Mutex::default(),
         });
-        self.fence.lock().add(device.to_owned());
-        self.lent.insert(device.to_owned(), lent.clone());
-        lent
+        self.write().insert(device.to_owned(), lent.clone());
+        Ok(lent)
     }
 
     /// The number of this life of the node, before anything was armed in it.
@@ -208,8 +251,8 @@ impl LentFunctions {
     }
 
     /// Names of the devices that the node lends, in order.
-    pub fn devices(&self) -> impl Iterator<Item = &str> {
-        self.lent.keys().map(String::as_str)
+    pub fn devices(&self) -> Vec<String> {
+        self.read().keys().cloned().collect()
     }
 
     /// Whom a function is lent to that `holder` has.
@@ -289,12 +332,13 @@ impl LentFunctions {
     pub fn attached(&self) -> BTreeMap<String, bool> {
         let fence = self.fence.lock();
         let attached = |name: &String| (name.clone(), fence.attached_up_to(name, Epoch::MAX));
-        self.lent.keys().map(attached).collect()
+        self.devices().iter().map(attached).collect()
     }
 
     /// How the devices are, without waiting for any of them.
     pub fn report(&self) -> BTreeMap<String, DeviceReport> {
-        self.lent.iter().map(|(name, lent)| (name.clone(), lent.report())).collect()
+        let all = self.read().clone();
+        all.into_iter().map(|(name, lent)| (name, lent.report())).collect()
     }
 
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
@@ -304,6 +348,11 @@ impl LentFunctions {
             Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
             Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
             Service::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
+            Service::Resume { device, lease, epoch, secret, connection } => {
+                let borrower = incoming.hello.from.clone();
+                let holder = Holder { lease, epoch, borrower, placement: Placement::Borrower };
+                return self.resume_session(incoming, &device, &holder, &secret, connection);
+            }
             Service::Segments | Service::Network => {
                 return incoming.refuse("this is for functions");
             }
@@ -311,20 +360,31 @@ impl LentFunctions {
         let _about = lease_span(lease).entered();
         let from = incoming.hello.from.clone();
         let lent = match self.find(&device) {
-            Ok(lent) => lent.clone(),
+            Ok(lent) => lent,
             Err(error) => return incoming.refuse(&error.to_string()),
         };
-        let stream: Arc<dyn Stream> = incoming.stream.clone();
+        let carrier = incoming.stream.carrier().filter(|_| placement == Placement::Borrower);
+        let carried =
+            match carrier.is_some().then(|| LentSession::begin(&from, self.hold)).transpose() {
+                Ok(carried) => carried,
+                Err(error) => return incoming.refuse(&error.to_string()),
+            };
+        let stream: Arc<dyn Stream> = match &carried {
+            // What ends it is not the loss of its connection.
+            Some(session) => Arc::new(session.carried().clone()),
+            None => incoming.stream.clone(),
+        };
+        let caller = InUse { stream: stream.clone(), session: carried.clone(), at: None };
         let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
         let function = format!("{}/{device}", self.host);
         let attached = match placement {
-            Placement::Host => lent.attach(&wanted, &stream, |lendable| {
+            Placement::Host => lent.attach(&wanted, caller, |lendable| {
                 lendable.lend_in_window(&from, epoch, &stream).map(Session::InWindow)
             }),
             Placement::Lender | Placement::Borrower => {
                 let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
                 lending.and_then(|lending| {
-                    lent.attach(&wanted, &stream, |lendable| {
+                    lent.attach(&wanted, caller, |lendable| {
                         lendable.attach(lending, &stream).map(Session::Attached)
                     })
                 })
@@ -344,7 +404,8 @@ impl LentFunctions {
         tracing::info!(device, from, epoch, %placement, "function attached");
         match &session {
             Session::Attached(session) if placement == Placement::Borrower => {
-                serve_medium(&lent, incoming, &**session, passage);
+                let carried = carrier.zip(carried);
+                serve_medium(&lent, incoming, &**session, carried, passage);
             }
             Session::Attached(session) => {
                 if incoming.accept().is_ok() {
@@ -365,13 +426,47 @@ impl LentFunctions {
         tracing::info!(device, from, epoch, "function released");
     }
 
-    fn find(&self, device: &str) -> Result<&Arc<Lent>, LendError> {
-        self.lent.get(device).ok_or_else(|| LendError::NoDevice {
+    /// Gives a session another connection, if `holder` is attached and knows the session's secret.
+    fn resume_session(
+        &self,
+        incoming: Incoming,
+        device: &str,
+        holder: &Holder,
+        secret: &Secret,
+        connection: u64,
+    ) {
+        let _about = lease_span(holder.lease).entered();
+        let resumed = self.find(device).and_then(|lent| {
+            self.fence.lock().resumes(device, holder)?;
+            Ok(lent.lock().session.as_ref().and_then(|it| it.session.clone()))
+        });
+        let session = match &resumed {
+            Ok(session) => session.as_ref().and_then(|session| session.opened_by(secret)),
+            Err(error) => return incoming.refuse(&error.to_string()),
+        };
+        let Some(session) = session.filter(|session| !session.is_closed()) else {
+            tracing::warn!(
+                device,
+                from = holder.borrower,
+                "a connection for no session is refused"
+            );
+            return incoming.refuse("this session is over, or was never there");
+        };
+        if let Ok(stream) = incoming.accept()
+            && let Some(carrier) = stream.carrier()
+        {
+            session.connected(connection, carrier);
+        }
+    }
+
+    fn find(&self, device: &str) -> Result<Arc<Lent>, LendError> {
+        let found = self.read().get(device).cloned();
+        found.ok_or_else(|| LendError::NoDevice {
             host: self.host.clone(),
             device: device.to_owned(),
-            available: match self.lent.len() {
-                0 => "none".to_owned(),
-                _ => self.devices().collect::<Vec<_>>().join(", "),
+            available: match &self.devices()[..] {
+                [] => "none".to_owned(),
+                names => names.join(", "),
             },
         })
     }
@@ -385,16 +480,34 @@ enum Session {
     InWindow(LentInWindow),
 }
 
-/// Hands the medium of `session`'s function to the front that connected, and waits for its end.
-fn serve_medium(lent: &Lent, incoming: Incoming, session: &dyn Attached, passage: &Passage) {
-    let offer = match session.serve_medium(incoming.stream.carrier()) {
+/// Hands the medium of `session`'s function to the front that connected, and waits for its end; on another
+/// machine, that of what is `carried`.
+fn serve_medium(
+    lent: &Lent,
+    incoming: Incoming,
+    session: &dyn Attached,
+    carried: Option<(Box<dyn Carrier>, LentSession)>,
+    passage: &Passage,
+) {
+    let (carrier, lasting) = carried.unzip();
+    let carried = carrier.zip(lasting.as_ref()).map(|(carrier, lasting)| Carried {
+        carrier,
+        session: lasting.carried().clone(),
+        side: Side::Answers,
+    });
+    let offer = match session.serve_medium(carried) {
         Ok(offer) => offer,
         Err(refused) => return incoming.refuse(&refused),
     };
     let Ok(stream) = incoming.accept() else { return };
-    let medium = Medium { class: offer.class.to_owned(), description: offer.description };
-    if medium.send(&*stream, &offer.files).is_ok() {
-        lent.hold_medium(&*stream, passage);
+    let (class, description) = (offer.class.to_owned(), offer.description);
+    let medium = Medium { class, description, session: lasting.as_ref().map(LentSession::offer) };
+    if medium.send(&*stream, &offer.files).is_err() {
+        return;
+    }
+    match lasting {
+        Some(lasting) => lent.hold_medium(lasting.carried(), passage),
+        None => lent.hold_medium(&*stream, passage),
     }
 }
 
@@ -524,7 +637,7 @@ impl Lent {
     fn attach<T>(
         &self,
         wanted: &Holder,
-        stream: &Arc<dyn Stream>,
+        caller: InUse,
         give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
     ) -> Result<(SessionEnd<'_>, T), LendError> {
         let deadline = Instant::now() + SUCCESSION;
@@ -537,10 +650,16 @@ impl Lent {
                 Err(NotAdmitted::InUse { .. }) if !left.is_zero() => {}
                 Err(refused) => return Err(refused.into()),
             }
-            let waited = self.idle.wait_timeout(state, left);
+            if let Some(InUse { session: Some(session), stream, .. }) = &state.session
+                && session.is_away()
+            {
+                // Whoever begins anew does not come back to what was lost.
+                stream.shut_down();
+            }
+            let waited = self.idle.wait_timeout(state, left.min(LOOK));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        match self.open(&mut state, stream, give) {
+        match self.open(&mut state, caller, give) {
             Ok(session) => Ok((SessionEnd(self), session)),
             Err(error) => {
                 // The guard would lock the state again.
@@ -555,7 +674,7 @@ impl Lent {
     fn open<T>(
         &self,
         state: &mut State,
-        stream: &Arc<dyn Stream>,
+        caller: InUse,
         give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
     ) -> Result<T, LendError> {
         self.start(state)?;
@@ -567,7 +686,7 @@ impl Lent {
         drop(promised);
         let attached = give(&*self.lendable);
         let attached = attached.map_err(|cause| self.broken(cause))?;
-        state.session = Some(InUse { stream: stream.clone(), at: None });
+        state.session = Some(caller);
         Ok(attached)
     }
 }
@@ -622,7 +741,7 @@ mod tests {
                     size = \"1 MiB\"\n[hosts.beta]\n";
         let (rack, _) = parse_rack("rack.toml", file).unwrap();
         let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
-        let mut lender = LentFunctions::new("alpha", fabric.clone());
+        let lender = LentFunctions::new("alpha", fabric.clone());
         let function = Arc::new(Restarted::default());
         lender.add("d0", function.clone()).unwrap();
         let (device, borrower, level) = ("d0".to_owned(), "beta".to_owned(), Some("10".to_owned()));
@@ -634,11 +753,12 @@ mod tests {
         lender.arm("d0", epoch, level_of.as_deref());
         let lending = fabric.lending("alpha/d0", "beta").unwrap();
         let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
+        let caller = InUse { stream: stream.clone(), session: None, at: None };
         assert!(
             lender
                 .find("d0")
                 .unwrap()
-                .attach(&holder, &stream, |it| it.attach(lending, &stream))
+                .attach(&holder, caller, |it| it.attach(lending, &stream))
                 .is_err()
         );
         assert_eq!(*function.0.lock().unwrap(), [level_of]);

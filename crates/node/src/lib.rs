@@ -5,6 +5,7 @@
 //! * [`lendable`]: what can be lent.
 //! * [`borrower`]: serves each borrowed function as a vfio-user socket on this host.
 //! * [`front`]: the front of a borrowed function that runs here, with its medium at the lender.
+//! * [`sessions`]: what lets a front and its medium on another machine outlive a connection.
 //! * [`remote`]: a function of another host, as the borrower's socket serves it.
 //! * [`peers`]: functions of one user that reach each other's BARs.
 //! * [`unplug`]: takes a function out of the VM that uses it.
@@ -31,6 +32,7 @@ pub mod remote;
 mod report;
 pub mod segments;
 mod sequencer;
+pub mod sessions;
 mod term;
 pub mod unplug;
 pub mod upstream;

@@ -41,7 +41,9 @@ impl LinkCounters {
     pub fn begin(self: &Arc<Self>, service: &Service) -> impl Drop + Send + use<> {
         let of: fn(&LinkCounters) -> &Conversations = match service {
             Service::Function { .. } => |link| &link.functions,
-            Service::Medium { .. } | Service::Window { .. } => |link| &link.mediums,
+            Service::Medium { .. } | Service::Resume { .. } | Service::Window { .. } => {
+                |link| &link.mediums
+            }
             Service::Segments => |link| &link.segments,
             Service::Network => |link| &link.network,
         };

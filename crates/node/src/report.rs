@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_control::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport};
+use rackbus_control::api::{DeviceReport, LATENCY_BOUNDS_NS, MediumLinkReport, OperationReport};
+use rackbus_lease::Grant;
+use rackbus_memory::CarriedSession;
+use rackbus_memory::exchange::SessionStatus;
 use rackbus_pci::operations::OperationCounts;
 use rackbus_pci::{EngineHandle, Operations};
 
@@ -43,4 +46,16 @@ fn report(counts: OperationCounts) -> OperationReport {
     let OperationCounts { done, failed, bytes, total_ns, mut latency } = counts;
     latency.truncate(latency.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
     OperationReport { done, failed, bytes, total_ns, latency }
+}
+
+/// What is known of a front by its link to the medium of `grant`, which is on another machine.
+pub(crate) fn of_link(session: &CarriedSession, grant: &Grant) -> DeviceReport {
+    let SessionStatus { lost_for, reconnects, repeated, last_lost } = session.status();
+    let trouble = lost_for.map(|_| {
+        let (lender, hold) = (&grant.function.host, session.timing().hold / 1000);
+        format!("the link to {lender} is lost; what is under way is held for up to {hold} s")
+    });
+    let (lost_ms, resumed, last_lost_ms) = (lost_for, reconnects, last_lost);
+    let link = Some(MediumLinkReport { lost_ms, resumed, last_lost_ms, repeated });
+    DeviceReport { trouble, link, ..DeviceReport::default() }
 }

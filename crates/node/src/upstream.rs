@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::upstream::UpstreamServer;
 use rackbus_fabric::{Lending, LentMemory, Loan};
-use rackbus_memory::{Access, Carrier, MapError, MemoryHandle, Stream, UnmapError};
+use rackbus_memory::{Access, Carried, MapError, MemoryHandle, Stream, UnmapError};
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{self, Device, DeviceError, DeviceShape, SavedSession};
 use rackbus_pci::{MediumOffer, SaveError};
@@ -291,7 +291,7 @@ impl Drop for Session {
 }
 
 impl Attached for Session {
-    fn serve_medium(&self, _carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String> {
+    fn serve_medium(&self, _carried: Option<Carried>) -> Result<MediumOffer, String> {
         Err("another program serves the function whole, so its front cannot run at the borrower; \
              borrow it without `isolation = \"strict\"`"
             .to_owned())

@@ -22,7 +22,7 @@ const DEVICE: &str = "nvme0";
 fn functions() -> Arc<LentFunctions> {
     let rack = Rack::parse("rack.toml", RACK).unwrap();
     let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
-    let mut lender = LentFunctions::new("alpha", fabric);
+    let lender = LentFunctions::new("alpha", fabric);
     let factory = || {
         let model = Nvme::new(&NvmeConfig::memory(1 << 20, "T1")).map_err(std::io::Error::other)?;
         Ok(Box::new(model) as Box<dyn Function>)

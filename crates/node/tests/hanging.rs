@@ -150,7 +150,7 @@ fn fabric() -> FabricHandle {
 }
 
 fn lender(place: Where, gate: &Arc<Gate>) -> Arc<LentFunctions> {
-    let mut lender = LentFunctions::new("alpha", fabric()).with_patience(PATIENCE);
+    let lender = LentFunctions::new("alpha", fabric()).with_patience(PATIENCE);
     let gate = gate.clone();
     let make = move || Ok(Box::new(Hanging::new(place, gate.clone())) as Box<dyn Function>);
     let modelled = Modelled::new("nvme0", Box::new(make), EngineOptions::default());
@@ -362,6 +362,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         windows: Default::default(),
     };
     let inventory = Inventory {
+        sections: Default::default(),
         rack: "test".into(),
         hosts: vec!["alpha".into(), "beta".into()],
         devices: vec![nvme0],
@@ -369,6 +370,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     };
     let options = Options {
         inventory,
+        read_rack: None,
         config: Config::default(),
         database: run_dir.join("state.db"),
         log_lines_left_out: || 0,

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use rackbus_fabric::{Lending, LoanError};
 use rackbus_memory::{
-    Access, Carrier, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
+    Access, Carried, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
 };
 
 use crate::config::{ConfigSpace, MSIX_BAR, msix_layout};
@@ -327,11 +327,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`MediumRefused`].
-    pub fn serve_medium(
-        &mut self,
-        carrier: Option<Box<dyn Carrier>>,
-    ) -> Result<MediumOffer, MediumRefused> {
-        self.function.serve_medium(carrier)
+    pub fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        self.function.serve_medium(carried)
     }
 
     /// Takes everything of the user's away: mappings, wires, registers, settings, logs. On return

@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{Carrier, DmaSpace};
+use rackbus_memory::{Carried, DmaSpace};
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
@@ -195,7 +195,7 @@ pub enum MediumAccess {
     /// By the files of the [offer](MediumOffer::files).
     Files(Vec<OwnedFd>),
     /// By operations that this carries.
-    Carried(Box<dyn Carrier>),
+    Carried(Carried),
 }
 
 /// Why a function's medium cannot be had apart from it.
@@ -259,15 +259,12 @@ pub trait Function: Send {
 
     /// Hands the medium to a front elsewhere, until the next reset: from now on
     /// [`poll`](Function::poll) serves that front, and the function itself does nothing. Where the front's
-    /// process shares no memory with this one, `carrier` carries the medium's operations.
+    /// process shares no memory with this one, `carried` carries the medium's operations.
     ///
     /// # Errors
     /// [`MediumRefused`]; the function goes on as it was.
-    fn serve_medium(
-        &mut self,
-        carrier: Option<Box<dyn Carrier>>,
-    ) -> Result<MediumOffer, MediumRefused> {
-        let _ = carrier;
+    fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        let _ = carried;
         Err(MediumRefused::Inseparable)
     }
 

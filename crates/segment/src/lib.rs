@@ -5,11 +5,13 @@
 //! * [`message`]: what processes, nodes and their peers say to each other.
 //! * [`directory`]: one host's [`Directory`], the state machine behind its
 //!   node's segment service.
+//! * [`coherence`]: memory that two machines keep the same by messages.
 //! * [`guest`]: how a process in a virtual machine says the same to the node outside of it.
 //!
 //! Pure: no I/O, no clock, no threads. Memory and interrupts are numbers here ([`ObjectId`]); the
 //! shell holds the descriptors behind them and makes new ones when asked ([`directory::Objects`]).
 
+pub mod coherence;
 pub mod directory;
 pub mod guest;
 pub mod message;

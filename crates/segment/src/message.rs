@@ -5,6 +5,7 @@
 //! beside it. Nothing in a message is trusted: a handle counts only for the session or peer that
 //! it was given to.
 
+mod carried;
 mod peers;
 mod session;
 
@@ -13,11 +14,12 @@ use std::borrow::Cow;
 use rackbus_fabric::rack::ShareAccess;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+pub use carried::{Carried, StandIn};
 pub use peers::{Ask, PeerReply, Question, Tell};
 pub use session::{Connected, Event, Notice, Reply, Request, SegmentEntry, Welcome};
 
 /// Version of all of these messages; both sides must speak the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A host, by its SISCI node id.
 pub type NodeId = u32;

@@ -192,6 +192,7 @@ impl World {
             range: range(node),
             ranges: NODES.iter().map(|node| (*node, range(*node))).collect(),
             rules: Default::default(),
+            machines: false,
         };
         self.lives += 1;
         // Objects of different lives have different numbers, so that each can be followed.

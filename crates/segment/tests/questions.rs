@@ -31,7 +31,8 @@ fn directory() -> Directory {
     let range = HostRange { base: 1 << 32, size: 1 << 20 };
     let hosts = [(4, "alpha".to_owned()), (8, "beta".to_owned())].into();
     let rules = Default::default();
-    let settings = Settings { node: 4, hosts, range, ranges: vec![(4, range)], rules };
+    let (ranges, machines) = (vec![(4, range)], false);
+    let settings = Settings { node: 4, hosts, range, ranges, rules, machines };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
     let mut directory = Directory::new(settings, fabric);
     directory.request(0, SESSION, Request::Hello { version: VERSION }, &mut Nothing);

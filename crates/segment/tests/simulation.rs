@@ -116,6 +116,7 @@ impl Rack {
             range: range(node),
             ranges: NODES.iter().map(|node| (*node, range(*node))).collect(),
             rules: Default::default(),
+            machines: false,
         };
         let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
         self.directories.insert(node, Directory::new(settings, fabric));

@@ -141,11 +141,12 @@ unsafe fn copy(
         }
     }
     if flags & SCI_FLAG_ERROR_CHECK != 0 {
-        let lost = match sequence.is_null() {
-            true => find::<Map>(map)?.lost(),
-            false => find::<Sequence>(sequence)?.map.lost(),
+        let map = match sequence.is_null() {
+            true => find::<Map>(map)?,
+            false => find::<Sequence>(sequence)?.map.clone(),
         };
-        if lost {
+        map.flush()?;
+        if map.lost() {
             return fail(SCI_ERR_TRANSFER_FAILED);
         }
     }
@@ -194,17 +195,20 @@ pub(crate) fn forget_all() {
 fn start(sequence: RawHandle) -> Outcome<()> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
+    let flushed = sequence.map.flush();
     let gone = sequence.map.lost();
     sequence.seen_gone.store(gone, Ordering::Release);
-    if gone { fail(SCI_ERR_TRANSFER_FAILED) } else { Ok(()) }
+    if gone { fail(SCI_ERR_TRANSFER_FAILED) } else { flushed }
 }
 
 /// The same for the stores since the last look. Those that were made before the owner left arrived,
-/// so the first look after it is good; not so where the memory was taken away, or the host is gone.
-fn check(sequence: RawHandle) -> Outcome<()> {
+/// so the first look after it is good; not so where the memory was taken away, or the host is gone. To
+/// another machine they arrive here, unless the program wants that not.
+fn check(sequence: RawHandle, flush: bool) -> Outcome<()> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
-    let Some(left) = sequence.map.remote().and_then(Remote::left) else { return Ok(()) };
+    let flushed = if flush { sequence.map.flush() } else { Ok(()) };
+    let Some(left) = sequence.map.remote().and_then(Remote::left) else { return flushed };
     let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
     match left {
         Left::InPlace if !seen => Ok(()),
@@ -220,6 +224,37 @@ unsafe fn status(error: *mut u32, outcome: Outcome<()>) -> Status {
         Some(()) => OK,
         None => NOT_RETRIABLE,
     }
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE` of Linux's C libraries.
+const CANCEL_DISABLE: c_int = 1;
+
+/// Stores are in order; those to another machine arrive here. What is wrong with them, a check tells.
+///
+/// Programs cancel threads in here, which is no harm to a fence. What asks the node holds locks meanwhile, so the
+/// thread is cancelled after it.
+fn flush(sequence: RawHandle) {
+    fence(Ordering::SeqCst);
+    if !crate::library::between_machines() {
+        return;
+    }
+    let mut before = 0;
+    // SAFETY: changes whether this thread may be cancelled, and says whether it was.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+    if sequence.is_null() {
+        // Those of the processor are meant, wherever they went.
+        for map in Map::table().all() {
+            let _ = map.flush();
+        }
+    } else if let Ok(sequence) = find::<Sequence>(sequence) {
+        let _ = sequence.map.flush();
+    }
+    // SAFETY: as it was before.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
 }
 
 /// Two places and how much.
@@ -245,6 +280,7 @@ impl Transfer {
         };
         // SAFETY: both parts are inside of mappings that live until `from` and `to` are dropped.
         unsafe { copy_bytes(source, target, self.size as usize) };
+        to.flush()?;
         match from.lost() || to.lost() {
             true => fail(SCI_ERR_TRANSFER_FAILED),
             false => Ok(()),
@@ -337,13 +373,13 @@ api! {
     "C-unwind";
 
     /// Stores before it arrive before those after it.
-    fn SCIStoreBarrier(_sequence: RawHandle, _flags: u32) {
-        fence(Ordering::SeqCst);
+    fn SCIStoreBarrier(sequence: RawHandle, _flags: u32) {
+        flush(sequence);
     }
 
     /// Stores before it are on their way.
-    fn SCIFlush(_sequence: RawHandle, _flags: u32) {
-        fence(Ordering::SeqCst);
+    fn SCIFlush(sequence: RawHandle, _flags: u32) {
+        flush(sequence);
     }
 
     /// What was read ahead is forgotten.
@@ -384,7 +420,7 @@ api! {
     fn SCICheckSequence(sequence: RawHandle, flags: u32, error: *mut u32) -> Status {
         let known = check_flags(flags, SCI_FLAG_NO_FLUSH | SCI_FLAG_NO_STORE_BARRIER);
         // SAFETY: as the caller says.
-        unsafe { status(error, known.and_then(|()| check(sequence))) }
+        unsafe { status(error, known.and_then(|()| check(sequence, flags & SCI_FLAG_NO_FLUSH == 0))) }
     }
 
     /// Copies to a mapping, or with BLOCK_READ from it.
@@ -472,7 +508,7 @@ api! {
         let known = check_flags(flags, SCI_FLAG_CACHE_FLUSH | SCI_FLAG_CACHE_INVALIDATE);
         let there = known.and_then(|()| match map.is_null() {
             true => Ok(()),
-            false => find::<Map>(map).map(drop),
+            false => find::<Map>(map).and_then(|map| map.flush()),
         });
         fence(Ordering::SeqCst);
         // SAFETY: as the caller says.

@@ -144,10 +144,11 @@ impl SubmittedEnds {
 }
 
 impl Parties for SubmittedEnds {
-    /// Bytes from or for somebody who is gone did not arrive.
+    /// Bytes from or for somebody who is gone did not arrive; those for another machine arrive here.
     fn are_gone(&self) -> bool {
         let ends = self.lock();
-        ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(|remote| remote.lost())
+        let lost = |remote: &Arc<Remote>| remote.lost() || remote.flush().is_err();
+        ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(lost)
     }
 
     fn release(&self) {

@@ -57,6 +57,14 @@ impl Drop for Child {
     }
 }
 
+/// Whether the process is on a host that is a machine of its own.
+static BETWEEN_MACHINES: AtomicBool = AtomicBool::new(false);
+
+/// Whether stores to remote segments go to other machines. Takes no lock.
+pub(crate) fn between_machines() -> bool {
+    BETWEEN_MACHINES.load(Ordering::Acquire)
+}
+
 /// The process' session with its node. A new one where there is none yet, the node has started
 /// anew, or the process is a fork of the one that had it.
 pub(crate) fn session() -> Outcome<Session> {
@@ -78,6 +86,7 @@ pub(crate) fn session() -> Outcome<Session> {
         .and_then(|place| Session::open(place).map_err(|error| error.to_string()));
     match opened {
         Ok(opened) => {
+            BETWEEN_MACHINES.store(opened.between_machines(), Ordering::Release);
             *session = Some((process, opened.clone()));
             Ok(opened)
         }

@@ -130,6 +130,14 @@ impl Local {
         }
     }
 
+    /// Waits until what was stored before is at everybody's who is connected.
+    pub(crate) fn flush(&self) -> Outcome<()> {
+        match &self.source {
+            Source::Own(segment) => Ok(segment.flush()?),
+            Source::Attached(_) => Ok(()),
+        }
+    }
+
     pub(crate) fn is_prepared(&self) -> bool {
         self.prepared.load(Ordering::Acquire) || matches!(self.source, Source::Attached(_))
     }

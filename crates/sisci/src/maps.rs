@@ -62,6 +62,15 @@ impl Map {
         }
     }
 
+    /// Waits until what was stored before is where it is to be, or fails when it cannot be any more.
+    pub(crate) fn flush(&self) -> Outcome<()> {
+        let flushed = match &self.of {
+            Of::Local(local) => local.flush(),
+            Of::Remote(remote) => remote.flush(),
+        };
+        flushed.map_err(|_| Code(SCI_ERR_TRANSFER_FAILED))
+    }
+
     /// Whether its segment is gone for good.
     pub(crate) fn lost(&self) -> bool {
         self.remote().is_some_and(Remote::lost)

@@ -76,6 +76,11 @@ impl Remote {
         Ok(self.whole.get_or_init(|| region).clone())
     }
 
+    /// Waits until what was stored before is at its owner's. Between machines only that takes any time.
+    pub(crate) fn flush(&self) -> Outcome<()> {
+        Ok(self.segment()?.flush()?)
+    }
+
     /// Whether the segment is gone for good.
     pub(crate) fn lost(&self) -> bool {
         self.segment.get().is_some_and(|segment| segment.watch().lost())

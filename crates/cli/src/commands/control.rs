@@ -5,24 +5,22 @@ mod cluster;
 mod moving;
 mod status;
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rackbus_control::machines::{self, Joining};
 use rackbus_control::metrics::{Source, serve_on};
-use rackbus_control::service::{Inventory, InventoryDevice, IsNode};
+use rackbus_control::service::IsNode;
 use rackbus_control::{Options, Service, serve};
-use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
-use rackbus_fabric::rack::{Composition, Rack};
+use rackbus_fabric::rack::Rack;
 use rackbus_identity::{Authority, Renewed, Subject, Tokens};
-use rackbus_lease::{Config, Placement};
+use rackbus_lease::Config;
 use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
-use crate::commands::{misread, read_devices, read_text};
+use crate::commands::{misread, offers, read_devices};
 use crate::output::{Failure, Output};
 use crate::paths::Running;
 use crate::{log, paths, process};
@@ -99,7 +97,7 @@ impl Args {
         process::detach();
         log::start(self.log.as_deref());
         let (run_dir, running) = self.place(common)?;
-        let text = read_text(&running.file)?;
+        let text = running.text()?;
         let (rack, devices) =
             parse_rack(&running.file.display().to_string(), &text).map_err(misread)?;
         let _held = process::hold(
@@ -109,27 +107,12 @@ impl Args {
         paths::make_private(&running.state_dir)?;
         let _state = process::own_state(&running.state_dir)?;
         let apart = self.listen.is_some();
-        let offered = devices.iter().filter_map(|device| {
-            let function = device.function.parse().ok()?;
-            // Devices that only the timing model knows are not there to borrow.
-            let config = device.config.as_ref()?;
-            let (kind, detail) = (device.kind.to_owned(), config.detail());
-            let separable = if apart { config.is_carried() } else { config.is_separable() };
-            let windows = windows(&rack, device, config.physical().is_some());
-            Some(InventoryDevice { function, kind, detail, separable, windows })
-        });
-        let topology = rackbus_fabric::derive::topology(&rack)
-            .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
+        let inventory = offers::inventory(&rack, &devices, &text, apart)
+            .map_err(|error| Failure::usage(error, "correct the rack file"))?;
         let (ttl, close_grace) = (rack.control.lease_ttl_ms, rack.control.return_grace_ms);
         let options = Options {
-            inventory: Inventory {
-                rack: rack.name.clone(),
-                hosts: rack.hosts.iter().map(|h| h.name.clone()).collect(),
-                devices: offered.collect(),
-                compositions: rack.compositions.iter().filter_map(saved).collect(),
-                topology,
-                apart,
-            },
+            inventory,
+            read_rack: Some(offers::reader(text.clone(), apart)),
             config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
             database: running.state_dir.join("control.db"),
             log_lines_left_out: log::lines_left_out,
@@ -259,17 +242,6 @@ async fn renew(authority: Authority, credentials: Renewed) {
     }
 }
 
-/// A composition of the rack file as the control plane knows it.
-fn saved(composition: &Composition) -> Option<rackbus_lease::Composition> {
-    let functions = composition.functions.iter().map(|function| function.parse().ok());
-    Some(rackbus_lease::Composition {
-        name: composition.name.clone(),
-        borrower: composition.host.clone(),
-        functions: functions.collect::<Option<_>>()?,
-        placement: if composition.strict { Placement::Borrower } else { Placement::Lender },
-    })
-}
-
 /// Serves the metrics at a network address, if one is named.
 async fn scraped(counted: Source, address: Option<SocketAddr>) -> Result<(), Failure> {
     let Some(address) = address else { return std::future::pending().await };
@@ -288,13 +260,4 @@ fn is_node(run_dir: &Path) -> IsNode {
         let holder = holder(&node_file(&run_dir, host));
         holder.is_some_and(|holder| holder.as_raw_nonzero().get() == process)
     })
-}
-
-/// The hosts in whose PCI trees a device can appear: those that its host has an NTB to, and that have one back.
-fn windows(rack: &Rack, device: &RackDevice, physical: bool) -> BTreeSet<String> {
-    let host = |name: &str| rack.hosts.iter().find(|host| host.name == name);
-    let lender = device.function.split('/').next().unwrap_or_default();
-    let Some(own) = host(lender).filter(|_| physical) else { return BTreeSet::new() };
-    let back = |other: &&String| host(other).is_some_and(|it| it.ntbs.contains_key(lender));
-    own.ntbs.keys().filter(back).cloned().collect()
 }

@@ -1,7 +1,8 @@
 //! `rackbus devices`: what there is to borrow, and how it is.
 
 use rackbus_control::api::{
-    Device, DeviceReport, DeviceState, OperationReport, PeerReport, PeerWindowReport,
+    Device, DeviceReport, DeviceState, MediumLinkReport, OperationReport, PeerReport,
+    PeerWindowReport,
 };
 use rackbus_fabric::rack::format_size;
 
@@ -52,7 +53,8 @@ pub fn state(state: DeviceState) -> (&'static str, Tone) {
 
 /// A line for a device that does not work as it should.
 pub fn trouble(device: &Device) -> Option<String> {
-    let trouble = device.report.as_ref()?.trouble.as_ref()?;
+    let reports = device.report.iter().chain(&device.front);
+    let trouble = reports.filter_map(|report| report.trouble.as_ref()).next()?;
     Some(format!("{}: {trouble}", device.function))
 }
 
@@ -100,7 +102,11 @@ fn detail(device: &Device, output: &Output) {
     if let Some(front) = &device.front {
         let host = device.holder.as_deref().unwrap_or_default();
         rows.push(vec!["front".into(), format!("at its borrower, {host}:").into()]);
+        if let Some(trouble) = &front.trouble {
+            rows.push(vec!["trouble".into(), Cell(trouble.clone(), Tone::Bad)]);
+        }
         rows.extend(counters(front));
+        rows.extend(front.link.as_ref().map(link));
     }
     rows.extend(device.peers.iter().flat_map(peers));
     output.table(&["name", "value"], rows);
@@ -125,6 +131,15 @@ fn counters(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<> {
         ("peer bytes written", report.peer_bytes_written),
     ];
     counters.into_iter().map(|(name, count)| vec![name.into(), count.to_string().into()])
+}
+
+/// How the link to its medium was.
+fn link(link: &MediumLinkReport) -> Vec<Cell> {
+    let MediumLinkReport { lost_ms, resumed, repeated, .. } = link;
+    let lost = lost_ms.map(|ms| format!("lost for {:.1} s; ", ms as f64 / 1e3));
+    let lost = lost.unwrap_or_default();
+    let text = format!("{lost}resumed {resumed} times, {repeated} operations repeated");
+    vec!["link".into(), text.into()]
 }
 
 /// What a shaper did: for the function's users, and for the lease that has it.

@@ -7,7 +7,6 @@ use rackbus_netdev::namespace;
 use rackbus_node::network::namespace_of;
 
 use crate::Common;
-use crate::commands::read_rack;
 use crate::output::{Failure, Output};
 use crate::{paths, process};
 
@@ -53,7 +52,7 @@ pub fn stop(run_dir: &Path, output: &Output) -> usize {
 /// Removes the hosts' network namespaces, as far as there are any. Programs that are in one stay there, without an
 /// interface.
 fn remove_networks(run_dir: &Path) {
-    let rack = paths::running(run_dir).and_then(|running| read_rack(&running.file));
+    let rack = paths::running(run_dir).and_then(|running| running.rack());
     for host in rack.iter().flat_map(|rack| &rack.hosts) {
         let name = namespace_of(rack.as_ref().map_or("", |rack| &rack.name), &host.name);
         if namespace::open(&name).is_ok()

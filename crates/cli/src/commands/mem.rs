@@ -10,7 +10,7 @@ use rackbus_fabric::sharing::segment_range;
 use serde_json::json;
 
 use crate::Common;
-use crate::commands::{RackFile, named_host, read_rack};
+use crate::commands::{RackFile, named_host};
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths;
 
@@ -104,7 +104,7 @@ fn refused(error: AttachError) -> Failure {
 
 fn running(common: &Common) -> Result<(PathBuf, Rack), Failure> {
     let run_dir = paths::find_run_dir(common)?;
-    let rack = read_rack(&paths::running(&run_dir)?.file)?;
+    let rack = paths::running(&run_dir)?.rack()?;
     Ok((run_dir, rack))
 }
 

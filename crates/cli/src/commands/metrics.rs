@@ -4,7 +4,7 @@ use rackbus_control::Client;
 use serde_json::json;
 
 use crate::Common;
-use crate::commands::{named_host, read_rack};
+use crate::commands::named_host;
 use crate::output::{Failure, Output};
 use crate::paths::{find_run_dir, running};
 
@@ -25,7 +25,7 @@ impl Args {
         let socket = match &self.host {
             None => rackbus_node::control_socket(&run_dir),
             Some(host) => {
-                let rack = read_rack(&running(&run_dir)?.file)?;
+                let rack = running(&run_dir)?.rack()?;
                 run_dir.join(&named_host(&rack, host)?.name).join(rackbus_node::metrics::SOCKET)
             }
         };

@@ -21,6 +21,8 @@ pub mod net;
 pub mod node;
 pub mod node_id;
 pub mod ntb;
+pub mod offer;
+pub mod offers;
 pub mod on;
 pub mod path;
 pub mod reach;
@@ -31,6 +33,7 @@ pub mod token;
 pub mod top;
 pub mod up;
 pub mod vm;
+pub mod withdraw;
 
 use std::path::{Path, PathBuf};
 
@@ -89,7 +92,7 @@ impl RackFile {
     pub fn read(&self, common: &Common) -> Result<Rack, Failure> {
         match &self.file {
             Some(file) => read_rack(file),
-            None => read_rack(&running(&find_run_dir(common)?)?.file),
+            None => running(&find_run_dir(common)?)?.rack(),
         }
     }
 }

@@ -9,7 +9,7 @@ use rackbus_control::{Client, ClientError};
 use rackbus_fabric::rack::{Rack, format_size};
 
 use crate::Common;
-use crate::commands::{named_host, read_rack};
+use crate::commands::named_host;
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths::{find_run_dir, running};
 
@@ -101,7 +101,7 @@ impl Args {
 /// The hosts that are meant, each with a client of its node.
 fn nodes(common: &Common, hosts: &[String]) -> Result<Vec<(String, Client)>, Failure> {
     let run_dir = find_run_dir(common)?;
-    let rack = read_rack(&running(&run_dir)?.file)?;
+    let rack = running(&run_dir)?.rack()?;
     let client = |host: &str| {
         let socket = run_dir.join(host).join(rackbus_node::metrics::SOCKET);
         (host.to_owned(), Client::new(&socket))

@@ -2,12 +2,15 @@
 //! program ([`succession`]).
 
 mod joined;
+mod own_devices;
 mod succession;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use rackbus_control::Client;
 use rackbus_devices::Folders;
 use rackbus_fabric::pool::{Exported, Pool};
 use rackbus_fabric::rack;
@@ -19,7 +22,7 @@ use rackbus_segment::directory::{HostRange, Settings};
 use rackbus_vfio::PciAddress;
 
 use crate::Common;
-use crate::commands::named_host;
+use crate::commands::{named_host, offers};
 use crate::output::Failure;
 use crate::{log, paths, process};
 use succession::{NodeProgram, RackSource};
@@ -28,6 +31,7 @@ use succession::{NodeProgram, RackSource};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   rackbus node --host beta --join https://control:7420 --token-file beta.token
+  rackbus node --host beta --join https://control:7420 --devices node.toml     with devices of its own
   rackbus node --host beta --join https://control:7420     again: it has its certificate
 
 `rackbus up` starts the nodes of a rack whose hosts are all on this machine.")]
@@ -47,6 +51,9 @@ pub struct Args {
     /// Go on as the node whose process this is.
     #[arg(long, hide = true, conflicts_with = "join")]
     resume: bool,
+    /// A file with devices of this host beside those of the rack file: `[devices.NAME]`, with the keys of the rack file.
+    #[arg(long, value_name = "FILE")]
+    devices: Option<PathBuf>,
     #[command(flatten)]
     joining: joined::JoinArgs,
 }
@@ -115,7 +122,17 @@ impl Args {
             from: from.clone(),
             held,
         };
+        let source = from.clone();
+        let (host, of, through) = (self.host.clone(), folders.clone(), ntbs.clone());
+        let offered = move |device: &str, section: &str| {
+            let devices = offers::device(&source.text, &host, device, section)?;
+            Ok(rackbus_node::lendable::of_host(&host, &devices, &of, &through))
+        };
+        let own_file = self.devices.as_deref();
+        let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
+        let own_devices = own_file.transpose()?;
         let options = NodeOptions {
+            offered: Some(Arc::new(offered)),
             rack: rack.name.clone(),
             host: self.host.clone(),
             devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders, &ntbs),
@@ -123,13 +140,20 @@ impl Args {
             run_dir,
             link,
             topology,
-            segments: segments(&rack, &self.host),
+            segments: segments(&rack, &self.host, own_machine),
             network,
+            hold: Duration::from_millis(rack.links.hold_ms),
             log_lines_left_out: log::lines_left_out,
             // What is restarted in place has a link that can be passed on.
             term,
             program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
         };
+        if let Some(own) = own_devices {
+            let control = rackbus_node::control_socket(&options.run_dir);
+            tokio::spawn(own_devices::offer(Client::new(&control), self.host.clone(), own));
+        }
+        // They are the node's.
+        drop(devices);
         let node = async {
             match inherited {
                 Some(inherited) => rackbus_node::resume(options, inherited).await,
@@ -163,13 +187,14 @@ impl Args {
         if self.low_latency {
             args.push("--low-latency".into());
         }
+        args.extend(self.devices.iter().flat_map(|file| ["--devices".into(), file.into()]));
         args.extend(self.log.iter().flat_map(|log| ["--log".into(), log.into()]));
         args
     }
 }
 
 /// The settings of the host's segment service, from the rack file.
-fn segments(rack: &rack::Rack, host: &str) -> Settings {
+fn segments(rack: &rack::Rack, host: &str, machines: bool) -> Settings {
     let pool = Pool::of(rack);
     let all = || pool.hosts().iter();
     let range = |exported: &Exported| HostRange { base: exported.base, size: exported.size };
@@ -180,6 +205,7 @@ fn segments(rack: &rack::Rack, host: &str) -> Settings {
         range: here.map_or(HostRange { base: 0, size: 0 }, range),
         ranges: all().map(|exported| (exported.node_id, range(exported))).collect(),
         rules: Rules::of(rack),
+        machines,
     }
 }
 

@@ -1,7 +1,7 @@
 //! `rackbus ntb`: a non-transparent bridge in software, between two virtual machines.
 
 use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -163,11 +163,7 @@ fn tell_counters(socket: &Path, bridge: Arc<Bridge>) -> Result<(), Failure> {
     let failed = |cause: std::io::Error| {
         Failure::new(format!("{}: {cause}", socket.display()), "name another path")
     };
-    if UnixStream::connect(socket).is_err() {
-        // Left by a process that is gone, if there is one.
-        let _ = std::fs::remove_file(socket);
-    }
-    let listener = UnixListener::bind(socket).map_err(failed)?;
+    let listener = rackbus_memory::socket::listen(socket).map_err(failed)?;
     let tell = move || {
         for mut stream in listener.incoming().flatten() {
             // Who asks may be gone.

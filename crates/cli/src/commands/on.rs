@@ -8,7 +8,7 @@ use rackbus_netdev::namespace;
 use rackbus_node::network::namespace_of;
 
 use crate::Common;
-use crate::commands::{named_host, read_rack};
+use crate::commands::named_host;
 use crate::output::Failure;
 use crate::paths;
 
@@ -39,7 +39,7 @@ impl Args {
     /// Becomes the program; comes back only when that cannot be.
     pub fn run(&self, common: &Common) -> Result<(), Failure> {
         let run_dir = paths::find_run_dir(common)?;
-        let rack = read_rack(&paths::running(&run_dir)?.file)?;
+        let rack = paths::running(&run_dir)?.rack()?;
         named_host(&rack, &self.host)?;
         let run_dir = std::path::absolute(&run_dir).unwrap_or(run_dir);
         let [program, arguments @ ..] = self.command.as_slice() else {

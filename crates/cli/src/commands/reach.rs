@@ -6,7 +6,6 @@ use rackbus_fabric::rack::format_size;
 use serde::Serialize;
 
 use crate::Common;
-use crate::commands::read_rack;
 use crate::output::{Failure, Output};
 use crate::paths::{find_run_dir, running};
 
@@ -34,7 +33,7 @@ struct Row<'n> {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let run_dir = find_run_dir(common)?;
-        let rack = read_rack(&running(&run_dir)?.file)?;
+        let rack = running(&run_dir)?.rack()?;
         let mut rows = Vec::new();
         for host in &rack.hosts {
             let socket = run_dir.join(&host.name).join(rackbus_node::metrics::SOCKET);

@@ -1,5 +1,7 @@
 //! `rackbus up`: starts the rack on this machine, one process per host and the control plane.
 
+mod changes;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -24,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[command(after_help = "Examples:
   rackbus up                              the rack of ./rack.toml
   rackbus up examples/demo/rack.toml
+  rackbus up changed.toml                 of a rack that is up: devices that are listed anew join, others leave
   rackbus up --foreground                 stay until Ctrl-C, then stop the rack
   rackbus up --metrics 127.0.0.1:9470     for Prometheus: http://127.0.0.1:9470/metrics
   rackbus up --low-latency                keep processors awake: interrupts in 2-4 us instead of 30-60")]
@@ -55,6 +58,17 @@ impl Args {
             let error = format!("rack {} is being started by another `rackbus up`", rack.name);
             Failure::new(error, "wait for it, or end it with `rackbus down`")
         })?;
+        if is_up(&run_dir) {
+            let begins = self.foreground || self.low_latency || self.metrics.is_some();
+            let elsewhere = paths::running(&run_dir).is_ok_and(|it| it.state_dir != state_dir);
+            if begins || elsewhere {
+                let error = format!("rack {} is up already", rack.name);
+                let remedy =
+                    "stop it with `rackbus down`, or leave options out to follow a changed file";
+                return Err(Failure::new(error, remedy));
+            }
+            return changes::apply(&run_dir, &self.file, &devices, output).await;
+        }
         check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;
         Running::of(&rack, &self.file, &state_dir)?.note(&run_dir)?;
@@ -128,14 +142,15 @@ impl Args {
     }
 }
 
+/// Whether the rack's control plane runs.
+fn is_up(run_dir: &Path) -> bool {
+    process::living(run_dir).iter().any(|process| process.host.is_none())
+}
+
 /// Refuses when processes of the rack live: what was started beside them would fail, and cleaning
 /// up after that would leave them without a note.
 fn check_nothing_runs(rack: &str, run_dir: &Path) -> Result<(), Failure> {
     let living = process::living(run_dir);
-    if living.iter().any(|process| process.host.is_none()) {
-        let error = format!("rack {rack} is up already");
-        return Err(Failure::new(error, "see `rackbus status`, or stop it with `rackbus down`"));
-    }
     let nodes: Vec<&str> = living.iter().filter_map(|process| process.host.as_deref()).collect();
     if nodes.is_empty() {
         return Ok(());

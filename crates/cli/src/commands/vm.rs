@@ -21,7 +21,7 @@ use rustix::process::Pid;
 
 use crate::Common;
 use crate::commands::borrow::Trust;
-use crate::commands::{named_host, read_rack};
+use crate::commands::named_host;
 use crate::output::{Cell, Failure, Output};
 use crate::paths::{find_run_dir, running};
 use crate::process::{self, EndRequests};
@@ -345,7 +345,7 @@ fn joined<T>(outcome: Result<T, tokio::task::JoinError>) -> Result<T, Failure> {
 /// A VM's memory is lent to the functions that it borrows, and a host lends no more than it has: one that is
 /// too large would be refused by the first function that it maps, when it runs already.
 fn check_host(context: &Context<'_>, host: &str, memory_mib: u32) -> Result<(), Failure> {
-    let rack = read_rack(&running(&context.run_dir)?.file)?;
+    let rack = running(&context.run_dir)?.rack()?;
     let host = named_host(&rack, host)?;
     let memory = u64::from(memory_mib) << 20;
     if host.memory_stated && memory > host.memory {

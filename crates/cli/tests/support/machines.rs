@@ -29,6 +29,11 @@ impl Machine {
         Machine { folder, process: None }
     }
 
+    /// The machine's run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
     /// `rackbus` on this machine, not started yet.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
@@ -136,10 +141,47 @@ impl Machines {
 
     /// Starts a host's node on its machine, with a token if it has one; returns when the rack has it up.
     pub fn node(&self, machine: &mut Machine, host: &str, token: Option<&Path>) {
+        self.begin_node(machine, host, token, &[]);
+        self.wait(|machines| machines.state_of(host) == "up");
+    }
+
+    /// Starts a host's node on its machine, with a token if it has one, and with these arguments.
+    pub fn begin_node(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        token: Option<&Path>,
+        more: &[&str],
+    ) {
         let listen = format!("127.0.0.1:{}", free_port());
-        let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", &listen];
+        self.begin_node_at(machine, host, &listen, more, token);
+    }
+
+    /// The same, which listens at `listen`.
+    pub fn begin_node_at(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        listen: &str,
+        more: &[&str],
+        token: Option<&Path>,
+    ) {
+        let mut args = vec!["node", "--host", host, "--join", &self.url, "--listen", listen];
+        args.extend(more);
         args.extend(token.iter().flat_map(|token| ["--token-file", token.to_str().unwrap()]));
         machine.start(&args);
+    }
+
+    /// Starts a host's node, which listens at `listen`, with these arguments; returns when the rack has it up.
+    pub fn node_at(
+        &self,
+        machine: &mut Machine,
+        host: &str,
+        listen: &str,
+        more: &[&str],
+        token: Option<&Path>,
+    ) {
+        self.begin_node_at(machine, host, listen, more, token);
         self.wait(|machines| machines.state_of(host) == "up");
     }
 

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod machines;
+pub mod relay;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;

@@ -26,8 +26,8 @@ fn live<'a>(known: &'a Known, composition: &Saved) -> Vec<&'a LeaseRecord> {
 impl Service {
     /// The compositions of the rack file, and then those that were saved, by name.
     pub fn compositions(&self) -> Vec<Composition> {
-        let known = self.shared.known();
-        let own = self.shared.inventory.compositions.iter();
+        let (known, inventory) = (self.shared.known(), self.shared.inventory());
+        let own = inventory.compositions.iter();
         own.chain(known.compositions.values()).map(|it| self.shown(&known, it)).collect()
     }
 
@@ -56,11 +56,11 @@ impl Service {
     }
 
     fn in_rack_file(&self, name: &str) -> bool {
-        self.shared.inventory.compositions.iter().any(|it| it.name == name)
+        self.shared.inventory().compositions.iter().any(|it| it.name == name)
     }
 
     fn find_composition(&self, name: &str) -> Result<Saved, ApiError> {
-        let own = self.shared.inventory.compositions.iter().find(|it| it.name == name).cloned();
+        let own = self.shared.inventory().compositions.iter().find(|it| it.name == name).cloned();
         let found = own.or_else(|| self.shared.known().compositions.get(name).cloned());
         found.ok_or_else(|| explain(CompositionRefused::Unknown(name.to_owned())))
     }
@@ -90,7 +90,8 @@ impl Service {
         let functions = spec.functions.iter().map(|name| function_id(name));
         let functions = functions.collect::<Result<Vec<_>, _>>()?;
         for function in &functions {
-            let mut devices = self.shared.inventory.devices.iter();
+            let inventory = self.shared.inventory();
+            let mut devices = inventory.devices.iter();
             if !devices.any(|device| device.function == *function) {
                 let help = "`rackbus devices` lists the functions";
                 return Err(problem("unknown_function", format!("there is no {function}"), help));

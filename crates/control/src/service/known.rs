@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, Composition, FunctionId, FunctionRecord, FunctionState, HostRecord, LeaseId,
-    LeaseRecord, Message, Outcome, Record,
+    Authority, Composition, DeviceChange, FunctionId, FunctionRecord, FunctionState, HostRecord,
+    LeaseId, LeaseRecord, Message, Outcome, Record,
 };
 use tokio::sync::mpsc;
 
@@ -28,6 +28,8 @@ pub(super) struct Known {
     pub leases: BTreeMap<LeaseId, LeaseRecord>,
     /// Those that were saved, by name.
     pub compositions: BTreeMap<String, Composition>,
+    /// What differs from the rack file, by host and device.
+    pub devices: BTreeMap<(String, String), DeviceChange>,
     /// The nodes that listen now.
     nodes: BTreeMap<String, mpsc::Sender<Message>>,
     /// How often each node was cut off because it took nothing.
@@ -42,6 +44,10 @@ pub(super) struct Known {
     pub store_failures: u64,
 }
 
+fn key_of(change: &DeviceChange) -> (String, String) {
+    (change.host.clone(), change.device.clone())
+}
+
 impl Known {
     /// What an authority begins with.
     pub fn of(authority: &Authority) -> Self {
@@ -54,6 +60,7 @@ impl Known {
         known.functions = functions.collect();
         known.compositions =
             authority.compositions().map(|it| (it.name.clone(), it.clone())).collect();
+        known.devices = authority.devices().map(|it| (key_of(it), it.clone())).collect();
         known.leases = authority.leases().map(|l| (l.lease, l.clone())).collect();
         known
     }
@@ -74,6 +81,8 @@ impl Known {
     pub fn events_of(&self, records: &[Record]) -> Vec<Draft> {
         let event = |record: &Record| match record {
             Record::Lease(lease) => Draft::of_lease(self.leases.get(&lease.lease), lease),
+            // What is withdrawn is told of its device.
+            Record::Function(state) if self.is_leaving(&state.function) => None,
             Record::Function(state) => Draft::of_state(self.functions.get(&state.function), state),
             Record::Host(life) => {
                 let text = match self.hosts.get(&life.host) {
@@ -91,9 +100,28 @@ impl Known {
                 let text = format!("the composition {name} was removed");
                 Some(Draft::of_host(EventKind::Lease, None, text))
             }
-            Record::NextLease { .. } | Record::Forgotten { .. } => None,
+            Record::Device(change) => self.device_event(change),
+            Record::NextLease { .. } | Record::Forgotten { .. } | Record::DeviceRemoved { .. } => {
+                None
+            }
         };
         records.iter().filter_map(event).collect()
+    }
+
+    fn device_event(&self, change: &DeviceChange) -> Option<Draft> {
+        let (name, before) = (change.name(), self.devices.get(&key_of(change)));
+        let known = before.is_some_and(|before| before.number == change.number);
+        let answered = change.answer.is_some();
+        let kind = if change.failure().is_some() { EventKind::Fault } else { EventKind::Lease };
+        let text = match (&change.section, change.failure()) {
+            (_, Some(reason)) => format!("{name} cannot be offered: {reason}"),
+            (Some(_), None) if answered => format!("{name} is in the rack"),
+            (Some(_), None) if !known => format!("{name} was offered"),
+            (None, None) if answered => format!("{name} is out of the rack"),
+            (None, None) if !known => format!("{name} was withdrawn"),
+            _ => return None,
+        };
+        Some(Draft::of_host(kind, Some(&change.host), text))
     }
 
     /// Notes what was stored, and sends what is to be said then.
@@ -106,6 +134,10 @@ impl Known {
                 Record::Forgotten { lease } => drop(self.leases.remove(&lease)),
                 Record::Composition(it) => drop(self.compositions.insert(it.name.clone(), it)),
                 Record::Dissolved { name } => drop(self.compositions.remove(&name)),
+                Record::Device(change) => drop(self.devices.insert(key_of(&change), change)),
+                Record::DeviceRemoved { host, device } => {
+                    self.devices.remove(&(host, device));
+                }
                 Record::NextLease { .. } => {}
             }
         }
@@ -157,6 +189,11 @@ impl Known {
     pub fn borrows(&self, host: &str, function: &str) -> bool {
         let mut live = self.leases.values().filter(|lease| lease.is_live());
         live.any(|lease| lease.borrower == host && lease.function.to_string() == function)
+    }
+
+    /// Whether the device of a function was withdrawn.
+    pub fn is_leaving(&self, function: &FunctionId) -> bool {
+        self.devices.values().any(|change| change.section.is_none() && change.has(function))
     }
 
     /// Whether the node of a host listens.

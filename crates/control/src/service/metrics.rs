@@ -45,7 +45,7 @@ impl Shared {
         });
         page.gauge("leases", "Leases that have not ended, by stage", stages);
         let devices: Vec<_> =
-            self.inventory.devices.iter().map(|device| self.device(known, device)).collect();
+            self.inventory().devices.iter().map(|device| self.device(known, device)).collect();
         let states = [
             DeviceState::Offered,
             DeviceState::Lent,
@@ -71,7 +71,7 @@ impl Shared {
     }
 
     fn hosts(&self, known: &Known, page: &mut Page) {
-        let hosts: Vec<_> = self.inventory.hosts.iter().map(|h| self.host(known, h)).collect();
+        let hosts: Vec<_> = self.inventory().hosts.iter().map(|h| self.host(known, h)).collect();
         let of = |host: &String| vec![("host", host.clone())];
         let up = hosts
             .iter()

@@ -8,6 +8,7 @@ mod known;
 mod levels;
 mod metrics;
 pub(crate) mod paths;
+mod sections;
 mod turns;
 pub(crate) mod views;
 mod writer;
@@ -15,7 +16,7 @@ mod writer;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::histogram::Histogram;
@@ -32,9 +33,10 @@ use crate::api::{
     ApiError, BorrowRequest, Change, Event, EventKind, Lease, NodeMessages, NodeReport,
 };
 use crate::events::{Draft, Log};
-use crate::store::{Sqlite, Store, StoreError};
+use crate::store::{Commit, Sqlite, Store, StoreError};
 
 use known::Known;
+pub use sections::{OfferedDevice, ReadRack, Section, Sections};
 use turns::{Turn, is_busy};
 pub(crate) use views::{not_lent, present, problem};
 use writer::{Asker, Granted, Request, Returned, Wanted, Writing};
@@ -62,7 +64,9 @@ pub struct Inventory {
     pub rack: String,
     /// The hosts, by name.
     pub hosts: Vec<String>,
-    /// All functions of the rack file, in its order.
+    /// Its devices, each with its functions.
+    pub sections: Sections,
+    /// All functions of the rack, in the order of its file.
     pub devices: Vec<InventoryDevice>,
     /// Compositions of the rack file.
     pub compositions: Vec<Composition>,
@@ -97,6 +101,8 @@ pub type IsNode = Arc<dyn Fn(&str, i32) -> bool + Send + Sync>;
 pub struct Options {
     /// The hosts and functions of the rack file.
     pub inventory: Inventory,
+    /// Reads the rack file again with devices beside its own; nothing where devices cannot be offered.
+    pub read_rack: Option<ReadRack>,
     /// Time limits of the protocol.
     pub config: Config,
     /// Where the state is kept.
@@ -127,9 +133,10 @@ impl std::fmt::Debug for Service {
 }
 
 /// What the writer and those who ask share.
-#[derive(Debug)]
 struct Shared {
-    inventory: Inventory,
+    /// Exchanged as a whole when devices were offered or withdrawn.
+    inventory: RwLock<Arc<Inventory>>,
+    read_rack: Option<ReadRack>,
     clock: Clock,
     log_lines_left_out: fn() -> u64,
     known: Mutex<Known>,
@@ -142,6 +149,12 @@ struct Shared {
     commits: Histogram,
     /// The leader's term, which goes with all that nodes are told.
     term: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("known", &self.known).finish_non_exhaustive()
+    }
 }
 
 /// Functions that are asked for together.
@@ -225,11 +238,20 @@ impl Service {
         let term = store.begin()?;
         let newest = state.events.last().map_or(0, |event| event.at_ms);
         let behind = newest.checked_sub(clock.now()).filter(|behind| *behind > CLOCKS_APART);
-        let authority = Authority::restore(options.config, clock.now(), state.records);
+        let mut authority = Authority::restore(options.config, clock.now(), state.records);
+        let sections = &options.inventory.sections;
+        let listed =
+            |host: &str, device: &str| sections.contains_key(&(host.to_owned(), device.to_owned()));
+        if options.read_rack.is_some() {
+            // Before anything else is known of it.
+            let relisted = authority.relist(clock.now(), listed);
+            store.commit(&Commit { records: relisted.records, ..Commit::default() })?;
+        }
         let mut known = Known::of(&authority);
         known.log = Log::of(state.events);
         let shared = Arc::new(Shared {
-            inventory: options.inventory,
+            inventory: RwLock::new(Arc::new(options.inventory)),
+            read_rack: options.read_rack,
             clock,
             log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(known),
@@ -239,6 +261,7 @@ impl Service {
             commits: Histogram::new(COMMIT_TIMES),
             term: AtomicU64::new(term),
         });
+        shared.renew_inventory();
         let answers = Answers::of(state.answers);
         let mut started = vec![Draft::of_host(EventKind::Restart, None, text)];
         if let Some(behind) = behind {
@@ -268,7 +291,7 @@ impl Service {
     ) -> Result<Lease, ApiError> {
         let id = function_id(&request.function)?;
         let (wait, priority) = (request.wait()?, request.priority);
-        if self.shared.inventory.apart && request.placement == Some(Placement::Lender) {
+        if self.shared.inventory().apart && request.placement == Some(Placement::Lender) {
             return Err(problem(
                 "inseparable",
                 format!(
@@ -300,7 +323,7 @@ impl Service {
         priority: Priority,
     ) -> Result<Granted, ApiError> {
         let Asked { functions, borrower, mut terms, key } = asked;
-        if self.shared.inventory.apart && terms.placement != Placement::Host {
+        if self.shared.inventory().apart && terms.placement != Placement::Host {
             terms.placement = Placement::Borrower;
         }
         self.shared.check_placement(&functions, terms.placement, borrower)?;
@@ -320,7 +343,7 @@ impl Service {
             };
             let again = match &refused {
                 // Just after a restart: the nodes are on their way.
-                BorrowRefused::Awaited(_) => {
+                BorrowRefused::Awaited(_) | BorrowRefused::Joining(_) => {
                     let until = wait_until.map_or(patience, |until| until.max(patience));
                     tokio::time::timeout_at(until, steps.changed()).await.is_ok()
                 }
@@ -336,7 +359,8 @@ impl Service {
         };
         drop(turn);
         if let Err(refused) = &granted
-            && (matches!(refused, BorrowRefused::Awaited(_)) || wait.is_some() && is_busy(refused))
+            && (matches!(refused, BorrowRefused::Awaited(_) | BorrowRefused::Joining(_))
+                || wait.is_some() && is_busy(refused))
         {
             self.shared.known().refused += 1;
             let waited = wait.map(|_| format!(" after {} ms", begun.elapsed().as_millis()));
@@ -521,6 +545,19 @@ impl Shared {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the rack has now.
+    fn inventory(&self) -> Arc<Inventory> {
+        self.inventory.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Devices were offered or withdrawn.
+    fn renew_inventory(&self) {
+        let changes: Vec<_> = self.known().devices.values().cloned().collect();
+        if let Some(inventory) = self.read_inventory(&changes) {
+            *self.inventory.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(inventory);
+        }
+    }
+
     /// A host was heard at `now`.
     fn heard(&self, host: &str, now: u64, registers: bool) {
         self.known().heard.insert(host.to_owned(), now);
@@ -531,7 +568,8 @@ impl Shared {
 
     /// A node said how it is. Only what the rack has is kept. Returns what is new in it.
     fn note(&self, host: &str, mut report: NodeReport) -> Vec<Draft> {
-        let own = self.inventory.devices.iter().filter(|device| device.function.host == host);
+        let inventory = self.inventory();
+        let own = inventory.devices.iter().filter(|device| device.function.host == host);
         let own: Vec<&InventoryDevice> = own.collect();
         let counted_ms = report.counted_ms;
         let functions = report.devices.values_mut().chain(report.fronts.values_mut());
@@ -576,9 +614,15 @@ impl Shared {
     fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
         events.iter().for_each(crate::events::log);
         let records = outcome.records.clone();
+        let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
         let mut known = self.known();
         known.log.put(&events, first_event);
         known.publish(outcome);
+        if records.iter().any(changes) {
+            drop(known);
+            self.renew_inventory();
+            known = self.known();
+        }
         records.iter().for_each(|record| self.announce(&known, record));
         drop(known);
         self.steps.send_modify(|step| *step = step.wrapping_add(1));
@@ -588,7 +632,7 @@ impl Shared {
         let change = match record {
             Record::Lease(lease) => Some(Change::Lease(present(lease))),
             Record::Function(function) => self
-                .inventory
+                .inventory()
                 .devices
                 .iter()
                 .find(|d| d.function == function.function)

@@ -25,7 +25,7 @@ impl Service {
             let error = format!("no way leads from {from} to {to}: {cause}");
             problem("no_way", error, "see to the links in the rack file")
         };
-        let fabric = derive::own_memory(self.shared.inventory.topology.clone());
+        let fabric = derive::own_memory(self.shared.inventory().topology.clone());
         let mut fabric = DemandMapped::new(fabric.map_err(|error| no_way(error.to_string()))?);
         let requester = match self.end(from)? {
             End::Host(host) => Requester::Cpu(host),
@@ -49,7 +49,7 @@ impl Service {
 
     /// The host or function of that name.
     fn end(&self, name: &str) -> Result<End, ApiError> {
-        let inventory = &self.shared.inventory;
+        let inventory = self.shared.inventory();
         let topology = &inventory.topology;
         if let Some(host) = topology.host_named(name) {
             return Ok(End::Host(host));

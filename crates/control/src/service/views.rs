@@ -20,11 +20,12 @@ impl Service {
     /// The rack as a whole.
     pub fn status(&self) -> RackStatus {
         let (shared, known) = (&self.shared, self.shared.known());
+        let inventory = shared.inventory();
         let ended = known.leases.values().rev().map(present);
         let incidents = ended.filter(|lease| lease.reason.is_some() && !lease.returned);
-        let hosts = shared.inventory.hosts.iter();
+        let hosts = inventory.hosts.iter();
         RackStatus {
-            rack: shared.inventory.rack.clone(),
+            rack: inventory.rack.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: millis(shared.clock.begun.elapsed()),
             pid: std::process::id(),
@@ -41,7 +42,7 @@ impl Service {
     pub fn alone(&self) -> ControlStatus {
         let health = StoreHealth { healthy: true, ..StoreHealth::default() };
         ControlStatus {
-            rack: self.shared.inventory.rack.clone(),
+            rack: self.shared.inventory().rack.clone(),
             store: "sqlite".to_owned(),
             answers: None,
             leads: true,
@@ -55,7 +56,7 @@ impl Service {
     /// The functions of the rack.
     pub fn devices(&self) -> Vec<Device> {
         let (shared, known) = (&self.shared, self.shared.known());
-        shared.inventory.devices.iter().map(|device| shared.device(&known, device)).collect()
+        shared.inventory().devices.iter().map(|device| shared.device(&known, device)).collect()
     }
 
     /// The leases; with `all`, also those that are over.
@@ -72,12 +73,12 @@ impl Service {
 
 impl Shared {
     pub(super) fn check_host(&self, host: &str) -> Result<(), ApiError> {
-        match self.inventory.hosts.iter().any(|h| h == host) {
+        match self.inventory().hosts.iter().any(|h| h == host) {
             true => Ok(()),
             false => Err(problem(
                 "unknown_host",
-                format!("rack {} has no host {host}", self.inventory.rack),
-                &format!("its hosts are {}", self.inventory.hosts.join(", ")),
+                format!("rack {} has no host {host}", self.inventory().rack),
+                &format!("its hosts are {}", self.inventory().hosts.join(", ")),
             )),
         }
     }
@@ -92,7 +93,8 @@ impl Shared {
     ) -> Result<(), ApiError> {
         let wanted = |device: &&InventoryDevice| functions.contains(&device.function);
         let apart = |device: &&InventoryDevice| !device.windows.contains(borrower);
-        let mut all = self.inventory.devices.iter().filter(wanted);
+        let inventory = self.inventory();
+        let mut all = inventory.devices.iter().filter(wanted);
         if let Some(device) = all.find(apart).filter(|_| placement == Placement::Host) {
             return Err(problem(
                 "no_window",
@@ -106,7 +108,7 @@ impl Shared {
         }
         let whole =
             |device: &&InventoryDevice| !device.separable && functions.contains(&device.function);
-        match self.inventory.devices.iter().find(whole) {
+        match inventory.devices.iter().find(whole) {
             Some(device) if placement == Placement::Borrower => Err(problem(
                 "inseparable",
                 format!(
@@ -124,9 +126,12 @@ impl Shared {
     /// Refuses, or leaves out, what a node may not fill the records with.
     pub(super) fn bound(&self, host: &str, message: &mut Message) -> Result<(), ApiError> {
         let mut most = LONGEST_MESSAGE;
-        if let Message::Register { devices, .. } = message {
+        if let Message::Register { devices, .. } | Message::Offered { outcome: Ok(devices), .. } =
+            message
+        {
+            let inventory = self.inventory();
             let own = |name: &String| {
-                let all = self.inventory.devices.iter().map(|device| &device.function);
+                let all = inventory.devices.iter().map(|device| &device.function);
                 { all }.any(|function| function.host == host && function.device == *name)
             };
             devices.retain(|name, _| own(name));
@@ -183,6 +188,9 @@ impl Shared {
             Some(_) if !up => DeviceState::Unreachable,
             Some(FunctionState::Lent { .. }) => DeviceState::Lent,
             Some(FunctionState::Revoking { .. }) => DeviceState::Returning,
+            Some(FunctionState::Offered) if known.is_leaving(&device.function) => {
+                DeviceState::Absent
+            }
             Some(FunctionState::Offered) => DeviceState::Offered,
         };
         let holder = lease.and_then(|l| known.leases.get(&l)).map(|l| l.borrower.clone());
@@ -215,7 +223,7 @@ impl Shared {
         let remedy = match &refused {
             BorrowRefused::Unknown(_) => "`rackbus devices` lists the functions".to_owned(),
             BorrowRefused::Withdrawn(function) => {
-                format!("offer it again in the rack file and restart the node of {}", function.host)
+                format!("offer its device again: `rackbus offer`, where {} has it", function.host)
             }
             BorrowRefused::Held { lease, .. } => {
                 format!("wait for it with `--wait`, or return it with `rackbus return {lease}`")
@@ -228,9 +236,11 @@ impl Shared {
                 "wait for it as well, with `--wait`, or ask with a greater priority".to_owned()
             }
             BorrowRefused::NoHost(_) => {
-                format!("the rack's hosts are {}", self.inventory.hosts.join(", "))
+                format!("the rack's hosts are {}", self.inventory().hosts.join(", "))
             }
-            BorrowRefused::Silent { host, .. } | BorrowRefused::Awaited(host) => {
+            BorrowRefused::Silent { host, .. }
+            | BorrowRefused::Awaited(host)
+            | BorrowRefused::Joining(FunctionId { host, .. }) => {
                 format!("see whether the node of {host} runs: `rackbus status`")
             }
         };
@@ -241,7 +251,9 @@ impl Shared {
             BorrowRefused::Returning { .. } => "returning",
             BorrowRefused::Queued { .. } => "queued",
             BorrowRefused::NoHost(_) => "unknown_host",
-            BorrowRefused::Silent { .. } | BorrowRefused::Awaited(_) => "silent",
+            BorrowRefused::Silent { .. }
+            | BorrowRefused::Awaited(_)
+            | BorrowRefused::Joining(_) => "silent",
         };
         let (holder, lease) = match refused {
             BorrowRefused::Held { borrower, lease, .. }

@@ -10,8 +10,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, BorrowRefused, ChangeRefused, Composition, CompositionRefused, FunctionId,
-    FunctionState, LeaseId, Message, Outcome, Place, Priority, ReturnRefused, Terms,
+    Authority, BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange,
+    DeviceRefused, FunctionId, FunctionState, LeaseId, Message, Outcome, Place, Priority,
+    ReturnRefused, Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -54,6 +55,11 @@ pub(super) enum Request {
     },
     /// Saves or forgets a composition.
     Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
+    /// Offers a device; the answer is the number of the change.
+    Offer { change: DeviceChange, answer: Answer<Result<LeaseId, DeviceRefused>> },
+    /// Withdraws a device, and ends the leases of its functions where `force` says so; the answer is the number of the
+    /// change.
+    Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
     /// Nodes know of a later term than this one's.
@@ -207,6 +213,14 @@ impl From<Outcome> for Step {
     }
 }
 
+/// A step that gave something its number, or was refused.
+fn numbered<E>(decided: Result<(LeaseId, Outcome), E>) -> (Result<LeaseId, E>, Step) {
+    match decided {
+        Ok((number, outcome)) => (Ok(number), outcome.into()),
+        Err(refused) => (Err(refused), Step::default()),
+    }
+}
+
 struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
@@ -301,6 +315,15 @@ impl Writer {
                     }
                 }));
             }
+            Request::Offer { change, answer } => {
+                let _ =
+                    answer.send(self.step(|authority, now| numbered(authority.offer(now, change))));
+            }
+            Request::Withdraw { change, force, answer } => {
+                let _ = answer.send(
+                    self.step(|authority, now| numbered(authority.withdraw(now, change, force))),
+                );
+            }
             Request::ChangeLevel { lease, level, answer } => {
                 let _ = answer.send(self.step(|authority, now| {
                     match authority.change_level(now, lease, level) {
@@ -392,7 +415,7 @@ impl Writer {
     fn refused_borrow(&mut self, borrower: &str, refused: &BorrowRefused, asker: Asker) {
         // Asked again as soon as the nodes have registered, or while it waits.
         let waits = matches!(asker, Asker::Waits(_)) && is_busy(refused);
-        if waits || matches!(refused, BorrowRefused::Awaited(_)) {
+        if waits || matches!(refused, BorrowRefused::Awaited(_) | BorrowRefused::Joining(_)) {
             return;
         }
         self.shared.known().refused += 1;

@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::Carrier;
+use rackbus_memory::Carried;
 use rackbus_pci::{
     Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
     ModelState, ResetKind, RestoreError, SaveError, Work,
@@ -170,11 +170,8 @@ impl Function for Memory {
         None
     }
 
-    fn serve_medium(
-        &mut self,
-        carrier: Option<Box<dyn Carrier>>,
-    ) -> Result<MediumOffer, MediumRefused> {
-        if carrier.is_some() {
+    fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        if carried.is_some() {
             return Err(MediumRefused::Unmapped);
         }
         if self.served {

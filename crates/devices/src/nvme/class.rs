@@ -68,7 +68,7 @@ impl Class for DriveClass {
     ) -> Result<Box<dyn Function>, FrontError> {
         Ok(Box::new(match access {
             MediumAccess::Files(files) => medium::front(description, exchange(files)?, lost)?,
-            MediumAccess::Carried(carrier) => medium::front_carried(description, carrier, lost)?,
+            MediumAccess::Carried(carried) => medium::front_carried(description, carried, lost)?,
         }))
     }
 

@@ -8,7 +8,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_memory::{Carrier, ExchangeFiles};
+use rackbus_memory::{Carried, ExchangeFiles};
 use rackbus_pci::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, Mode, ModelState,
     Operations, ResetKind, RestoreError, SaveError, Work,
@@ -557,20 +557,17 @@ impl Function for Nvme {
         }
     }
 
-    fn serve_medium(
-        &mut self,
-        carrier: Option<Box<dyn Carrier>>,
-    ) -> Result<MediumOffer, MediumRefused> {
+    fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
         if self.port.is_some() {
             return Err(MediumRefused::InUse);
         }
         let description = serde_json::to_string(&self.description()).unwrap_or_default();
-        let (port, files) = match carrier {
+        let (port, files) = match carried {
             None => {
                 let (port, files) = Port::new(&*self.backing, self.block())?;
                 (port, files.into())
             }
-            Some(carrier) => (Port::carried(carrier, &*self.backing, self.block())?, Vec::new()),
+            Some(carried) => (Port::carried(carried, &*self.backing, self.block())?, Vec::new()),
         };
         self.port = Some(port);
         Ok(MediumOffer { class: CLASS, description, files })

@@ -10,7 +10,7 @@ mod remote;
 pub(super) use port::Port;
 use remote::Remote;
 
-use rackbus_memory::{Carrier, ExchangeFiles, ExchangeLayout};
+use rackbus_memory::{Carried, ExchangeFiles, ExchangeLayout};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -67,17 +67,13 @@ pub fn front(description: &str, files: ExchangeFiles, lost: Lost) -> Result<Nvme
     over(Remote::new(description, files, lost)?)
 }
 
-/// The same where `carrier` carries the operations.
+/// The same where `carried` carries the operations.
 ///
 /// # Errors
 /// [`FrontError`].
-pub fn front_carried(
-    description: &str,
-    carrier: Box<dyn Carrier>,
-    lost: Lost,
-) -> Result<Nvme, FrontError> {
+pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<Nvme, FrontError> {
     let description: Description = serde_json::from_str(description)?;
-    over(Remote::carried(description, carrier, lost)?)
+    over(Remote::carried(description, carried, lost)?)
 }
 
 /// The same where an earlier life of the controller is gone on with.

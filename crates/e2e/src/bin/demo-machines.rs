@@ -3,7 +3,7 @@
 //! a network alone; a drive of one of them, and unmodified guests on the others.
 //!
 //! A guest on beta writes to alpha's drive over the network; alpha's cable is pulled while it does, and plugged
-//! in again; what was acknowledged is found by a guest on gamma. The last line is `demo: ok` only when all of it
+//! in again, and the guest sees nothing of it. Then it is pulled for longer; what was acknowledged is found by a guest on gamma. The last line is `demo: ok` only when all of it
 //! held. Needs root.
 //!
 //! Usage: `demo-machines RACK_FILE`.
@@ -106,7 +106,31 @@ fn demonstrate(file: &Path) -> Result<()> {
     })?;
     ensure!(refusal.contains("beta"), "the refusal does not name the holder: {refusal}");
 
-    println!("alpha's cable is pulled while the guest writes:");
+    println!("alpha's cable is pulled while the guest writes, and plugged in again:");
+    let copying =
+        "dd if=/mnt/a/data of=/mnt/a/copy bs=64k oflag=direct conv=fsync 2>/dev/null && echo whole";
+    let load = step("it copies the data", || guest.begin(copying, Duration::from_secs(60)))?;
+    step("cut off until the rack says that the guest's drive waits for its link", || {
+        testbed.run(&["cut", "alpha"])?;
+        beta.wait("the link is lost", Duration::from_secs(10), |rack| {
+            let device = rack.device("alpha/nvme0").ok()?;
+            let trouble = device["front"]["trouble"].as_str()?;
+            trouble.contains("the link to alpha is lost").then_some(())
+        })
+    })?;
+    step("the cable is back: the guest's copy goes on, and ends without an error", || {
+        testbed.run(&["mend", "alpha"])?;
+        let output = load.wait()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(said.contains("whole"), "the copy failed: {said}");
+        Ok(())
+    })?;
+    let copied = step("it reads the copy from the drive", || {
+        guest.run("echo 3 >/proc/sys/vm/drop_caches; sha256sum </mnt/a/copy | cut -d' ' -f1")
+    })?;
+    ensure!(copied == sum, "the copy differs: SHA-256 {copied}, not {sum}");
+
+    println!("alpha's cable is pulled for longer than a front waits, while the guest writes:");
     let writing = "dd if=/dev/zero of=/mnt/a/more bs=64k count=100000 oflag=direct conv=fsync 2>&1; echo over";
     let load = step("it writes on", || guest.begin(writing, Duration::from_secs(60)))?;
     step("cut off: the guest's drive fails, and nothing hangs", || {

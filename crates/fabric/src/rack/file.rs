@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    Adapter, BROADCAST_NODE_ID, Cable, Control, CxlMemory, Device, Host, LAST_NODE_ID, PAGE,
+    Adapter, BROADCAST_NODE_ID, Cable, Control, CxlMemory, Device, Host, LAST_NODE_ID, Links, PAGE,
     Physical, Rack, Switch, Window, composition, network, share,
 };
 use crate::names::{self, is_name};
@@ -25,7 +25,17 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         0..0,
         "the rack file",
         // `timing` is the timing model's to read.
-        &["name", "hosts", "share", "composition", "control", "network", "fabric", "timing"],
+        &[
+            "name",
+            "hosts",
+            "share",
+            "composition",
+            "control",
+            "link",
+            "network",
+            "fabric",
+            "timing",
+        ],
     )?;
     let allowed = "write name = \"…\" at the top";
     let (name, span) = top.require("name", top.text("name", allowed)?, allowed)?;
@@ -52,13 +62,17 @@ pub(super) fn parse(text: &str, read: ReadDevice<'_>) -> Outcome<Rack> {
         Some(value) => control(value)?,
         None => Control::default(),
     };
+    let links = match top.get("link") {
+        Some(value) => links_between(value)?,
+        None => Links::default(),
+    };
     let network = network::network(top.get("network"), &hosts)?;
     let fabric = match top.get("fabric") {
         Some(value) => Some(fabric(value, &hosts)?),
         None => None,
     };
-    let rack =
-        Rack { name: name.to_owned(), hosts, shares, compositions, control, network, fabric };
+    let name = name.to_owned();
+    let rack = Rack { name, hosts, shares, compositions, control, links, network, fabric };
     let place = top.get("fabric").map_or(0..0, Spanned::span);
     let topology = match crate::derive::topology(&rack) {
         Ok(topology) => topology,
@@ -277,6 +291,12 @@ fn control(value: &Spanned<DeValue<'_>>) -> Outcome<Control> {
             .duration("return_grace", 100, 600_000)?
             .unwrap_or(default.return_grace_ms),
     })
+}
+
+fn links_between(value: &Spanned<DeValue<'_>>) -> Outcome<Links> {
+    let section = subsection(value, "link", &["hold"])?;
+    let hold_ms = section.duration("hold", 0, 600_000)?;
+    Ok(Links { hold_ms: hold_ms.unwrap_or(Links::default().hold_ms) })
 }
 
 fn fabric(value: &Spanned<DeValue<'_>>, hosts: &[Host]) -> Outcome<Physical> {

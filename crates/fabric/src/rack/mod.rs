@@ -43,6 +43,8 @@ pub struct Rack {
     pub compositions: Vec<Composition>,
     /// Time limits of the control plane.
     pub control: Control,
+    /// The links between its hosts, where these are machines.
+    pub links: Links,
     /// The Ethernet that the hosts have in common.
     pub network: Network,
     /// The physical fabric, where the file tells one.
@@ -171,6 +173,24 @@ pub struct Control {
 impl Default for Control {
     fn default() -> Self {
         Control { lease_ttl_ms: 15_000, return_grace_ms: 20_000 }
+    }
+}
+
+/// How long fronts hold what is under way where the file says nothing, in milliseconds: less than the 30 s after
+/// which Linux's NVMe driver gives an operation up.
+pub const LINK_HOLD_MS: u64 = 20_000;
+
+/// The links between hosts that are machines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Links {
+    /// How long a borrower holds what is under way while it cannot reach the lender, in milliseconds, before it
+    /// fails.
+    pub hold_ms: u64,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Links { hold_ms: LINK_HOLD_MS }
     }
 }
 

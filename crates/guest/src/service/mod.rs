@@ -128,14 +128,7 @@ fn now() -> u64 {
 pub fn serve(helper: Helper, connected: impl FnOnce()) -> Result<Served, ServeError> {
     let socket = helper.socket.clone();
     let named = || socket.display().to_string();
-    // A socket that was left there by somebody who is gone.
-    match std::fs::remove_file(&socket) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(system(named())(error));
-        }
-        _ => {}
-    }
-    let listener = std::os::unix::net::UnixListener::bind(&socket).map_err(system(named()))?;
+    let listener = rackbus_memory::socket::listen(&socket).map_err(system(named()))?;
     let (qemu, _) = listener.accept().map_err(system(named()))?;
     connected();
     // Nobody else is to connect.

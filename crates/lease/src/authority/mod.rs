@@ -4,6 +4,7 @@
 //! sent; an authority restored from its records goes on where the old one stopped. It repeats
 //! what was not answered, so it does not matter which messages its death swallowed.
 
+mod devices;
 mod levels;
 mod nodes;
 mod records;
@@ -20,6 +21,7 @@ pub use records::{
 
 use crate::change::LevelChange;
 use crate::composition::{Composition, CompositionRefused};
+use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Message, Millis, Terms};
 
 /// Time limits, in milliseconds.
@@ -81,7 +83,9 @@ enum Undo {
     Deadline(LeaseId, Option<Millis>),
     NextLease(LeaseId),
     Registered(String),
+    Confirmed(LeaseId),
     Composition(String, Option<Composition>),
+    Device((String, String), Option<DeviceChange>),
 }
 
 /// Puts a key's value, or none.
@@ -103,6 +107,8 @@ pub struct Authority {
     /// When each live lease expires; each closing one stops being waited for.
     deadlines: BTreeMap<LeaseId, Millis>,
     compositions: BTreeMap<String, Composition>,
+    /// What differs from the rack file, by host and device.
+    devices: BTreeMap<(String, String), DeviceChange>,
     next_lease: LeaseId,
     resend_at: Millis,
     /// Leases that were active when the authority started, and of which their lender has not said
@@ -132,6 +138,7 @@ impl Authority {
             leases: BTreeMap::new(),
             deadlines: BTreeMap::new(),
             compositions: BTreeMap::new(),
+            devices: BTreeMap::new(),
             next_lease: 1,
             resend_at: now,
             unconfirmed: BTreeSet::new(),
@@ -181,6 +188,15 @@ impl Authority {
                 Record::Dissolved { name } => {
                     authority.compositions.remove(&name);
                 }
+                Record::Device(change) => {
+                    let key = (change.host.clone(), change.device.clone());
+                    authority.next_lease =
+                        authority.next_lease.max(change.number.saturating_add(1));
+                    authority.devices.insert(key, change);
+                }
+                Record::DeviceRemoved { host, device } => {
+                    authority.devices.remove(&(host, device));
+                }
             }
         }
         authority
@@ -226,9 +242,15 @@ impl Authority {
         let record = self.functions.get(function);
         let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
         match record.state {
+            FunctionState::Withdrawn if self.is_joining(function) => {
+                return Err(BorrowRefused::Joining(function.clone()));
+            }
             FunctionState::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
             FunctionState::Lent { lease } | FunctionState::Revoking { lease } => {
                 return Err(self.held(function, lease));
+            }
+            FunctionState::Offered if self.is_withdrawn(function) => {
+                return Err(BorrowRefused::Withdrawn(function.clone()));
             }
             FunctionState::Offered => {}
         }
@@ -376,6 +398,12 @@ impl Authority {
             Message::Revoked { incarnation, device, epoch } => {
                 self.revoked(host, incarnation, device, epoch);
             }
+            Message::Offered { incarnation, device, number, outcome } => {
+                self.device_offered(host, incarnation, (device, number), outcome);
+            }
+            Message::Withdrawn { incarnation, device, number } => {
+                self.device_withdrawn(host, incarnation, &device, number);
+            }
             Message::Opened { lease, outcome } => self.opened(now, host, lease, outcome),
             Message::Renew { lease, .. } => self.renew(now, host, lease),
             Message::Lost { lease, reason } => self.lost(now, host, lease, reason),
@@ -411,6 +439,10 @@ impl Authority {
                 })
                 .collect();
             back.into_iter().for_each(|lease| self.say_revoke(lease));
+            if self.devices_wait() {
+                let hosts: Vec<String> = self.hosts.keys().cloned().collect();
+                hosts.iter().for_each(|host| self.say_devices(host));
+            }
         }
         self.take()
     }
@@ -426,6 +458,10 @@ impl Authority {
                 Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
                 Undo::NextLease(before) => self.next_lease = before,
                 Undo::Composition(key, before) => drop(put(&mut self.compositions, key, before)),
+                Undo::Device(key, before) => drop(put(&mut self.devices, key, before)),
+                Undo::Confirmed(lease) => {
+                    self.unconfirmed.insert(lease);
+                }
                 Undo::Registered(host) => {
                     if let Some(contact) = self.contacts.get_mut(&host) {
                         contact.registered = false;
@@ -438,6 +474,7 @@ impl Authority {
     /// When [`tick`](Authority::tick) is to be called next, if nothing else happens before.
     pub fn next_tick(&self) -> Option<Millis> {
         let waiting = !self.unconfirmed.is_empty()
+            || self.devices_wait()
             || self.leases.values().any(|l| match l.state {
                 LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. } => true,
                 LeaseState::Active { .. } => l.asked_level().is_some(),

@@ -31,6 +31,8 @@ impl Authority {
             self.new_life(now, &host, devices);
         }
         self.learn(now, &host, devices, newest_lease);
+        self.check_devices(&host, devices, newest_lease);
+        self.say_devices(&host);
     }
 
     /// A node may know of decisions that the records do not: they were lost, or an older copy was
@@ -116,7 +118,7 @@ impl Authority {
 
     /// The lender lets the lease's borrower in.
     pub(super) fn armed(&mut self, lease: LeaseId) {
-        let confirmed = self.unconfirmed.remove(&lease);
+        let confirmed = self.confirm(lease);
         if self.leases.get(&lease).is_some_and(|l| l.state == LeaseState::Arming) {
             self.set_lease_state(lease, LeaseState::Opening);
             self.say(lease);
@@ -198,6 +200,7 @@ impl Authority {
         if matches!(record.state, FunctionState::Revoking { lease } if asked(lease)) {
             let record = FunctionRecord { state: FunctionState::Offered, ..record.clone() };
             self.put_function(record);
+            self.say_devices(host);
         }
     }
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::change::LevelChange;
 use crate::composition::Composition;
+use crate::device::DeviceChange;
 use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement};
 
 /// Why a lease ended.
@@ -12,6 +13,8 @@ use crate::message::{Epoch, FunctionId, Incarnation, LeaseId, Millis, Placement}
 pub enum EndReason {
     /// Its borrower gave it back, in order.
     Returned,
+    /// Its device was taken out of the rack.
+    Withdrawn,
     /// Its borrower was silent for longer than its time to live.
     Expired,
     /// Its borrower's node started anew, without it.
@@ -32,6 +35,7 @@ impl std::fmt::Display for EndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             EndReason::Returned => f.write_str("returned"),
+            EndReason::Withdrawn => f.write_str("its device was withdrawn"),
             EndReason::Expired => f.write_str("expired: its borrower was silent too long"),
             EndReason::BorrowerRestarted => f.write_str("its borrower's node was restarted"),
             EndReason::LenderLost(how) => write!(f, "its lender was lost: {how}"),
@@ -175,6 +179,15 @@ pub enum Record {
         /// The composition's name.
         name: String,
     },
+    /// A device that differs from what the rack file lists; key `device/HOST/NAME`.
+    Device(DeviceChange),
+    /// A device that does not differ any more: to be removed.
+    DeviceRemoved {
+        /// The host that had it.
+        host: String,
+        /// Its name there.
+        device: String,
+    },
     /// A lease that is over for long: to be removed.
     Forgotten {
         /// The lease to remove from the store.
@@ -193,12 +206,17 @@ impl Record {
             Record::Forgotten { lease } => format!("lease/{lease}"),
             Record::Composition(composition) => format!("composition/{}", composition.name),
             Record::Dissolved { name } => format!("composition/{name}"),
+            Record::Device(change) => format!("device/{}", change.name()),
+            Record::DeviceRemoved { host, device } => format!("device/{host}/{device}"),
         }
     }
 
     /// Whether what is stored under its key is removed, instead of replaced.
     pub fn removes(&self) -> bool {
-        matches!(self, Record::Forgotten { .. } | Record::Dissolved { .. })
+        matches!(
+            self,
+            Record::Forgotten { .. } | Record::Dissolved { .. } | Record::DeviceRemoved { .. }
+        )
     }
 }
 
@@ -247,6 +265,9 @@ pub enum BorrowRefused {
     /// A node that is needed has not registered since the authority started.
     #[error("the node of {0} has not registered yet since the control plane started")]
     Awaited(String),
+    /// Its host's node has not taken its device on yet.
+    #[error("the node of {host} has not taken {function} on yet", host = .0.host, function = .0)]
+    Joining(FunctionId),
     /// A node that is needed is silent.
     #[error("the node of {host} has not been heard from for {silent_ms} ms")]
     Silent {

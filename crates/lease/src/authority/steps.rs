@@ -29,10 +29,19 @@ impl Authority {
 
     /// Ends a lease in order: the borrower first, then the lender.
     pub(super) fn close(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
-        self.unconfirmed.remove(&lease);
+        self.confirm(lease);
         self.set_lease_state(lease, LeaseState::Closing { reason });
         self.set_deadline(lease, Some(now.saturating_add(self.config.close_grace)));
         self.say(lease);
+    }
+
+    /// Its lender need not be asked any more whether it has the lease armed; whether it had to be.
+    pub(super) fn confirm(&mut self, lease: LeaseId) -> bool {
+        let had_to_be = self.unconfirmed.remove(&lease);
+        if had_to_be {
+            self.undo.push(Undo::Confirmed(lease));
+        }
+        had_to_be
     }
 
     /// Ends a lease at once: the lender takes the function away, the borrower is told.
@@ -44,7 +53,7 @@ impl Authority {
 
     pub(super) fn end_lease(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
         self.set_deadline(lease, None);
-        self.unconfirmed.remove(&lease);
+        self.confirm(lease);
         if let Some(record) = self.leases.get(&lease).cloned() {
             let state = LeaseState::Ended { reason };
             self.put_lease(LeaseRecord { state, until: Some(now), ..record });

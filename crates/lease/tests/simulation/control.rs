@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use rackbus_lease::{
-    Authority, EndReason, FunctionId, Holder, LeaseId, LeaseRecord, LeaseState, Millis, Outcome,
-    Record,
+    Authority, DeviceChange, EndReason, FunctionId, FunctionState, Holder, LeaseId, LeaseRecord,
+    LeaseState, Millis, Outcome, Record,
 };
 
 use crate::patience::Patience;
-use crate::world::{World, host_index, placement};
+use crate::world::{Node, World, host_index, placement};
 use crate::{AUTHORITY, CONFIG, Mistake};
 
 /// What an authority has to know again when it returns.
@@ -22,7 +22,23 @@ fn known(authority: &Authority) -> Vec<Record> {
         }
         Record::Lease(lease)
     });
-    hosts.chain(functions).chain(leases).collect()
+    let devices = authority.devices().cloned().map(Record::Device);
+    hosts.chain(functions).chain(leases).chain(devices).collect()
+}
+
+/// A device of alpha's that has one function.
+fn device_of_alpha(device: &str) -> DeviceChange {
+    DeviceChange {
+        host: "alpha".to_owned(),
+        device: device.to_owned(),
+        number: 0,
+        functions: vec![device.to_owned()],
+        section: Some(format!("# {device}")),
+        was: None,
+        by_node: false,
+        listed: device != "extra",
+        answer: None,
+    }
 }
 
 impl World {
@@ -98,7 +114,7 @@ impl World {
                 self.check_lease(lease)?;
             }
             match &record {
-                Record::Forgotten { .. } => self.stored.remove(&record.key()),
+                removed if removed.removes() => self.stored.remove(&record.key()),
                 _ => self.stored.insert(record.key(), record),
             };
         }
@@ -161,6 +177,55 @@ impl World {
         let change =
             |a: &mut Authority, now| ((), a.change_level(now, lease, level).unwrap_or_default());
         self.decide(change).map(drop)
+    }
+
+    /// Offers a device, or withdraws one: one that the rack file lists, or another.
+    pub fn change_device(&mut self) -> Result<(), String> {
+        let device = if self.random.chance(30) { "nvme0" } else { "extra" };
+        if self.random.chance(50) {
+            return self.offer(device);
+        }
+        let (change, force) = (device_of_alpha(device), self.random.chance(50));
+        self.note(|| format!("alpha/{device} is to be withdrawn, force {force}"));
+        let withdraw = |a: &mut Authority, now| match a.withdraw(now, change, force) {
+            Ok((_, outcome)) => ((), outcome),
+            Err(_) => ((), Outcome::default()),
+        };
+        self.decide(withdraw).map(drop)
+    }
+
+    /// Offers a device of alpha's.
+    pub fn offer(&mut self, device: &str) -> Result<(), String> {
+        self.note(|| format!("alpha/{device} is offered"));
+        let change = device_of_alpha(device);
+        let offer = |a: &mut Authority, now| match a.offer(now, change) {
+            Ok((_, outcome)) => ((), outcome),
+            Err(_) => ((), Outcome::default()),
+        };
+        self.decide(offer).map(drop)
+    }
+
+    /// What the records say that nodes have, they have, and what was withdrawn they have not. Every node has
+    /// registered since the last fault, and what was said to it has arrived.
+    pub fn check_devices(&self) -> Result<(), String> {
+        let Some(authority) = &self.authority else { return Err("there is no authority".into()) };
+        let has = |function: &FunctionId| {
+            let node = self.nodes[host_index(&function.host)].as_ref();
+            let lends = |node: &Node| node.lender.newest_epochs().contains_key(&function.device);
+            node.is_some_and(|it| lends(it) && it.devices.contains_key(&function.device))
+        };
+        for change in authority.devices() {
+            let there = change.function_ids().all(|function| has(&function));
+            if there != (change.section.is_some() && change.failure().is_none()) {
+                return Err(format!("the node of {}: {there}, not as in {change:?}", change.host));
+            }
+        }
+        for function in authority.functions() {
+            if function.state == FunctionState::Offered && !has(&function.function) {
+                return Err(format!("{} is offered, and its node has none", function.function));
+            }
+        }
+        Ok(())
     }
 
     /// What the records say that borrowers have is what their lenders gave them, when no change is under way.

@@ -10,6 +10,8 @@
 //!   nothing, and then it does.
 //! * A change of a lease's service level is made or refused once the faults stop, and the records then say
 //!   what its borrower has.
+//! * Devices are offered and withdrawn: one in use is not let go of, and once the faults stop the records say what the
+//!   nodes have.
 //! * A lease that becomes active is one that its lender lets in.
 //! * When the faults stop, what was asked for is granted and what was crashed is offered again.
 //!

@@ -13,7 +13,7 @@ impl World {
                 self.deliver(0)?;
             }
             for host in 0..HOSTS.len() {
-                self.finish_work(host);
+                self.finish_work(host)?;
             }
             self.attach()?;
             if self.network.is_empty() && until(self) {
@@ -49,22 +49,47 @@ impl World {
         for lease in self.live() {
             self.give_back(lease)?;
         }
+        // What is being withdrawn is withdrawn, and the rack file's devices are all offered again.
+        // Nodes say once more what they have: records that are an older copy may tell of other devices.
+        self.now += CONFIG.ttl;
+        self.tick()?;
+        self.settle(World::devices_are_answered)?;
+        self.offer("nvme0")?;
         self.settle(|w| {
-            let offered = |f: &rackbus_lease::FunctionRecord| f.state == FunctionState::Offered;
-            w.authority
-                .as_ref()
-                .is_some_and(|a| a.functions().count() == 2 && a.functions().all(offered))
+            let offered = |name: &&str| {
+                let function = name.parse().ok();
+                let state = |a: &Authority| Some(a.function(function.as_ref()?)?.state.clone());
+                w.authority.as_ref().and_then(state) == Some(FunctionState::Offered)
+            };
+            let in_use = |state: &FunctionState| {
+                matches!(state, FunctionState::Lent { .. } | FunctionState::Revoking { .. })
+            };
+            let idle = |a: &Authority| !a.functions().any(|it| in_use(&it.state));
+            ["alpha/nvme0", "beta/nvme1"].iter().all(offered)
+                && w.authority.as_ref().is_some_and(idle)
+                && w.devices_are_answered()
         })?;
         // All nodes are heard from again, perhaps as lives that were not known before: the first
         // lease may still fall to that, the next must not.
         self.now += CONFIG.ttl;
         self.tick()?;
-        self.settle(|_| true)?;
+        self.settle(World::devices_are_answered)?;
+        self.check_devices()?;
         match self.borrow_anew()? {
             true => Ok(()),
             false if self.borrow_anew()? => Ok(()),
             false => Err("two leases in a row ended without a fault".to_owned()),
         }
+    }
+
+    /// Whether every node has said what it did about its devices.
+    fn devices_are_answered(&self) -> bool {
+        let Some(authority) = &self.authority else { return false };
+        authority.devices().all(|change| {
+            let host = authority.hosts().find(|(host, _)| host.host == change.host);
+            let life = host.map(|(host, _)| host.incarnation);
+            change.answer.as_ref().is_some_and(|it| Some(it.incarnation) == life)
+        })
     }
 
     /// Whether a lease, asked for now, becomes active.

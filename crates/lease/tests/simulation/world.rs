@@ -46,6 +46,8 @@ pub enum Work {
     Revoke(String, Epoch),
     Open(LeaseId),
     Close(LeaseId),
+    Offer(String, LeaseId),
+    Withdraw(String, LeaseId),
 }
 
 pub struct World {
@@ -200,7 +202,11 @@ impl World {
                 node.borrower.set_incarnation(node.incarnation);
                 node.register_at = self.now;
             }
-            Message::Arm { .. } | Message::Revoke { .. } | Message::SetLevel { .. } => {
+            Message::Arm { .. }
+            | Message::Revoke { .. }
+            | Message::SetLevel { .. }
+            | Message::Offer { .. }
+            | Message::Withdraw { .. } => {
                 let actions = node.lender.receive(message);
                 self.lender_actions(to, &mut node, actions);
             }
@@ -226,6 +232,12 @@ impl World {
                 LenderAction::Revoke { device, epoch, .. } => {
                     node.pending.push(Work::Revoke(device, epoch));
                 }
+                LenderAction::Offer { device, number, .. } => {
+                    node.pending.push(Work::Offer(device, number));
+                }
+                LenderAction::Withdraw { device, number, .. } => {
+                    node.pending.push(Work::Withdraw(device, number));
+                }
             }
         }
     }
@@ -248,12 +260,12 @@ impl World {
         }
     }
 
-    pub fn finish_work(&mut self, host: usize) {
+    pub fn finish_work(&mut self, host: usize) -> Result<(), String> {
         if self.slow_until[host] > self.now {
-            return;
+            return Ok(());
         }
         let Some(mut node) = self.nodes[host].take() else {
-            return;
+            return Ok(());
         };
         if !node.pending.is_empty() {
             let index = self.random.below(node.pending.len());
@@ -281,7 +293,9 @@ impl World {
                     self.lender_actions(host, &mut node, actions);
                 }
                 Work::Revoke(name, epoch) => {
-                    let device = node.devices.get_mut(&name).expect("its own device");
+                    // A device that is gone was nobody's.
+                    let mut none = Device::default();
+                    let device = node.devices.get_mut(&name).unwrap_or(&mut none);
                     if self.mistake != Mistake::LazyRevoke {
                         device.sessions.retain(|e| *e > epoch);
                         device.dirty = device.dirty.filter(|e| *e > epoch);
@@ -291,6 +305,23 @@ impl World {
                     }
                     device.revoked = device.revoked.max(epoch);
                     let actions = node.lender.revoke_done(&name, epoch);
+                    self.lender_actions(host, &mut node, actions);
+                }
+                Work::Offer(name, number) => {
+                    let failed = self.faults && self.random.chance(10);
+                    let outcome = if failed { Err("no file".to_owned()) } else { Ok(()) };
+                    if !failed && node.devices.insert(name.clone(), Device::default()).is_some() {
+                        return Err(format!("{name} is taken on, and was there before"));
+                    }
+                    let actions = node.lender.offer_done(&name, number, outcome);
+                    self.lender_actions(host, &mut node, actions);
+                }
+                Work::Withdraw(name, number) => {
+                    let device = node.devices.remove(&name).unwrap_or_default();
+                    if !device.sessions.is_empty() || device.dirty.is_some() {
+                        return Err(format!("I4: {name} is withdrawn in use: {:?}", device.dirty));
+                    }
+                    let actions = node.lender.withdraw_done(&name, number);
                     self.lender_actions(host, &mut node, actions);
                 }
                 Work::Open(lease) => {
@@ -309,6 +340,7 @@ impl World {
             }
         }
         self.nodes[host] = Some(node);
+        Ok(())
     }
 
     /// The borrower lets go: the lender sees the conversation end, and scrubs.
@@ -340,7 +372,12 @@ impl World {
         if !let_in && self.mistake != Mistake::NoFence {
             return Ok(());
         }
-        let device = node.devices.get_mut(&function.device).expect("its own device");
+        let Some(device) = node.devices.get_mut(&function.device) else {
+            if self.mistake == Mistake::NoFence {
+                return Ok(());
+            }
+            return Err(format!("{function} let somebody in and is not there"));
+        };
         if epoch <= device.revoked {
             return Err(format!("I4: {function} let in epoch {epoch} after revoking it"));
         }
@@ -357,6 +394,9 @@ impl World {
     }
 
     pub fn user(&mut self) -> Result<(), String> {
+        if self.random.chance(12) {
+            return self.change_device();
+        }
         let live = self.live();
         if !live.is_empty() && self.random.chance(30) {
             let lease = live[self.random.below(live.len())];
@@ -367,7 +407,11 @@ impl World {
             self.note(|| format!("return {lease}"));
             return self.give_back(lease);
         }
-        let function = if self.random.chance(50) { "alpha/nvme0" } else { "beta/nvme1" };
+        let function = match self.random.below(5) {
+            0 => "alpha/extra",
+            1 | 2 => "alpha/nvme0",
+            _ => "beta/nvme1",
+        };
         let borrower = HOSTS[self.random.below(HOSTS.len())];
         let answer = self.borrow(&function.parse().expect("a name"), borrower)?;
         self.note(|| format!("{borrower} borrows {function}: {answer:?}"));
@@ -498,7 +542,7 @@ impl World {
             }
             570..710 => {
                 let host = self.random.below(HOSTS.len());
-                self.finish_work(host);
+                self.finish_work(host)?;
             }
             710..830 => self.attach()?,
             830..930 => self.user()?,

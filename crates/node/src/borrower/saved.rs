@@ -178,7 +178,7 @@ impl BorrowedFunctions {
         let on_lost = self.opener(open).on_lost();
         let device = PlacedDevice::resume(&lent.device, &medium, saved, lender, lending, on_lost);
         let device = device.map_err(|error| error.to_string())?;
-        open.attached(Attachment::Medium(device.conversation()));
+        open.attached(Attachment::Medium(device.conversation(), None));
         let device = self.opener(open).follow_again(open, device, None, Vec::new());
         Ok(Box::new(ShownWith::resume(device, shape, open.fixed().clone())))
     }
@@ -200,13 +200,13 @@ impl SavedLeases {
         let attachment = open.attachment();
         let lender = match &*attachment {
             Some(Attachment::Function(conversation)) => conversation.socket(),
-            Some(Attachment::Medium(conversation)) => conversation.socket(),
+            Some(Attachment::Medium(conversation, _)) => conversation.socket(),
             None => Ok(None),
         };
         let lender = lender.map_err(|NoSocket| HandOverError::Link)?;
         let lender = lender.map(|socket| parcel.put(socket)).transpose()?;
         let front = match &*attachment {
-            Some(Attachment::Medium(front)) if lender.is_some() => {
+            Some(Attachment::Medium(front, _)) if lender.is_some() => {
                 let function = open.grant.function.to_string();
                 let saved = front.save();
                 let saved = saved.map_err(|cause| HandOverError::Save { function, cause })?;

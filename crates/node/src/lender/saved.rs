@@ -59,10 +59,10 @@ impl LentFunctions {
     /// [`HandOverError`]; all go on then.
     pub(crate) fn save(&self, parcel: &mut Parcel) -> Result<SavedFunctions, HandOverError> {
         let mut all = SavedFunctions::default();
-        for (name, lent) in &self.lent {
+        for (name, lent) in &self.read().clone() {
             let state = lent.lock();
             let attached = match &state.session {
-                Some(InUse { stream, at: Some(at) }) => Some((stream.clone(), at.clone())),
+                Some(InUse { stream, at: Some(at), .. }) => Some((stream.clone(), at.clone())),
                 Some(InUse { at: None, .. }) => {
                     return Err(HandOverError::InUse { function: name.clone() });
                 }
@@ -106,14 +106,21 @@ impl LentFunctions {
     /// Adds a device that another process had. One that cannot go on begins anew; its user, if there is
     /// one, loses it.
     pub(crate) fn add_resumed(
-        &mut self,
+        &self,
         device: &str,
         lendable: Arc<dyn Lendable>,
         state: Option<LentState>,
         descriptors: &mut Descriptors,
         link: &dyn Link,
     ) -> Option<ResumedSession> {
-        let lent = self.insert(device, lendable);
+        let lent = match self.insert(device, lendable) {
+            Ok(lent) => lent,
+            Err(error) => {
+                tracing::error!(device, %error, "the function cannot go on");
+                return None;
+            }
+        };
+        self.fence.lock().add(device.to_owned());
         let resumed = state.map(|state| self.resume(&lent, state, descriptors, link)).transpose();
         let session = match resumed {
             Ok(Some(session)) => session,
@@ -166,7 +173,7 @@ impl LentFunctions {
             *lent.promised() = level;
         }
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
-            lent.lock().session = Some(InUse { stream: stream.clone(), at: None });
+            lent.lock().session = Some(InUse { stream: stream.clone(), session: None, at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();
             let placement = holder.map(|holder| holder.placement).unwrap_or_default();
             ResumedSession { lent: lent.clone(), session, stream, conversation, placement }

@@ -8,11 +8,13 @@
 //! itself, so that connecting takes two round trips and no thread in between. Nothing waits under
 //! the lock: a peer that takes no messages is given up (`outbox`).
 
+mod far;
 mod numbers;
 mod objects;
 mod outbox;
 mod peers;
 mod sessions;
+mod unshared;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -24,9 +26,10 @@ use rackbus_fabric::FabricHandle;
 use rackbus_link::Connect;
 use rackbus_memory::{Gate, PacketListener, sparse};
 use rackbus_segment::directory::{Attached, Settings};
-use rackbus_segment::message::{Refusal, Reply, Tell, encode};
+use rackbus_segment::message::{Ask, Refusal, Reply, Tell, encode};
 use rackbus_segment::{Directory, Handle, NodeId, Objects, Output, SessionId, To};
 
+use far::{Effects, Far};
 use numbers::Numbers;
 use objects::{Object, Store};
 use outbox::{Letter, Outbox};
@@ -59,6 +62,11 @@ struct State {
     sessions: HashMap<SessionId, Session>,
     owners: HashMap<NodeId, Owner>,
     connectors: HashMap<NodeId, Arc<Outbox>>,
+    /// What this host has in common with those on other machines.
+    fars: HashMap<NodeId, Arc<Far>>,
+    effects: Effects,
+    /// What this node answers in the place of connectors on other machines.
+    in_their_place: Vec<(NodeId, Ask)>,
 }
 
 struct Session {
@@ -127,6 +135,9 @@ impl Segments {
                 sessions: HashMap::new(),
                 owners: HashMap::new(),
                 connectors: HashMap::new(),
+                fars: HashMap::new(),
+                effects: Effects::default(),
+                in_their_place: Vec::new(),
             }),
             sooner: Condvar::new(),
         })
@@ -212,7 +223,17 @@ impl Segments {
         let mut outputs = VecDeque::from(outputs);
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Send(to, attached) => self.deliver(state, to, &attached),
+                Output::Send(to, attached) => {
+                    let Some(to) = Segments::deliver_far(state, to, &attached) else {
+                        let (now, State { directory, store, in_their_place, .. }) =
+                            (self.now(), &mut *state);
+                        for (node, ask) in in_their_place.drain(..) {
+                            outputs.extend(directory.asked(now, node, ask, store));
+                        }
+                        continue;
+                    };
+                    self.deliver(state, to, &attached);
+                }
                 Output::Copy { ticket, from, to, length } => {
                     let ends = (state.store.get(from.0), state.store.get(to.0));
                     let (Some(source), Some(target)) = ends else { continue };

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use rackbus_memory::doorbell::{DOORBELL_BYTES, count_in};
 use rackbus_memory::ring::RingLayout;
-use rackbus_memory::{Event, SharedMemory};
+use rackbus_memory::{Access, Event, Region, RegionError, SharedMemory};
 use rackbus_segment::directory::{Attached, LinePart};
 use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 use rackbus_segment::{ObjectId, Objects};
@@ -21,11 +21,48 @@ pub struct Object {
     fd: Arc<OwnedFd>,
     /// The same memory for those who may only load from it.
     read_only: OnceLock<Arc<OwnedFd>>,
+    kind: Kind,
+    /// The memory, mapped here, once that was needed.
+    region: OnceLock<Arc<Region>>,
+}
+
+/// What an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory.
+    Memory,
+    /// An event.
+    Event,
+    /// An interrupt's doorbell, or the ring of a sender to it.
+    Line(LinePart),
 }
 
 impl Object {
-    fn new(fd: OwnedFd) -> Arc<Object> {
-        Arc::new(Object { fd: Arc::new(fd), read_only: OnceLock::new() })
+    fn new(fd: OwnedFd, kind: Kind) -> Arc<Object> {
+        let (fd, region) = (Arc::new(fd), OnceLock::new());
+        Arc::new(Object { fd, read_only: OnceLock::new(), kind, region })
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The memory, mapped in this process.
+    ///
+    /// # Errors
+    /// When it is no memory, or cannot be mapped.
+    pub fn region(&self) -> Result<Arc<Region>, RegionError> {
+        if let Some(region) = self.region.get() {
+            return Ok(region.clone());
+        }
+        let size = rustix::fs::fstat(&*self.fd)
+            .map_err(|cause| RegionError::System { what: "fstat", cause })?
+            .st_size;
+        let access = Access::READ | Access::WRITE;
+        let size = u64::try_from(size).unwrap_or(0);
+        let region = Region::map(self.fd.as_fd(), 0, size, access)?;
+        Ok(self.region.get_or_init(|| Arc::new(region)).clone())
     }
 
     /// The descriptor with all rights.
@@ -57,9 +94,13 @@ pub struct Store {
 impl Store {
     /// Takes a descriptor in.
     pub fn add(&mut self, fd: OwnedFd) -> ObjectId {
+        self.add_as(fd, Kind::Memory)
+    }
+
+    fn add_as(&mut self, fd: OwnedFd, kind: Kind) -> ObjectId {
         self.next += 1;
         let id = ObjectId(self.next);
-        self.objects.insert(id, Object::new(fd));
+        self.objects.insert(id, Object::new(fd, kind));
         id
     }
 
@@ -85,34 +126,37 @@ impl Store {
         attached.iter().map(one).collect()
     }
 
-    fn memory_named(&mut self, name: &str, size: u64) -> Result<ObjectId, String> {
+    fn memory_named(&mut self, name: &str, size: u64, kind: Kind) -> Result<ObjectId, String> {
         // Whole pages: QEMU maps no others into a virtual machine.
         let pages = size.checked_next_multiple_of(PAGE).ok_or("memory that cannot be")?;
         let memory = SharedMemory::reserve(name, pages).map_err(|error| error.to_string())?;
         // Whoever has another user's rights gets at it by descriptor only.
         rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(|error| error.to_string())?;
-        Ok(self.add(memory))
+        Ok(self.add_as(memory, kind))
     }
 }
 
 impl Objects for Store {
     fn memory(&mut self, size: u64) -> Result<ObjectId, String> {
-        self.memory_named("rackbus segment", size)
+        self.memory_named("rackbus segment", size, Kind::Memory)
     }
 
     fn event(&mut self) -> Result<ObjectId, String> {
         let event = Event::new().map_err(|error| error.to_string())?;
         let fd = event.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-        Ok(self.add(fd))
+        Ok(self.add_as(fd, Kind::Event))
     }
 
     fn line(&mut self, part: LinePart) -> Result<ObjectId, String> {
+        let kind = Kind::Line(part);
         match part {
-            LinePart::Doorbell => self.memory_named("rackbus interrupt", DOORBELL_BYTES as u64),
+            LinePart::Doorbell => {
+                self.memory_named("rackbus interrupt", DOORBELL_BYTES as u64, kind)
+            }
             LinePart::Ring => {
                 let layout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
                 let bytes = layout.bytes().ok_or("a ring that cannot be")?;
-                self.memory_named("rackbus messages", bytes as u64)
+                self.memory_named("rackbus messages", bytes as u64, kind)
             }
         }
     }

@@ -11,6 +11,7 @@ use rackbus_segment::NodeId;
 use rackbus_segment::directory::Loss;
 use rackbus_segment::message::decode;
 
+use super::far::Way;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
 
@@ -29,7 +30,7 @@ fn loss_by(error: &LinkError) -> Loss {
 
 impl State {
     /// Whether this is the conversation in which a connector's node asks now.
-    fn is_with(&self, node: NodeId, outbox: &Arc<Outbox>) -> bool {
+    pub(super) fn is_with(&self, node: NodeId, outbox: &Arc<Outbox>) -> bool {
         self.connectors.get(&node).is_some_and(|it| Arc::ptr_eq(it, outbox))
     }
 }
@@ -64,13 +65,21 @@ impl Segments {
             to: name.to_owned(),
             service: Service::Segments,
         };
-        let stream = self.link.connect(&self.link.address(name), &hello)?;
+        let nobody = || LinkError::Unreachable {
+            address: name.to_owned(),
+            cause: std::io::Error::other("nobody knows where it is; is its node up?"),
+        };
+        let address = self.link.locate(name).ok_or_else(nobody)?;
+        let stream = self.link.connect(&address, &hello)?;
         let broken = |cause| LinkError::Broken { peer: name.to_owned(), cause };
         Ok(Outbox::new(stream.offer_packets().map_err(broken)?))
     }
 
     /// Says what waits to be said, and hears until the node is gone; how.
     fn hear_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) -> Loss {
+        if !outbox.packets().passes_memory() {
+            return self.hear_far_owner(node, outbox);
+        }
         {
             // Under the lock, so that nothing that is said now comes before what waits.
             let mut state = self.lock();
@@ -109,6 +118,9 @@ impl Segments {
     fn owner_lost(self: &Arc<Self>, node: NodeId, loss: Loss) {
         let mut state = self.lock();
         state.owners.remove(&node);
+        if let Some(far) = state.fars.get(&node) {
+            far.end(Way::ToOwner);
+        }
         self.ask_in(&mut state, |directory, now, objects| {
             directory.owner_gone(now, node, loss, objects)
         });
@@ -125,6 +137,9 @@ impl Segments {
         let Ok(packets) = stream.take_packets() else { return };
         drop(stream);
         let outbox = Outbox::new(packets);
+        if !outbox.packets().passes_memory() {
+            return self.attend_far(node, &outbox);
+        }
         {
             let mut state = self.lock();
             if let Some(before) = state.connectors.insert(node, outbox.clone()) {
@@ -158,7 +173,10 @@ impl Segments {
         }
     }
 
-    fn connector_lost(self: &Arc<Self>, state: &mut State, node: NodeId) {
+    pub(super) fn connector_lost(self: &Arc<Self>, state: &mut State, node: NodeId) {
+        if let Some(far) = state.fars.get(&node) {
+            far.end(Way::ToConnector);
+        }
         self.ask_in(state, |directory, now, objects| directory.connector_gone(now, node, objects));
     }
 }

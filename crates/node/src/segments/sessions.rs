@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Gate, PacketListener, Packets, Passage};
 use rackbus_segment::SessionId;
-use rackbus_segment::message::{Request, decode};
+use rackbus_segment::message::{Refusal, Reply, Request, decode, encode};
 use rustix::process::getuid;
 
-use super::outbox::Outbox;
+use super::outbox::{Letter, Outbox};
 use super::{Segments, Session};
 
 impl Segments {
@@ -80,6 +80,13 @@ impl Segments {
             };
             if matches!(request, Request::Hello { .. }) && !self.hear_events(id, packet.fds) {
                 break;
+            }
+            if let Request::Flush { keeper } = request
+                && !self.flush(id, keeper)
+            {
+                let refused = Reply::Refused(Refusal::NotResponding);
+                calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
+                continue;
             }
             self.ask(|directory, now, objects| directory.request(now, id, request, objects));
         }

@@ -194,6 +194,16 @@ impl Lendable for Physical {
         true
     }
 
+    fn let_go(&self) {
+        let Some(address) = locked(&self.taken).take() else { return };
+        match self.bindings.give_back(address) {
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "it is not given back; rackbus lend --return does it");
+            }
+        }
+    }
+
     fn arm(&self, limit: Duration) -> Result<(), NotReady> {
         if locked(&self.shared.opened).is_some() {
             // Its user is there.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rackbus_fabric::{BarPlace, LentMemory, Loan};
 use rackbus_memory::{
-    Access, Carrier, Lending, MapError, MemoryHandle, Region as Mapping, Stream, UnmapError,
+    Access, Carried, Lending, MapError, MemoryHandle, Region as Mapping, Stream, UnmapError,
 };
 use rackbus_pci::endpoint::{IrqChange, Region};
 use rackbus_pci::vfio_user::{Device as User, DeviceError, DeviceShape, RegionShape, SharedPart};
@@ -285,7 +285,7 @@ fn number(region: Region) -> u32 {
 }
 
 impl Attached for Session {
-    fn serve_medium(&self, _carrier: Option<Box<dyn Carrier>>) -> Result<MediumOffer, String> {
+    fn serve_medium(&self, _carried: Option<Carried>) -> Result<MediumOffer, String> {
         Err("a function of the machine has registers of its own and reaches memory by itself, so its front \
              cannot run at the borrower; borrow it on its lender's machine, without `isolation = \"strict\"`"
             .to_owned())

@@ -48,6 +48,7 @@ impl Rack {
             windows: Default::default(),
         });
         let inventory = Inventory {
+            sections: Default::default(),
             rack: "test".into(),
             hosts: HOSTS.map(str::to_owned).to_vec(),
             devices: offered.collect(),
@@ -56,6 +57,7 @@ impl Rack {
         let database = folder.path().join("state.db");
         let service = Service::open(Options {
             inventory,
+            read_rack: None,
             config: Config::default(),
             database,
             log_lines_left_out: || 0,
@@ -96,6 +98,7 @@ fn node(
     let network =
         NetworkService::new(&alone.unwrap(), &Default::default(), host, link.clone(), false);
     NodeOptions {
+        offered: None,
         rack: "test".into(),
         host: host.into(),
         run_dir: run_dir.to_owned(),
@@ -105,6 +108,7 @@ fn node(
         topology: topology.clone(),
         segments: no_segments(),
         network,
+        hold: rackbus_node::sessions::HOLD,
         log_lines_left_out: || 0,
         term: run_dir.join(format!("{host}.term")),
         program: None,
@@ -119,6 +123,7 @@ fn no_segments() -> Settings {
         range: HostRange { base: 0, size: 0 },
         ranges: Vec::new(),
         rules: Default::default(),
+        machines: false,
     }
 }
 

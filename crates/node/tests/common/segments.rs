@@ -70,6 +70,7 @@ fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>, doors: &dyn Link) {
         range: range(node),
         ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
         rules: Default::default(),
+        machines: false,
     };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
     let service = Segments::new("test", name(node), link, settings, fabric);

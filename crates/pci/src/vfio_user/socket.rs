@@ -112,18 +112,8 @@ impl Server {
     /// # Errors
     /// As [`bind`](Server::bind).
     pub fn bind_within(path: &Path, opener: impl Opener, gate: Gate) -> std::io::Result<Server> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(std::io::Error::new(
-                std::io::ErrorKind::AddrInUse,
-                format!("another process serves {}", path.display()),
-            ));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let server = Server::without_listener(path);
-        server.listen(UnixListener::bind(path)?, opener, gate, Vec::new())
+        let listener = rackbus_memory::socket::listen(path)?;
+        Server::without_listener(path).listen(listener, opener, gate, Vec::new())
     }
 
     /// Goes on in the place of another process, with its `listener` at `path`, unless it was

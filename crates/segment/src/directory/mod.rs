@@ -178,6 +178,8 @@ pub struct Settings {
     pub ranges: Vec<(NodeId, HostRange)>,
     /// Who may use whose segments.
     pub rules: Rules,
+    /// Whether the hosts are machines, which share no memory.
+    pub machines: bool,
 }
 
 /// A connection of another host's process to something of this host: its node, and what that
@@ -383,6 +385,16 @@ impl Directory {
         self.finish(objects)
     }
 
+    /// The memory of a session's own segment, if it has that handle and memory.
+    pub fn memory_of(&self, session: SessionId, segment: Handle) -> Option<ObjectId> {
+        self.segments.get(&segment).filter(|it| it.session == session)?.memory
+    }
+
+    /// Whether a session has a connection of that handle.
+    pub fn has_connection(&self, session: SessionId, connection: Handle) -> bool {
+        self.connections.get(&connection).is_some_and(|it| it.session == session)
+    }
+
     /// When [`tick`](Directory::tick) is to be called next, if at all.
     pub fn next_tick(&self) -> Option<u64> {
         let questions = self.pending.values().filter_map(|pending| pending.deadline);
@@ -415,7 +427,8 @@ impl Directory {
         }
         self.sessions.insert(session, 0);
         let hosts = self.settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect();
-        let welcome = Welcome { session, node: self.settings.node, hosts };
+        let (node, machines) = (self.settings.node, self.settings.machines);
+        let welcome = Welcome { session, node, hosts, machines };
         Ok(Some((Reply::Welcome(welcome), Vec::new())))
     }
 
@@ -440,6 +453,8 @@ impl Directory {
             Request::Connect { node, id, timeout_ms, what } => {
                 self.connect(session, node, id, timeout_ms, what)
             }
+            // Memory is kept the same by the shell, which asks here for what it does not know itself.
+            Request::Flush { .. } => done(),
             Request::Disconnect { connection } => self.disconnect(session, connection),
             Request::CreateInterrupt { kind, number, shared } => {
                 self.create_interrupt(session, kind, number, shared, objects)

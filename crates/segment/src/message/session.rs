@@ -65,6 +65,12 @@ pub enum Request {
         /// What is connected to.
         what: Target,
     },
+    /// Between machines: asks that what was stored to the memory of a segment or a connection before is there
+    /// for everybody who is connected: [`Reply::Done`] when it is.
+    Flush {
+        /// Handle of the segment or the connection.
+        keeper: Handle,
+    },
     /// Ends a connection to a segment or an interrupt.
     Disconnect {
         /// Handle of the connection.
@@ -253,6 +259,9 @@ pub struct Welcome {
     pub node: NodeId,
     /// All hosts of the rack, with their names.
     pub hosts: Vec<(NodeId, String)>,
+    /// Whether the hosts are machines, which share no memory: then stores reach others by messages, and
+    /// [`Request::Flush`] says when they have.
+    pub machines: bool,
 }
 
 /// What a process needs to use a new connection.

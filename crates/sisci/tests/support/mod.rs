@@ -5,13 +5,16 @@
 #[macro_use]
 pub mod scenarios;
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use rackbus_fabric::FabricHandle;
+use rackbus_identity::{Authority, Subject};
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
+use rackbus_link::tcp::{SCHEME, TcpLink};
 use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{HostRange, Settings};
 
@@ -114,10 +117,34 @@ impl Rack {
     /// The same, for the programs of a build.
     pub fn of(build: Build) -> Rack {
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+        let link = Arc::new(ShmLink::new("test", folder.path(), HOSTS.map(|(_, name)| name)));
         for (node, name) in HOSTS {
-            start(folder.path(), node, name);
+            start(folder.path(), node, name, Linked { link: link.clone(), machines: false });
         }
         Rack { folder, build }
+    }
+
+    /// The same with hosts that are machines: they reach each other by TCP alone.
+    pub fn of_machines() -> Rack {
+        let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+        let authority = Authority::open(folder.path(), "test").unwrap();
+        let ports = HOSTS.map(|(_, name)| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            (name.to_owned(), listener.local_addr().unwrap().to_string())
+        });
+        for (node, name) in HOSTS {
+            let credentials = authority.issue(&Subject::Node(name.to_owned())).unwrap();
+            let address = &ports.iter().find(|(host, _)| host == name).unwrap().1;
+            let credentials = Arc::new(RwLock::new(credentials));
+            let link = TcpLink::new("test", address, address, credentials);
+            let others = ports.clone();
+            link.locate_by(move |host| {
+                let found = others.iter().find(|(name, _)| name == host);
+                found.map(|(_, address)| format!("{SCHEME}{address}"))
+            });
+            start(folder.path(), node, name, Linked { link: Arc::new(link), machines: true });
+        }
+        Rack { folder, build: Build::Plain }
     }
 
     /// A program of [`programs`], to be run on a host.
@@ -168,7 +195,13 @@ pub fn text(output: &Output) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-fn start(run_dir: &Path, node: u32, name: &'static str) {
+/// How hosts reach each other.
+struct Linked {
+    link: Arc<dyn Link>,
+    machines: bool,
+}
+
+fn start(run_dir: &Path, node: u32, name: &'static str, link: Linked) {
     let folder = run_dir.join(name);
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
@@ -178,12 +211,12 @@ fn start(run_dir: &Path, node: u32, name: &'static str) {
         range: range(node),
         ranges: HOSTS.iter().map(|(node, _)| (*node, range(*node))).collect(),
         rules: Default::default(),
+        machines: link.machines,
     };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
-    let link = Arc::new(ShmLink::new("test", run_dir, HOSTS.map(|(_, name)| name)));
-    let service = Segments::new("test", name, link.clone(), settings, fabric);
+    let service = Segments::new("test", name, link.link.clone(), settings, fabric);
     service.start(&folder).unwrap();
-    let listener = link.listen(name).unwrap();
+    let listener = link.link.listen(name).unwrap();
     std::thread::spawn(move || {
         while let Ok(caller) = listener.accept() {
             let service = service.clone();

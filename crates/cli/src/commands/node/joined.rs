@@ -4,11 +4,13 @@
 //! What this machine's other commands ask at the run directory's `control.sock` is passed on to the control
 //! plane, as this host: they are the same as where the whole rack runs on one machine.
 
+use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use rackbus_control::api::HostStatus;
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::machines::{JoinRequest, forward, tls_of};
@@ -22,6 +24,8 @@ use crate::commands::misread;
 use crate::output::Failure;
 use crate::paths::{self, Running};
 
+/// How long the control plane may take to say where others are.
+const LOCATING: Duration = Duration::from_secs(2);
 /// Between two looks whether the certificate is to be renewed.
 const RENEWALS: Duration = Duration::from_secs(3600);
 /// Between two looks where the control planes are.
@@ -91,7 +95,9 @@ impl JoinArgs {
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
-        Running { rack: rack.name.clone(), file, state_dir: state_dir.clone() }.note(&run_dir)?;
+        let text = None;
+        Running { rack: rack.name.clone(), file, state_dir: state_dir.clone(), text }
+            .note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),
             None => own_address(&control[0], self.listen)?.to_string(),
@@ -100,6 +106,7 @@ impl JoinArgs {
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
+        locate_others(&link, &control);
         Ok(Some(Joined { run_dir, link, credentials, control, state_dir }))
     }
 
@@ -169,6 +176,29 @@ fn noted(state_dir: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(state_dir.join(NOTED)).unwrap_or_default();
     let noted: Vec<String> = serde_json::from_str(&text).unwrap_or_default();
     noted.into_iter().filter(|it| address_of(&format!("https://{it}")).is_ok()).collect()
+}
+
+/// Other hosts' nodes are where the control plane says.
+fn locate_others(link: &TcpLink, control: &Arc<Leaders>) {
+    let runtime = tokio::runtime::Handle::current();
+    let (client, known) = (Client::of(control.clone()), Mutex::new(HashMap::new()));
+    link.locate_by(move |host| {
+        let asked = async { tokio::time::timeout(LOCATING, client.status()).await };
+        let status = runtime.block_on(asked);
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        match status {
+            Ok(Ok(status)) => {
+                let of = |it: HostStatus| it.address.map(|address| (it.host, address));
+                *known = status.hosts.into_iter().filter_map(of).collect();
+            }
+            // Where they were last is better than nothing.
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the control plane cannot be asked where {host} is")
+            }
+            Err(_) => tracing::warn!("the control plane does not say where {host} is"),
+        }
+        known.get(host).cloned()
+    });
 }
 
 async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) {

@@ -21,7 +21,7 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::commands::{misread, named_host, read_text};
+use crate::commands::{misread, named_host};
 use crate::output::Failure;
 use crate::paths;
 
@@ -37,7 +37,7 @@ pub struct RackSource {
     /// Path of the rack file that the node was started with.
     pub file: PathBuf,
     /// What was in it.
-    text: String,
+    pub text: String,
     /// Where the drives in files are.
     pub state_dir: PathBuf,
 }
@@ -46,7 +46,7 @@ impl RackSource {
     /// Of the rack that runs in a run directory.
     pub fn running(run_dir: &Path) -> Result<RackSource, Failure> {
         let running = paths::running(run_dir)?;
-        let text = read_text(&running.file)?;
+        let text = running.text()?;
         Ok(RackSource { file: running.file, text, state_dir: running.state_dir })
     }
 

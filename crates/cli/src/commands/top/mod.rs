@@ -17,7 +17,7 @@ use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
 
 use crate::Common;
-use crate::commands::{client, net, read_rack};
+use crate::commands::{client, net};
 use crate::output::{Failure, Output};
 use crate::paths::{find_run_dir, running};
 use network::NetworkRates;
@@ -82,7 +82,7 @@ struct Looks {
 impl Looks {
     fn of(common: &Common) -> Result<Looks, Failure> {
         let run_dir = find_run_dir(common)?;
-        let rack = running(&run_dir).and_then(|running| read_rack(&running.file)).ok();
+        let rack = running(&run_dir).and_then(|running| running.rack()).ok();
         let client = client(common)?;
         let (rates, network) = (Rates::default(), NetworkRates::default());
         Ok(Looks { client, run_dir, rack, rates, network, begun: Instant::now() })

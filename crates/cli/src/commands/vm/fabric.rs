@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_node::segments::SOCKET;
 
-use crate::commands::{named_host, read_rack};
+use crate::commands::named_host;
 use crate::output::Failure;
 use crate::paths::{make_private, running};
 use crate::process;
@@ -75,7 +75,7 @@ impl Drop for Helper {
 /// Whom the guest of the VM `vm` is in the rack: the host that was asked for, or the one of the VM's name.
 pub fn identity(run_dir: &Path, asked: &str, vm: &str) -> Result<String, Failure> {
     let name = if asked.is_empty() { vm } else { asked };
-    let rack = read_rack(&running(run_dir)?.file)?;
+    let rack = running(run_dir)?.rack()?;
     if asked.is_empty() && rack.host(name).is_none() {
         let error = format!("the rack has no host {name} for the guest of VM {name} to be");
         let remedy = format!(

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Carrier, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
 use rackbus_pci::{Bus, Work};
 use rustix::event::epoll;
 use zerocopy::{FromBytes, IntoBytes};
@@ -47,16 +47,16 @@ impl Port {
         Ok((Port::over(exchange, backing, block)?, files))
     }
 
-    /// The same for a front whose operations `carrier` carries.
+    /// The same for a front whose operations `carried` carries.
     ///
     /// # Errors
     /// As [`new`](Port::new).
     pub fn carried(
-        carrier: Box<dyn Carrier>,
+        carried: Carried,
         backing: &dyn Backing,
         block: u64,
     ) -> Result<Port, ExchangeError> {
-        Port::over(Exchange::carried("nvme-medium", carrier, LAYOUT)?, backing, block)
+        Port::over(Exchange::carried("nvme-medium", carried, LAYOUT)?, backing, block)
     }
 
     fn over(exchange: Exchange, backing: &dyn Backing, block: u64) -> Result<Port, ExchangeError> {

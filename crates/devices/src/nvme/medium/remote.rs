@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::{
-    Carrier, DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice,
+    Carried, DmaSlice, Event, Exchange, ExchangeError, ExchangeFiles, PinnedSlice,
 };
 use rackbus_pci::Health;
 use zerocopy::{FromBytes, IntoBytes};
@@ -77,16 +77,16 @@ impl Remote {
         Ok(Remote::over(description, Exchange::join(files, LAYOUT)?, lost))
     }
 
-    /// The same over what `carrier` carries.
+    /// The same over what `carried` carries.
     ///
     /// # Errors
     /// As [`new`](Remote::new).
     pub fn carried(
         description: Description,
-        carrier: Box<dyn Carrier>,
+        carried: Carried,
         lost: Lost,
     ) -> Result<Remote, ExchangeError> {
-        let exchange = Exchange::carried("nvme-front", carrier, LAYOUT)?;
+        let exchange = Exchange::carried("nvme-front", carried, LAYOUT)?;
         Ok(Remote::over(description, exchange, lost))
     }
 

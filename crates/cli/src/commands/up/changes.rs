@@ -1,0 +1,174 @@
+//! `rackbus up` of a rack that is up: what changed in its file.
+
+use std::path::Path;
+
+use rackbus_control::Client;
+use rackbus_control::offers::{OfferRequest, RackSection, SectionState};
+use rackbus_devices::RackDevice;
+use toml::Table;
+
+use crate::commands::{offers, read_text};
+use crate::output::{Failure, Output};
+use crate::paths;
+
+/// What is to be done so that the rack is as its file says.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Changes {
+    /// Devices that leave.
+    withdrawn: Vec<String>,
+    /// Devices that join; those that the rack was started with have no section.
+    offered: Vec<OfferRequest>,
+}
+
+/// Makes the rack that runs in `run_dir` one of `file`, which describes `devices`, as far as that can be done while it
+/// runs; otherwise nothing.
+pub async fn apply(
+    run_dir: &Path,
+    file: &Path,
+    devices: &[RackDevice],
+    output: &Output,
+) -> Result<(), Failure> {
+    let text = read_text(file)?;
+    let running = paths::running(run_dir)?;
+    let others = others(&running.text()?, &text);
+    if !others.is_empty() {
+        let error = format!("this cannot change while the rack runs: {}", others.join(", "));
+        return Err(Failure::new(error, "stop the rack with `rackbus down` and start it again"));
+    }
+    let client = Client::new(&rackbus_node::control_socket(run_dir));
+    let known = client.sections().await?;
+    let Changes { withdrawn, offered } = between(&known, &offers::sections(devices, &text))?;
+    if withdrawn.is_empty() && offered.is_empty() {
+        output.progress("the rack is up, and as the file says");
+    }
+    for device in withdrawn {
+        let (host, name) = device.split_once('/').unwrap_or_default();
+        client.withdraw(host, name, false).await?;
+        output.progress(&format!("{device}: out of the rack"));
+    }
+    for request in offered {
+        client.offer(&request).await?;
+        output.progress(&format!("{}: joined the rack", request.device));
+    }
+    super::status::show(&client, output).await
+}
+
+/// What leads from the devices that are `known` to those that are `wanted`. What others offered at run time is left
+/// alone.
+fn between(
+    known: &[RackSection],
+    wanted: &rackbus_control::service::Sections,
+) -> Result<Changes, Failure> {
+    let mut changes = Changes::default();
+    let named = |name: &str| {
+        let (host, device) = name.split_once('/').unwrap_or_default();
+        wanted.get(&(host.to_owned(), device.to_owned()))
+    };
+    let there =
+        |it: &&RackSection| matches!(it.state, SectionState::Offered | SectionState::Joining);
+    for section in known.iter().filter(there) {
+        match named(&section.device) {
+            Some(wanted) if wanted.text == section.section => {}
+            Some(_) if section.listed => {
+                let error =
+                    format!("{} cannot become another device while the rack runs", section.device);
+                let remedy =
+                    "give the new device another name, or stop the rack and start it again";
+                return Err(Failure::new(error, remedy));
+            }
+            Some(_) => changes.withdrawn.push(section.device.clone()),
+            None if section.listed => changes.withdrawn.push(section.device.clone()),
+            None => {}
+        }
+    }
+    for ((host, device), section) in wanted {
+        let device = format!("{host}/{device}");
+        let has = |it: &RackSection| it.device == device && it.section == section.text;
+        if !known.iter().filter(there).any(has) {
+            let section = Some(section.text.clone());
+            changes.offered.push(OfferRequest { device, section, by_node: false });
+        }
+    }
+    Ok(changes)
+}
+
+/// What of two rack files differs besides devices.
+fn others(before: &str, after: &str) -> Vec<String> {
+    let without_devices = |text: &str| {
+        let mut rack: Table = text.parse().unwrap_or_default();
+        let hosts = rack.get_mut("hosts").and_then(|hosts| hosts.as_table_mut());
+        for (_, host) in hosts.into_iter().flatten() {
+            host.as_table_mut().map(|host| host.remove("devices"));
+        }
+        rack
+    };
+    let (before, after) = (without_devices(before), without_devices(after));
+    let hosts =
+        |rack: &Table| rack.get("hosts").and_then(|it| it.as_table()).cloned().unwrap_or_default();
+    let mut differ = differing(&before, &after);
+    if differ.iter().any(|key| key == "hosts") {
+        differ.retain(|key| key != "hosts");
+        let own = differing(&hosts(&before), &hosts(&after));
+        differ.extend(own.into_iter().map(|host| format!("hosts.{host}")));
+    }
+    differ
+}
+
+/// The keys whose values differ.
+fn differing(before: &Table, after: &Table) -> Vec<String> {
+    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
+    keys.filter(|key| before.get(*key) != after.get(*key)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_devices::class::parse_rack;
+
+    use super::*;
+
+    const BEFORE: &str =
+        "name = \"lab\"\n[hosts.a.devices.n]\nkind = \"nvme\"\nsize = \"1 MiB\"\n[hosts.b]\n";
+
+    fn known(text: &str) -> Vec<RackSection> {
+        let (_, devices) = parse_rack("rack.toml", text).unwrap();
+        let sections = offers::sections(&devices, text);
+        let shown = sections.into_iter().map(|((host, device), section)| RackSection {
+            device: format!("{host}/{device}"),
+            functions: Vec::new(),
+            section: section.text,
+            listed: true,
+            by_node: false,
+            state: SectionState::Offered,
+            trouble: None,
+        });
+        shown.collect()
+    }
+
+    fn changes(after: &str) -> Result<Changes, Failure> {
+        let (_, devices) = parse_rack("rack.toml", after).unwrap();
+        between(&known(BEFORE), &offers::sections(&devices, after))
+    }
+
+    #[test]
+    fn devices_join_and_leave_and_nothing_else_changes() {
+        assert_eq!(changes(BEFORE).unwrap(), Changes::default());
+        let more = format!("{BEFORE}[hosts.b.devices.m]\nkind = \"nvme\"\nsize = \"2 MiB\"\n");
+        let found = changes(&more).unwrap();
+        assert_eq!(found.withdrawn, Vec::<String>::new());
+        assert_eq!(found.offered[0].device, "b/m");
+        assert!(others(BEFORE, &more).is_empty());
+        let less = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n";
+        assert_eq!(changes(less).unwrap().withdrawn, ["a/n"]);
+        let other = BEFORE.replace("1 MiB", "2 MiB");
+        assert!(changes(&other).unwrap_err().error.contains("a/n"));
+    }
+
+    #[test]
+    fn what_is_no_device_is_named() {
+        assert_eq!(others(BEFORE, &format!("{BEFORE}[hosts.c]\n")), ["hosts.c"]);
+        assert_eq!(
+            others(BEFORE, &format!("{BEFORE}[control]\nlease_ttl = \"3 s\"\n")),
+            ["control"]
+        );
+    }
+}

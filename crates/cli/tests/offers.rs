@@ -1,0 +1,184 @@
+//! Devices join and leave a rack that runs: by command, by a changed rack file, and from a host's own file.
+
+mod support;
+
+use rackbus_control::api::{DeviceState, LeaseStage};
+use rustix::process::Signal;
+use serde_json::Value;
+use support::machines::Machines;
+use support::{Rack, THREE_HOSTS, open, pattern};
+
+const NVME2: [&str; 5] = ["offer", "alpha/nvme2", "kind=nvme", "size=4 MiB", "backing=file"];
+
+/// Names of the functions that can be borrowed now.
+fn offered(devices: &Value) -> Vec<&str> {
+    let all = devices.as_array().unwrap().iter();
+    let offered = all.filter(|device| device["state"] == "offered");
+    offered.map(|device| device["function"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_device_that_joined_is_lent_like_others_and_outlives_both_its_processes() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    rack.good(&NVME2);
+    let lease = rack.borrow("alpha/nvme2", "beta");
+    let mut drive = open(&lease);
+    let data = pattern(7, 8192);
+    drive.write(16, &data, true).unwrap();
+    // In use, it goes on in another process of its node.
+    rack.good(&["restart", "alpha"]);
+    let mut read = vec![0; data.len()];
+    drive.read(16, &mut read).unwrap();
+    assert!(read == data);
+    drop(drive);
+    rack.give_back(&lease);
+    // The control plane remembers it, and says it to a node that starts anew.
+    rack.process(None).crash();
+    rack.process(Some("alpha")).crash();
+    rack.restart(None);
+    rack.restart(Some("alpha"));
+    rack.wait_device("alpha/nvme2", DeviceState::Offered);
+    rack.wait_up(&["gamma"]);
+    let lease = rack.borrow("alpha/nvme2", "gamma");
+    let mut drive = open(&lease);
+    drive.read(16, &mut read).unwrap();
+    assert!(read == data);
+}
+
+#[test]
+fn a_device_in_use_leaves_only_by_force_and_nobody_borrows_it_then() {
+    let rack = Rack::up(THREE_HOSTS);
+    rack.good(&NVME2);
+    let lease = rack.borrow("alpha/nvme2", "beta");
+    let refused = rack.bad(1, &["withdraw", "alpha/nvme2"]);
+    assert!(refused.contains("is lent to beta") && refused.contains("--force"), "{refused}");
+    rack.good(&["withdraw", "alpha/nvme2", "--force"]);
+    let ended = rack.wait_lease(lease.lease, LeaseStage::Ended);
+    assert_eq!(ended.reason.as_deref(), Some("its device was withdrawn"));
+    let refused = rack.bad(1, &["borrow", "alpha/nvme2", "--for", "beta"]);
+    assert!(refused.contains("offer"), "{refused}");
+    // What it held stays: offered again, it is the same drive, under a newer epoch.
+    rack.good(&NVME2);
+    assert!(rack.borrow("alpha/nvme2", "beta").epoch > lease.epoch);
+}
+
+#[test]
+fn what_the_rack_file_lists_leaves_and_comes_back() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let all = rack.json(&["devices"]);
+    let listed: Vec<String> = offered(&all).into_iter().map(str::to_owned).collect();
+    let (first, others) = listed.split_first().unwrap();
+    rack.good(&["withdraw", first]);
+    assert_eq!(offered(&rack.json(&["devices"])), others);
+    let host = first.split('/').next().unwrap();
+    rack.process(Some(host)).crash();
+    rack.restart(Some(host));
+    rack.wait_device(
+        others.iter().find(|it| it.starts_with(host)).unwrap_or(&others[0]),
+        DeviceState::Offered,
+    );
+    let refused = rack.bad(1, &["borrow", first, "--for", "gamma"]);
+    assert!(refused.contains("no longer offered"), "{refused}");
+    rack.good(&["offer", first]);
+    // Once more changes nothing, also while it is in use.
+    rack.borrow(first, "gamma");
+    rack.good(&["offer", first]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_leaves_nothing() {
+    let rack = Rack::up(THREE_HOSTS);
+    let before = rack.json(&["devices"]);
+    for (args, code, said) in [
+        (&["offer", "alpha/d", "kind=tape"][..], 1, "there is no kind of device `tape`"),
+        (&["offer", "alpha/d", "kind=nvme", "size=much"], 1, "`size` is no size"),
+        (&["offer", "alpha/d"], 1, "say what it is"),
+        (&["offer", "alpha/d", "nvme"], 2, "is not KEY=VALUE"),
+        (&["offer", "delta/d", "kind=memory", "size=1 MiB"], 1, "has no host delta"),
+        (&["offer", "alpha/d", "kind=nic", "functions=1"], 1, "cannot join a running rack"),
+        (
+            &["offer", "alpha/d", "kind=nvme", "size=1 MiB", "backing=file", "path=/nowhere/d.img"],
+            1,
+            "",
+        ),
+        (&["offer", "alpha/../d", "kind=memory", "size=1 MiB"], 1, "is no function"),
+        (&["withdraw", "alpha/d"], 1, "has no device alpha/d"),
+        (&["withdraw", "alpha"], 2, "is no device"),
+    ] {
+        let refused = rack.bad(code, args);
+        assert!(refused.contains(said), "{args:?}: {refused}");
+    }
+    assert_eq!(rack.json(&["devices"]), before);
+}
+
+#[test]
+fn a_changed_rack_file_is_followed_where_that_can_be_done() {
+    let rack = Rack::up(THREE_HOSTS);
+    let file = rack.file();
+    let before = std::fs::read_to_string(&file).unwrap();
+    let unchanged = rack.run(&["up", &file]);
+    assert!(String::from_utf8_lossy(&unchanged.stderr).contains("as the file says"));
+    let more = "[hosts.gamma.devices.ram7]\nkind = \"memory\"\nsize = \"1 MiB\"\n";
+    std::fs::write(&file, format!("{before}\n{more}")).unwrap();
+    rack.good(&["up", &file]);
+    rack.borrow("gamma/ram7", "beta");
+    // It leaves the file, and so the rack, but not while it is in use.
+    std::fs::write(&file, &before).unwrap();
+    rack.good(&["withdraw", "gamma/ram7", "--force"]);
+    std::fs::write(&file, format!("{before}\n[hosts.delta]\n")).unwrap();
+    let refused = rack.bad(1, &["up", &file]);
+    assert!(refused.contains("hosts.delta"), "{refused}");
+    assert!(!rack.good(&["devices"]).contains("ram7"));
+    // Started anew, the rack is what its file says.
+    rack.good(&["down"]);
+    std::fs::write(&file, format!("{before}\n{more}")).unwrap();
+    rack.good(&["up", &file]);
+    rack.wait_device("gamma/ram7", DeviceState::Offered);
+}
+
+#[test]
+fn a_machine_offers_what_its_own_file_lists() {
+    let text = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n";
+    let rack = Machines::start(text);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let file = file.to_str().unwrap();
+    let device = |name: &str| {
+        format!("[devices.{name}]\nkind = \"nvme\"\nsize = \"1 MiB\"\nbacking = \"file\"\n")
+    };
+    let mut alpha = rack.machine("alpha");
+    let refused = {
+        std::fs::write(file, "[devices.d]\nkind = \"tape\"\n").unwrap();
+        rack.begin_node(&mut alpha, "alpha", Some(&rack.token("alpha")), &["--devices", file]);
+        let ended = alpha.process().wait().unwrap();
+        assert_eq!(ended.code(), Some(2));
+        alpha.log()
+    };
+    assert!(refused.contains("node.toml") && refused.contains("tape"), "{refused}");
+    std::fs::write(file, device("d1") + &device("d2")).unwrap();
+    rack.begin_node(&mut alpha, "alpha", None, &["--devices", file]);
+    let beta = rack.joined("beta");
+    rack.wait(|_| offered(&beta.json(&["devices"])) == ["alpha/d1", "alpha/d2"]);
+    let lease = beta.borrow("alpha/d1", "beta");
+    let mut drive = open(&lease);
+    let data = pattern(3, 4096);
+    drive.write(8, &data, true).unwrap();
+    drop(drive);
+    beta.json(&["return", &lease.lease.to_string()]);
+    // Another machine offers nothing of alpha's.
+    let refused = beta.bad(&["offer", "alpha/d3", "kind=memory", "size=1 MiB"]);
+    assert!(refused.contains("beta may not act for alpha"), "{refused}");
+    let refused = beta.bad(&["withdraw", "alpha/d1"]);
+    assert!(refused.contains("may not"), "{refused}");
+    // The file has changed when the node starts anew.
+    std::fs::write(file, device("d1")).unwrap();
+    let process = alpha.process();
+    rustix::process::kill_process(rustix::process::Pid::from_child(process), Signal::TERM).unwrap();
+    process.wait().unwrap();
+    rack.begin_node(&mut alpha, "alpha", None, &["--devices", file]);
+    rack.wait(|_| offered(&beta.json(&["devices"])) == ["alpha/d1"]);
+    let mut drive = open(&beta.borrow("alpha/d1", "beta"));
+    let mut read = vec![0; data.len()];
+    drive.read(8, &mut read).unwrap();
+    assert!(read == data);
+}

@@ -1,0 +1,185 @@
+//! A drive of another machine, whose connection is lost again and again while it is used.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rackbus_control::api::Lease;
+use rackbus_driver::Drive;
+use support::machines::{Machine, Machines};
+use support::relay::{Passage, Relay};
+use support::{PATIENCE, open};
+
+const RACK: &str = r#"
+name = "lab"
+
+[control]
+lease_ttl = "500 ms"
+return_grace = "500 ms"
+
+[link]
+hold = "4 s"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.beta]
+"#;
+
+/// Blocks of the part that is written, and of one operation.
+const BLOCKS: u64 = 4096;
+const EACH: u64 = 32;
+
+/// Beta with alpha's drive, through a relay.
+struct Borrowed {
+    rack: Machines,
+    _alpha: Machine,
+    beta: Machine,
+    relay: Relay,
+    lease: Lease,
+}
+
+fn borrow() -> Borrowed {
+    let rack = Machines::start(RACK);
+    let listen = format!("127.0.0.1:{}", support::machines::free_port());
+    let relay = Relay::start(listen.clone());
+    let mut alpha = rack.machine("alpha");
+    let advertised = ["--advertise", &relay.address()];
+    rack.node_at(&mut alpha, "alpha", &listen, &advertised, Some(&rack.token("alpha")));
+    let beta = rack.joined("beta");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    Borrowed { rack, _alpha: alpha, beta, relay, lease }
+}
+
+/// Writes and reads blocks, and knows what each was last written with.
+struct Checked {
+    drive: Drive,
+    written: Vec<u8>,
+    round: u64,
+}
+
+impl Checked {
+    fn new(drive: Drive) -> Checked {
+        let mut checked = Checked { drive, written: vec![0; BLOCKS as usize], round: 0 };
+        for at in (0..BLOCKS).step_by(256) {
+            checked.drive.write(at, &[0; 256 * 512], false).unwrap();
+        }
+        checked
+    }
+
+    /// One write, and one read of other blocks; now and then a flush.
+    fn step(&mut self) {
+        self.round += 1;
+        let random = |salt: u64| {
+            let mixed = (self.round + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed >> 20) % (BLOCKS - EACH)
+        };
+        let (at, other, value) = (random(1), random(1 << 32), self.round as u8);
+        self.drive.write(at, &[value; EACH as usize * 512], false).unwrap();
+        self.written[at as usize..(at + EACH) as usize].fill(value);
+        self.check(other, EACH);
+        if self.round.is_multiple_of(64) {
+            self.drive.flush().unwrap();
+        }
+    }
+
+    fn check(&mut self, at: u64, count: u64) {
+        let mut read = vec![0; count as usize * 512];
+        self.drive.read(at, &mut read).unwrap();
+        for (block, expected) in read.chunks(512).zip(&self.written[at as usize..]) {
+            assert!(block.iter().all(|byte| byte == expected), "round {}", self.round);
+        }
+    }
+
+    fn check_all(&mut self) {
+        for at in (0..BLOCKS).step_by(256) {
+            self.check(at, 256);
+        }
+    }
+}
+
+#[test]
+fn operations_under_way_go_on_when_connections_break() {
+    let Borrowed { rack, beta, relay, lease, _alpha } = borrow();
+    let mut drive = Checked::new(open(&lease));
+    let breaks = 20;
+    let connections = relay.taken();
+    std::thread::scope(|scope| {
+        let breaking = scope.spawn(|| {
+            for nth in 1..=breaks {
+                std::thread::sleep(Duration::from_millis(20));
+                relay.kill();
+                let begun = Instant::now();
+                while relay.taken() < connections + nth && begun.elapsed() < PATIENCE {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        while !breaking.is_finished() {
+            drive.step();
+        }
+    });
+    (0..100).for_each(|_| drive.step());
+    drive.check_all();
+    assert!(relay.taken() >= connections + breaks, "it was not connected anew");
+    // The rack knows of it.
+    rack.wait(|rack| {
+        let link = &rack.function("alpha/nvme0")["front"]["link"];
+        link["resumed"].as_u64() >= Some(breaks as u64) && link["lost_ms"].is_null()
+    });
+    let events = beta.json(&["events"]).to_string();
+    assert!(events.contains("the link to alpha/nvme0 was lost and resumed"), "{events}");
+}
+
+#[test]
+fn what_no_connection_carries_is_held_and_goes_on() {
+    let Borrowed { rack, beta: _beta, relay, lease, _alpha } = borrow();
+    let mut drive = Checked::new(open(&lease));
+    for passage in [Passage::Closed, Passage::Silent, Passage::SilentBack] {
+        relay.set(passage);
+        if passage == Passage::Closed {
+            relay.kill();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Who has the drive waits, and the rack says for what.
+                rack.wait(|rack| {
+                    let device = rack.function("alpha/nvme0");
+                    let trouble = device["front"]["trouble"].as_str().unwrap_or_default();
+                    trouble.contains("the link to alpha is lost")
+                });
+                relay.set(Passage::Open);
+            });
+            (0..20).for_each(|_| drive.step());
+        });
+        rack.wait(|rack| rack.function("alpha/nvme0")["front"]["trouble"].is_null());
+    }
+    drive.check_all();
+}
+
+#[test]
+fn what_is_held_for_too_long_fails_and_the_function_is_gone() {
+    let Borrowed { rack, relay, lease, beta, _alpha } = borrow();
+    let mut drive = open(&lease);
+    drive.write(0, &[7; 4096], false).unwrap();
+    relay.set(Passage::Closed);
+    relay.kill();
+    let begun = Instant::now();
+    let failed = drive.read(0, &mut [0; 4096]).unwrap_err();
+    let held = begun.elapsed();
+    assert!(
+        (Duration::from_secs(3)..Duration::from_secs(9)).contains(&held),
+        "{failed} after {held:?}"
+    );
+    drop(drive);
+    rack.wait(|_| beta.json(&["leases"]).as_array().is_some_and(Vec::is_empty));
+    // Its lender has let go, and lends it again.
+    relay.set(Passage::Open);
+    rack.wait(|rack| rack.function("alpha/nvme0")["state"] == "offered");
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut read = [0; 4096];
+    open(&lease).read(0, &mut read).unwrap();
+    assert_eq!(read, [7; 4096]);
+}

@@ -1,0 +1,304 @@
+//! What the control plane does with devices that join and leave the running rack.
+//!
+//! The inventory is what the rack file lists, with what was offered since. It is read anew whenever that changes; that
+//! a device can be as described is known before anything is decided.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_lease::{DeviceChange, DeviceRefused, FunctionState};
+
+use super::{Inventory, Known, RETURN_PATIENCE, Request, Service, Shared, problem};
+use crate::access::Peer;
+use crate::api::ApiError;
+use crate::offers::{OfferRequest, RackSection, SectionState};
+
+/// How long a node may take to have a device ready: its file may have to be made.
+const OFFER_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A device of the rack as the rack file describes it, or would.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Section {
+    /// The TOML below the section's head.
+    pub text: String,
+    /// Names of its functions on its host.
+    pub functions: Vec<String>,
+    /// The rack file has it.
+    pub listed: bool,
+}
+
+/// The devices of a rack by host and name.
+pub type Sections = BTreeMap<(String, String), Section>;
+
+/// A device that was offered beside those of the rack file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferedDevice {
+    /// The host that has it.
+    pub host: String,
+    /// Its name there.
+    pub device: String,
+    /// The TOML below the section's head.
+    pub section: String,
+}
+
+/// Reads the rack file again, with these devices beside its own. The error says what is wrong with them, for people.
+pub type ReadRack = Arc<dyn Fn(&[OfferedDevice]) -> Result<Inventory, String> + Send + Sync>;
+
+/// The devices beside the rack file's that nodes have, or are to have.
+fn beside<'a>(changes: impl Iterator<Item = &'a DeviceChange>) -> Vec<OfferedDevice> {
+    let offered = |change: &DeviceChange| {
+        let (host, device) = (change.host.clone(), change.device.clone());
+        let text = change.section.clone().or_else(|| change.was.clone())?;
+        (!change.listed).then_some(OfferedDevice { host, device, section: text })
+    };
+    changes.filter_map(offered).collect()
+}
+
+impl Shared {
+    /// The inventory with the changes that are known. One that cannot be read any more is left out.
+    pub(super) fn read_inventory(&self, changes: &[DeviceChange]) -> Option<Inventory> {
+        let read = self.read_rack.as_ref()?;
+        let inventory = read(&beside(changes.iter()));
+        inventory.inspect_err(|error| tracing::error!(error, "devices are left out")).ok()
+    }
+
+    fn section(&self, known: &Known, key: &(String, String)) -> Option<RackSection> {
+        let inventory = self.inventory();
+        let section = inventory.sections.get(key)?;
+        let change = known.devices.get(key);
+        let life = known.hosts.get(&key.0).map(|host| host.incarnation);
+        let answered = |change: &DeviceChange| {
+            change.answer.as_ref().is_some_and(|answer| Some(answer.incarnation) == life)
+        };
+        let state = match change {
+            None => SectionState::Offered,
+            Some(it) if it.section.is_none() && answered(it) => SectionState::Withdrawn,
+            Some(it) if it.section.is_none() => SectionState::Leaving,
+            Some(it) if answered(it) && it.failure().is_none() => SectionState::Offered,
+            Some(_) => SectionState::Joining,
+        };
+        let trouble = change.and_then(DeviceChange::failure).map(str::to_owned);
+        let by_node = change.is_some_and(|change| change.by_node);
+        Some(shown(key, section, by_node, state, trouble))
+    }
+}
+
+fn shown(
+    (host, device): &(String, String),
+    section: &Section,
+    by_node: bool,
+    state: SectionState,
+    trouble: Option<String>,
+) -> RackSection {
+    RackSection {
+        device: format!("{host}/{device}"),
+        functions: section.functions.iter().map(|name| format!("{host}/{name}")).collect(),
+        section: section.text.clone(),
+        listed: section.listed,
+        by_node,
+        state,
+        trouble,
+    }
+}
+
+impl Service {
+    /// The devices of the rack, each as a whole.
+    pub fn sections(&self) -> Vec<RackSection> {
+        let (known, inventory) = (self.shared.known(), self.shared.inventory());
+        inventory.sections.keys().filter_map(|key| self.shared.section(&known, key)).collect()
+    }
+
+    /// Offers a device and waits until its node has it ready.
+    ///
+    /// # Errors
+    /// [`ApiError`]; the rack has no such device then.
+    pub async fn offer(
+        &self,
+        request: &OfferRequest,
+        peer: &Peer,
+    ) -> Result<RackSection, ApiError> {
+        let id = super::function_id(&request.device)?;
+        let key = (id.host, id.device);
+        peer.acts_for(&key.0)?;
+        self.shared.check_host(&key.0)?;
+        let section = self.described(&key, request.section.as_deref())?;
+        let there = self.shared.section(&self.shared.known(), &key);
+        let same =
+            |it: &RackSection| it.state == SectionState::Offered && it.section == section.text;
+        if let Some(there) = there.filter(same) {
+            return Ok(there);
+        }
+        let change = DeviceChange {
+            host: key.0.clone(),
+            device: key.1.clone(),
+            number: 0,
+            functions: section.functions.clone(),
+            section: Some(section.text.clone()),
+            was: None,
+            listed: section.listed,
+            by_node: request.by_node,
+            answer: None,
+        };
+        let asked = self.writing.ask(|answer| Request::Offer { change, answer }).await?;
+        let number = asked.map_err(refused)?;
+        let deadline = tokio::time::Instant::now() + OFFER_PATIENCE;
+        let answer = self.shared.wait(deadline, |known| {
+            let change = known.devices.get(&key);
+            match change.filter(|change| change.number >= number) {
+                // It was withdrawn meanwhile.
+                None => Some(Err("it was withdrawn".to_owned())),
+                Some(change) => change.answer.as_ref().map(|answer| answer.outcome.clone()),
+            }
+        });
+        match answer.await {
+            Some(Ok(())) => {}
+            Some(Err(reason)) => {
+                self.forget(&key, number).await;
+                let error = format!("{} cannot be offered: {reason}", request.device);
+                return Err(problem("failed", error, "see to the cause, and offer it again"));
+            }
+            None => {
+                let error = format!(
+                    "{} is not ready after {OFFER_PATIENCE:?}; its node goes on trying",
+                    request.device
+                );
+                let remedy = "`rackbus devices` tells when it is, `rackbus withdraw` ends it";
+                return Err(problem("timeout", error, remedy));
+            }
+        }
+        let shown = self.shared.section(&self.shared.known(), &key);
+        Ok(shown.unwrap_or_else(|| shown_now(&key, &section)))
+    }
+
+    /// What is to be offered, read as the rack file would be.
+    fn described(&self, key: &(String, String), text: Option<&str>) -> Result<Section, ApiError> {
+        let name = format!("{}/{}", key.0, key.1);
+        let inventory = self.shared.inventory();
+        let known = inventory.sections.get(key);
+        match (known, text) {
+            (Some(known), None) => return Ok(known.clone()),
+            (Some(known), Some(text)) if known.text == text => return Ok(known.clone()),
+            (Some(known), Some(_)) if known.listed => {
+                let error = format!("the rack file has another {name}");
+                return Err(problem("exists", error, "give this one another name"));
+            }
+            (_, Some(_)) => {}
+            (None, None) => {
+                let error = format!("the rack has no {name}");
+                return Err(problem(
+                    "bad_request",
+                    error,
+                    "say what it is, kind = \"nvme\" and so on",
+                ));
+            }
+        }
+        let Some(read) = &self.shared.read_rack else {
+            let error = "this control plane's devices are fixed".to_owned();
+            return Err(problem("bad_request", error, "list it in the rack file"));
+        };
+        let changes = self.shared.known().devices.clone();
+        let mut devices = beside(changes.values());
+        devices.retain(|it| (&it.host, &it.device) != (&key.0, &key.1));
+        let (host, device) = key.clone();
+        let section = text.unwrap_or_default().to_owned();
+        devices.push(OfferedDevice { host, device, section });
+        let inventory = read(&devices).map_err(|error| {
+            problem("bad_request", error, "the book's chapter on the rack file has all keys")
+        })?;
+        inventory.sections.get(key).cloned().ok_or_else(|| {
+            problem("bad_request", format!("{name} makes no sense"), "give it another name")
+        })
+    }
+
+    /// Takes an offer back that its node could not take on, unless somebody made another one.
+    async fn forget(&self, key: &(String, String), number: u64) {
+        let change = self.shared.known().devices.get(key).cloned();
+        let Some(change) = change.filter(|it| it.number == number && !it.listed) else { return };
+        let ask = |answer| Request::Withdraw { change, force: false, answer };
+        if let Err(error) = self.writing.ask(ask).await {
+            tracing::warn!(error = error.error, "a device that failed is still known");
+        }
+    }
+
+    /// Withdraws a device and waits until its node has let go of it, if that is there.
+    ///
+    /// # Errors
+    /// [`ApiError`], which names the holder when there is one.
+    pub async fn withdraw(
+        &self,
+        host: &str,
+        device: &str,
+        force: bool,
+    ) -> Result<RackSection, ApiError> {
+        let key = (host.to_owned(), device.to_owned());
+        let inventory = self.shared.inventory();
+        let Some(section) = inventory.sections.get(&key).cloned() else {
+            let error = format!("the rack has no device {host}/{device}");
+            let whole = inventory.sections.iter().find(|((at, _), section)| {
+                at == host && section.functions.iter().any(|function| function == device)
+            });
+            let remedy = match whole {
+                Some(((at, whole), _)) => {
+                    format!("it is a function of {at}/{whole}: withdraw that")
+                }
+                None => "`rackbus devices` lists the functions".to_owned(),
+            };
+            return Err(problem("unknown_function", error, &remedy));
+        };
+        let change = DeviceChange {
+            host: host.to_owned(),
+            device: device.to_owned(),
+            number: 0,
+            functions: section.functions.clone(),
+            section: None,
+            was: Some(section.text.clone()),
+            listed: section.listed,
+            by_node: false,
+            answer: None,
+        };
+        let asked = self.writing.ask(|answer| Request::Withdraw { change, force, answer }).await?;
+        let number = asked.map_err(refused)?;
+        let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
+        let done = self.shared.wait(deadline, |known| {
+            let gone = match known.devices.get(&key) {
+                None => true,
+                Some(change) => change.number != number || change.answer.is_some(),
+            };
+            let in_use = section.functions.iter().any(|name| {
+                let id = rackbus_lease::FunctionId { host: host.to_owned(), device: name.clone() };
+                let state = known.functions.get(&id).map(|record| &record.state);
+                matches!(state, Some(FunctionState::Lent { .. } | FunctionState::Revoking { .. }))
+            });
+            (gone || !known.listens(host) && !in_use).then_some(gone)
+        });
+        let Some(gone) = done.await else {
+            let error = format!("{host}/{device} is not let go of after {RETURN_PATIENCE:?}");
+            let remedy =
+                "it is withdrawn as soon as it is; `rackbus status` tells how the nodes are";
+            return Err(problem("timeout", error, remedy));
+        };
+        let state = if gone { SectionState::Withdrawn } else { SectionState::Leaving };
+        Ok(shown(&key, &section, false, state, None))
+    }
+}
+
+fn shown_now(key: &(String, String), section: &Section) -> RackSection {
+    shown(key, section, false, SectionState::Offered, None)
+}
+
+fn refused(refused: DeviceRefused) -> ApiError {
+    let error = refused.to_string();
+    match refused {
+        DeviceRefused::Exists(_) => problem("exists", error, "give this one another name"),
+        DeviceRefused::Leaving(_) => problem("returning", error, "try again in a moment"),
+        DeviceRefused::Held { borrower, lease, .. } => ApiError {
+            holder: Some(borrower),
+            lease: Some(lease),
+            ..problem("held", error, "wait until it is returned, or end the lease with --force")
+        },
+        DeviceRefused::Host(_) => {
+            problem("silent", error, "see whether its node runs: `rackbus status`")
+        }
+    }
+}

@@ -1,0 +1,357 @@
+#![forbid(unsafe_code)]
+//! A rack under load whose processes are killed, frozen, restarted and deprived of devices at random moments.
+//!
+//! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them, while
+//! `disturb` does what happens to racks. What each block may hold is known (`model`): no wrong data, no acknowledged
+//! write lost, nothing of a lease that is over. At the end everything is to be had again, every lease that ended says
+//! why, and no process has kept descriptors or memory.
+//!
+//! Usage: `soak DIR [SECONDS [SEED]]`; the last line is `soak: ok` and what was done.
+
+mod disturb;
+mod model;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rackbus_driver::{Drive, Options};
+use rackbus_e2e::{Failure, Rack, Result, ensure};
+use rackbus_seeds::Random;
+
+use disturb::Disturber;
+use model::{BLOCK, BLOCKS, Model};
+
+/// Four drives of two hosts, in files: what was acknowledged outlives a killed process.
+const RACK: &str = r#"
+name = "soak"
+
+[control]
+lease_ttl = "2 s"
+return_grace = "2 s"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
+[hosts.alpha.devices.nvme1]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
+[hosts.beta.devices.nvme2]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
+[hosts.beta.devices.nvme3]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
+[hosts.gamma]
+"#;
+
+const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
+const FUNCTIONS: [&str; 4] = ["alpha/nvme0", "alpha/nvme1", "beta/nvme2", "beta/nvme3"];
+/// More than there are drives: they wait for each other.
+const WORKERS: usize = 6;
+/// How long everything may take to be there again after the last disturbance. A lease's time to live, its return, and
+/// the driver's own limits are in it.
+const SETTLE: Duration = Duration::from_secs(60);
+/// Descriptors that a node may have more than when it was started: connections that are just ending.
+const SPARE_DESCRIPTORS: usize = 8;
+
+/// What all workers know.
+struct Soak {
+    rack: Rack,
+    drives: Vec<Mutex<Model>>,
+    stop: AtomicBool,
+    operations: AtomicU64,
+    leases: AtomicU64,
+    /// Leases that could not be returned yet.
+    owed: Mutex<BTreeSet<u64>>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).map(|text| text.parse::<u64>());
+    let (Some(dir), Some(Ok(seconds)), Some(Ok(seed))) =
+        (arguments.first(), number(1).or(Some(Ok(600))), number(2).or_else(|| Some(Ok(now()))))
+    else {
+        eprintln!("usage: soak DIR [SECONDS [SEED]]");
+        return ExitCode::from(2);
+    };
+    println!("soak: {seconds} s, seed {seed}");
+    match run(Path::new(dir), Duration::from_secs(seconds), seed) {
+        Ok(done) => {
+            println!("soak: ok, {done}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!(
+                "soak: FAILED: {failure}\nagain, with the same choices: soak {dir} {seconds} {seed}"
+            );
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
+    fs::create_dir_all(dir)?;
+    // A former run's drives hold other data.
+    let _ = fs::remove_dir_all(dir.join("state"));
+    let file = dir.join("rack.toml");
+    fs::write(&file, RACK)?;
+    let rack = Rack::start(&file, dir)?;
+    let fresh = census(&rack)?;
+    let soak = Soak {
+        rack,
+        drives: FUNCTIONS.iter().map(|_| Mutex::default()).collect(),
+        stop: AtomicBool::new(false),
+        operations: AtomicU64::new(0),
+        leases: AtomicU64::new(0),
+        owed: Mutex::default(),
+    };
+    let mut random = Random(seed);
+    let disturbed = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|number| {
+                let (soak, random) = (&soak, random.fork());
+                scope.spawn(move || work(soak, number, random))
+            })
+            .collect();
+        let mut disturber = Disturber::new(&soak.rack, random.fork());
+        let begun = Instant::now();
+        let mut told = Instant::now();
+        let failed = || workers.iter().any(|worker| worker.is_finished());
+        let mut outcome = Ok(());
+        while begun.elapsed() < length && !failed() && outcome.is_ok() {
+            outcome = disturber.disturb();
+            if told.elapsed() > Duration::from_secs(10) {
+                told = Instant::now();
+                let operations = soak.operations.load(Ordering::Relaxed);
+                eprintln!("{} s: {operations} operations", begun.elapsed().as_secs());
+            }
+        }
+        // Those that a failure finds frozen or dead are brought back as well.
+        let calmed = disturber.calm();
+        soak.stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.join().map_err(|_| Failure("a worker panicked".to_owned()))??;
+        }
+        outcome.and(calmed).map(|()| disturber.counts())
+    })?;
+    soak.settle()?;
+    soak.verify()?;
+    soak.check_reasons()?;
+    soak.check_census(&fresh)?;
+    let (operations, leases) =
+        (soak.operations.load(Ordering::Relaxed), soak.leases.load(Ordering::Relaxed));
+    ensure!(operations > 0 && leases > 0, "nothing was done");
+    Ok(format!("{operations} operations under {leases} leases; {disturbed}"))
+}
+
+/// Borrows, uses and returns drives until it is told to stop. What is refused or lost is tried again; what must not be
+/// is a failure.
+fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
+    let mut value = number as u64;
+    while !soak.stop.load(Ordering::Relaxed) {
+        soak.return_owed();
+        let drive = random.below(FUNCTIONS.len());
+        let host = HOSTS[random.below(HOSTS.len())];
+        let placement = if random.chance(30) { "borrower" } else { "lender" };
+        let asked =
+            ["borrow", FUNCTIONS[drive], "--for", host, "--placement", placement, "--wait=2s"];
+        let Ok(lease) = soak.rack.json(&asked) else { continue };
+        soak.leases.fetch_add(1, Ordering::Relaxed);
+        let field = |name: &str| lease[name].as_u64().unwrap_or(0);
+        let (id, epoch) = (field("lease"), field("epoch"));
+        let socket = PathBuf::from(lease["socket"].as_str().unwrap_or_default());
+        let count = 1 + random.below(400);
+        let used = soak.use_drive(drive, epoch, &socket, count, (number, &mut value), &mut random);
+        lock(&soak.owed).insert(id);
+        used?;
+    }
+    Ok(())
+}
+
+impl Soak {
+    /// Uses a drive under one lease, until that is lost or enough was done.
+    fn use_drive(
+        &self,
+        drive: usize,
+        epoch: u64,
+        socket: &Path,
+        count: usize,
+        (worker, value): (usize, &mut u64),
+        random: &mut Random,
+    ) -> Result<()> {
+        let wrong =
+            |error: String| Failure(format!("{}, epoch {epoch}: {error}", FUNCTIONS[drive]));
+        let options = Options { depth: 4, data: 64 << 10 };
+        let Ok(mut opened) = Drive::open(socket, options) else { return Ok(()) };
+        for _ in 0..count {
+            let block = random.below(BLOCKS);
+            let lba = (block * BLOCK / 512) as u64;
+            self.operations.fetch_add(1, Ordering::Relaxed);
+            match random.below(100) {
+                0..3 => {
+                    if opened.flush().is_err() {
+                        return Ok(());
+                    }
+                }
+                3..50 => {
+                    *value += WORKERS as u64;
+                    let written = *value * 64 + worker as u64;
+                    if !lock(&self.drives[drive]).begin(epoch, block, written) {
+                        return Ok(());
+                    }
+                    let fua = random.chance(10);
+                    if opened.write(lba, &model::content(block, written), fua).is_err() {
+                        return Ok(());
+                    }
+                    lock(&self.drives[drive]).written(epoch, block, written);
+                }
+                _ => {
+                    if !lock(&self.drives[drive]).is_current(epoch) {
+                        return Ok(());
+                    }
+                    let mut data = vec![0; BLOCK];
+                    if opened.read(lba, &mut data).is_err() {
+                        return Ok(());
+                    }
+                    lock(&self.drives[drive]).read(epoch, block, &data).map_err(wrong)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries to return what could not be returned before.
+    fn return_owed(&self) {
+        let owed: Vec<u64> = lock(&self.owed).iter().copied().collect();
+        for lease in owed {
+            let returned = self.rack.json(&["return", &lease.to_string()]);
+            let over = match &returned {
+                Ok(_) => true,
+                Err(Failure(why)) => why.contains("has ended already") || why.contains("no lease"),
+            };
+            if over {
+                lock(&self.owed).remove(&lease);
+            }
+        }
+    }
+
+    /// Everything is returned and to be had again.
+    fn settle(&self) -> Result<()> {
+        self.rack.wait_hosts(&HOSTS)?;
+        self.rack.wait("all leases are returned", SETTLE, |_| {
+            self.return_owed();
+            lock(&self.owed).is_empty().then_some(())
+        })?;
+        self.rack.wait("every function is offered again, and nobody has any", SETTLE, |rack| {
+            let devices = rack.json(&["devices"]).ok()?;
+            let offered = devices.as_array()?.iter().filter(|it| it["state"] == "offered").count();
+            let leases = rack.json(&["leases"]).ok()?;
+            (offered == FUNCTIONS.len() && leases.as_array()?.is_empty()).then_some(())
+        })
+    }
+
+    /// Every block holds what was acknowledged.
+    fn verify(&self) -> Result<()> {
+        for (drive, function) in FUNCTIONS.iter().enumerate() {
+            let lease = self.rack.json(&["borrow", function, "--for", "gamma"])?;
+            let epoch = lease["epoch"].as_u64().unwrap_or(0);
+            let socket = lease["socket"].as_str().unwrap_or_default();
+            let mut opened = Drive::open(Path::new(socket), Options::default())?;
+            let mut model = lock(&self.drives[drive]);
+            for block in 0..BLOCKS {
+                let mut data = vec![0; BLOCK];
+                opened.read((block * BLOCK / 512) as u64, &mut data)?;
+                let read = model.read(epoch, block, &data);
+                read.map_err(|error| Failure(format!("{function}, at the end: {error}")))?;
+            }
+            drop(opened);
+            self.rack.give_back(lease["lease"].as_u64().unwrap_or(0))?;
+        }
+        Ok(())
+    }
+
+    /// Every lease that is over says why, and an event tells of it.
+    fn check_reasons(&self) -> Result<()> {
+        let leases = self.rack.json(&["leases", "--all"])?;
+        let events = self.rack.json(&["events"])?;
+        let events = events.as_array().into_iter().flatten();
+        let told: BTreeSet<u64> = events.filter_map(|event| event["lease"].as_u64()).collect();
+        // Events are kept for a while only.
+        let first = told.first().copied().unwrap_or(0);
+        for lease in leases.as_array().into_iter().flatten() {
+            let number = lease["lease"].as_u64().unwrap_or(0);
+            ensure!(
+                lease["reason"].is_string(),
+                "lease {number} is over without a reason: {lease}"
+            );
+            ensure!(number <= first || told.contains(&number), "no event tells of lease {number}");
+        }
+        Ok(())
+    }
+
+    /// No process has kept what it does not need, and there are no others.
+    fn check_census(&self, fresh: &[Census]) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let now = census(&self.rack)?;
+            let grown = fresh.iter().zip(&now).find(|(fresh, now)| {
+                now.descriptors > fresh.descriptors + SPARE_DESCRIPTORS || now.memory > fresh.memory
+            });
+            match grown {
+                None => return Ok(()),
+                // What ended just now may still be closing.
+                Some(_) if begun.elapsed() < Duration::from_secs(10) => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Some((fresh, now)) => {
+                    return Err(Failure(format!(
+                        "more is open than at first: {fresh:?}, now {now:?}"
+                    )));
+                }
+            }
+        }
+    }
+}
+
+/// What a process has open.
+#[derive(Debug)]
+struct Census {
+    #[allow(dead_code, reason = "a failure shows it")]
+    role: &'static str,
+    descriptors: usize,
+    /// Mappings of memory files.
+    memory: usize,
+}
+
+fn census(rack: &Rack) -> Result<Vec<Census>> {
+    let roles = ["control"].into_iter().chain(HOSTS);
+    let of = |role| {
+        let folder = format!("/proc/{}", rack.process(role)?.as_raw_pid());
+        let descriptors = fs::read_dir(format!("{folder}/fd"))?.count();
+        let maps = fs::read_to_string(format!("{folder}/maps"))?;
+        let memory = maps.lines().filter(|line| line.contains("memfd:")).count();
+        Ok(Census { role, descriptors, memory })
+    };
+    roles.map(of).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

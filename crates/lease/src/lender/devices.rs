@@ -1,0 +1,211 @@
+//! Devices that the lender is told of while it runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::message::{Epoch, LeaseId, Message};
+
+use super::{Lender, LenderAction, State};
+
+/// The newest change of a device that this lender was told of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Told {
+    pub(super) number: LeaseId,
+    functions: Vec<String>,
+    /// What the rack file would say of it; none where it is withdrawn.
+    section: Option<String>,
+    /// What became of it; nothing while the node is at it.
+    outcome: Option<Result<(), String>>,
+}
+
+impl Told {
+    /// Whether it offers something else than `section` says.
+    fn offers_other(&self, section: &str) -> bool {
+        self.section.as_deref().is_some_and(|own| own != section)
+    }
+}
+
+/// What a lender was told of devices since its node began.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Devices {
+    told: BTreeMap<String, Told>,
+    /// Functions that were withdrawn, each with the newest epoch that this lender was told of: one of the same name
+    /// goes on from there.
+    withdrawn: BTreeMap<String, Epoch>,
+}
+
+impl Devices {
+    /// A device that the node is taking on or letting go of.
+    pub(super) fn under_way(&self) -> Option<&String> {
+        self.told.iter().find(|(_, told)| told.outcome.is_none()).map(|(device, _)| device)
+    }
+
+    /// The greatest number of a change.
+    pub(super) fn newest(&self) -> LeaseId {
+        self.told.values().map(|told| told.number).max().unwrap_or(0)
+    }
+}
+
+impl Lender {
+    /// The devices that were offered since the node began, with what the rack file would say of each: another process
+    /// that goes on with this value has to have them too.
+    pub fn offered(&self) -> impl Iterator<Item = (&str, &str)> {
+        let offered = |told: &Told| matches!(told.outcome, Some(Ok(())));
+        self.changes
+            .told
+            .iter()
+            .filter(move |(_, told)| offered(told))
+            .filter_map(|(name, told)| Some((name.as_str(), told.section.as_deref()?)))
+    }
+
+    /// The functions of the rack file that this lender was told to let go of.
+    pub fn is_withdrawn(&self, function: &str) -> bool {
+        !self.devices.contains_key(function) && self.changes.withdrawn.contains_key(function)
+    }
+
+    pub(super) fn offer(
+        &mut self,
+        device: String,
+        number: LeaseId,
+        functions: Vec<String>,
+        section: String,
+    ) -> Vec<LenderAction> {
+        let known = self.changes.told.get(&device);
+        if known.is_some_and(|told| told.number == number && told.offers_other(&section)) {
+            let incarnation = self.incarnation;
+            let outcome = Err(format!("there is another device {device}; withdraw that first"));
+            return vec![LenderAction::Send(Message::Offered {
+                incarnation,
+                device,
+                number,
+                outcome,
+            })];
+        }
+        if let Some(answer) = self.known_change(&device, number) {
+            return answer;
+        }
+        let same = known.is_some_and(|told| told.section.as_ref() == Some(&section));
+        let from_file = known.is_none();
+        let here = functions.iter().filter(|name| self.devices.contains_key(*name)).count();
+        let outcome = match here {
+            0 => None,
+            // The rack file lists it, or an authority that lost its records offers it once more.
+            all if all == functions.len() && (same || from_file) => Some(Ok(())),
+            _ => Some(Err(format!("there is another device {device}; withdraw that first"))),
+        };
+        let told =
+            Told { number, functions, section: Some(section.clone()), outcome: outcome.clone() };
+        match outcome {
+            Some(Err(reason)) => {
+                let (incarnation, outcome) = (self.incarnation, Err(reason));
+                vec![LenderAction::Send(Message::Offered { incarnation, device, number, outcome })]
+            }
+            Some(Ok(())) => {
+                self.changes.told.insert(device.clone(), told);
+                vec![self.answer(&device)]
+            }
+            None => {
+                self.changes.told.insert(device.clone(), told);
+                vec![LenderAction::Offer { device, number, section }]
+            }
+        }
+    }
+
+    /// The node has the device ready, or cannot have it: then it is as if it had never been offered.
+    pub fn offer_done(
+        &mut self,
+        device: &str,
+        number: LeaseId,
+        outcome: Result<(), String>,
+    ) -> Vec<LenderAction> {
+        let Some(told) = self.at_work(device, number) else { return Vec::new() };
+        let functions = told.functions.clone();
+        told.outcome = Some(outcome.clone());
+        if outcome.is_ok() {
+            for function in functions {
+                let newest = self.changes.withdrawn.remove(&function).unwrap_or(0);
+                self.add_from(function, newest);
+            }
+        }
+        vec![self.answer(device)]
+    }
+
+    pub(super) fn withdraw(
+        &mut self,
+        device: String,
+        number: LeaseId,
+        functions: Vec<String>,
+    ) -> Vec<LenderAction> {
+        if let Some(answer) = self.known_change(&device, number) {
+            return answer;
+        }
+        let mut actions = Vec::new();
+        for function in &functions {
+            let Some(entry) = self.devices.get_mut(function) else { continue };
+            match &entry.state {
+                State::Free if entry.attached.is_none() => {}
+                // An authority that knew of it would have had it taken back: it has lost its records.
+                State::Armed(holder) | State::Arming(holder) => {
+                    let (device, epoch, lease) =
+                        (function.clone(), holder.epoch, Some(holder.lease));
+                    entry.state = State::Revoking(epoch);
+                    actions.push(LenderAction::Revoke { device, epoch, lease });
+                }
+                State::Free | State::Revoking(_) => return actions,
+            }
+        }
+        if !actions.is_empty() {
+            // The authority says it again.
+            return actions;
+        }
+        let gone: BTreeSet<String> = functions.iter().cloned().collect();
+        for function in gone {
+            if let Some(entry) = self.devices.remove(&function) {
+                self.changes.withdrawn.insert(function, entry.newest);
+            }
+        }
+        let told = Told { number, functions: functions.clone(), section: None, outcome: None };
+        self.changes.told.insert(device.clone(), told);
+        vec![LenderAction::Withdraw { device, number, functions }]
+    }
+
+    /// The node has let go of the device.
+    pub fn withdraw_done(&mut self, device: &str, number: LeaseId) -> Vec<LenderAction> {
+        let Some(told) = self.at_work(device, number) else { return Vec::new() };
+        told.outcome = Some(Ok(()));
+        vec![self.answer(device)]
+    }
+
+    /// What to say to a change that is not news; nothing where it is.
+    fn known_change(&self, device: &str, number: LeaseId) -> Option<Vec<LenderAction>> {
+        let told = self.changes.told.get(device)?;
+        match &told.outcome {
+            Some(_) if told.number == number => Some(vec![self.answer(device)]),
+            // One thing after the other; the authority says it again.
+            None => Some(Vec::new()),
+            Some(_) => (told.number > number).then(Vec::new),
+        }
+    }
+
+    /// The change of `device` that the node is at.
+    fn at_work(&mut self, device: &str, number: LeaseId) -> Option<&mut Told> {
+        let told = self.changes.told.get_mut(device)?;
+        (told.number == number && told.outcome.is_none()).then_some(told)
+    }
+
+    /// What became of the newest change of `device`.
+    fn answer(&self, device: &str) -> LenderAction {
+        let (incarnation, told) = (self.incarnation, &self.changes.told[device]);
+        let (device, number) = (device.to_owned(), told.number);
+        if told.section.is_none() {
+            return LenderAction::Send(Message::Withdrawn { incarnation, device, number });
+        }
+        let newest = |name: &String| Some((name.clone(), self.devices.get(name)?.newest));
+        let newest = || told.functions.iter().filter_map(newest).collect();
+        let outcome = told.outcome.clone().unwrap_or(Ok(())).map(|()| newest());
+        LenderAction::Send(Message::Offered { incarnation, device, number, outcome })
+    }
+}

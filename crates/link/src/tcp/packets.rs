@@ -1,0 +1,176 @@
+//! Whole messages over TLS: each with its length (32 bits, little endian) before it, and nothing beside it.
+//!
+//! A message is taken whole or not at all: while TLS still holds bytes that the socket did not take, nothing
+//! more is put in, so one who takes nothing costs one message. A thread gives what is held to the socket when
+//! that has room again; it lives for as long as the conversation.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::packets::{MAX_PACKET, Packet};
+use rackbus_memory::{AdaptiveSpin, PacketStream, Stream, StreamError};
+use rustix::io::Errno;
+
+use crate::tls::{TlsConversation, stream_error};
+
+/// Bytes of a message's length.
+const LENGTH: usize = 4;
+
+/// A conversation of packets over TLS. It ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct TlsPackets {
+    stream: TlsConversation,
+    /// Whether TLS holds something that the socket did not take.
+    held: Arc<Held>,
+    incoming: Mutex<Incoming>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    state: Mutex<Holding>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Holding {
+    some: bool,
+    ended: bool,
+}
+
+/// Bytes of messages that have not been asked for.
+#[derive(Debug)]
+struct Incoming {
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
+}
+
+impl Incoming {
+    /// The bytes of the next message, if all of it is there.
+    fn next(&mut self) -> Result<Option<std::ops::Range<usize>>, StreamError> {
+        let here = &self.buffer[self.from..self.to];
+        let Some(length) = here.first_chunk::<LENGTH>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        if length == 0 || length > MAX_PACKET {
+            return Err(StreamError::Socket(Errno::MSGSIZE));
+        }
+        if here.len() < LENGTH + length {
+            return Ok(None);
+        }
+        let start = self.from + LENGTH;
+        self.from = start + length;
+        Ok(Some(start..self.from))
+    }
+
+    /// Room for at least one whole message behind what is there.
+    fn room(&mut self) -> &mut [u8] {
+        self.buffer.copy_within(self.from..self.to, 0);
+        (self.to, self.from) = (self.to - self.from, 0);
+        &mut self.buffer[self.to..]
+    }
+}
+
+impl Held {
+    fn lock(&self) -> MutexGuard<'_, Holding> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the socket what TLS holds, whenever there is something, until the conversation ends.
+    fn give(&self, stream: &TlsConversation) {
+        loop {
+            let waiting = |it: &mut Holding| !it.some && !it.ended;
+            let waited = self.changed.wait_while(self.lock(), waiting);
+            if waited.unwrap_or_else(PoisonError::into_inner).ended {
+                return;
+            }
+            let outcome = stream.give_held();
+            self.lock().some = false;
+            self.changed.notify_all();
+            if outcome.is_err() {
+                // It took nothing for as long as it may take.
+                return Stream::shut_down(stream);
+            }
+        }
+    }
+}
+
+impl TlsPackets {
+    /// Goes on with a conversation that nothing else is sent over.
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub(crate) fn new(stream: TlsConversation) -> Result<TlsPackets, StreamError> {
+        let held = Arc::<Held>::default();
+        let (theirs, giving) = (held.clone(), stream.clone());
+        std::thread::Builder::new()
+            .name("link packets".into())
+            .spawn(move || theirs.give(&giving))
+            .map_err(|_| StreamError::Socket(Errno::AGAIN))?;
+        let incoming = Incoming { buffer: vec![0; 2 * (LENGTH + MAX_PACKET)], from: 0, to: 0 };
+        Ok(TlsPackets { stream, held, incoming: Mutex::new(incoming) })
+    }
+}
+
+impl Drop for TlsPackets {
+    fn drop(&mut self) {
+        self.held.lock().ended = true;
+        self.held.changed.notify_all();
+        Stream::shut_down(&self.stream);
+    }
+}
+
+impl PacketStream for TlsPackets {
+    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        if !fds.is_empty() {
+            return Err(StreamError::Socket(Errno::OPNOTSUPP));
+        }
+        let length = u32::try_from(message.len()).ok().filter(|_| message.len() <= MAX_PACKET);
+        let length = length.ok_or(StreamError::Socket(Errno::MSGSIZE))?;
+        let mut held = self.held.lock();
+        if held.some {
+            return Err(StreamError::TimedOut);
+        }
+        held.some = self.stream.put(&[&length.to_le_bytes(), message])?;
+        if held.some {
+            self.held.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn receive(
+        &self,
+        buffer: &mut [u8],
+        spin: &mut AdaptiveSpin,
+        deadline: Option<Instant>,
+    ) -> Result<Packet, StreamError> {
+        let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        let (begun, polled) = (Instant::now(), Duration::from_nanos(spin.budget_ns()));
+        loop {
+            if let Some(range) = incoming.next()? {
+                let length = range.len();
+                buffer[..length].copy_from_slice(&incoming.buffer[range]);
+                spin.waited(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                return Ok(Packet { length, fds: Vec::new(), lost: false });
+            }
+            match self.stream.receive_some(incoming.room(), stream_error)? {
+                0 if begun.elapsed() < polled => std::hint::spin_loop(),
+                0 => self.stream.wait_readable(deadline)?,
+                count => incoming.to += count,
+            }
+        }
+    }
+
+    fn wait_sendable(&self) {
+        let held = |it: &mut Holding| it.some && !it.ended;
+        drop(self.held.changed.wait_while(self.held.lock(), held));
+    }
+
+    fn shut_down(&self) {
+        Stream::shut_down(&self.stream);
+    }
+
+    fn passes_memory(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,344 @@
+//! A session's handle: for those who make and take its connections, and for who waits for its end.
+//!
+//! Its end of the exchange belongs to an engine; this is all that other threads have of it. What is decided
+//! about connections is decided under one lock by [`Contact`], which is held for no system call that waits.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::event::Event;
+use crate::exchange::Carrier;
+use crate::exchange::session::{Contact, End, Millis, Side, Timing};
+use crate::stream::{Stream, StreamError};
+
+/// What happened to a session, for who is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionChange {
+    /// Its connection is lost, for this reason.
+    Lost(String),
+    /// Another connection carries it.
+    Resumed {
+        /// For how many milliseconds none did.
+        after: Millis,
+        /// How many messages this side sent again.
+        repeated: u64,
+    },
+}
+
+/// How a session's connections are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SessionStatus {
+    /// For how many milliseconds none has carried it; `None` while one does.
+    pub lost_for: Option<Millis>,
+    /// How often it went on on another one.
+    pub reconnects: u64,
+    /// How many messages this side sent again then.
+    pub repeated: u64,
+    /// For how many milliseconds none carried it the last time.
+    pub last_lost: Millis,
+}
+
+/// Told of changes, by whatever thread notices them: it must not wait.
+pub type OnSessionChange = Box<dyn Fn(SessionChange) + Send + Sync>;
+
+/// A session of a carried exchange. As a [`Stream`] it is closed when the session is over, not when a connection
+/// is lost; nothing is sent or received by it.
+#[derive(Clone)]
+pub struct CarriedSession(Arc<Shared>);
+
+struct Shared {
+    /// Who is at the other end, for people.
+    peer: String,
+    begun: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Rung for the end: there is a connection to take, or it is over.
+    news: Event,
+    has_news: AtomicBool,
+    /// Readable when it is over.
+    over: Event,
+    is_over: AtomicBool,
+    on_change: OnSessionChange,
+}
+
+struct State {
+    contact: Contact,
+    /// A connection that the end has not taken yet.
+    arrived: Option<(u64, Box<dyn Carrier>)>,
+}
+
+impl std::fmt::Debug for CarriedSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CarriedSession").field("peer", &self.0.peer).finish_non_exhaustive()
+    }
+}
+
+impl CarriedSession {
+    /// A session with `peer` that begins now, on a first connection.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn new(
+        peer: &str,
+        side: Side,
+        timing: Timing,
+        on_change: OnSessionChange,
+    ) -> std::io::Result<CarriedSession> {
+        Ok(CarriedSession(Arc::new(Shared {
+            peer: peer.to_owned(),
+            begun: Instant::now(),
+            state: Mutex::new(State { contact: Contact::new(side, timing), arrived: None }),
+            changed: Condvar::new(),
+            news: Event::new()?,
+            has_news: AtomicBool::new(false),
+            over: Event::new()?,
+            is_over: AtomicBool::new(false),
+            on_change,
+        })))
+    }
+
+    /// One that lasts as long as its first connection.
+    ///
+    /// # Errors
+    /// As [`new`](CarriedSession::new).
+    pub fn of_one_connection(side: Side) -> std::io::Result<CarriedSession> {
+        CarriedSession::new("the other node", side, Timing::asking(0), Box::new(drop))
+    }
+
+    /// Waits until another connection is wanted, and returns its number, by which it is
+    /// [given](CarriedSession::connected). `None` when the session is over. For one thread of the side that asks.
+    pub fn wait_wanted(&self) -> Option<u64> {
+        let mut state = self.lock();
+        loop {
+            let now = self.now();
+            self.decide(&mut state, |contact| contact.expire(now));
+            if self.is_over() {
+                return None;
+            }
+            if let Some(number) = state.contact.attempt(now) {
+                return Some(number);
+            }
+            let due = state.contact.due().unwrap_or(now).max(now + 1);
+            let limit = Duration::from_millis(due - now);
+            let waited = self.0.changed.wait_timeout(state, limit);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Gives it the connection with this number; false when it is not wanted any more.
+    pub fn connected(&self, number: u64, carrier: Box<dyn Carrier>) -> bool {
+        let now = self.now();
+        let mut state = self.lock();
+        let wanted = state.contact.connected(number, now);
+        if wanted {
+            state.arrived = Some((number, carrier));
+            self.tell_end();
+        }
+        wanted
+    }
+
+    /// The connection with this number could not be made.
+    pub fn failed(&self, number: u64) {
+        let now = self.now();
+        self.lock().contact.failed(number, now);
+    }
+
+    /// The other side does not go on with it.
+    pub fn refused(&self, reason: &str) {
+        self.end(End::Refused(reason.to_owned()));
+    }
+
+    /// Why it is over; `None` while it goes on.
+    pub fn end_reason(&self) -> Option<End> {
+        self.lock().contact.end().cloned()
+    }
+
+    /// How its connections are.
+    pub fn status(&self) -> SessionStatus {
+        let now = self.now();
+        let state = self.lock();
+        let (reconnects, repeated, last_lost) = state.contact.counts();
+        SessionStatus { lost_for: state.contact.lost_for(now), reconnects, repeated, last_lost }
+    }
+
+    /// How long its connections may take.
+    pub fn timing(&self) -> Timing {
+        *self.lock().contact.timing()
+    }
+
+    pub(super) fn now(&self) -> Millis {
+        u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Readable when there is [news](CarriedSession::take_news).
+    pub(super) fn news(&self) -> BorrowedFd<'_> {
+        self.0.news.as_fd()
+    }
+
+    /// Whether there is a connection to take or it is over; no further than this until there is more.
+    pub(super) fn take_news(&self) -> bool {
+        if !self.0.has_news.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.0.news.drain();
+        self.0.has_news.swap(false, Ordering::Acquire)
+    }
+
+    /// The connection that is to be gone on with, and its number.
+    pub(super) fn take_arrived(&self) -> Option<(u64, Box<dyn Carrier>)> {
+        self.lock().arrived.take()
+    }
+
+    /// As [`Contact::tick`].
+    pub(super) fn tick(&self, heard: Option<u64>) -> bool {
+        let now = self.now();
+        let mut state = self.lock();
+        let mut kept = true;
+        self.decide(&mut state, |contact| {
+            if let Some(number) = heard {
+                contact.heard(number, now);
+            }
+            kept = contact.tick(now);
+        });
+        if !kept {
+            state.arrived = None;
+        }
+        drop(state);
+        if !kept {
+            self.lost("nothing comes from its node");
+        }
+        kept
+    }
+
+    /// As [`Contact::beat`].
+    pub(super) fn beat(&self) -> u32 {
+        let now = self.now();
+        self.lock().contact.beat(now)
+    }
+
+    /// As [`Contact::echoed`].
+    pub(super) fn echoed(&self, beat: u32) {
+        self.lock().contact.echoed(beat);
+    }
+
+    /// As [`Contact::broke`].
+    pub(super) fn broke(&self, number: u64, why: &str) {
+        let now = self.now();
+        let mut state = self.lock();
+        let before = state.contact.lost_for(now).is_some();
+        self.decide(&mut state, |contact| {
+            contact.broke(number, now);
+            contact.expire(now);
+        });
+        state.arrived.take_if(|arrived| arrived.0 == number);
+        let lost = !before && state.contact.lost_for(now).is_some();
+        drop(state);
+        self.0.changed.notify_all();
+        if lost {
+            self.lost(why);
+        }
+    }
+
+    fn lost(&self, why: &str) {
+        self.0.changed.notify_all();
+        if !self.is_over() {
+            tracing::warn!(peer = self.0.peer, why, "the link is lost; what is under way is held");
+            (self.0.on_change)(SessionChange::Lost(why.to_owned()));
+        }
+    }
+
+    /// As [`Contact::resumed`].
+    pub(super) fn resumed(&self, number: u64, repeated: u64) {
+        let now = self.now();
+        let Some(after) = self.lock().contact.resumed(number, now, repeated) else { return };
+        tracing::info!(peer = self.0.peer, after_ms = after, repeated, "the link is back");
+        (self.0.on_change)(SessionChange::Resumed { after, repeated });
+    }
+
+    /// The session is over.
+    pub(super) fn end(&self, end: End) {
+        let mut state = self.lock();
+        self.decide(&mut state, |contact| contact.over(end));
+    }
+
+    /// Has `contact` decide, and tells everybody if the session is over by that.
+    fn decide(&self, state: &mut State, what: impl FnOnce(&mut Contact)) {
+        what(&mut state.contact);
+        let Some(end) = state.contact.end() else { return };
+        if self.0.is_over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        match end {
+            End::Here | End::There => {}
+            end => tracing::warn!(peer = self.0.peer, why = %end, "the link is given up"),
+        }
+        state.arrived = None;
+        self.0.over.ring();
+        self.0.changed.notify_all();
+        self.tell_end();
+    }
+
+    fn tell_end(&self) {
+        self.0.has_news.store(true, Ordering::Release);
+        self.0.news.ring();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.is_over.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it is over, or one of `others` is readable.
+    fn wait_over(&self, other: Option<BorrowedFd<'_>>) {
+        loop {
+            let now = self.now();
+            let mut state = self.lock();
+            self.decide(&mut state, |contact| contact.expire(now));
+            let due = state.contact.due();
+            drop(state);
+            if self.is_over() {
+                return;
+            }
+            let limit = due.map_or(1, |due| due.saturating_sub(now).max(1)) * 1_000_000;
+            let over = self.0.over.as_fd();
+            let woken = match other {
+                Some(other) => Event::wait_any(&[over, other], Some(limit)),
+                None => Event::wait_any(&[over], Some(limit)),
+            };
+            if woken {
+                return;
+            }
+        }
+    }
+}
+
+impl Stream for CarriedSession {
+    fn send(&self, _parts: &[&[u8]], _fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        Err(StreamError::Closed)
+    }
+
+    fn receive(&self, _buffer: &mut [u8], _fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+        Err(StreamError::Closed)
+    }
+
+    fn wait_closed(&self) {
+        self.wait_over(None);
+    }
+
+    fn wait_closed_or(&self, other: BorrowedFd<'_>) {
+        self.wait_over(Some(other));
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_over()
+    }
+
+    fn shut_down(&self) {
+        self.end(End::Here);
+    }
+}

@@ -1,0 +1,314 @@
+//! Which connection of a session counts, when it is lost, when another is tried, and when the session is over.
+
+use super::Millis;
+
+/// Which side of a session this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It asks, and makes connections: the front's.
+    Asks,
+    /// It answers, and takes connections: the medium's.
+    Answers,
+}
+
+/// How long things may take, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Between two signs of life on a connection.
+    pub beat: Millis,
+    /// A connection on which nothing comes for so long counts as lost.
+    pub silence: Millis,
+    /// A session in which nothing was heard for so long is over.
+    pub hold: Millis,
+    /// Between two attempts to connect, at first and at most.
+    pub retry: (Millis, Millis),
+}
+
+/// Signs of life whose times are known.
+const BEATS: usize = 64;
+
+/// Time by which the side that answers keeps a session for longer than the side that asks goes on trying: it hears
+/// of a loss later by up to twice the silence, and its clock may be slower or faster.
+const MARGIN: Millis = 8_000;
+
+impl Timing {
+    /// Of a side that goes on trying for `hold`.
+    pub const fn asking(hold: Millis) -> Timing {
+        Timing { beat: 200, silence: 3_000, hold, retry: (50, 1_000) }
+    }
+
+    /// Of the other side, whose peer goes on trying for `hold`.
+    pub const fn answering(hold: Millis) -> Timing {
+        Timing { hold: hold + hold / 10 + MARGIN, ..Timing::asking(hold) }
+    }
+
+    /// How long a side that asks may try at most where the other keeps the session for `kept`.
+    pub const fn most(kept: Millis) -> Millis {
+        kept.saturating_sub(MARGIN) / 11 * 10
+    }
+}
+
+/// Why a session is over.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum End {
+    /// This side ended it.
+    #[error("it was ended here")]
+    Here,
+    /// The other side ended it.
+    #[error("its node closed the link")]
+    There,
+    /// The other side does not go on with it, for this reason.
+    #[error("its node does not go on with it: {0}")]
+    Refused(String),
+    /// Nothing was heard for so many milliseconds.
+    #[error("nothing was heard of its node for {} s", .0 / 1000)]
+    Silent(Millis),
+    /// The other side broke the rules.
+    #[error("its node breaks the rules of the link")]
+    Rules,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// The newest connection is there; how much the other side has it is still to say, since then.
+    Joining(Millis),
+    /// The newest connection carries the session, since then.
+    Up(Millis),
+    /// There is none. Whether one is being made.
+    Down {
+        trying: bool,
+    },
+    Over(End),
+}
+
+/// What this side of a session knows of its connections. The first is number 0.
+#[derive(Debug, Clone)]
+pub struct Contact {
+    side: Side,
+    timing: Timing,
+    state: State,
+    /// Number of the newest connection, or attempt to make one.
+    newest: u64,
+    /// When the other side was there last for certain: it has heard since what this side said then, or, of the side
+    /// that answers, it was heard then.
+    heard: Millis,
+    /// When the last signs of life were given, and how many in all.
+    beats: [Millis; BEATS],
+    given: u32,
+    /// Since when nothing has come although this side looked.
+    quiet: Millis,
+    /// When this side looked last.
+    looked: Millis,
+    /// Since when there is no connection that carries the session; `None` while there is one.
+    lost: Option<Millis>,
+    /// When the next attempt may begin, and how long after it the one after that.
+    next: Millis,
+    wait: Millis,
+    reconnects: u64,
+    repeated: u64,
+    last_lost: Millis,
+}
+
+impl Contact {
+    /// A session that begins, at 0, on a first connection.
+    pub fn new(side: Side, timing: Timing) -> Contact {
+        Contact {
+            side,
+            timing,
+            state: State::Joining(0),
+            newest: 0,
+            heard: 0,
+            beats: [0; BEATS],
+            given: 0,
+            quiet: 0,
+            looked: 0,
+            lost: None,
+            next: 0,
+            wait: timing.retry.0,
+            reconnects: 0,
+            repeated: 0,
+            last_lost: 0,
+        }
+    }
+
+    /// Time has passed, for who looks at no connection: one that waits for the next for too long is over.
+    pub fn expire(&mut self, now: Millis) {
+        if !matches!(self.state, State::Up(_)) {
+            self.expire_any(now);
+        }
+    }
+
+    fn expire_any(&mut self, now: Millis) {
+        let silent = now.saturating_sub(self.heard);
+        if silent > self.timing.hold {
+            self.over(End::Silent(silent));
+        }
+    }
+
+    /// Time has passed, and this side is about to take what came. False when the newest connection was lost by
+    /// that: nothing has come for too long.
+    pub fn tick(&mut self, now: Millis) -> bool {
+        if now.saturating_sub(self.looked) > 2 * self.timing.beat {
+            // This process stood still: what came meanwhile is still to be taken.
+            self.quiet = now;
+        }
+        self.looked = self.looked.max(now);
+        // What an existing connection has brought meanwhile is not looked at any more then.
+        let silence = if matches!(self.state, State::Up(_)) { self.timing.silence } else { 0 };
+        self.expire_any(now.saturating_sub(silence));
+        let quiet = now.saturating_sub(self.quiet);
+        let connected = matches!(self.state, State::Joining(_) | State::Up(_));
+        if connected && quiet > self.timing.silence {
+            self.broke(self.newest, now);
+            return false;
+        }
+        true
+    }
+
+    /// Something came on the connection with this number.
+    pub fn heard(&mut self, number: u64, now: Millis) {
+        if number != self.newest {
+            return;
+        }
+        self.quiet = self.quiet.max(now);
+        if self.side == Side::Answers {
+            self.heard = self.heard.max(now);
+        }
+    }
+
+    /// A sign of life is given; its number.
+    pub fn beat(&mut self, now: Millis) -> u32 {
+        self.given = self.given.wrapping_add(1);
+        self.beats[self.given as usize % BEATS] = now;
+        self.given
+    }
+
+    /// The other side says that this sign of life was the last that it heard. What it says may itself have been on
+    /// its way for long; so the side that asks counts from when it gave the sign, and gives up first.
+    pub fn echoed(&mut self, beat: u32) {
+        let known = self.given.wrapping_sub(beat) < BEATS as u32 && beat != 0;
+        if self.side == Side::Asks && known {
+            self.heard = self.heard.max(self.beats[beat as usize % BEATS]);
+        }
+    }
+
+    /// The connection with this number is of no use any more. An older one is of no interest.
+    pub fn broke(&mut self, number: u64, now: Millis) {
+        if number != self.newest {
+            return;
+        }
+        match self.state {
+            // One that lasted was no failed attempt: the next begins at once.
+            State::Up(since) if now.saturating_sub(since) >= self.timing.retry.1 => {
+                self.wait = self.timing.retry.0;
+                self.next = now;
+            }
+            State::Up(_) | State::Joining(_) => self.back_off(now),
+            State::Down { .. } | State::Over(_) => return,
+        }
+        self.lost.get_or_insert(now);
+        self.state = State::Down { trying: false };
+    }
+
+    fn back_off(&mut self, now: Millis) {
+        self.next = now + self.wait;
+        self.wait = (2 * self.wait).min(self.timing.retry.1);
+    }
+
+    /// The number of an attempt to connect that is to begin now. Of the side that asks.
+    pub fn attempt(&mut self, now: Millis) -> Option<u64> {
+        let waits = self.state == State::Down { trying: false };
+        if self.side != Side::Asks || !waits || now < self.next {
+            return None;
+        }
+        self.newest += 1;
+        self.state = State::Down { trying: true };
+        Some(self.newest)
+    }
+
+    /// When to [tick](Contact::tick) or [try](Contact::attempt) next, where no connection is there.
+    pub fn due(&self) -> Option<Millis> {
+        let over = self.heard + self.timing.hold + 1;
+        match self.state {
+            State::Over(_) => None,
+            State::Down { trying: false } if self.side == Side::Asks => Some(self.next.min(over)),
+            State::Down { .. } => Some(over),
+            State::Joining(_) | State::Up(_) => Some(self.looked + self.timing.silence),
+        }
+    }
+
+    /// The attempt with this number has failed.
+    pub fn failed(&mut self, number: u64, now: Millis) {
+        if number == self.newest && self.state == (State::Down { trying: true }) {
+            self.back_off(now);
+            self.state = State::Down { trying: false };
+        }
+    }
+
+    /// The connection with this number is there; false when it is not wanted, since a newer one was tried.
+    pub fn connected(&mut self, number: u64, now: Millis) -> bool {
+        let wanted = match (self.side, &self.state) {
+            (_, State::Over(_)) => false,
+            (Side::Asks, State::Down { trying: true }) => number == self.newest,
+            (Side::Asks, _) => false,
+            // The other side knows of a loss before this one does.
+            (Side::Answers, _) => number > self.newest,
+        };
+        if wanted {
+            self.newest = number;
+            self.lost.get_or_insert(now);
+            self.quiet = now;
+            self.state = State::Joining(now);
+        }
+        wanted
+    }
+
+    /// On the connection with this number, the other side has said what it has; so many frames are sent again.
+    /// Returns for how long there was none, where there was one before.
+    pub fn resumed(&mut self, number: u64, now: Millis, repeated: u64) -> Option<Millis> {
+        let State::Joining(since) = self.state else { return None };
+        if number != self.newest {
+            return None;
+        }
+        self.state = State::Up(now);
+        // It answers what was said on this connection.
+        self.heard = self.heard.max(since);
+        self.heard(number, now);
+        let lost = self.lost.take()?;
+        self.reconnects += 1;
+        self.repeated += repeated;
+        self.last_lost = now.saturating_sub(lost);
+        Some(self.last_lost)
+    }
+
+    /// The session is over, for this reason, unless it is already.
+    pub fn over(&mut self, end: End) {
+        if self.end().is_none() {
+            self.state = State::Over(end);
+        }
+    }
+
+    /// Why it is over; `None` while it goes on.
+    pub fn end(&self) -> Option<&End> {
+        match &self.state {
+            State::Over(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// For how long no connection has carried the session; `None` while one does.
+    pub fn lost_for(&self, now: Millis) -> Option<Millis> {
+        self.lost.map(|since| now.saturating_sub(since))
+    }
+
+    /// How long at most the session is held without a connection.
+    pub fn timing(&self) -> &Timing {
+        &self.timing
+    }
+
+    /// How often the session went on on another connection, how many frames this side sent again then, and for how
+    /// long there was none the last time.
+    pub fn counts(&self) -> (u64, u64, Millis) {
+        (self.reconnects, self.repeated, self.last_lost)
+    }
+}

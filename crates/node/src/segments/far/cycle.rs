@@ -1,0 +1,200 @@
+//! The thread that sends what was stored here, to one other host.
+//!
+//! A cycle is: look at all memory that both hosts have in common, send what was stored, and wait until it has taken
+//! effect there. Looks are soon after one another while something changes ([`BUSY`]), else less and less often
+//! ([`IDLE`]), and those that find nothing take at most a tenth of the time ([`SHARE`]).
+//!
+//! What was stored to memory of both [`Way`]s takes effect in one: what goes over the first is held there, and only
+//! when that is known is the rest sent.
+
+use std::borrow::Cow;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rackbus_segment::coherence::Batch;
+use rackbus_segment::message::Carried;
+
+use super::pair::{Pair, collect};
+use super::{Closing, End, Far, Link, State, Way};
+
+/// Between two looks while something was stored lately.
+const BUSY: Duration = Duration::from_micros(50);
+/// And at most, when nothing is.
+const IDLE: Duration = Duration::from_millis(1);
+/// How long after the last store it counts as busy.
+const LATELY: Duration = Duration::from_millis(20);
+/// A look that found nothing is followed by a pause of at least so many times what it took.
+const SHARE: u32 = 9;
+/// Between two looks whether the other side still exists, and whether there is anything in common.
+const REST: Duration = Duration::from_secs(1);
+/// Bytes of stores in one message.
+const PART: usize = 24 << 10;
+
+/// Keeps memory the same for as long as `far` is there.
+pub(super) fn keep_the_same(far: &Weak<Far>) {
+    let (mut pause, mut changed) = (BUSY, Instant::now());
+    loop {
+        let Some(far) = far.upgrade() else { return };
+        let begun = Instant::now();
+        let (some, any) = far.cycle();
+        if some {
+            changed = Instant::now();
+        }
+        pause = match (any, changed.elapsed() < LATELY) {
+            (false, _) => REST,
+            (true, true) => BUSY,
+            (true, false) => (pause * 2).min(IDLE),
+        };
+        if !some {
+            pause = pause.max(begun.elapsed() * SHARE);
+        }
+        far.rest(pause);
+    }
+}
+
+impl Far {
+    /// Waits until there is something to look at, at most for so long.
+    fn rest(&self, pause: Duration) {
+        let resting = |it: &mut State| !it.now;
+        let waited = self.kick.wait_timeout_while(self.lock(), pause, resting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.now = false;
+    }
+
+    /// Waits, as long as both conversations are there that were; whether `until` is so.
+    fn wait_until(&self, ways: &[Way], until: impl Fn(&State) -> bool) -> bool {
+        loop {
+            self.hand_on_all();
+            {
+                let state = self.lock();
+                if until(&state) {
+                    return true;
+                }
+                if ways.iter().any(|way| !state.ways.contains_key(way)) {
+                    return false;
+                }
+            }
+            self.rest(IDLE);
+        }
+    }
+
+    /// One cycle: whether anything was sent, and whether there is anything to look at again.
+    fn cycle(&self) -> (bool, bool) {
+        let waiting = self.hand_on_all();
+        // What is wanted from now on is not in what is looked at now.
+        let (wanted, links, closing) = {
+            let state = self.lock();
+            (state.wanted, state.memories(), state.closing.len())
+        };
+        let mut pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
+        pairs.retain(|pair| !pair.is_waiting());
+        let any = !links.is_empty() || waiting;
+        let batches = {
+            let _effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
+            collect(&pairs)
+        };
+        let batches: Vec<(Link, Batch)> = batches
+            .into_iter()
+            .filter_map(|(at, batch)| {
+                let pair = &pairs[at];
+                let link = links.iter().find(|(_, it)| Arc::ptr_eq(it, pair))?.0;
+                Some((link, batch))
+            })
+            .collect();
+        let some = !batches.is_empty();
+        self.send(&batches);
+        let mut state = self.lock();
+        state.close(closing);
+        state.done = wanted;
+        drop(state);
+        self.flushed.notify_all();
+        (some, any)
+    }
+
+    /// Sends batches that take effect in one, and waits until they have.
+    fn send(&self, batches: &[(Link, Batch)]) {
+        let of = |way| -> Vec<&(Link, Batch)> {
+            batches.iter().filter(|(link, _)| link.0 == way).collect()
+        };
+        let (first, second) = (of(Way::ToOwner), of(Way::ToConnector));
+        let ways: Vec<Way> = [(Way::ToOwner, &first), (Way::ToConnector, &second)]
+            .into_iter()
+            .filter(|(_, batches)| !batches.is_empty())
+            .map(|(way, _)| way)
+            .collect();
+        let both = ways.len() == 2;
+        let known = self.lock().held;
+        self.send_over(&first, both);
+        if both {
+            let count = first.len() as u64;
+            // Without the one conversation, what goes over the other has to take effect alone.
+            self.wait_until(&[Way::ToOwner], |state| state.held >= known + count);
+        }
+        self.send_over(&second, false);
+        let pairs: Vec<(Link, Arc<Pair>)> =
+            batches.iter().filter_map(|(link, _)| Some((*link, self.memory(*link)?))).collect();
+        for way in ways {
+            // What is told of a connection that is over there is not answered.
+            let has = |state: &State, (link, pair): &(Link, Arc<Pair>)| {
+                link.0 != way || !pair.is_waiting() || !state.ends.contains_key(link)
+            };
+            self.wait_until(&[way], |state| pairs.iter().all(|it| has(state, it)));
+        }
+    }
+
+    /// Sends batches over one conversation: the last of them makes all take effect, unless it is held as well.
+    fn send_over(&self, batches: &[&(Link, Batch)], held: bool) {
+        for (at, ((way, connection), batch)) in batches.iter().enumerate() {
+            let held = held || at + 1 < batches.len();
+            for part in batch.parts(PART) {
+                let stores = Carried::Stores {
+                    connection: *connection,
+                    batch: part.batch,
+                    last: part.last,
+                    held,
+                    runs: part.places,
+                    data: Cow::Borrowed(part.data),
+                };
+                self.lock().send(*way, &stores);
+            }
+        }
+    }
+
+    /// Hands messages on to this host's interrupts; whether some wait for room.
+    fn hand_on_all(&self) -> bool {
+        let receivers: Vec<_> = {
+            let state = self.lock();
+            let receiver = |(link, end): (&Link, &End)| match end {
+                End::Receiver(receiver) => Some((link.1, receiver.clone())),
+                End::Memory(_) | End::Sender(_) => None,
+            };
+            state.ends.iter().filter_map(receiver).collect()
+        };
+        receivers.iter().fold(false, |waiting, (connection, receiver)| {
+            self.hand_on(*connection, receiver) || waiting
+        })
+    }
+}
+
+impl State {
+    /// Says what was to be said when all that was stored before was sent: the first `count`.
+    fn close(&mut self, count: usize) {
+        for Closing { way, connection, said } in self.closing.drain(..count.min(self.closing.len()))
+        {
+            if let Some(connection) = connection {
+                self.ends.remove(&(way, connection));
+            }
+            if let Some(outbox) = self.ways.get(&way) {
+                outbox.send(said);
+            }
+        }
+    }
+
+    /// All memory, with the connections.
+    fn memories(&self) -> Vec<(Link, Arc<Pair>)> {
+        let memory = |(link, end): (&Link, &End)| match end {
+            End::Memory(pair) => Some((*link, pair.clone())),
+            End::Sender(_) | End::Receiver(_) => None,
+        };
+        self.ends.iter().filter_map(memory).collect()
+    }
+}

@@ -1,0 +1,442 @@
+//! What this host has in common with one on another machine: no memory goes along with messages, so something
+//! stands for it at the connector, and is kept the same.
+//!
+//! The directory knows nothing of this. Where it says that memory goes along with an answer, the answer says what
+//! it is, and both ends get a [`Pair`]; where it says that an interrupt's doorbell does, they get the ends of
+//! [`bells`]. The two conversations with the other node (the one in which it is the owner, and the one in which it
+//! is the connector) are two [`Way`]s of one [`Far`]: a thread ([`cycle`]) sends what was stored here over both, in
+//! one order.
+
+mod bells;
+mod cycle;
+mod pair;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rackbus_segment::Handle;
+use rackbus_segment::coherence::Side;
+use rackbus_segment::directory::LinePart;
+use rackbus_segment::message::{Carried, StandIn, encode};
+
+pub use bells::Line;
+use bells::{Receiver, Said, Sender};
+pub use pair::Pair;
+
+use super::objects::{Kind, Object};
+use super::outbox::{Letter, Outbox};
+
+/// How long a peer may take to apply what is to take effect before something else is said.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Which of the two conversations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Way {
+    /// The other node is the owner.
+    ToOwner,
+    /// The other node is the connector.
+    ToConnector,
+}
+
+/// A connection between the two hosts, as its connector's node calls it.
+type Link = (Way, Handle);
+
+/// What a connection has at this end.
+#[derive(Debug, Clone)]
+enum End {
+    Memory(Arc<Pair>),
+    Sender(Arc<Sender>),
+    Receiver(Arc<Receiver>),
+}
+
+/// Held by whoever reads all memory that a host has in common with another one, and alone by whoever stores what
+/// came from one: so what took effect together is in no snapshot in part.
+pub type Effects = Arc<RwLock<()>>;
+
+/// What this host has in common with another one.
+#[derive(Debug)]
+pub struct Far {
+    effects: Effects,
+    state: Mutex<State>,
+    /// Signalled when there is something to look at or to go on with.
+    kick: Condvar,
+    /// Signalled when all that was asked for has taken effect.
+    flushed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ways: BTreeMap<Way, Arc<Outbox>>,
+    ends: BTreeMap<Link, End>,
+    /// What is said when all that was stored before was sent, of a connection that ends; and what comes after it.
+    closing: VecDeque<Closing>,
+    /// Of a question, the connection that its answer makes.
+    asked: HashMap<(Way, u64), Handle>,
+    /// What came, and takes effect with the next that is not held.
+    staged: Vec<Link>,
+    /// Batches that the other side holds.
+    held: u64,
+    /// Something is to be looked at now.
+    now: bool,
+    /// How often somebody wanted all that was stored before to take effect, and how often it had.
+    wanted: u64,
+    done: u64,
+}
+
+#[derive(Debug)]
+struct Closing {
+    way: Way,
+    /// The connection that ends, unless it is something that is said behind one.
+    connection: Option<Handle>,
+    said: Letter,
+}
+
+/// A message of the directory's, as it goes to another machine.
+fn said(message: &[u8], given: Option<(Handle, Vec<StandIn>)>) -> Letter {
+    letter(&Carried::Said { message: Cow::Borrowed(message), given })
+}
+
+fn letter(carried: &Carried<'_>) -> Letter {
+    Letter { bytes: encode(carried), fds: Vec::new() }
+}
+
+/// What stands for objects on the other machine; `None` when that cannot be.
+pub fn stand_ins(objects: &[(Arc<Object>, bool)], size: u64) -> Option<Vec<StandIn>> {
+    let one = |(object, write): &(Arc<Object>, bool)| match object.kind() {
+        Kind::Memory => StandIn::Memory { size, write: *write },
+        Kind::Event => StandIn::Event,
+        Kind::Line(LinePart::Doorbell) => StandIn::Doorbell,
+        Kind::Line(LinePart::Ring) => StandIn::Ring,
+    };
+    let all: Vec<StandIn> = objects.iter().map(one).collect();
+    is_whole(&all).then_some(all)
+}
+
+/// Whether these are a segment's or an interrupt's.
+pub fn is_whole(given: &[StandIn]) -> bool {
+    use StandIn::{Doorbell, Event, Memory, Ring};
+    matches!(given, [Memory { .. }] | [Doorbell, Event] | [Doorbell, Event, Ring])
+}
+
+impl State {
+    fn send(&self, way: Way, carried: &Carried<'_>) {
+        if let Some(outbox) = self.ways.get(&way) {
+            outbox.send(letter(carried));
+        }
+    }
+}
+
+impl Far {
+    /// With nothing in common yet; a thread looks at what there will be.
+    ///
+    /// # Errors
+    /// When there is no thread for it.
+    pub fn new(effects: Effects) -> std::io::Result<Arc<Far>> {
+        let (kick, flushed) = (Condvar::new(), Condvar::new());
+        let far = Arc::new(Far { effects, state: Mutex::default(), kick, flushed });
+        let looking = Arc::downgrade(&far);
+        let look = move || cycle::keep_the_same(&looking);
+        std::thread::Builder::new().name("coherence".into()).spawn(look)?;
+        Ok(far)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A conversation has begun.
+    pub fn begin(&self, way: Way, outbox: Arc<Outbox>) {
+        self.lock().ways.insert(way, outbox);
+    }
+
+    /// Whether there is this conversation.
+    pub fn has(&self, way: Way) -> bool {
+        self.lock().ways.contains_key(&way)
+    }
+
+    /// A conversation is over, and with it all connections that it was about.
+    pub fn end(&self, way: Way) {
+        let mut state = self.lock();
+        state.ways.remove(&way);
+        let of_way: Vec<Link> = state.ends.keys().filter(|link| link.0 == way).copied().collect();
+        let ends: Vec<End> = of_way.iter().filter_map(|link| state.ends.remove(link)).collect();
+        state.closing.retain(|closing| closing.way != way);
+        state.asked.retain(|(asked, _), _| *asked != way);
+        state.staged.retain(|link| link.0 != way);
+        state.now = true;
+        drop(state);
+        self.kick.notify_all();
+        ends.into_iter().for_each(end_one);
+    }
+
+    /// Says a message of the directory's.
+    pub fn say(&self, way: Way, message: &[u8], given: Option<(Handle, Vec<StandIn>)>) {
+        let mut state = self.lock();
+        let said = said(message, given);
+        if state.closing.iter().any(|closing| closing.way == way) {
+            // Not before what ends.
+            return state.closing.push_back(Closing { way, connection: None, said });
+        }
+        if let Some(outbox) = state.ways.get(&way) {
+            outbox.send(said);
+        }
+    }
+
+    /// Looks soon.
+    fn kick(&self) {
+        self.lock().now = true;
+        self.kick.notify_all();
+    }
+
+    /// A question was asked or heard, of which the answer makes a connection.
+    pub fn asked(&self, way: Way, request: u64, connection: Handle) {
+        self.lock().asked.insert((way, request), connection);
+    }
+
+    /// The connection that the answer to a question makes.
+    pub fn answered(&self, way: Way, request: u64) -> Option<Handle> {
+        self.lock().asked.remove(&(way, request))
+    }
+
+    /// A connection has memory at this end, of so many bytes; whether it may be stored to there.
+    pub fn add_memory(&self, link: Link, object: Arc<Object>, (size, write): (u64, bool)) {
+        let side = match link.0 {
+            Way::ToOwner => Side::Replica,
+            Way::ToConnector => Side::Home,
+        };
+        let pair = Pair::new(object, side, size, write);
+        self.lock().ends.insert(link, End::Memory(pair));
+        self.kick();
+    }
+
+    /// A connection has an interrupt of this host at this end. False when it cannot be mapped.
+    pub fn add_receiver(&self, connection: Handle, line: &Line) -> bool {
+        let Some(receiver) = Receiver::new(line) else { return false };
+        self.lock().ends.insert((Way::ToConnector, connection), End::Receiver(receiver));
+        true
+    }
+
+    /// A connection has something at this end that stands for an interrupt: a thread says what is rung there, when
+    /// what was stored before has taken effect. False when that cannot be.
+    pub fn add_sender(self: &Arc<Self>, connection: Handle, line: &Line) -> bool {
+        let Some(sender) = Sender::new(line) else { return false };
+        let (far, hearing) = (self.clone(), sender.clone());
+        let way = Way::ToOwner;
+        let hear = move || {
+            let say = |said| match said {
+                Said::Rung(count) => {
+                    far.lock().send(way, &Carried::Rung { connection, count });
+                }
+                Said::Message(data) => {
+                    let data = Cow::Owned(data);
+                    far.lock().send(way, &Carried::Message { connection, data });
+                }
+            };
+            // Who is too slow for what was stored before hears the interrupt all the same.
+            let before = || {
+                let _ = far.flush();
+            };
+            let last = hearing.hear(before, say);
+            let state = far.lock();
+            if let (Some(last), Some(outbox)) = (last, state.ways.get(&way)) {
+                outbox.send(last);
+            }
+        };
+        if std::thread::Builder::new().name("far interrupt".into()).spawn(hear).is_err() {
+            return false;
+        }
+        self.lock().ends.insert((way, connection), End::Sender(sender));
+        true
+    }
+
+    /// A connection ends in order: what was stored and rung before it is said first, then `message`. False when
+    /// there is nothing of the connection here, and nothing was said.
+    pub fn close(&self, link: Link, message: &[u8]) -> bool {
+        let mut state = self.lock();
+        let (way, said) = (link.0, said(message, None));
+        match state.ends.get(&link) {
+            Some(End::Memory(_)) => {
+                state.closing.push_back(Closing { way, connection: Some(link.1), said });
+            }
+            Some(End::Sender(_)) => {
+                if let Some(End::Sender(sender)) = state.ends.remove(&link) {
+                    sender.close(said);
+                }
+                return true;
+            }
+            Some(End::Receiver(_)) | None => {
+                state.ends.remove(&link);
+                return false;
+            }
+        }
+        drop(state);
+        self.kick();
+        true
+    }
+
+    /// A connection is over: nothing of it is said or heard any more.
+    pub fn forget(&self, link: Link) {
+        let mut state = self.lock();
+        state.staged.retain(|staged| *staged != link);
+        let end = state.ends.remove(&link);
+        drop(state);
+        end.into_iter().for_each(end_one);
+        // Somebody may wait for an answer about it.
+        self.kick();
+    }
+
+    /// The memory of a connection.
+    pub fn memory(&self, link: Link) -> Option<Arc<Pair>> {
+        match self.lock().ends.get(&link) {
+            Some(End::Memory(pair)) => Some(pair.clone()),
+            _ => None,
+        }
+    }
+
+    /// Goes on after a move of a connection's memory.
+    pub fn resume(&self, link: Link) {
+        let Some(pair) = self.memory(link) else { return };
+        if let Some(batch) = pair.resume() {
+            self.lock().send(link.0, &Carried::Applied { connection: link.1, batch });
+        }
+        self.kick();
+    }
+
+    /// Whether a connection leads there with this memory of this host.
+    pub fn has_memory(&self, object: &Arc<Object>) -> bool {
+        let state = self.lock();
+        state.ends.values().any(|end| matches!(end, End::Memory(pair) if pair.is_of(object)))
+    }
+
+    /// Waits until what was triggered by a connection, or stored to memory, is there.
+    pub fn flush_connection(&self, connection: Handle) -> bool {
+        let end = self.lock().ends.get(&(Way::ToOwner, connection)).cloned();
+        match end {
+            Some(End::Sender(sender)) => sender.flush(PATIENCE),
+            Some(End::Memory(_)) => self.flush() && self.has_connection(connection),
+            Some(End::Receiver(_)) | None => true,
+        }
+    }
+
+    /// Whether this is a connection to something there.
+    pub fn has_connection(&self, connection: Handle) -> bool {
+        self.lock().ends.contains_key(&(Way::ToOwner, connection))
+    }
+
+    /// Waits until what was stored here before has taken effect there; whether it has in time.
+    pub fn flush(&self) -> bool {
+        let mut state = self.lock();
+        state.wanted += 1;
+        let wanted = state.wanted;
+        state.now = true;
+        self.kick.notify_all();
+        let until = Instant::now() + PATIENCE;
+        let waiting = |it: &mut State| it.done < wanted && !it.ways.is_empty();
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.flushed.wait_timeout_while(state, left, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.done >= wanted
+    }
+
+    /// Hears what is no message of the directory's. The connections whose memory has by that all that the other
+    /// side had at first.
+    ///
+    /// # Errors
+    /// What is wrong with it; the conversation ends.
+    pub fn hear(&self, way: Way, carried: Carried<'_>) -> Result<Vec<Handle>, String> {
+        let end = |connection| self.lock().ends.get(&(way, connection)).cloned();
+        match carried {
+            Carried::Said { .. } => {}
+            Carried::Stores { connection, batch, last, held, runs, data } => {
+                // What came too late for a connection that is over is nobody's; what waits for it is let go.
+                if let Some(End::Memory(pair)) = end(connection) {
+                    let whole = pair.hear(batch, last, &runs, &data);
+                    if !whole.map_err(|violation| violation.to_string())? {
+                        return Ok(Vec::new());
+                    }
+                    self.lock().staged.push((way, connection));
+                } else if !last {
+                    return Ok(Vec::new());
+                }
+                match held {
+                    true => self.lock().send(way, &Carried::Held { connection, batch }),
+                    false => return Ok(self.take_effect()),
+                }
+            }
+            Carried::Held { .. } => {
+                self.lock().held += 1;
+                self.kick();
+            }
+            Carried::Applied { connection, batch } => {
+                if let Some(pair) = self.memory((way, connection)) {
+                    pair.applied(batch).map_err(|violation| violation.to_string())?;
+                    self.kick();
+                }
+            }
+            Carried::Rung { connection, count } => {
+                if let Some(End::Receiver(receiver)) = end(connection) {
+                    receiver.rung(count);
+                }
+                self.lock().send(way, &Carried::Reached { connection });
+            }
+            Carried::Message { connection, data } => {
+                if let Some(End::Receiver(receiver)) = end(connection) {
+                    if !receiver.message(data.into_owned()) {
+                        return Err("a message that there was no room for".to_owned());
+                    }
+                    if self.hand_on(connection, &receiver) {
+                        self.kick();
+                    }
+                }
+                self.lock().send(way, &Carried::Reached { connection });
+            }
+            Carried::Reached { connection } => {
+                if let Some(End::Sender(sender)) = end(connection) {
+                    sender.reached();
+                }
+            }
+            Carried::Taken { connection } => {
+                if let Some(End::Sender(sender)) = end(connection) {
+                    sender.taken();
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// All that came and is staged takes effect, and its senders are told.
+    fn take_effect(&self) -> Vec<Handle> {
+        let staged = std::mem::take(&mut self.lock().staged);
+        let pairs: Vec<(Link, Arc<Pair>)> =
+            staged.into_iter().filter_map(|link| Some((link, self.memory(link)?))).collect();
+        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
+        let applied: Vec<(Link, Option<u64>)> =
+            pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect();
+        drop(effects);
+        let state = self.lock();
+        let mut complete = Vec::new();
+        for ((way, connection), batch) in applied {
+            let Some(batch) = batch else { continue };
+            state.send(way, &Carried::Applied { connection, batch });
+            if (way, batch) == (Way::ToOwner, 1) {
+                complete.push(connection);
+            }
+        }
+        complete
+    }
+
+    /// Hands messages on to an interrupt; whether some wait for room.
+    fn hand_on(&self, connection: Handle, receiver: &Receiver) -> bool {
+        let (taken, waiting) = receiver.hand_on();
+        let state = self.lock();
+        (0..taken).for_each(|_| state.send(Way::ToConnector, &Carried::Taken { connection }));
+        waiting
+    }
+}
+
+fn end_one(end: End) {
+    if let End::Sender(sender) = end {
+        sender.end();
+    }
+}

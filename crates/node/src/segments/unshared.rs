@@ -1,0 +1,412 @@
+//! Conversations with nodes of other machines: what the directory says, without memory beside it.
+//!
+//! What the directory gives away, [`far`](super::far) makes something of that stands for it on the other machine;
+//! a move of memory, which connectors that have it mapped would have to take part in, is one of this host alone.
+
+use std::sync::Arc;
+
+use rackbus_memory::AdaptiveSpin;
+use rackbus_memory::packets::{MAX_PACKET, Packet};
+use rackbus_segment::directory::{Attached, LinePart, Loss};
+use rackbus_segment::message::{
+    Ask, Carried, Change, PeerReply, Question, Refusal, StandIn, Tell, decode, encode,
+};
+use rackbus_segment::{Handle, NodeId, Objects, SessionId, To};
+
+use super::far::{Far, Line, Way, is_whole, stand_ins};
+use super::objects::Object;
+use super::outbox::Outbox;
+use super::{Owner, Segments, State};
+
+/// Answers that wait for the memory that goes with them.
+type Held = std::collections::HashMap<Handle, (Tell, Vec<Attached>)>;
+
+/// Whether something is given to other machines, and if not why.
+fn refusal(what: &Question) -> Option<Refusal> {
+    let why = match what {
+        Question::Group { .. } => {
+            "a multicast group is one memory, and hosts on different machines share none; connect to a segment \
+             of each host instead"
+        }
+        Question::Pages { .. } => {
+            "hosts on different machines share no pages of the rack's memory; use a segment"
+        }
+        Question::Segment { .. }
+        | Question::Interrupt { .. }
+        | Question::Probe
+        | Question::Alive(_) => return None,
+    };
+    Some(Refusal::Illegal(why.into()))
+}
+
+impl Segments {
+    /// Says it to a node of another machine, if it is for one; else it is handed back.
+    pub(super) fn deliver_far(state: &mut State, to: To, attached: &[Attached]) -> Option<To> {
+        match to {
+            To::Ask(node, ask) => match state.fars.get(&node).filter(|far| far.has(Way::ToOwner)) {
+                Some(far) => ask_far(far, &ask),
+                None => return Some(To::Ask(node, ask)),
+            },
+            To::Tell(node, tell) => {
+                match state.fars.get(&node).filter(|far| far.has(Way::ToConnector)).cloned() {
+                    Some(far) => state.tell_far(node, &far, tell, attached),
+                    None => return Some(To::Tell(node, tell)),
+                }
+            }
+            To::Reply(..) | To::Event(..) => return Some(to),
+        }
+        None
+    }
+
+    /// Hears the node of an owner on another machine until it is gone; how.
+    pub(super) fn hear_far_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) -> Loss {
+        let far = {
+            // Under the lock, so that nothing that is said now comes before what waits.
+            let mut state = self.lock();
+            let Some(far) = state.far(node) else { return Loss::OutOfReach };
+            far.begin(Way::ToOwner, outbox.clone());
+            let before = state.owners.insert(node, Owner::Here(outbox.clone()));
+            if let Some(Owner::Dialling(waiting)) = before {
+                let asks = waiting.iter().filter_map(|letter| decode(&letter.bytes));
+                asks.for_each(|ask| ask_far(&far, &ask));
+            }
+            far
+        };
+        let mut held = Held::new();
+        let mut heard = false;
+        let end = self.listen_far(outbox, |carried| {
+            heard = true;
+            match carried {
+                Carried::Said { message, given } => {
+                    let tell: Tell = decode(&message).ok_or("no message of this protocol")?;
+                    self.hear_tell(node, &far, tell, given, &mut held)
+                }
+                carried => {
+                    for complete in far.hear(Way::ToOwner, carried)? {
+                        if let Some((tell, attached)) = held.remove(&complete) {
+                            self.told(node, tell, attached);
+                        }
+                    }
+                    Ok(())
+                }
+            }
+        });
+        let left: Vec<Attached> = held.into_values().flat_map(|(_, attached)| attached).collect();
+        let mut state = self.lock();
+        left.iter().for_each(|it| state.store.forget(it.object));
+        match end {
+            rackbus_memory::StreamError::Closed if heard && !outbox.is_given_up() => Loss::Dead,
+            _ => Loss::OutOfReach,
+        }
+    }
+
+    /// Receives until the conversation is over, or makes no sense; how it ended.
+    fn listen_far(
+        &self,
+        outbox: &Arc<Outbox>,
+        mut hear: impl FnMut(Carried<'static>) -> Result<(), String>,
+    ) -> rackbus_memory::StreamError {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
+        loop {
+            let received = outbox.packets().receive(&mut buffer, &mut spin, None);
+            let packet = match received.and_then(Packet::whole) {
+                Ok(packet) => packet,
+                Err(error) => return error,
+            };
+            let carried = buffer.get(..packet.length).and_then(decode::<Carried<'static>>);
+            let heard = carried.ok_or_else(|| "no message of this protocol".to_owned());
+            if let Err(what) = heard.and_then(&mut hear) {
+                tracing::warn!(what, "a node that makes no sense is not listened to any more");
+                outbox.packets().shut_down();
+                return rackbus_memory::StreamError::TimedOut;
+            }
+        }
+    }
+
+    fn told(self: &Arc<Self>, node: NodeId, tell: Tell, attached: Vec<Attached>) {
+        let taken = attached.clone();
+        let mut state = self.lock();
+        self.ask_in(&mut state, |directory, now, objects| {
+            directory.told(now, node, tell, attached, objects)
+        });
+        taken.into_iter().for_each(|it| state.store.forget(it.object));
+    }
+
+    /// An owner's node says something; an answer that gives memory is kept until that is complete.
+    fn hear_tell(
+        self: &Arc<Self>,
+        node: NodeId,
+        far: &Arc<Far>,
+        tell: Tell,
+        given: Option<(Handle, Vec<StandIn>)>,
+        held: &mut Held,
+    ) -> Result<(), String> {
+        let over = match &tell {
+            Tell::Remote { connection, change } if change.is_final() => Some(*connection),
+            _ => None,
+        };
+        let connection = match &tell {
+            Tell::Answer { request, .. } => {
+                Some(far.answered(Way::ToOwner, *request).ok_or("an answer to no question")?)
+            }
+            _ => None,
+        };
+        let Some((named, given)) = given else {
+            self.told(node, tell, Vec::new());
+            if let Some(connection) = over {
+                far.forget((Way::ToOwner, connection));
+            }
+            return Ok(());
+        };
+        if connection != Some(named) || !is_whole(&given) {
+            return Err("memory for a connection that was not asked for".to_owned());
+        }
+        match self.stand_in(far, named, &given) {
+            Ok(attached) if matches!(given[..], [StandIn::Memory { .. }]) => {
+                held.insert(named, (tell, attached));
+            }
+            Ok(attached) => self.told(node, tell, attached),
+            Err(cause) => {
+                // The owner has made it; the directory lets go of it.
+                far.say(Way::ToOwner, &encode(&Ask::Disconnect { connection: named }), None);
+                let Tell::Answer { request, .. } = tell else { return Ok(()) };
+                let answer = Err(Refusal::System(cause));
+                self.told(node, Tell::Answer { request, answer }, Vec::new());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what stands here for what a connection leads to.
+    fn stand_in(
+        &self,
+        far: &Arc<Far>,
+        connection: Handle,
+        given: &[StandIn],
+    ) -> Result<Vec<Attached>, String> {
+        let mut state = self.lock();
+        let mut made = Vec::new();
+        for one in given {
+            let (object, write) = match one {
+                StandIn::Memory { size, write } => (state.store.memory(*size), *write),
+                StandIn::Doorbell => (state.store.line(LinePart::Doorbell), true),
+                StandIn::Event => (state.store.event(), true),
+                StandIn::Ring => (state.store.line(LinePart::Ring), true),
+            };
+            match object {
+                Ok(object) => made.push(Attached { object, write }),
+                Err(cause) => {
+                    made.iter().for_each(|it| state.store.forget(it.object));
+                    return Err(cause);
+                }
+            }
+        }
+        let object = |at: usize| made.get(at).and_then(|it| state.store.get(it.object)).cloned();
+        match (given, object(0), object(1)) {
+            ([StandIn::Memory { size, write }], Some(memory), _) => {
+                far.add_memory((Way::ToOwner, connection), memory, (*size, *write));
+            }
+            (_, Some(bell), Some(event)) => {
+                let line = Line { bell, event, ring: object(2) };
+                if !far.add_sender(connection, &line) {
+                    made.iter().for_each(|it| state.store.forget(it.object));
+                    return Err("an interrupt's memory cannot be mapped".to_owned());
+                }
+            }
+            _ => return Err("memory that is gone".to_owned()),
+        }
+        Ok(made)
+    }
+
+    /// Hears the node of a connector on another machine until it is gone.
+    pub(super) fn attend_far(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) {
+        let far = {
+            let mut state = self.lock();
+            let Some(far) = state.far(node) else { return outbox.packets().shut_down() };
+            if let Some(before) = state.connectors.insert(node, outbox.clone()) {
+                // The node began anew before its former conversation was noticed to be over.
+                before.packets().shut_down();
+                self.connector_lost(&mut state, node);
+            }
+            far.begin(Way::ToConnector, outbox.clone());
+            far
+        };
+        self.listen_far(outbox, |carried| {
+            let message = match carried {
+                Carried::Said { message, .. } => message,
+                carried => return far.hear(Way::ToConnector, carried).map(drop),
+            };
+            let ask: Ask = decode(&message).ok_or("no message of this protocol")?;
+            let mut state = self.lock();
+            if !state.is_with(node, outbox) {
+                return Err("it has begun another conversation".to_owned());
+            }
+            let over = match &ask {
+                Ask::Question { request, what, .. } if refusal(what).is_some() => {
+                    let answer = Err(refusal(what).unwrap_or(Refusal::NoSuchSegment));
+                    let tell = Tell::Answer { request: *request, answer };
+                    far.say(Way::ToConnector, &encode(&tell), None);
+                    return Ok(());
+                }
+                Ask::Question { request, connection, .. } => {
+                    far.asked(Way::ToConnector, *request, *connection);
+                    None
+                }
+                Ask::Disconnect { connection } => Some(*connection),
+                // Connectors on other machines take no part in moves.
+                Ask::Frozen { .. } | Ask::Adopted { .. } => return Ok(()),
+            };
+            self.ask_in(&mut state, |directory, now, objects| {
+                directory.asked(now, node, ask, objects)
+            });
+            if let Some(connection) = over {
+                far.forget((Way::ToConnector, connection));
+            }
+            Ok(())
+        });
+        outbox.packets().shut_down();
+        let mut state = self.lock();
+        if state.is_with(node, outbox) {
+            state.connectors.remove(&node);
+            self.connector_lost(&mut state, node);
+        }
+    }
+
+    /// Waits until what a session stored to the memory of a segment or a connection has taken effect on other
+    /// machines; whether it has everywhere.
+    pub(super) fn flush(&self, session: SessionId, keeper: Handle) -> bool {
+        let (fars, of_connection) = {
+            let state = self.lock();
+            let object = state.directory.memory_of(session, keeper);
+            let object = object.and_then(|it| state.store.get(it)).cloned();
+            let leads = |far: &&Arc<Far>| match &object {
+                Some(object) => far.has_memory(object),
+                None => far.has_connection(keeper),
+            };
+            if object.is_none() && !state.directory.has_connection(session, keeper) {
+                return true;
+            }
+            let fars: Vec<Arc<Far>> = state.fars.values().filter(leads).cloned().collect();
+            (fars, object.is_none())
+        };
+        fars.iter().fold(true, |done, far| {
+            let flushed = if of_connection { far.flush_connection(keeper) } else { far.flush() };
+            flushed && done
+        })
+    }
+}
+
+/// Says something to the node of an owner on another machine.
+fn ask_far(far: &Arc<Far>, ask: &Ask) {
+    let bytes = encode(ask);
+    match ask {
+        Ask::Question { request, connection, .. } => far.asked(Way::ToOwner, *request, *connection),
+        Ask::Disconnect { connection } if far.close((Way::ToOwner, *connection), &bytes) => return,
+        Ask::Disconnect { .. } | Ask::Frozen { .. } | Ask::Adopted { .. } => {}
+    }
+    far.say(Way::ToOwner, &bytes, None);
+}
+
+impl State {
+    /// What this host has in common with another; `None` when there is no thread for it.
+    fn far(&mut self, node: NodeId) -> Option<Arc<Far>> {
+        if let Some(far) = self.fars.get(&node) {
+            return Some(far.clone());
+        }
+        let far = Far::new(self.effects.clone()).ok()?;
+        Some(self.fars.entry(node).or_insert(far).clone())
+    }
+
+    /// Says something to the node of a connector on another machine.
+    fn tell_far(&mut self, node: NodeId, far: &Arc<Far>, tell: Tell, attached: &[Attached]) {
+        match tell {
+            Tell::Answer { request, answer } => self.answer_far(far, request, answer, attached),
+            Tell::Remote { connection, change } => {
+                let bytes = encode(&tell);
+                match change {
+                    // It keeps what it held last.
+                    Change::Removed | Change::Lost
+                        if far.close((Way::ToConnector, connection), &bytes) =>
+                    {
+                        return;
+                    }
+                    change if change.is_final() => far.forget((Way::ToConnector, connection)),
+                    _ => {}
+                }
+                far.say(Way::ToConnector, &bytes, None);
+            }
+            // What stands there for the memory is not moved: this host's part of it is.
+            Tell::Freeze { ticket, connection, .. } => {
+                if let Some(memory) = far.memory((Way::ToConnector, connection)) {
+                    memory.pause();
+                }
+                self.in_their_place.push((node, Ask::Frozen { ticket, connection }));
+            }
+            Tell::Adopt { ticket, connection, .. } => {
+                let object = attached.first().and_then(|it| self.store.get(it.object));
+                if let (Some(memory), Some(object)) =
+                    (far.memory((Way::ToConnector, connection)), object)
+                {
+                    memory.adopt(object.clone());
+                }
+                self.in_their_place.push((node, Ask::Adopted { ticket, connection }));
+            }
+            Tell::Unfreeze { connection, .. } => far.resume((Way::ToConnector, connection)),
+        }
+    }
+
+    fn answer_far(
+        &mut self,
+        far: &Arc<Far>,
+        request: u64,
+        answer: Result<PeerReply, Refusal>,
+        attached: &[Attached],
+    ) {
+        let connection = far.answered(Way::ToConnector, request);
+        let objects = attached
+            .iter()
+            .filter_map(|it| self.store.get(it.object).map(|object| (object.clone(), it.write)));
+        let objects: Vec<(Arc<Object>, bool)> = objects.collect();
+        let given = match (&answer, connection) {
+            (Ok(PeerReply::Memory { size, .. }), Some(connection)) => {
+                stand_ins(&objects, *size).filter(|_| give(far, connection, &objects))
+            }
+            _ => None,
+        };
+        match (given, connection) {
+            (Some(given), Some(connection)) => {
+                let memory = match given[..] {
+                    [StandIn::Memory { size, write }] => Some((size, write)),
+                    _ => None,
+                };
+                far.say(
+                    Way::ToConnector,
+                    &encode(&Tell::Answer { request, answer }),
+                    Some((connection, given)),
+                );
+                // Only now: what is stored is said behind it.
+                if let (Some(form), Some((object, _))) = (memory, objects.into_iter().next()) {
+                    far.add_memory((Way::ToConnector, connection), object, form);
+                }
+            }
+            (None, _) if !attached.is_empty() => {
+                let answer = Err(Refusal::System("its memory cannot be mapped".to_owned()));
+                far.say(Way::ToConnector, &encode(&Tell::Answer { request, answer }), None);
+            }
+            _ => far.say(Way::ToConnector, &encode(&Tell::Answer { request, answer }), None),
+        }
+    }
+}
+
+/// Makes this end of an interrupt; false when it, or memory, cannot be mapped.
+fn give(far: &Arc<Far>, connection: Handle, objects: &[(Arc<Object>, bool)]) -> bool {
+    match objects {
+        [(memory, _)] => memory.region().is_ok(),
+        [(bell, _), (event, _), rest @ ..] => {
+            let ring = rest.first().map(|(ring, _)| ring.clone());
+            let line = Line { bell: bell.clone(), event: event.clone(), ring };
+            far.add_receiver(connection, &line)
+        }
+        [] => false,
+    }
+}

@@ -1,0 +1,100 @@
+//! Sessions of mediums over the link between machines: what their two sides do so that one outlives its
+//! connection. What is decided about connections, [`rackbus_memory::exchange::session`] decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rackbus_fabric::rack::LINK_HOLD_MS;
+use rackbus_link::{Connect, Hello, LinkError, Secret, Service, Session};
+use rackbus_memory::CarriedSession;
+use rackbus_memory::exchange::OnSessionChange;
+use rackbus_memory::exchange::session::{Side, Timing};
+
+/// For how long a front holds what is under way while its medium cannot be reached, where the rack file says
+/// nothing.
+pub const HOLD: Duration = Duration::from_millis(LINK_HOLD_MS);
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The lender's side of a session with a borrower.
+#[derive(Debug, Clone)]
+pub(crate) struct LentSession {
+    secret: Secret,
+    session: CarriedSession,
+}
+
+impl LentSession {
+    /// A session with `borrower`, whose front may go on trying for `hold`.
+    pub(crate) fn begin(borrower: &str, hold: Duration) -> std::io::Result<LentSession> {
+        let timing = Timing::answering(millis(hold));
+        let session = CarriedSession::new(borrower, Side::Answers, timing, Box::new(drop))?;
+        Ok(LentSession { secret: Secret::new(), session })
+    }
+
+    /// The session itself.
+    pub(crate) fn carried(&self) -> &CarriedSession {
+        &self.session
+    }
+
+    /// What its borrower is told.
+    pub(crate) fn offer(&self) -> Session {
+        let kept_ms = self.session.timing().hold;
+        Session { secret: self.secret.clone(), kept_ms }
+    }
+
+    /// The session, for who knows its secret.
+    pub(crate) fn opened_by(&self, secret: &Secret) -> Option<&CarriedSession> {
+        self.secret.is(secret).then_some(&self.session)
+    }
+
+    /// Whether no connection carries it now.
+    pub(crate) fn is_away(&self) -> bool {
+        self.session.status().lost_for.is_some()
+    }
+}
+
+/// The borrower's side of the session that `offered` is about, which goes on trying for `hold`, or less if the
+/// lender does not keep it for so long; by a thread of its own that connects to `address` with `hello`, changed as
+/// it must be.
+///
+/// # Errors
+/// When there are no descriptors or threads left.
+pub(crate) fn hold_session(
+    offered: &Session,
+    hold: Duration,
+    link: Arc<dyn Connect>,
+    address: String,
+    hello: Hello,
+    on_change: OnSessionChange,
+) -> std::io::Result<CarriedSession> {
+    let hold = millis(hold).min(Timing::most(offered.kept_ms));
+    let session = CarriedSession::new(&hello.to, Side::Asks, Timing::asking(hold), on_change)?;
+    let (held, secret) = (session.clone(), offered.secret.clone());
+    std::thread::Builder::new().name("link".into()).spawn(move || {
+        while let Some(connection) = held.wait_wanted() {
+            let Some(hello) = resuming(&hello, &secret, connection) else { return };
+            match link.connect(&address, &hello) {
+                Ok(stream) => match stream.carrier() {
+                    Some(carrier) => drop(held.connected(connection, carrier)),
+                    None => held.failed(connection),
+                },
+                Err(LinkError::Refused { reason, .. }) => held.refused(&reason),
+                Err(error) => {
+                    tracing::debug!(%error, "the link is still lost");
+                    held.failed(connection);
+                }
+            }
+        }
+    })?;
+    Ok(session)
+}
+
+/// What is said on another connection of the session that began with `hello`.
+fn resuming(hello: &Hello, secret: &Secret, connection: u64) -> Option<Hello> {
+    let Service::Medium { device, lease, epoch } = hello.service.clone() else { return None };
+    let secret = secret.clone();
+    let service = Service::Resume { device, lease, epoch, secret, connection };
+    Some(Hello { service, ..hello.clone() })
+}

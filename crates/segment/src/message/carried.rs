@@ -1,0 +1,155 @@
+//! Between two nodes that share no memory: messages with words for what would be beside them, and the stores
+//! that keep both sides' memory the same.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::Handle;
+
+/// What is sent over a conversation that passes no memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Carried<'a> {
+    /// An [`Ask`](super::Ask) or a [`Tell`](super::Tell), encoded.
+    Said {
+        /// The message.
+        #[serde(with = "bytes")]
+        message: Cow<'a, [u8]>,
+        /// For what would be beside it: the connection that it belongs to, and what each piece is.
+        given: Option<(Handle, Vec<StandIn>)>,
+    },
+    /// Stores to the memory of a connection, in the order of their offsets.
+    Stores {
+        /// The connection, as its connector's node calls it.
+        connection: Handle,
+        /// Number of the batch that they are a part of; a batch takes effect as a whole.
+        batch: u64,
+        /// Whether they are the last of it.
+        last: bool,
+        /// Whether it takes effect only with the next batch of the same node that has this not: both do in one.
+        held: bool,
+        /// Where they are: each the offset of its first byte, and how many bytes follow it.
+        runs: Vec<(u64, u32)>,
+        /// All their bytes, one run after the other.
+        #[serde(with = "bytes")]
+        data: Cow<'a, [u8]>,
+    },
+    /// A batch that is held is there, all of it.
+    Held {
+        /// The connection.
+        connection: Handle,
+        /// Number of the batch.
+        batch: u64,
+    },
+    /// A batch has taken effect.
+    Applied {
+        /// The connection.
+        connection: Handle,
+        /// Number of the batch.
+        batch: u64,
+    },
+    /// An interrupt was triggered.
+    Rung {
+        /// The connection to it.
+        connection: Handle,
+        /// How often.
+        count: u32,
+    },
+    /// A data interrupt's message.
+    Message {
+        /// The connection to it.
+        connection: Handle,
+        /// What was sent.
+        #[serde(with = "bytes")]
+        data: Cow<'a, [u8]>,
+    },
+    /// A [`Rung`](Carried::Rung) or a [`Message`](Carried::Message) is there, and comes before what follows it.
+    Reached {
+        /// The connection to the interrupt.
+        connection: Handle,
+    },
+    /// The owner has room for one more message than before.
+    Taken {
+        /// The connection whose message was handed on.
+        connection: Handle,
+    },
+}
+
+/// What stands on the other machine for something that cannot be passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StandIn {
+    /// Memory of so many bytes, which is kept the same.
+    Memory {
+        /// Its size in bytes.
+        size: u64,
+        /// Whether the connector may store to it.
+        write: bool,
+    },
+    /// An interrupt's doorbell; its event comes next.
+    Doorbell,
+    /// An event.
+    Event,
+    /// The ring of a sender of data.
+    Ring,
+}
+
+/// Bytes as one piece, and not one by one.
+mod bytes {
+    use std::borrow::Cow;
+    use std::fmt;
+
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    struct Bytes;
+
+    impl<'de> Visitor<'de> for Bytes {
+        type Value = Cow<'static, [u8]>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+            Ok(Cow::Owned(bytes.to_vec()))
+        }
+    }
+
+    pub fn deserialize<'de, 'a, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Cow<'a, [u8]>, D::Error> {
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{decode, encode};
+    use super::*;
+
+    #[test]
+    fn what_is_carried_is_what_was_sent() {
+        let connection = Handle(7);
+        for carried in [
+            Carried::Said {
+                message: Cow::Owned(vec![1, 2, 3]),
+                given: Some((connection, vec![StandIn::Memory { size: 10, write: true }])),
+            },
+            Carried::Stores {
+                connection,
+                batch: 3,
+                last: true,
+                held: false,
+                runs: vec![(5, 2), (9, 1)],
+                data: Cow::Owned(vec![1, 2, 3]),
+            },
+            Carried::Message { connection, data: Cow::Owned(Vec::new()) },
+        ] {
+            assert_eq!(decode::<Carried<'static>>(&encode(&carried)), Some(carried));
+        }
+    }
+}

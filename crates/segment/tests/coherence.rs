@@ -1,0 +1,297 @@
+//! A segment's home and two replicas on other machines, under random stores, delays and orders of delivery.
+//!
+//! The simulation is the shells and the programs: memory is bytes, a snapshot is a copy, and parts of batches
+//! arrive in their order but at any time. What holds at every moment: a flag is nowhere before the data that was
+//! stored before it, no store takes effect twice, and one batch is under way each way. What holds at rest: all have the same bytes, no store
+//! to a byte that one host alone stores to is lost, and it comes to rest in a bounded number of turns. Policies
+//! that are wrong, one for each rule, are found by the same checks.
+
+use std::collections::VecDeque;
+
+use rackbus_seeds::{Random, Simulation};
+use rackbus_segment::coherence::{PAGE, Side, Window};
+
+const SEEDS: u64 = 2_000;
+const HOSTS: usize = 3;
+/// Not whole pages, nor whole words.
+const SIZE: usize = 2 * PAGE + 99;
+/// Where each host has its data, its flag, and bytes of its own in words that all have a part of.
+const DATA: [usize; 6] = [8, 40, PAGE - 16, PAGE + 8, 2 * PAGE + 8, 2 * PAGE + 90];
+const FLAG: usize = PAGE + 512;
+const OWN: usize = 800;
+/// Bytes that all store to.
+const COMMON: std::ops::Range<usize> = 1000..1004;
+
+/// What the shell does, which is right or wrong in one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    Right,
+    /// Each part takes effect when it comes.
+    Parts,
+    /// What a replica has under way is overwritten by what the home says.
+    Overwrite,
+    /// Pages are read one after the other while the programs go on.
+    Torn,
+}
+
+#[derive(Debug, Clone)]
+enum Message {
+    Part { batch: u64, last: bool, places: Vec<(u64, u32)>, data: Vec<u8> },
+    Applied(u64),
+}
+
+/// One direction of a connection: from which host, its window, and what is on its way.
+#[derive(Debug)]
+struct End {
+    host: usize,
+    window: Window,
+    out: VecDeque<Message>,
+    /// What has come of a batch, as it came.
+    raw: Vec<(usize, Vec<u8>)>,
+}
+
+struct Rack {
+    policy: Policy,
+    memory: Vec<Vec<u8>>,
+    /// The home's end and the replica's, of each connection.
+    links: Vec<[End; 2]>,
+    /// What each program is about to store: where and what.
+    programs: Vec<VecDeque<(usize, u8)>>,
+    /// How far each host has counted.
+    counts: Vec<u8>,
+    /// What each host stored last to its own bytes.
+    own: Vec<[u8; 2]>,
+    /// The last number that was stored to the common bytes: each store has another one.
+    common: u8,
+    /// What the home's common bytes were, in order.
+    history: Vec<Vec<u8>>,
+}
+
+fn data_of(host: usize, at: usize) -> usize {
+    at + host
+}
+
+fn own_of(host: usize, nth: usize) -> usize {
+    OWN + host + HOSTS * nth
+}
+
+impl Rack {
+    fn new(policy: Policy) -> Rack {
+        let end = |host, side| {
+            let window = Window::new(side, SIZE as u64, true);
+            End { host, window, out: VecDeque::new(), raw: Vec::new() }
+        };
+        Rack {
+            policy,
+            memory: vec![vec![0; SIZE]; HOSTS],
+            links: (1..HOSTS).map(|host| [end(0, Side::Home), end(host, Side::Replica)]).collect(),
+            programs: vec![VecDeque::new(); HOSTS],
+            counts: vec![0; HOSTS],
+            own: vec![[0; 2]; HOSTS],
+            common: 0,
+            history: vec![vec![0]; COMMON.len()],
+        }
+    }
+
+    /// A program decides to store: data, then the flag; or a byte of its own, or one that all store to.
+    fn decide(&mut self, host: usize, random: &mut Random) {
+        let program = &mut self.programs[host];
+        match random.below(3) {
+            0 if self.counts[host] < 250 => {
+                self.counts[host] += 1;
+                let count = self.counts[host];
+                program.extend(DATA.map(|at| (data_of(host, at), count)));
+                program.push_back((FLAG + host, count));
+            }
+            1 => {
+                let (nth, value) = (random.below(2), random.next() as u8);
+                self.own[host][nth] = value;
+                program.push_back((own_of(host, nth), value));
+            }
+            _ if self.common < u8::MAX => {
+                self.common += 1;
+                let at = COMMON.start + random.below(COMMON.len());
+                program.push_back((at, self.common));
+            }
+            _ => {}
+        }
+    }
+
+    fn store_next(&mut self, host: usize) {
+        if let Some((at, value)) = self.programs[host].pop_front() {
+            self.memory[host][at] = value;
+        }
+    }
+
+    /// Takes a snapshot and sends what is in it, unless a batch is under way.
+    fn collect(&mut self, link: usize, side: usize, random: &mut Random) {
+        if self.links[link][side].window.is_waiting() {
+            return;
+        }
+        let host = self.links[link][side].host;
+        let mut pages = Vec::new();
+        for start in (0..SIZE).step_by(PAGE) {
+            pages.push(self.memory[host][start..SIZE.min(start + PAGE)].to_vec());
+            if self.policy == Policy::Torn {
+                (0..random.below(12)).for_each(|_| self.store_next(host));
+            }
+        }
+        let end = &mut self.links[link][side];
+        let all = pages.iter().enumerate().map(|(page, bytes)| (page as u64, &bytes[..]));
+        let Some(batch) = end.window.collect(all) else { return };
+        for part in batch.parts(13 + random.below(60)) {
+            let (batch, last, places) = (part.batch, part.last, part.places);
+            end.out.push_back(Message::Part { batch, last, places, data: part.data.to_vec() });
+        }
+    }
+
+    /// Delivers the next message from one side of a connection to the other.
+    fn deliver(&mut self, link: usize, from: usize) -> Result<(), String> {
+        let Some(message) = self.links[link][from].out.pop_front() else { return Ok(()) };
+        let policy = self.policy;
+        let end = &mut self.links[link][1 - from];
+        let memory = &mut self.memory[end.host];
+        let wrong = |violation| format!("a right peer is refused: {violation}");
+        match message {
+            Message::Applied(batch) => end.window.applied(batch).map_err(wrong)?,
+            Message::Part { batch, last, places, data } => {
+                let mut from = 0;
+                for (offset, length) in &places {
+                    let bytes = data[from..from + *length as usize].to_vec();
+                    from += bytes.len();
+                    let place = *offset as usize;
+                    match policy {
+                        Policy::Parts => memory[place..place + bytes.len()].copy_from_slice(&bytes),
+                        _ => end.raw.push((place, bytes)),
+                    }
+                }
+                let stores = end.window.hear(batch, last, &places, &data).map_err(wrong)?;
+                let raw = if last { std::mem::take(&mut end.raw) } else { Vec::new() };
+                let Some(stores) = stores else { return Ok(()) };
+                let stores: Vec<(usize, Vec<u8>)> = match policy {
+                    Policy::Overwrite => raw,
+                    _ => stores.iter().map(|(at, bytes)| (at as usize, bytes.to_vec())).collect(),
+                };
+                for (place, bytes) in stores {
+                    memory[place..place + bytes.len()].copy_from_slice(&bytes);
+                }
+                end.out.push_back(Message::Applied(batch));
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds at every moment.
+    fn check(&mut self) -> Result<(), String> {
+        for (at, history) in COMMON.zip(&mut self.history) {
+            let now = self.memory[0][at];
+            if history.last() != Some(&now) {
+                if history.contains(&now) {
+                    return Err(format!("the store of {now} to {at} takes effect twice"));
+                }
+                history.push(now);
+            }
+        }
+        for (host, memory) in self.memory.iter().enumerate() {
+            for writer in 0..HOSTS {
+                let flag = memory[FLAG + writer];
+                for at in DATA.map(|at| data_of(writer, at)) {
+                    if memory[at] < flag {
+                        let data = memory[at];
+                        return Err(format!(
+                            "{host} has flag {flag} of {writer}, data {data} at {at}"
+                        ));
+                    }
+                }
+            }
+        }
+        for end in self.links.iter().flatten() {
+            let batches =
+                end.out.iter().filter(|it| matches!(it, Message::Part { last: true, .. }));
+            if batches.count() > 1 {
+                return Err(format!("two batches are under way from {}", end.host));
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on without new stores, until nothing changes: a replica's stores are at the other replica after the
+    /// batch that was under way, and one for each step there.
+    fn rest(&mut self, random: &mut Random) -> Result<(), String> {
+        for host in 0..HOSTS {
+            while !self.programs[host].is_empty() {
+                self.store_next(host);
+            }
+        }
+        for _ in 0..6 {
+            for link in 0..self.links.len() {
+                for side in 0..2 {
+                    self.collect(link, side, random);
+                }
+            }
+            while self.links.iter().flatten().any(|end| !end.out.is_empty()) {
+                for link in 0..self.links.len() {
+                    self.deliver(link, 0)?;
+                    self.deliver(link, 1)?;
+                    self.check()?;
+                }
+            }
+        }
+        for (host, memory) in self.memory.iter().enumerate() {
+            if *memory != self.memory[0] {
+                let at = (0..SIZE).find(|at| memory[*at] != self.memory[0][*at]).unwrap_or(0);
+                return Err(format!("{host} and 0 differ at {at} at rest"));
+            }
+            for (writer, own) in self.own.iter().enumerate() {
+                for (nth, value) in own.iter().enumerate() {
+                    if memory[own_of(writer, nth)] != *value {
+                        return Err(format!("{host} has not what {writer} stored last"));
+                    }
+                }
+                if memory[FLAG + writer] != self.counts[writer] {
+                    return Err(format!("{host} has not the last flag of {writer}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(policy: Policy, seed: u64, traced: bool) -> Result<(), String> {
+    let mut random = Random(seed);
+    let mut rack = Rack::new(policy);
+    for round in 0..1 + random.below(4) {
+        for _ in 0..random.below(400) {
+            let (host, link, side) =
+                (random.below(HOSTS), random.below(HOSTS - 1), random.below(2));
+            let step = random.below(10);
+            if traced {
+                println!("{round}: step {step} of host {host}, link {link}, side {side}");
+            }
+            match step {
+                0 => rack.decide(host, &mut random),
+                1..=4 => rack.store_next(host),
+                5 => rack.collect(link, side, &mut random),
+                _ => rack.deliver(link, side)?,
+            }
+            rack.check()?;
+        }
+        rack.rest(&mut random)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn all_memory_becomes_the_same_and_no_flag_is_before_its_data() {
+    let simulation = Simulation { test: "-p rackbus-segment --test coherence", usual: SEEDS };
+    simulation.run(|seed, traced| run(Policy::Right, seed, traced));
+}
+
+#[test]
+fn wrong_policies_are_found() {
+    for policy in [Policy::Parts, Policy::Overwrite, Policy::Torn] {
+        let found = (0..200).find_map(|seed| run(policy, seed, false).err());
+        assert!(found.is_some(), "{policy:?} is not found");
+        println!("{policy:?}: {}", found.unwrap_or_default());
+    }
+}
