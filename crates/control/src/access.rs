@@ -116,6 +116,15 @@ mod tests {
         assert!(beta.acts_for("beta").is_ok() && beta.acts_for("alpha").is_err());
     }
 
+    /// It passes on what processes of its machine ask, who administrate the rack.
+    #[test]
+    fn another_control_plane_asks_for_everything() {
+        for path in ["/v1/tokens", "/v1/leases", "/v1/compositions"] {
+            assert!(Peer::Control.may(&Method::POST, path), "{path}");
+        }
+        assert!(Peer::Control.acts_for("alpha").is_ok());
+    }
+
     #[test]
     fn a_stranger_can_do_nothing_but_join() {
         assert!(Peer::Stranger.may(&Method::POST, "/v1/join"));

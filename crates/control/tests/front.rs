@@ -44,6 +44,7 @@ fn front() -> (Arc<Front>, watch::Sender<Standing>, watch::Sender<Members>) {
         let options = Options {
             read_rack: None,
             inventory,
+            read_rack: None,
             config: Config::default(),
             database: "unused".into(),
             log_lines_left_out: || 0,

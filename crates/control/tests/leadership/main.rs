@@ -10,7 +10,7 @@ mod world;
 use rackbus_seeds::Simulation;
 
 const SIMULATION: Simulation =
-    Simulation { test: "-p rackbus-control --test leadership", usual: 5_000 };
+    Simulation { test: "-p rackbus-control --test leadership", usual: 3_000 };
 
 #[test]
 fn there_is_one_leader_and_nothing_that_it_committed_is_lost() {
