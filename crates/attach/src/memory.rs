@@ -77,6 +77,8 @@ struct State {
     file: Option<Arc<OwnedFd>>,
     regions: Vec<Weak<Region>>,
     frozen: bool,
+    /// The range that nobody is to access now, and the mappings in which the system sees to that.
+    hidden: Option<(u64, u64, Vec<Weak<Region>>)>,
     /// Nothing is moved any more: it was given back, or taken away.
     ended: bool,
 }
@@ -87,8 +89,13 @@ impl Memory {
             true => Access::READ | Access::WRITE,
             false => Access::READ,
         };
-        let state =
-            State { file: file.map(Arc::new), regions: Vec::new(), frozen: false, ended: false };
+        let state = State {
+            file: file.map(Arc::new),
+            regions: Vec::new(),
+            frozen: false,
+            hidden: None,
+            ended: false,
+        };
         Arc::new(Memory { state: Mutex::new(state), moved: Condvar::new(), access, size })
     }
 
@@ -126,7 +133,8 @@ impl Memory {
             return Err(RegionError::OutOfFile { offset, length, file_size: self.size }.into());
         }
         let state = self.lock();
-        let waited = self.moved.wait_timeout_while(state, PATIENCE, |state| state.frozen);
+        let changing = |state: &mut State| state.frozen || state.hidden.is_some();
+        let waited = self.moved.wait_timeout_while(state, PATIENCE, changing);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let file = match &state.file {
             Some(file) if !state.frozen => file.clone(),
@@ -147,11 +155,36 @@ impl Memory {
         if state.ended {
             return Ok(());
         }
+        // What is hidden is protected otherwise from now on.
+        self.show_in(&mut state);
         state.frozen = true;
         for region in state.regions.iter().filter_map(Weak::upgrade) {
             region.freeze(offset, length)?;
         }
         Ok(())
+    }
+
+    /// Other bytes are about to be stored to a range, by the node: nobody accesses it until they are.
+    pub(crate) fn hide(&self, offset: u64, length: u64) {
+        let mut state = self.lock();
+        if state.ended || state.frozen || state.hidden.is_some() {
+            return;
+        }
+        let regions = state.regions.iter().filter_map(Weak::upgrade);
+        let hidden = regions.filter(|region| region.hide(offset, length));
+        let hidden = hidden.map(|region| Arc::downgrade(&region)).collect();
+        state.hidden = Some((offset, length, hidden));
+    }
+
+    /// They are.
+    pub(crate) fn show(&self) {
+        self.show_in(&mut self.lock());
+    }
+
+    fn show_in(&self, state: &mut State) {
+        let Some((offset, length, regions)) = state.hidden.take() else { return };
+        regions.iter().filter_map(Weak::upgrade).for_each(|region| region.show(offset, length));
+        self.moved.notify_all();
     }
 
     /// The range is in `file` from now on, beginning at `from`; `whole` when that is all of it.
@@ -187,6 +220,7 @@ impl Memory {
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
+        self.show_in(&mut state);
         self.unfreeze_in(&mut state);
     }
 

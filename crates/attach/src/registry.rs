@@ -236,6 +236,17 @@ impl Registry {
                     memory.unfreeze();
                 }
             }
+            Event::Hide { turn, keeper, offset, length } => {
+                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                    memory.hide(offset, length);
+                }
+                answer(events, Notice::Hidden { turn });
+            }
+            Event::Show { keeper } => {
+                if let Some(memory) = self.get(keeper).and_then(|it| it.memory.upgrade()) {
+                    memory.show();
+                }
+            }
             Event::Finished { ticket, outcome } => self.finished.tell(ticket, outcome),
         }
     }
@@ -250,7 +261,8 @@ fn about(event: &Event) -> Option<Handle> {
         Event::Freeze { keeper, .. }
         | Event::Adopt { keeper, .. }
         | Event::Unfreeze { keeper, .. } => Some(*keeper),
-        Event::Finished { .. } => None,
+        // What is not known yet is not mapped.
+        Event::Hide { .. } | Event::Show { .. } | Event::Finished { .. } => None,
     }
 }
 

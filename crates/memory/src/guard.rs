@@ -16,7 +16,7 @@
 
 mod signals;
 mod slot;
-mod uffd;
+pub(crate) mod uffd;
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};

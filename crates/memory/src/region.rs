@@ -268,6 +268,20 @@ impl Region {
         self.registration.freeze(at, length).map_err(system("mprotect"))
     }
 
+    /// Lets whoever accesses the pages that a range of the file is on wait, until [`show`](Region::show): what is
+    /// stored to the file meanwhile, by somebody else, is seen as a whole. False when the system cannot do that for
+    /// this process, and nobody waits.
+    pub fn hide(&self, offset: u64, length: u64) -> bool {
+        let Some((start, length, _)) = self.pages(offset, length) else { return true };
+        crate::guard::uffd::hide(self.base.as_ptr() as usize + start, length)
+    }
+
+    /// Lets them go on.
+    pub fn show(&self, offset: u64, length: u64) {
+        let Some((start, length, _)) = self.pages(offset, length) else { return };
+        crate::guard::uffd::show(self.base.as_ptr() as usize + start, length);
+    }
+
     /// Puts other memory, which has the same bytes, in the place of a range of the file. `from` is
     /// the range's first byte in that memory. Where the region is frozen, writers wait on, until
     /// [`unfreeze`](Region::unfreeze).

@@ -299,6 +299,13 @@ impl Window {
         Ok(last)
     }
 
+    /// The range that what came changes when it takes effect: its first byte, and how many bytes.
+    pub fn staged_range(&self) -> Option<(u64, u64)> {
+        let places = &self.staged.as_ref()?.places;
+        let (first, last) = (places.first()?, places.last()?);
+        Some((first.0, last.0 + u64::from(last.1) - first.0))
+    }
+
     /// What came takes effect now: its number, and what is to be stored here, as a whole and before the next
     /// snapshot, before the other side is told that it took effect.
     pub fn take_effect(&mut self) -> Option<(u64, Stores)> {

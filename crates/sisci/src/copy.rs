@@ -239,18 +239,14 @@ const CANCEL_DISABLE: c_int = 1;
 /// thread is cancelled after it.
 fn flush(sequence: RawHandle) {
     fence(Ordering::SeqCst);
-    if !crate::library::between_machines() {
+    // Without a sequence the processor's buffers are meant: what is in order here arrives in order.
+    if sequence.is_null() || !crate::library::between_machines() {
         return;
     }
     let mut before = 0;
     // SAFETY: changes whether this thread may be cancelled, and says whether it was.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
-    if sequence.is_null() {
-        // Those of the processor are meant, wherever they went.
-        for map in Map::table().all() {
-            let _ = map.flush();
-        }
-    } else if let Ok(sequence) = find::<Sequence>(sequence) {
+    if let Ok(sequence) = find::<Sequence>(sequence) {
         let _ = sequence.map.flush();
     }
     // SAFETY: as it was before.

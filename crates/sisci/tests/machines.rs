@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Rack, text};
+use support::Rack;
 
 /// Runs a scenario of two processes on two machines, each way round.
 fn between(scenario: &str) {
@@ -27,10 +27,3 @@ macro_rules! between {
 }
 
 between!(segments, maps, segment_events, interrupts, data_interrupts, dma, copy, removals);
-
-#[test]
-fn a_multicast_group_between_machines_is_refused() {
-    let rack = Rack::of_machines();
-    let output = rack.on("beta", "tests/reflective").args(["peer", "4"]).output().unwrap();
-    assert!(!output.status.success(), "{}", text(&output));
-}

@@ -41,7 +41,12 @@ const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 const WP_SHMEM: u64 = 1 << 12;
 /// Pages that were never touched as well, where the memory is private (6.4).
 const WP_UNPOPULATED: u64 = 1 << 13;
+/// Pages of shared memory that are nowhere (4.11), or in the file and not mapped (5.14), can be kept back.
+const MISSING_SHMEM: u64 = 1 << 5;
+const MINOR_SHMEM: u64 = 1 << 10;
+const REGISTER_MISSING: u64 = 1 << 0;
 const REGISTER_WP: u64 = 1 << 1;
+const REGISTER_MINOR: u64 = 1 << 2;
 const PROTECT: u64 = 1;
 
 /// What this process may use.
@@ -73,7 +78,8 @@ fn open() -> Option<OwnedFd> {
     let fd = make(flags)
         .or_else(|| by_device(flags.bits()))
         .or_else(|| make(flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)))?;
-    let mut api = Api { api: API, features: WP_SHMEM | WP_UNPOPULATED, ioctls: 0 };
+    let features = WP_SHMEM | WP_UNPOPULATED | MISSING_SHMEM | MINOR_SHMEM;
+    let mut api = Api { api: API, features, ioctls: 0 };
     call(&fd, UFFDIO_API, &mut api).then_some(fd)
 }
 
@@ -108,6 +114,30 @@ pub(super) fn protect(start: usize, length: usize) -> bool {
         release(start, length);
     }
     done
+}
+
+/// Lets whoever accesses whole pages of this process' mappings of shared memory wait, for loads as well; false
+/// where the kernel cannot or may not. The pages themselves stay as they are, in their file.
+pub(crate) fn hide(start: usize, length: usize) -> bool {
+    let Some(kernel) = kernel() else { return false };
+    let mode = REGISTER_MISSING | REGISTER_MINOR;
+    if !call(&kernel.fd, UFFDIO_REGISTER, &mut ranged(start, length, mode)) {
+        return false;
+    }
+    // SAFETY: a mapping of ours, of a file that is shared: what is not mapped any more is mapped again from there
+    // when it is accessed, which now waits.
+    let unmapped = unsafe { libc::madvise(start as *mut _, length, libc::MADV_DONTNEED) } == 0;
+    if !unmapped {
+        show(start, length);
+    }
+    unmapped
+}
+
+/// Lets those go on that wait because of [`hide`].
+pub(crate) fn show(start: usize, length: usize) {
+    let Some(kernel) = kernel() else { return };
+    call(&kernel.fd, UFFDIO_UNREGISTER, &mut ranged(start, length, 0));
+    call(&kernel.fd, UFFDIO_WAKE, &mut ranged(start, length, 0));
 }
 
 /// Lets them go on, also those that waited for what was mapped there before.

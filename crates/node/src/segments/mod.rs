@@ -9,6 +9,7 @@
 //! the lock: a peer that takes no messages is given up (`outbox`).
 
 mod far;
+mod hiding;
 mod numbers;
 mod objects;
 mod outbox;
@@ -44,6 +45,7 @@ pub struct Segments {
     link: Arc<dyn Connect>,
     begun: Instant,
     state: Mutex<State>,
+    hiding: hiding::Hiding,
     /// Signalled when the directory may want to be told of time sooner.
     sooner: Condvar,
 }
@@ -139,6 +141,7 @@ impl Segments {
                 effects: Effects::default(),
                 in_their_place: Vec::new(),
             }),
+            hiding: hiding::Hiding::default(),
             sooner: Condvar::new(),
         })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, Gate, PacketListener, Packets, Passage};
 use rackbus_segment::SessionId;
-use rackbus_segment::message::{Refusal, Reply, Request, decode, encode};
+use rackbus_segment::message::{Notice, Refusal, Reply, Request, decode, encode};
 use rustix::process::getuid;
 
 use super::outbox::{Letter, Outbox};
@@ -115,6 +115,10 @@ impl Segments {
                 events.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
             {
                 let Some(notice) = buffer.get(..packet.length).and_then(decode) else { break };
+                if let Notice::Hidden { turn } = notice {
+                    service.hiding.hidden(turn, id);
+                    continue;
+                }
                 service.ask(|directory, now, objects| directory.noticed(now, id, notice, objects));
             }
         };

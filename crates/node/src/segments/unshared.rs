@@ -83,7 +83,9 @@ impl Segments {
                     self.hear_tell(node, &far, tell, given, &mut held)
                 }
                 carried => {
-                    for complete in far.hear(Way::ToOwner, carried)? {
+                    for complete in far.hear(Way::ToOwner, carried, |spans, effect| {
+                        self.while_hidden(node, spans, effect)
+                    })? {
                         if let Some((tell, attached)) = held.remove(&complete) {
                             self.told(node, tell, attached);
                         }
@@ -236,7 +238,12 @@ impl Segments {
         self.listen_far(outbox, |carried| {
             let message = match carried {
                 Carried::Said { message, .. } => message,
-                carried => return far.hear(Way::ToConnector, carried).map(drop),
+                carried => {
+                    let heard = far.hear(Way::ToConnector, carried, |spans, effect| {
+                        self.while_hidden(node, spans, effect)
+                    });
+                    return heard.map(drop);
+                }
             };
             let ask: Ask = decode(&message).ok_or("no message of this protocol")?;
             let mut state = self.lock();

@@ -288,6 +288,8 @@ impl Directory {
         self.at(now);
         let keeper = match notice {
             Notice::Frozen { keeper, .. } | Notice::Adopted { keeper, .. } => keeper,
+            // It is the shell that hides.
+            Notice::Hidden { .. } => return self.finish(objects),
         };
         match (notice, self.connection_known_as(keeper)) {
             (Notice::Frozen { ticket, .. }, Some(connection)) => {
@@ -298,6 +300,7 @@ impl Directory {
             }
             (Notice::Frozen { ticket, .. }, None) => self.session_frozen(session, ticket, keeper),
             (Notice::Adopted { ticket, .. }, None) => self.session_adopted(session, ticket, keeper),
+            (Notice::Hidden { .. }, _) => {}
         }
         self.finish(objects)
     }
@@ -388,6 +391,23 @@ impl Directory {
     /// The memory of a session's own segment, if it has that handle and memory.
     pub fn memory_of(&self, session: SessionId, segment: Handle) -> Option<ObjectId> {
         self.segments.get(&segment).filter(|it| it.session == session)?.memory
+    }
+
+    /// The sessions that may have the memory of another node's connection mapped, and what they call it.
+    pub fn keepers(&self, node: NodeId, connection: Handle) -> Vec<(SessionId, Handle)> {
+        let Some((ConnectionTarget::Segment(handle), _)) = self.guests.get(&(node, connection))
+        else {
+            return Vec::new();
+        };
+        let Some(segment) = self.segments.get(handle) else { return Vec::new() };
+        let own = segment.guests.keys().filter(|(node, _)| *node == self.settings.node);
+        let own = own.filter_map(|(_, connection)| self.keeper_of(*connection));
+        std::iter::once((segment.session, *handle)).chain(own).collect()
+    }
+
+    /// The session that has a connection, and what it calls it.
+    pub fn keeper_of(&self, connection: Handle) -> Option<(SessionId, Handle)> {
+        self.connections.get(&connection).map(|it| (it.session, it.known_as))
     }
 
     /// Whether a session has a connection of that handle.

@@ -185,6 +185,11 @@ pub enum Notice {
         /// Under which handle it keeps the memory.
         keeper: Handle,
     },
+    /// Nobody accesses what is hidden, as far as the system can see to that.
+    Hidden {
+        /// Number of the turn.
+        turn: u64,
+    },
 }
 
 /// The node's answer to a [`Request`].
@@ -370,6 +375,23 @@ pub enum Event {
         offset: u64,
         /// Length of the range in bytes.
         length: u64,
+    },
+    /// Between machines: nobody is to access a range of a mapped memory until [`Event::Show`], so that what takes
+    /// effect there is seen as a whole. Answered by [`Notice::Hidden`].
+    Hide {
+        /// Number of the turn.
+        turn: u64,
+        /// The segment or connection.
+        keeper: Handle,
+        /// Offset of the range in the memory, in bytes.
+        offset: u64,
+        /// Length of the range in bytes.
+        length: u64,
+    },
+    /// What was hidden may be accessed again.
+    Show {
+        /// The segment or connection.
+        keeper: Handle,
     },
     /// What was [`Reply::Started`] is done.
     Finished {

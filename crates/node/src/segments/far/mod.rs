@@ -25,11 +25,15 @@ pub use bells::Line;
 use bells::{Receiver, Said, Sender};
 pub use pair::Pair;
 
+use super::hiding::Span;
 use super::objects::{Kind, Object};
 use super::outbox::{Letter, Outbox};
 
 /// How long a peer may take to apply what is to take effect before something else is said.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Bytes of what is stored in one step.
+const WORD: u64 = 8;
 
 /// Which of the two conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,7 +45,7 @@ pub enum Way {
 }
 
 /// A connection between the two hosts, as its connector's node calls it.
-type Link = (Way, Handle);
+pub type Link = (Way, Handle);
 
 /// What a connection has at this end.
 #[derive(Debug, Clone)]
@@ -50,6 +54,9 @@ enum End {
     Sender(Arc<Sender>),
     Receiver(Arc<Receiver>),
 }
+
+/// Batches that took effect: of which connections, and their numbers.
+pub type Applied = Vec<(Link, Option<u64>)>;
 
 /// Held by whoever reads all memory that a host has in common with another one, and alone by whoever stores what
 /// came from one: so what took effect together is in no snapshot in part.
@@ -339,12 +346,18 @@ impl Far {
         waited.unwrap_or_else(PoisonError::into_inner).0.done >= wanted
     }
 
-    /// Hears what is no message of the directory's. The connections whose memory has by that all that the other
+    /// Hears what is no message of the directory's; what takes effect does so in what `hidden` is given to call, so
+    /// that no process sees a part of these ranges changed. The connections whose memory has by that all that the other
     /// side had at first.
     ///
     /// # Errors
     /// What is wrong with it; the conversation ends.
-    pub fn hear(&self, way: Way, carried: Carried<'_>) -> Result<Vec<Handle>, String> {
+    pub fn hear(
+        &self,
+        way: Way,
+        carried: Carried<'_>,
+        hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
+    ) -> Result<Vec<Handle>, String> {
         let end = |connection| self.lock().ends.get(&(way, connection)).cloned();
         match carried {
             Carried::Said { .. } => {}
@@ -361,7 +374,7 @@ impl Far {
                 }
                 match held {
                     true => self.lock().send(way, &Carried::Held { connection, batch }),
-                    false => return Ok(self.take_effect()),
+                    false => return Ok(self.take_effect(hidden)),
                 }
             }
             Carried::Held { .. } => {
@@ -406,14 +419,27 @@ impl Far {
     }
 
     /// All that came and is staged takes effect, and its senders are told.
-    fn take_effect(&self) -> Vec<Handle> {
+    fn take_effect(
+        &self,
+        hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
+    ) -> Vec<Handle> {
         let staged = std::mem::take(&mut self.lock().staged);
         let pairs: Vec<(Link, Arc<Pair>)> =
             staged.into_iter().filter_map(|link| Some((link, self.memory(link)?))).collect();
-        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-        let applied: Vec<(Link, Option<u64>)> =
-            pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect();
-        drop(effects);
+        let span = |(link, pair): &(Link, Arc<Pair>)| {
+            pair.staged_range().map(|(offset, length)| (*link, offset, length))
+        };
+        let mut spans: Vec<Span> = pairs.iter().filter_map(span).collect();
+        // One word changes in one step, whoever looks.
+        if let [(_, offset, length)] = spans[..]
+            && offset / WORD == (offset + length - 1) / WORD
+        {
+            spans.clear();
+        }
+        let applied = hidden(&spans, &|| {
+            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
+            pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect()
+        });
         let state = self.lock();
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {

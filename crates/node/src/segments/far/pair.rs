@@ -68,7 +68,8 @@ impl State {
         !self.paused && self.window.tells()
     }
 
-    /// Stores what is staged: what is long first, so that what is most likely a flag comes last.
+    /// Stores what is staged: what is long first, so that what is most likely a flag comes last, for whoever could
+    /// not be kept from the memory meanwhile.
     fn apply(&mut self) -> Option<u64> {
         self.overdue = false;
         let (batch, stores) = self.window.take_effect()?;
@@ -157,6 +158,11 @@ impl Pair {
         data: &[u8],
     ) -> Result<bool, Violation> {
         self.lock().window.hear(batch, last, places, data)
+    }
+
+    /// The range that changes when what came takes effect.
+    pub fn staged_range(&self) -> Option<(u64, u64)> {
+        self.lock().window.staged_range()
     }
 
     /// What came takes effect: the number of its batch, unless it does later.

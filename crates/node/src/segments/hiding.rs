@@ -1,0 +1,117 @@
+//! Keeping the processes of this host from memory while what came from another machine takes effect there: so that
+//! who polls one word of it finds all the others changed as well.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use rackbus_segment::message::{Event, encode};
+use rackbus_segment::{Handle, NodeId, SessionId};
+
+use super::far::{Link, Way};
+use super::outbox::Letter;
+use super::{Segments, State};
+
+/// How long a process may take to answer. One that is stopped accesses nothing.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Who is waited for.
+#[derive(Debug, Default)]
+pub struct Hiding {
+    state: Mutex<Turns>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Turns {
+    last: u64,
+    /// Of each turn, the sessions that have not answered.
+    waiting: HashMap<u64, Vec<SessionId>>,
+}
+
+impl Hiding {
+    /// A session has answered.
+    pub fn hidden(&self, turn: u64, session: SessionId) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = state.waiting.get_mut(&turn)
+            && let Some(at) = waiting.iter().position(|it| *it == session)
+        {
+            waiting.swap_remove(at);
+        }
+        self.changed.notify_all();
+    }
+
+    fn begin(&self, sessions: Vec<SessionId>) -> u64 {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.last += 1;
+        let turn = state.last;
+        state.waiting.insert(turn, sessions);
+        turn
+    }
+
+    fn wait(&self, turn: u64) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = |it: &mut Turns| it.waiting.get(&turn).is_some_and(|left| !left.is_empty());
+        let waited = self.changed.wait_timeout_while(state, PATIENCE, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.waiting.remove(&turn);
+    }
+}
+
+/// A range of a connection's memory: where it begins, and its bytes.
+pub type Span = (Link, u64, u64);
+
+impl Segments {
+    /// Hides ranges of memory that this host has in common with `node`, calls `with`, and shows them again.
+    pub(super) fn while_hidden<T>(
+        &self,
+        node: NodeId,
+        spans: &[Span],
+        with: impl FnOnce() -> T,
+    ) -> T {
+        if spans.is_empty() {
+            return with();
+        }
+        let kept = self.lock().keepers(node, spans);
+        let turn = self.hiding.begin(kept.iter().map(|(session, ..)| *session).collect());
+        let say = |session: &SessionId, event: &Event| {
+            let events = self.lock().sessions.get(session).and_then(|it| it.events.clone());
+            match events {
+                Some(events) => events.send(Letter { bytes: encode(event), fds: Vec::new() }),
+                None => self.hiding.hidden(turn, *session),
+            }
+        };
+        for (session, keeper, offset, length) in &kept {
+            let (keeper, offset, length) = (*keeper, *offset, *length);
+            say(session, &Event::Hide { turn, keeper, offset, length });
+        }
+        self.hiding.wait(turn);
+        let done = with();
+        for (session, keeper, ..) in &kept {
+            say(session, &Event::Show { keeper: *keeper });
+        }
+        done
+    }
+}
+
+impl State {
+    /// Who may have ranges of connections' memory mapped: the session, what it calls the memory, and the range.
+    fn keepers(&self, node: NodeId, spans: &[Span]) -> Vec<(SessionId, Handle, u64, u64)> {
+        // One range for each that keeps a memory, whatever connections lead there.
+        let mut kept: BTreeMap<(SessionId, Handle), (u64, u64)> = BTreeMap::new();
+        for ((way, connection), offset, length) in spans {
+            let keepers = match way {
+                Way::ToOwner => self.directory.keeper_of(*connection).into_iter().collect(),
+                Way::ToConnector => self.directory.keepers(node, *connection),
+            };
+            for keeper in keepers {
+                let (first, end) = (*offset, offset.saturating_add(*length));
+                let range = kept.entry(keeper).or_insert((first, end));
+                *range = (range.0.min(first), range.1.max(end));
+            }
+        }
+        let one = |((session, keeper), (first, end)): (_, (u64, u64))| {
+            (session, keeper, first, end - first)
+        };
+        kept.into_iter().map(one).collect()
+    }
+}
