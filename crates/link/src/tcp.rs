@@ -339,6 +339,7 @@ mod tests {
             if let Some(length) = to.receive(&mut message) {
                 return length;
             }
+            assert!(!to.is_closed() && !from.is_closed());
             from.ring();
             if to.rest() && from.rest() {
                 let waiting = [std::os::fd::AsFd::as_fd(&*to), std::os::fd::AsFd::as_fd(&*from)];

@@ -138,9 +138,15 @@ impl Contact {
         }
     }
 
+    /// For how long nothing may be heard: by a connection that is there, also as long as it may be silent.
+    fn most_silent(&self) -> Millis {
+        let connected = matches!(self.state, State::Joining(_) | State::Up(_));
+        self.timing.hold + if connected { self.timing.silence } else { 0 }
+    }
+
     fn expire_any(&mut self, now: Millis) {
         let silent = now.saturating_sub(self.heard);
-        if silent > self.timing.hold {
+        if silent > self.most_silent() {
             self.over(End::Silent(silent));
         }
     }
@@ -153,9 +159,8 @@ impl Contact {
             self.quiet = now;
         }
         self.looked = self.looked.max(now);
-        // What an existing connection has brought meanwhile is not looked at any more then.
-        let silence = if matches!(self.state, State::Up(_)) { self.timing.silence } else { 0 };
-        self.expire_any(now.saturating_sub(silence));
+        // What a connection has brought meanwhile is not looked at any more then.
+        self.expire_any(now);
         let quiet = now.saturating_sub(self.quiet);
         let connected = matches!(self.state, State::Joining(_) | State::Up(_));
         if connected && quiet > self.timing.silence {
@@ -228,7 +233,7 @@ impl Contact {
 
     /// When to [tick](Contact::tick) or [try](Contact::attempt) next, where no connection is there.
     pub fn due(&self) -> Option<Millis> {
-        let over = self.heard + self.timing.hold + 1;
+        let over = self.heard + self.most_silent() + 1;
         match self.state {
             State::Over(_) => None,
             State::Down { trying: false } if self.side == Side::Asks => Some(self.next.min(over)),
@@ -310,5 +315,82 @@ impl Contact {
     /// long there was none the last time.
     pub fn counts(&self) -> (u64, u64, Millis) {
         (self.reconnects, self.repeated, self.last_lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asking(hold: Millis) -> Contact {
+        Contact::new(Side::Asks, Timing::asking(hold))
+    }
+
+    /// As long as its first connection, and that may take its time.
+    #[test]
+    fn a_session_that_is_not_held_ends_with_its_connection() {
+        let mut contact = asking(0);
+        assert!(contact.tick(1) && contact.tick(500) && contact.end().is_none());
+        assert_eq!(contact.resumed(0, 600, 0), None, "there was none before");
+        assert!(contact.tick(700) && contact.end().is_none());
+        contact.broke(0, 800);
+        contact.expire(900);
+        assert!(matches!(contact.end(), Some(End::Silent(_))), "{contact:?}");
+    }
+
+    #[test]
+    fn the_first_attempt_begins_at_once_and_the_others_at_growing_intervals() {
+        let mut contact = asking(60_000);
+        contact.resumed(0, 0, 0);
+        contact.broke(0, 5_000);
+        let (mut now, mut begun) = (5_000, Vec::new());
+        while begun.len() < 8 {
+            if let Some(number) = contact.attempt(now) {
+                begun.push(now - 5_000);
+                contact.failed(number, now);
+            }
+            now += 1;
+        }
+        assert_eq!(begun, [0, 50, 150, 350, 750, 1_550, 2_550, 3_550]);
+    }
+
+    #[test]
+    fn silence_counts_only_while_this_side_looks() {
+        let mut contact = asking(60_000);
+        contact.resumed(0, 0, 0);
+        let mut last = 0;
+        for now in (200..=3_000).step_by(200) {
+            assert!(contact.tick(now));
+            last = now;
+        }
+        // It stands still for longer than may be silent, and hears what came meanwhile.
+        assert!(contact.tick(last + 20_000) && contact.end().is_none());
+        let lost = (last + 20_000..).step_by(200).find(|now| !contact.tick(*now));
+        assert_eq!(lost, Some(last + 20_000 + 3_200));
+    }
+
+    #[test]
+    fn a_newer_connection_counts_and_older_ones_do_not() {
+        let mut contact = Contact::new(Side::Answers, Timing::answering(1_000));
+        contact.resumed(0, 0, 0);
+        assert!(contact.connected(3, 10) && !contact.connected(2, 20));
+        contact.broke(0, 30);
+        assert_eq!(contact.resumed(3, 40, 5), Some(30));
+        assert_eq!((contact.counts(), contact.lost_for(50)), ((1, 5, 30), None));
+        assert_eq!(contact.attempt(60), None, "it is not the side that connects");
+    }
+
+    #[test]
+    fn who_asks_counts_from_what_the_other_side_certainly_heard() {
+        let mut contact = asking(1_000);
+        contact.resumed(0, 0, 0);
+        let beat = contact.beat(200);
+        for now in (400..=4_000).step_by(200) {
+            contact.heard(0, now);
+            contact.echoed(beat);
+            assert!(contact.tick(now) && contact.end().is_none(), "{now}");
+        }
+        contact.tick(4_400);
+        assert_eq!(contact.end(), Some(&End::Silent(4_200)));
     }
 }
