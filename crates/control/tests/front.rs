@@ -42,7 +42,6 @@ fn front() -> (Arc<Front>, watch::Sender<Standing>, watch::Sender<Members>) {
             ..Inventory::default()
         };
         let options = Options {
-            read_rack: None,
             inventory,
             read_rack: None,
             config: Config::default(),

@@ -444,7 +444,8 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        let cases: [(u64, &[(u64, u32)], &[u8], Violation); 7] = [
+        type Case = (u64, &'static [(u64, u32)], &'static [u8], Violation);
+        let cases: [Case; 7] = [
             (2, &[], &[], Violation::Number(2)),
             (0, &[], &[], Violation::Number(0)),
             (1, &[(SIZE, 1)], &[1], Violation::Place),

@@ -42,6 +42,9 @@ enum Message {
     Applied(u64),
 }
 
+/// Bytes, and where they are stored.
+type Piece = (usize, Vec<u8>);
+
 /// One direction of a connection: from which host, its window, and what is on its way.
 #[derive(Debug)]
 struct End {
@@ -49,9 +52,9 @@ struct End {
     window: Window,
     out: VecDeque<Message>,
     /// What has come of a batch, as it came.
-    raw: Vec<(usize, Vec<u8>)>,
+    raw: Vec<Piece>,
     /// What is to be stored later, with a policy that is wrong.
-    early: Option<(u64, Vec<(usize, Vec<u8>)>)>,
+    early: Option<(u64, Vec<Piece>)>,
 }
 
 struct Rack {
