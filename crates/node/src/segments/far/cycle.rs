@@ -8,7 +8,7 @@
 //! when that is known is the rest sent.
 
 use std::borrow::Cow;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::prompt::run_promptly;
@@ -90,10 +90,9 @@ impl Far {
         let mut pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         pairs.retain(|pair| !pair.is_waiting());
         let any = !links.is_empty() || waiting;
-        let batches = {
-            let _effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
-            collect(&pairs)
-        };
+        // Until it is on its way: what takes effect here later is answered behind it.
+        let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
+        let batches = collect(&pairs);
         let batches: Vec<(Link, Batch)> = batches
             .into_iter()
             .filter_map(|(at, batch)| {
@@ -103,7 +102,7 @@ impl Far {
             })
             .collect();
         let some = !batches.is_empty();
-        self.send(&batches);
+        self.send(&batches, effects);
         let mut state = self.lock();
         state.close(closing);
         state.done = wanted;
@@ -113,7 +112,7 @@ impl Far {
     }
 
     /// Sends batches that take effect in one, and waits until they have.
-    fn send(&self, batches: &[(Link, Batch)]) {
+    fn send(&self, batches: &[(Link, Batch)], effects: RwLockReadGuard<'_, ()>) {
         let of = |way| -> Vec<&(Link, Batch)> {
             batches.iter().filter(|(link, _)| link.0 == way).collect()
         };
@@ -126,12 +125,16 @@ impl Far {
         let both = ways.len() == 2;
         let known = self.lock().held;
         self.send_over(&first, both);
+        if !both {
+            self.send_over(&second, false);
+        }
+        drop(effects);
         if both {
             let count = first.len() as u64;
             // Without the one conversation, what goes over the other has to take effect alone.
             self.wait_until(&[Way::ToOwner], |state| state.held >= known + count);
+            self.send_over(&second, false);
         }
-        self.send_over(&second, false);
         let pairs: Vec<(Link, Arc<Pair>)> =
             batches.iter().filter_map(|(link, _)| Some((*link, self.memory(*link)?))).collect();
         for way in ways {

@@ -438,13 +438,20 @@ impl Far {
         }
         let applied = hidden(&spans, &|| {
             let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect()
+            let applied: Applied =
+                pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect();
+            // Before a snapshot that has it in it is sent: a replica knows by this what the home says afterwards.
+            let state = self.lock();
+            for ((way, connection), batch) in &applied {
+                if let Some(batch) = *batch {
+                    state.send(*way, &Carried::Applied { connection: *connection, batch });
+                }
+            }
+            applied
         });
-        let state = self.lock();
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
             let Some(batch) = batch else { continue };
-            state.send(way, &Carried::Applied { connection, batch });
             if (way, batch) == (Way::ToOwner, 1) {
                 complete.push(connection);
             }
