@@ -3,7 +3,7 @@
 //! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
 //! ([`Subject::Node`]). Neither memory nor descriptors can be passed: what needs that is refused on both
 //! sides. What is left is the conversation of a front at the borrower with its medium at the lender, and that
-//! about segments, whose packets ([`packets`]) say what became of memory instead of passing it.
+//! about segments, whose packets (`packets`) say what became of memory instead of passing it.
 
 pub(crate) mod packets;
 

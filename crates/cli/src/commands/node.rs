@@ -6,6 +6,7 @@ mod own_devices;
 mod succession;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use rackbus_fabric::rack;
 use rackbus_fabric::sharing::Rules;
 use rackbus_link::Link;
 use rackbus_link::shm::ShmLink;
+use rackbus_node::lender::devices::OfferedFunctions;
 use rackbus_node::{NetworkService, NodeOptions, Program, vfio};
 use rackbus_segment::directory::{HostRange, Settings};
 use rackbus_vfio::PciAddress;
@@ -76,84 +78,18 @@ impl Args {
             Some(inherited) => RackSource::carried(inherited.carried())?,
             None => RackSource::running(&run_dir)?,
         };
-        let (rack, devices) = from.parse()?;
-        named_host(&rack, &self.host)?;
         let state_dir = from.state_dir.join(&self.host);
-        let own_machine = joined.is_some();
-        let mut held = Vec::new();
         // What the process before held, it holds: it is the same.
-        if inherited.is_none() {
-            paths::make_private(&run_dir.join(&self.host))?;
-            held.push(process::hold(
-                &process::pid_file(&run_dir, Some(&self.host)),
-                process::runs_already(&format!("the node of {}", self.host)),
-            )?);
-            held.extend(self.low_latency.then(stay_awake).transpose()?);
-            paths::make_private(&state_dir)?;
-            held.push(process::own_state(&state_dir)?);
-        }
-        let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
-        let topology = rackbus_fabric::derive::here(&rack)
-            .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
-        let link: Arc<dyn Link> = match &joined {
-            Some(joined) => Arc::new(joined.link.clone()),
-            None => {
-                let names = rack.hosts.iter().map(|host| host.name.as_str());
-                Arc::new(ShmLink::new(&rack.name, &run_dir, names))
-            }
+        let held = match &inherited {
+            Some(_) => Vec::new(),
+            None => self.hold_parts(&run_dir, &state_dir)?,
         };
-        let ports = rackbus_devices::class::ports(&devices);
-        let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), !own_machine);
-        let term = state_dir.join("control.term");
-        let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
-        let taker = vfio::taker(&self.host, &folders);
-        let named = rack.hosts.iter().find(|host| host.name == self.host);
-        let named = named.map(|host| host.ntbs.clone()).unwrap_or_default();
-        let ntbs = vfio::Ntbs::new(&named).map_err(|error| {
-            Failure::usage(error.to_string(), "correct the NTBs' addresses in the rack file")
-        })?;
-        let ntbs = Arc::new(ntbs);
-        // What a former life took, and the rack file does not name any more.
-        let own: Vec<PciAddress> = ntbs.addresses().values().copied().collect();
-        vfio::give_back(&taker, &vfio::functions_of(&self.host, &devices), &own);
-        let program = NodeProgram {
-            host: self.host.clone(),
-            args: self.again(&run_dir),
-            from: from.clone(),
-            held,
-        };
-        let source = from.clone();
-        let (host, of, through) = (self.host.clone(), folders.clone(), ntbs.clone());
-        let offered = move |device: &str, section: &str| {
-            let devices = offers::device(&source.text, &host, device, section)?;
-            Ok(rackbus_node::lendable::of_host(&host, &devices, &of, &through))
-        };
-        let own_file = self.devices.as_deref();
-        let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
-        let own_devices = own_file.transpose()?;
-        let options = NodeOptions {
-            offered: Some(Arc::new(offered)),
-            rack: rack.name.clone(),
-            host: self.host.clone(),
-            devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders, &ntbs),
-            ntbs: ntbs.addresses().clone(),
-            run_dir,
-            link,
-            topology,
-            segments: segments(&rack, &self.host, own_machine),
-            network,
-            hold: Duration::from_millis(rack.links.hold_ms),
-            log_lines_left_out: log::lines_left_out,
-            // What is restarted in place has a link that can be passed on.
-            term,
-            program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
-        };
+        let Built { options, ntbs, taker, own_devices } =
+            self.build(&from, run_dir, state_dir, joined.as_ref(), held)?;
         if let Some(own) = own_devices {
             let control = rackbus_node::control_socket(&options.run_dir);
             tokio::spawn(own_devices::offer(Client::new(&control), self.host.clone(), own));
         }
-        // They are the node's.
-        drop(devices);
         let node = async {
             match inherited {
                 Some(inherited) => rackbus_node::resume(options, inherited).await,
@@ -180,6 +116,93 @@ impl Args {
         outcome
     }
 
+    /// Makes this process the host's node and the only user of its state, for as long as the files are open.
+    fn hold_parts(&self, run_dir: &Path, state_dir: &Path) -> Result<Vec<File>, Failure> {
+        paths::make_private(&run_dir.join(&self.host))?;
+        let mut held = vec![process::hold(
+            &process::pid_file(run_dir, Some(&self.host)),
+            process::runs_already(&format!("the node of {}", self.host)),
+        )?];
+        held.extend(self.low_latency.then(stay_awake).transpose()?);
+        paths::make_private(state_dir)?;
+        held.push(process::own_state(state_dir)?);
+        Ok(held)
+    }
+
+    /// What the node is started with, from the rack file.
+    fn build(
+        &self,
+        from: &RackSource,
+        run_dir: PathBuf,
+        state_dir: PathBuf,
+        joined: Option<&joined::Joined>,
+        held: Vec<File>,
+    ) -> Result<Built, Failure> {
+        let (rack, devices) = from.parse()?;
+        let named = named_host(&rack, &self.host)?;
+        let own_machine = joined.is_some();
+        let rack_dir = from.file.parent().unwrap_or(Path::new("/")).to_owned();
+        let topology = rackbus_fabric::derive::here(&rack)
+            .map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
+        let link: Arc<dyn Link> = match joined {
+            Some(joined) => Arc::new(joined.link.clone()),
+            None => {
+                let names = rack.hosts.iter().map(|host| host.name.as_str());
+                Arc::new(ShmLink::new(&rack.name, &run_dir, names))
+            }
+        };
+        let ports = rackbus_devices::class::ports(&devices);
+        let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), !own_machine);
+        let term = state_dir.join("control.term");
+        let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
+        let taker = vfio::taker(&self.host, &folders);
+        let ntbs = vfio::Ntbs::new(&named.ntbs).map_err(|error| {
+            Failure::usage(error.to_string(), "correct the NTBs' addresses in the rack file")
+        })?;
+        let ntbs = Arc::new(ntbs);
+        let own_file = self.devices.as_deref();
+        let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
+        let own_devices = own_file.transpose()?;
+        // What a former life took, and the rack file does not name any more.
+        let own: Vec<PciAddress> = ntbs.addresses().values().copied().collect();
+        vfio::give_back(&taker, &vfio::functions_of(&self.host, &devices), &own);
+        let (host, args, source) = (self.host.clone(), self.again(&run_dir), from.clone());
+        let program = NodeProgram { host, args, from: source, held };
+        let options = NodeOptions {
+            offered: Some(self.offered(from, &folders, &ntbs)),
+            rack: rack.name.clone(),
+            host: self.host.clone(),
+            devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders, &ntbs),
+            ntbs: ntbs.addresses().clone(),
+            run_dir,
+            link,
+            topology,
+            segments: segments(&rack, &self.host, own_machine),
+            network,
+            hold: Duration::from_millis(rack.links.hold_ms),
+            log_lines_left_out: log::lines_left_out,
+            term,
+            // What is restarted in place has a link that can be passed on.
+            program: (!own_machine).then(|| Arc::new(program) as Arc<dyn Program>),
+        };
+        Ok(Built { options, ntbs, taker, own_devices })
+    }
+
+    /// Makes the functions of devices that are offered while the node runs.
+    fn offered(
+        &self,
+        from: &RackSource,
+        folders: &Folders,
+        ntbs: &Arc<vfio::Ntbs>,
+    ) -> OfferedFunctions {
+        let (host, text) = (self.host.clone(), from.text.clone());
+        let (folders, ntbs) = (folders.clone(), ntbs.clone());
+        Arc::new(move |device, section| {
+            let devices = offers::device(&text, &host, device, section)?;
+            Ok(rackbus_node::lendable::of_host(&host, &devices, &folders, &ntbs))
+        })
+    }
+
     /// The arguments of the program that goes on.
     fn again(&self, run_dir: &Path) -> Vec<OsString> {
         let mut args: Vec<OsString> = vec!["node".into(), "--host".into(), (&self.host).into()];
@@ -191,6 +214,15 @@ impl Args {
         args.extend(self.log.iter().flat_map(|log| ["--log".into(), log.into()]));
         args
     }
+}
+
+/// A node that has not been started yet.
+struct Built {
+    options: NodeOptions,
+    ntbs: Arc<vfio::Ntbs>,
+    /// By which name functions of the machine are taken.
+    taker: String,
+    own_devices: Option<own_devices::OwnDevices>,
 }
 
 /// The settings of the host's segment service, from the rack file.
@@ -210,13 +242,13 @@ fn segments(rack: &rack::Rack, host: &str, machines: bool) -> Settings {
 }
 
 /// While the file is open, processors poll instead of halting (Linux PM QoS).
-fn stay_awake() -> Result<std::fs::File, Failure> {
+fn stay_awake() -> Result<File, Failure> {
     use std::io::Write;
     const PATH: &str = "/dev/cpu_dma_latency";
     let failed = |cause: std::io::Error| {
         Failure::new(format!("{PATH}: {cause}"), "run as root, or without --low-latency")
     };
-    let mut file = std::fs::File::options().write(true).open(PATH).map_err(failed)?;
+    let mut file = File::options().write(true).open(PATH).map_err(failed)?;
     file.write_all(&0i32.to_ne_bytes()).map_err(failed)?;
     Ok(file)
 }
