@@ -65,30 +65,29 @@ fn a_device_in_use_leaves_only_by_force_and_nobody_borrows_it_then() {
 #[test]
 fn what_the_rack_file_lists_leaves_and_comes_back() {
     let mut rack = Rack::up(THREE_HOSTS);
-    let all = rack.json(&["devices"]);
-    let listed: Vec<String> = offered(&all).into_iter().map(str::to_owned).collect();
-    let (first, others) = listed.split_first().unwrap();
-    rack.good(&["withdraw", first]);
-    assert_eq!(offered(&rack.json(&["devices"])), others);
-    let host = first.split('/').next().unwrap();
-    rack.process(Some(host)).crash();
-    rack.restart(Some(host));
-    rack.wait_device(
-        others.iter().find(|it| it.starts_with(host)).unwrap_or(&others[0]),
-        DeviceState::Offered,
-    );
-    let refused = rack.bad(1, &["borrow", first, "--for", "gamma"]);
+    rack.good(&["withdraw", "alpha/nvme1"]);
+    assert_eq!(offered(&rack.json(&["devices"])), ["alpha/nvme0"]);
+    rack.process(Some("alpha")).crash();
+    // Its node starts without it also where it cannot be had any more.
+    let file = rack.run_dir().parent().unwrap().join("state/alpha/nvme1.img");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    rack.restart(Some("alpha"));
+    rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    let refused = rack.bad(1, &["borrow", "alpha/nvme1", "--for", "gamma"]);
     assert!(refused.contains("no longer offered"), "{refused}");
-    rack.good(&["offer", first]);
+    std::fs::remove_dir(&file).unwrap();
+    rack.good(&["offer", "alpha/nvme1"]);
     // Once more changes nothing, also while it is in use.
-    rack.borrow(first, "gamma");
-    rack.good(&["offer", first]);
+    rack.borrow("alpha/nvme1", "gamma");
+    rack.good(&["offer", "alpha/nvme1"]);
 }
 
 #[test]
 fn what_cannot_be_is_refused_and_leaves_nothing() {
     let rack = Rack::up(THREE_HOSTS);
-    let before = rack.json(&["devices"]);
+    let sections = || rack.block(async { rack.client().sections().await.unwrap() });
+    let before = sections();
     for (args, code, said) in [
         (&["offer", "alpha/d", "kind=tape"][..], 1, "there is no kind of device `tape`"),
         (&["offer", "alpha/d", "kind=nvme", "size=much"], 1, "`size` is no size"),
@@ -108,7 +107,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
         let refused = rack.bad(code, args);
         assert!(refused.contains(said), "{args:?}: {refused}");
     }
-    assert_eq!(rack.json(&["devices"]), before);
+    assert_eq!(sections(), before);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A whole node: one host's lender, borrower, link and agent, put together and run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
+use rackbus_control::offers::{RackSection, SectionState};
 use rackbus_control::{Client, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
@@ -31,6 +32,9 @@ use crate::network::NetworkService;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::Users;
+
+/// How long the control plane may take to say what was withdrawn, when a device cannot be run.
+const ASKING: Duration = Duration::from_secs(3);
 
 /// What a node is started with.
 #[derive(Clone)]
@@ -156,6 +160,19 @@ fn lend(
     Ok((lender, sessions))
 }
 
+/// The functions of this host that the control plane knows to be withdrawn; none where it does not answer.
+async fn withdrawn(options: &NodeOptions) -> BTreeSet<String> {
+    let client = Client::new(&control_socket(&options.run_dir));
+    let Ok(Ok(sections)) = tokio::time::timeout(ASKING, client.sections()).await else {
+        return BTreeSet::new();
+    };
+    let own = format!("{}/", options.host);
+    let gone =
+        |it: &&RackSection| matches!(it.state, SectionState::Leaving | SectionState::Withdrawn);
+    let functions = sections.iter().filter(gone).flat_map(|it| &it.functions);
+    functions.filter_map(|name| name.strip_prefix(&own)).map(str::to_owned).collect()
+}
+
 /// Logs what the pause of a restart in place consisted of, and answers how long it was, in microseconds. The
 /// moments, in nanoseconds: when conversations rested, when all was saved, when it was received, and now.
 fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4]) -> u64 {
@@ -191,7 +208,20 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     let fabric = FabricHandle::new(Fabric::new(options.topology.clone()));
     let link = options.link.clone();
     let gate = Gate::new().map_err(NodeError::Inherited)?;
-    let (lender, sessions) = lend(&options, fabric.clone(), &mut state, &mut descriptors)?;
+    let lent = lend(&options, fabric.clone(), &mut state, &mut descriptors);
+    let (lender, sessions) = match lent {
+        // It may have been withdrawn because it is not there any more.
+        Err(error @ NodeError::Device(_)) if state.is_none() => {
+            let leaving = withdrawn(&options).await;
+            let before = options.devices.len();
+            options.devices.retain(|(name, _)| !leaving.contains(name));
+            if options.devices.len() == before {
+                return Err(error);
+            }
+            lend(&options, fabric.clone(), &mut state, &mut descriptors)?
+        }
+        lent => lent?,
+    };
     let lender = Arc::new(lender);
     // What is withdrawn later is nobody's then.
     options.devices.clear();
