@@ -104,7 +104,7 @@ async fn withdraw(
     Path((host, device)): Path<(String, String)>,
     Query(query): Query<WithdrawQuery>,
 ) -> Result<Json<RackSection>, ApiError> {
-    peer.acts_for(&host)?;
+    service.check_device_of(&host, &peer)?;
     service.withdraw(&host, &device, query.force).await.map(Json)
 }
 

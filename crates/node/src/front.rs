@@ -40,6 +40,8 @@ struct Conversation {
     engine: EngineHandle,
     lost: Lost,
     gone: AtomicBool,
+    /// It was ended on this side, before the other one did or was lost.
+    ended_here: AtomicBool,
 }
 
 impl std::fmt::Debug for Conversation {
@@ -51,6 +53,10 @@ impl std::fmt::Debug for Conversation {
 impl MediumConversation {
     /// Lets the lender go. The function answers as an absent one from now on.
     pub fn end(&self) {
+        // What was lost before is lost all the same: a user may let go of a function because it fails.
+        if !self.0.stream.is_closed() {
+            self.0.ended_here.store(true, Ordering::Release);
+        }
         self.over();
     }
 
@@ -59,9 +65,9 @@ impl MediumConversation {
         (!self.is_gone()).then_some(&self.0.engine)
     }
 
-    /// It has ended; true for the first who says so.
-    fn over(&self) -> bool {
-        let first = !self.0.gone.swap(true, Ordering::AcqRel);
+    /// It has ended, on whatever side.
+    fn over(&self) {
+        self.0.gone.store(true, Ordering::Release);
         self.0.stream.shut_down();
         // After it: what fails gives up its place for data, from which nothing may be sent any more.
         self.0.lost.set();
@@ -76,7 +82,6 @@ impl MediumConversation {
             endpoint.drop_memory();
             endpoint.dma().revoker().revoke();
         });
-        first
     }
 
     fn is_gone(&self) -> bool {
@@ -184,11 +189,13 @@ impl PlacedDevice {
             engine: engine.handle().clone(),
             lost,
             gone: AtomicBool::new(false),
+            ended_here: AtomicBool::new(false),
         }));
         let watched = conversation.clone();
         let watch = move || {
             stream.wait_closed();
-            if watched.over() {
+            watched.over();
+            if !watched.0.ended_here.load(Ordering::Acquire) {
                 on_lost("its node closed the link, or does not answer".to_owned());
             }
         };
@@ -317,6 +324,33 @@ mod tests {
         assert!(!masters(), "a front that is absent for its user has the bus");
         drop(front);
         assert_eq!(reached(), 0, "a front that is gone reaches memory");
+    }
+
+    /// Its user lets go because it fails: the loss is told all the same.
+    #[test]
+    fn a_medium_that_is_lost_before_its_user_lets_go_is_told_as_lost() {
+        for lender_ends in [true, false] {
+            let mut lender =
+                Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
+            let offer = lender.serve_medium(None).unwrap();
+            let class = offer.class.to_owned();
+            let medium = Medium { class, description: offer.description, session: None };
+            let (stream, lenders) = UnixStream::pair().unwrap();
+            let stream: Arc<dyn Stream> = Arc::new(stream);
+            let (told, heard) = std::sync::mpsc::channel();
+            let access = MediumAccess::Files(offer.files);
+            let lost = Box::new(move |_| told.send(()).unwrap());
+            let lending = Lending::alone();
+            let front = PlacedDevice::start("d", &medium, access, stream, lending, lost).unwrap();
+            if lender_ends {
+                drop(lenders);
+                drop(front);
+                heard.recv().unwrap();
+            } else {
+                drop(front);
+                assert!(heard.recv().is_err(), "nobody was lost");
+            }
+        }
     }
 
     /// Its user may keep it for as long as it likes, as a VM does whose lease has ended.

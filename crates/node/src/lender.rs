@@ -505,9 +505,13 @@ impl Lent {
 
     /// Holds the conversation of who has the medium: nothing is said in it.
     fn hold_medium(&self, stream: &dyn Stream, passage: &Passage) {
+        if stream.socket().is_none() {
+            // It cannot be passed on, so it does not rest for that.
+            return stream.wait_closed();
+        }
         while !stream.is_closed() {
             stream.wait_closed_or(passage.gate().as_fd());
-            if stream.socket().is_some() && !stream.is_closed() {
+            if !stream.is_closed() {
                 self.rests(Some(Conversation::default()));
                 passage.rest();
                 self.rests(None);

@@ -11,14 +11,22 @@ pub struct NewestTerm {
 }
 
 impl NewestTerm {
-    /// What the file has; 0 where there is none, or nothing that makes sense.
+    /// What the file has; 0 where there is none. Where it cannot be read, no term is new enough: a leader that was
+    /// replaced must not be obeyed.
     pub fn open(path: PathBuf) -> NewestTerm {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        let newest = text.trim().parse().unwrap_or_else(|_| {
-            if !text.is_empty() {
-                tracing::warn!(path = %path.display(), "the leader's term that is noted here makes no sense");
-            }
-            0
+        let newest = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error.to_string()),
+            Ok(text) => text.trim().parse().map_err(|_| "it has no number".to_owned()),
+        };
+        let newest = newest.unwrap_or_else(|error| {
+            tracing::error!(
+                path = %path.display(),
+                error,
+                "the newest term of a control plane is not known, so none is obeyed; put it right, or remove the file \
+                 if no control plane was ever replaced"
+            );
+            u64::MAX
         });
         NewestTerm { path, newest }
     }

@@ -107,10 +107,12 @@ fn with_devices(text: &str, offered: &[OfferedDevice]) -> Result<String, String>
             .parse()
             .map_err(|error: toml::de::Error| format!("{host}/{device}: {}", error.message()))?;
         let mut place = &mut rack;
-        for key in ["hosts", host, "devices"] {
-            let next = place.entry(key).or_insert_with(|| Value::Table(Table::new()));
-            place = next.as_table_mut().ok_or_else(|| format!("`{key}` is no table"))?;
+        for key in ["hosts", host] {
+            let next = place.get_mut(key).and_then(Value::as_table_mut);
+            place = next.ok_or_else(|| format!("the rack has no host {host}"))?;
         }
+        let devices = place.entry("devices").or_insert_with(|| Value::Table(Table::new()));
+        place = devices.as_table_mut().ok_or("`devices` is no table")?;
         place.insert(device.clone(), Value::Table(parsed));
     }
     toml::to_string(&rack).map_err(|error| error.to_string())

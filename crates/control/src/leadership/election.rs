@@ -57,6 +57,9 @@ pub fn campaign(
         compares: vec![
             Compare::Created(leader.clone(), 0),
             Compare::Modified(newest.clone(), term_revision),
+            // A state that went elsewhere, or is not there as a whole, is led by nobody.
+            Compare::Created(keys.key("moved"), 0),
+            Compare::Created(keys.key("incomplete"), 0),
         ],
         then: vec![
             Op::Put { key: leader, value, lease: Some(lease) },

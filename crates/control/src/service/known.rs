@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use rackbus_lease::{
     Authority, Composition, DeviceChange, FunctionId, FunctionRecord, FunctionState, HostRecord,
-    LeaseId, LeaseRecord, Message, Outcome, Record,
+    LeaseId, LeaseRecord, Message, Record,
 };
 use tokio::sync::mpsc;
 
@@ -101,16 +101,19 @@ impl Known {
                 Some(Draft::of_host(EventKind::Lease, None, text))
             }
             Record::Device(change) => self.device_event(change),
-            Record::NextLease { .. } | Record::Forgotten { .. } | Record::DeviceRemoved { .. } => {
-                None
+            Record::DeviceRemoved { host, device } => {
+                let text = format!("{host}/{device} is out of the rack");
+                Some(Draft::of_host(EventKind::Lease, Some(host), text))
             }
+            Record::NextLease { .. } | Record::Forgotten { .. } => None,
         };
         records.iter().filter_map(event).collect()
     }
 
     fn device_event(&self, change: &DeviceChange) -> Option<Draft> {
         let (name, before) = (change.name(), self.devices.get(&key_of(change)));
-        let known = before.is_some_and(|before| before.number == change.number);
+        // Its number may change until it is answered.
+        let known = before.is_some_and(|before| before.section == change.section);
         let answered = change.answer.is_some();
         let kind = if change.failure().is_some() { EventKind::Fault } else { EventKind::Lease };
         let text = match (&change.section, change.failure()) {
@@ -124,9 +127,9 @@ impl Known {
         Some(Draft::of_host(kind, Some(&change.host), text))
     }
 
-    /// Notes what was stored, and sends what is to be said then.
-    pub fn publish(&mut self, outcome: Outcome) {
-        for record in outcome.records {
+    /// Notes what was stored.
+    pub fn note(&mut self, records: Vec<Record>) {
+        for record in records {
             match record {
                 Record::Host(host) => drop(self.hosts.insert(host.host.clone(), host)),
                 Record::Function(f) => drop(self.functions.insert(f.function.clone(), f)),
@@ -141,7 +144,11 @@ impl Known {
                 Record::NextLease { .. } => {}
             }
         }
-        for (host, message) in outcome.messages {
+    }
+
+    /// Sends what is to be said now that it is stored and known.
+    pub fn say(&mut self, messages: Vec<(String, Message)>) {
+        for (host, message) in messages {
             tracing::debug!(host, ?message, "sent");
             self.send(&host, message);
         }

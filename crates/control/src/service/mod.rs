@@ -240,8 +240,10 @@ impl Service {
         let behind = newest.checked_sub(clock.now()).filter(|behind| *behind > CLOCKS_APART);
         let mut authority = Authority::restore(options.config, clock.now(), state.records);
         let sections = &options.inventory.sections;
-        let listed =
-            |host: &str, device: &str| sections.contains_key(&(host.to_owned(), device.to_owned()));
+        let listed = |host: &str, device: &str| {
+            let section = sections.get(&(host.to_owned(), device.to_owned()))?;
+            Some((section.text.as_str(), &section.functions[..]))
+        };
         if options.read_rack.is_some() {
             // Before anything else is known of it.
             let relisted = authority.relist(clock.now(), listed);
@@ -462,6 +464,21 @@ impl Service {
         Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
     }
 
+    /// Lets nobody change the devices of `host` but its own node, and who administrates the rack: what is offered may
+    /// name files and programs of that host.
+    ///
+    /// # Errors
+    /// `forbidden`.
+    pub fn check_device_of(&self, host: &str, peer: &Peer) -> Result<(), ApiError> {
+        let Peer::Local(Some(process)) = peer else { return peer.acts_for(host) };
+        let inventory = self.shared.inventory();
+        let node_of = inventory.hosts.iter().find(|it| (self.is_node)(it, *process));
+        match node_of {
+            Some(own) => Peer::Node(own.clone()).acts_for(host),
+            None => Ok(()),
+        }
+    }
+
     /// Lets nobody but the borrower of `lease`, and who administrates the rack, change it.
     ///
     /// # Errors
@@ -613,16 +630,18 @@ impl Shared {
     /// A step is stored: lets everybody know.
     fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
         events.iter().for_each(crate::events::log);
-        let records = outcome.records.clone();
+        let Outcome { records, messages } = outcome;
         let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
         let mut known = self.known();
         known.log.put(&events, first_event);
-        known.publish(outcome);
+        known.note(records.clone());
         if records.iter().any(changes) {
             drop(known);
+            // Before a node is told of a device, whose answer is read by it.
             self.renew_inventory();
             known = self.known();
         }
+        known.say(messages);
         records.iter().for_each(|record| self.announce(&known, record));
         drop(known);
         self.steps.send_modify(|step| *step = step.wrapping_add(1));

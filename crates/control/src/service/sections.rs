@@ -17,6 +17,11 @@ use crate::offers::{OfferRequest, RackSection, SectionState};
 /// How long a node may take to have a device ready: its file may have to be made.
 const OFFER_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Bytes of the longest description of a device that is offered, and the most devices that a host offers beside those
+/// of the rack file.
+const LONGEST_SECTION: usize = 16 << 10;
+const MOST_DEVICES: usize = 256;
+
 /// A device of the rack as the rack file describes it, or would.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Section {
@@ -56,11 +61,24 @@ fn beside<'a>(changes: impl Iterator<Item = &'a DeviceChange>) -> Vec<OfferedDev
 }
 
 impl Shared {
-    /// The inventory with the changes that are known. One that cannot be read any more is left out.
+    /// The inventory with the changes that are known. A device that cannot be read any more is left out.
     pub(super) fn read_inventory(&self, changes: &[DeviceChange]) -> Option<Inventory> {
         let read = self.read_rack.as_ref()?;
-        let inventory = read(&beside(changes.iter()));
-        inventory.inspect_err(|error| tracing::error!(error, "devices are left out")).ok()
+        let mut devices = beside(changes.iter());
+        if let Ok(inventory) = read(&devices) {
+            return Some(inventory);
+        }
+        // The rack file, or this program, is another one than when they were offered.
+        let mut good = Vec::new();
+        for device in devices.drain(..) {
+            let name = format!("{}/{}", device.host, device.device);
+            good.push(device);
+            if let Err(error) = read(&good) {
+                tracing::error!(device = name, error, "a device is left out; withdraw it");
+                good.pop();
+            }
+        }
+        read(&good).ok()
     }
 
     fn section(&self, known: &Known, key: &(String, String)) -> Option<RackSection> {
@@ -120,8 +138,8 @@ impl Service {
     ) -> Result<RackSection, ApiError> {
         let id = super::function_id(&request.device)?;
         let key = (id.host, id.device);
-        peer.acts_for(&key.0)?;
         self.shared.check_host(&key.0)?;
+        self.check_device_of(&key.0, peer)?;
         let section = self.described(&key, request.section.as_deref())?;
         let there = self.shared.section(&self.shared.known(), &key);
         let same =
@@ -212,7 +230,16 @@ impl Service {
             let error = "this control plane's devices are fixed".to_owned();
             return Err(problem("bad_request", error, "list it in the rack file"));
         };
+        if text.is_some_and(|text| text.len() > LONGEST_SECTION) {
+            let error = format!("{name} is described in more than {LONGEST_SECTION} bytes");
+            return Err(problem("bad_request", error, "leave out what is no key"));
+        }
         let changes = self.shared.known().devices.clone();
+        let beside_file = |it: &&DeviceChange| it.host == key.0 && !it.listed;
+        if changes.values().filter(beside_file).count() >= MOST_DEVICES {
+            let error = format!("{} offers {MOST_DEVICES} devices already", key.0);
+            return Err(problem("exists", error, "withdraw one, or list devices in the rack file"));
+        }
         let mut devices = beside(changes.values());
         devices.retain(|it| (&it.host, &it.device) != (&key.0, &key.1));
         let (host, device) = key.clone();
@@ -229,7 +256,9 @@ impl Service {
     /// Takes an offer back that its node could not take on, unless somebody made another one.
     async fn forget(&self, key: &(String, String), number: u64) {
         let change = self.shared.known().devices.get(key).cloned();
-        let Some(change) = change.filter(|it| it.number == number && !it.listed) else { return };
+        let its = |it: &DeviceChange| it.number >= number && it.failure().is_some() && !it.listed;
+        let Some(change) = change.filter(its) else { return };
+        let change = DeviceChange { was: change.section.clone(), ..change };
         let ask = |answer| Request::Withdraw { change, force: false, answer };
         if let Err(error) = self.writing.ask(ask).await {
             tracing::warn!(error = error.error, "a device that failed is still known");
@@ -248,7 +277,13 @@ impl Service {
     ) -> Result<RackSection, ApiError> {
         let key = (host.to_owned(), device.to_owned());
         let inventory = self.shared.inventory();
-        let Some(section) = inventory.sections.get(&key).cloned() else {
+        // One that cannot be read any more is known by what was asked for it.
+        let left_out = || {
+            let change = self.shared.known().devices.get(&key).cloned()?;
+            let text = change.section.or(change.was)?;
+            Some(Section { text, functions: change.functions, listed: change.listed })
+        };
+        let Some(section) = inventory.sections.get(&key).cloned().or_else(left_out) else {
             let error = format!("the rack has no device {host}/{device}");
             let whole = inventory.sections.iter().find(|((at, _), section)| {
                 at == host && section.functions.iter().any(|function| function == device)
@@ -273,13 +308,14 @@ impl Service {
             answer: None,
         };
         let asked = self.writing.ask(|answer| Request::Withdraw { change, force, answer }).await?;
-        let number = asked.map_err(refused)?;
+        asked.map_err(refused)?;
         let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let done = self.shared.wait(deadline, |known| {
-            let gone = match known.devices.get(&key) {
-                None => true,
-                Some(change) => change.number != number || change.answer.is_some(),
-            };
+            let life = known.hosts.get(host).map(|host| host.incarnation);
+            let gone = known.devices.get(&key).is_none_or(|change| {
+                let answered = change.answer.as_ref().map(|answer| answer.incarnation);
+                change.section.is_some() || answered.is_some() && answered == life
+            });
             let in_use = section.functions.iter().any(|name| {
                 let id = rackbus_lease::FunctionId { host: host.to_owned(), device: name.clone() };
                 let state = known.functions.get(&id).map(|record| &record.state);

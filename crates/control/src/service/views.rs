@@ -13,6 +13,8 @@ use crate::api::{
 use crate::leadership::members::StoreHealth;
 use crate::leadership::serving::ControlStatus;
 
+/// Bytes of the longest reason, or path, that is kept of what a node says.
+const LONGEST_REASON: usize = 1024;
 /// Bytes of the longest message that a node sends, without the devices that it registers.
 const LONGEST_MESSAGE: usize = 64 << 10;
 
@@ -126,6 +128,17 @@ impl Shared {
     /// Refuses, or leaves out, what a node may not fill the records with.
     pub(super) fn bound(&self, host: &str, message: &mut Message) -> Result<(), ApiError> {
         let mut most = LONGEST_MESSAGE;
+        if let Message::Opened { outcome: Ok(text) | Err(text), .. }
+        | Message::Lost { reason: text, .. }
+        | Message::ArmFailed { reason: text, .. }
+        | Message::LevelSet { outcome: Err(text), .. }
+        | Message::Offered { outcome: Err(text), .. } = message
+        {
+            // They are kept in records and events, of which there are many.
+            let longest = LONGEST_REASON.min(text.len());
+            let end = (0..=longest).rev().find(|at| text.is_char_boundary(*at));
+            text.truncate(end.unwrap_or(0));
+        }
         if let Message::Register { devices, .. } | Message::Offered { outcome: Ok(devices), .. } =
             message
         {

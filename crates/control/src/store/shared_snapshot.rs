@@ -27,7 +27,10 @@ impl Snapshot {
         let (mut range, mut all) = (Range::of(&keys.key("")), Vec::new());
         loop {
             let page = etcd.range(&range).await?;
-            range.revision = page.revision.max(range.revision);
+            if range.revision == 0 {
+                // All pages are of that moment.
+                range.revision = page.revision;
+            }
             all.extend(page.values);
             match all.last().filter(|_| page.more) {
                 Some(KeyValue { key, .. }) => range.from = format!("{key}\0"),

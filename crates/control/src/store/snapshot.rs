@@ -109,7 +109,7 @@ impl Snapshot {
         (self.records.len(), self.events.len())
     }
 
-    /// With numbers of leases and epochs a [`GAP`] further on.
+    /// With numbers of leases and epochs a [`GAP`] further on, and without tokens to join with.
     #[must_use]
     pub fn ahead(mut self) -> Snapshot {
         let mut next = 1;
@@ -118,9 +118,12 @@ impl Snapshot {
                 Record::Function(function) => function.epoch = function.epoch.saturating_add(GAP),
                 Record::Lease(lease) => next = next.max(lease.lease.saturating_add(1)),
                 Record::NextLease { lease } => next = next.max(*lease),
+                Record::Device(change) => next = next.max(change.number.saturating_add(1)),
                 _ => {}
             }
         }
+        // They may have been used since.
+        self.tokens = None;
         self.records.retain(|record| !matches!(record, Record::NextLease { .. }));
         self.records.push(Record::NextLease { lease: next.saturating_add(GAP) });
         self.term = self.term.saturating_add(1);

@@ -82,12 +82,21 @@ impl Authority {
         Ok((number, self.take()))
     }
 
-    /// The rack file lists the devices for which `listed` holds, perhaps others than it did: changes that it has overtaken
-    /// are forgotten.
-    pub fn relist(&mut self, now: Millis, listed: impl Fn(&str, &str) -> bool) -> Outcome {
+    /// The rack file is read anew: `listed` has what it says of a device, and the names of its functions. Changes that it
+    /// has overtaken are forgotten: of devices that it lists or describes otherwise than when they were made.
+    pub fn relist<'a>(
+        &mut self,
+        now: Millis,
+        listed: impl Fn(&str, &str) -> Option<(&'a str, &'a [String])>,
+    ) -> Outcome {
         self.enter(now);
-        let overtaken =
-            |change: &&DeviceChange| change.listed != listed(&change.host, &change.device);
+        let overtaken = |change: &&DeviceChange| {
+            let described = change.section.as_deref().or(change.was.as_deref());
+            match listed(&change.host, &change.device) {
+                None => change.listed,
+                Some(is) => !change.listed || described != Some(is.0) || change.functions != is.1,
+            }
+        };
         let overtaken: Vec<_> = self.devices.values().filter(overtaken).cloned().collect();
         overtaken.into_iter().for_each(|change| self.remove_device(change));
         self.take()

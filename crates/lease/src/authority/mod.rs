@@ -54,6 +54,9 @@ impl Default for Config {
     }
 }
 
+/// Leases that end in one step because their time is over.
+const AT_ONCE: usize = 200;
+
 /// Leases that are over and still remembered, to tell why they ended.
 const REMEMBERED: usize = 1000;
 
@@ -419,7 +422,8 @@ impl Authority {
         let now = self.enter(now);
         let due: Vec<LeaseId> =
             self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(l, _)| *l).collect();
-        for lease in due {
+        // The others are due at once: a step must not be larger than a store takes.
+        for lease in due.into_iter().take(AT_ONCE) {
             let reason = match &self.leases[&lease].state {
                 LeaseState::Closing { reason } => reason.clone(),
                 _ => EndReason::Expired,

@@ -324,6 +324,7 @@ impl CarriedEnd {
     pub(super) fn rest(&mut self) -> bool {
         // It is readable until then.
         let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+        self.session.expect_news();
         self.look();
         if self.is_closed() {
             return false;

@@ -14,6 +14,10 @@ use crate::output::Failure;
 /// Between two tries to reach the control plane.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// Refusals that pass: the control plane, its store, or this node is on the way.
+const PASSES: [&str; 7] =
+    ["silent", "unreachable", "not_the_leader", "ending", "not_stored", "timeout", "returning"];
+
 /// What a file says of devices: the text below the head of each section, by name.
 pub type OwnDevices = BTreeMap<String, String>;
 
@@ -61,6 +65,10 @@ pub async fn offer(client: Client, host: String, devices: OwnDevices) {
     }
     for (device, section) in devices {
         let name = format!("{host}/{device}");
+        let former = known.iter().find(|it| it.by_node && it.device == name);
+        if former.is_some_and(|former| former.section != section) {
+            say(&device, until_heard(|| client.withdraw(&host, &device, true)).await);
+        }
         let request = OfferRequest { device: name, section: Some(section), by_node: true };
         say(&device, until_heard(|| client.offer(&request)).await);
     }
@@ -80,7 +88,7 @@ where
     loop {
         match ask().await {
             Err(ClientError::Unreachable { .. } | ClientError::Broken(_)) => {}
-            Err(ClientError::Refused(refused)) if refused.code == "silent" => {}
+            Err(ClientError::Refused(refused)) if PASSES.contains(&refused.code.as_str()) => {}
             answered => return answered,
         }
         tokio::time::sleep(AGAIN).await;

@@ -41,6 +41,16 @@ pub async fn apply(
     if withdrawn.is_empty() && offered.is_empty() {
         output.progress("the rack is up, and as the file says");
     }
+    let devices = client.devices().await?;
+    let leaves = |function: &str| {
+        let section = known.iter().find(|it| it.functions.iter().any(|name| name == function));
+        section.is_some_and(|it| withdrawn.contains(&it.device))
+    };
+    let used = devices.iter().find(|it| it.holder.is_some() && leaves(&it.function));
+    if let Some((used, holder)) = used.and_then(|it| Some((it, it.holder.as_ref()?))) {
+        let error = format!("{} leaves the rack, and is lent to {holder}", used.function);
+        return Err(Failure::new(error, "wait until it is returned; nothing was changed"));
+    }
     for device in withdrawn {
         let (host, name) = device.split_once('/').unwrap_or_default();
         client.withdraw(host, name, false).await?;

@@ -73,6 +73,8 @@ struct Soak {
     drives: Vec<Mutex<Model>>,
     stop: AtomicBool,
     operations: AtomicU64,
+    /// Writes that were acknowledged, and reads that were checked, of each drive.
+    done: Vec<[AtomicU64; 2]>,
     leases: AtomicU64,
     /// Leases that could not be returned yet.
     owed: Mutex<BTreeSet<u64>>,
@@ -119,6 +121,7 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
         drives: FUNCTIONS.iter().map(|_| Mutex::default()).collect(),
         stop: AtomicBool::new(false),
         operations: AtomicU64::new(0),
+        done: FUNCTIONS.iter().map(|_| Default::default()).collect(),
         leases: AtomicU64::new(0),
         owed: Mutex::default(),
     };
@@ -157,7 +160,10 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
     soak.check_census(&fresh)?;
     let (operations, leases) =
         (soak.operations.load(Ordering::Relaxed), soak.leases.load(Ordering::Relaxed));
-    ensure!(operations > 0 && leases > 0, "nothing was done");
+    for (function, done) in FUNCTIONS.iter().zip(&soak.done) {
+        let [written, read] = done.each_ref().map(|count| count.load(Ordering::Relaxed));
+        ensure!(written > 0 && read > 0, "{function}: {written} writes and {read} reads succeeded");
+    }
     Ok(format!("{operations} operations under {leases} leases; {disturbed}"))
 }
 
@@ -221,6 +227,7 @@ impl Soak {
                         return Ok(());
                     }
                     lock(&self.drives[drive]).written(epoch, block, written);
+                    self.done[drive][0].fetch_add(1, Ordering::Relaxed);
                 }
                 _ => {
                     if !lock(&self.drives[drive]).is_current(epoch) {
@@ -231,6 +238,7 @@ impl Soak {
                         return Ok(());
                     }
                     lock(&self.drives[drive]).read(epoch, block, &data).map_err(wrong)?;
+                    self.done[drive][1].fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
@@ -306,7 +314,7 @@ impl Soak {
         Ok(())
     }
 
-    /// No process has kept what it does not need, and there are no others.
+    /// No process has kept what it does not need.
     fn check_census(&self, fresh: &[Census]) -> Result<()> {
         let begun = Instant::now();
         loop {

@@ -186,6 +186,12 @@ impl CarriedSession {
         self.0.has_news.swap(false, Ordering::Acquire)
     }
 
+    /// Before who waits for [news](CarriedSession::news) looks for some: a ring whose news was taken before it came would
+    /// wake for ever.
+    pub(super) fn expect_news(&self) {
+        self.0.news.drain();
+    }
+
     /// The connection that is to be gone on with, and its number.
     pub(super) fn take_arrived(&self) -> Option<(u64, Box<dyn Carrier>)> {
         self.lock().arrived.take()
