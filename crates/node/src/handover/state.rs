@@ -23,7 +23,7 @@ use super::parcel::{Descriptors, Parcel};
 use crate::lent_out::LentRange;
 
 /// The version of [`NodeState`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
