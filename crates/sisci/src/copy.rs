@@ -211,7 +211,7 @@ fn check(sequence: RawHandle, flush: bool) -> Outcome<()> {
     let Some(left) = sequence.map.remote().and_then(Remote::left) else { return flushed };
     let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
     match left {
-        Left::InPlace if !seen => Ok(()),
+        Left::InPlace if !seen => flushed,
         Left::InPlace | Left::Away => fail(SCI_ERR_TRANSFER_FAILED),
     }
 }

@@ -10,6 +10,8 @@
 mod bells;
 mod cycle;
 mod pair;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -317,18 +319,19 @@ impl Far {
         state.ends.values().any(|end| matches!(end, End::Memory(pair) if pair.is_of(object)))
     }
 
-    /// Waits until what was triggered by a connection, or stored to memory, is there.
+    /// Waits until what was triggered by a connection, or stored to memory, is there; false when it is not in time,
+    /// or the connection is over.
     pub fn flush_connection(&self, connection: Handle) -> bool {
         let end = self.lock().ends.get(&(Way::ToOwner, connection)).cloned();
         match end {
             Some(End::Sender(sender)) => sender.flush(PATIENCE),
             Some(End::Memory(_)) => self.flush() && self.has_connection(connection),
-            Some(End::Receiver(_)) | None => true,
+            Some(End::Receiver(_)) | None => false,
         }
     }
 
     /// Whether this is a connection to something there.
-    pub fn has_connection(&self, connection: Handle) -> bool {
+    fn has_connection(&self, connection: Handle) -> bool {
         self.lock().ends.contains_key(&(Way::ToOwner, connection))
     }
 
