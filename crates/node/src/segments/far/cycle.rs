@@ -123,7 +123,11 @@ impl Far {
             .map(|(way, _)| way)
             .collect();
         let both = ways.len() == 2;
-        let known = self.lock().held;
+        let known = {
+            let mut state = self.lock();
+            state.behind = both.then(Vec::new);
+            state.held
+        };
         self.send_over(&first, both);
         if !both {
             self.send_over(&second, false);
@@ -134,6 +138,7 @@ impl Far {
             // Without the one conversation, what goes over the other has to take effect alone.
             self.wait_until(&[Way::ToOwner], |state| state.held >= known + count);
             self.send_over(&second, false);
+            self.lock().answer_behind();
         }
         let pairs: Vec<(Link, Arc<Pair>)> =
             batches.iter().filter_map(|(link, _)| Some((*link, self.memory(*link)?))).collect();

@@ -87,6 +87,9 @@ struct State {
     staged: Vec<Link>,
     /// Batches that the other side holds.
     held: u64,
+    /// Batches for connectors were taken and are not sent yet: what took effect meanwhile, to be answered behind
+    /// them. A replica that has its answer takes what comes next for newer than its own batch.
+    behind: Option<Vec<(Link, u64)>>,
     /// Something is to be looked at now.
     now: bool,
     /// How often somebody wanted all that was stored before to take effect, and how often it had.
@@ -135,6 +138,21 @@ impl State {
             outbox.send(letter(carried));
         }
     }
+
+    /// Says that a batch took effect.
+    fn answer(&mut self, link: Link, batch: u64) {
+        match &mut self.behind {
+            Some(behind) if link.0 == Way::ToConnector => behind.push((link, batch)),
+            _ => self.send(link.0, &Carried::Applied { connection: link.1, batch }),
+        }
+    }
+
+    /// The batches for connectors are sent.
+    fn answer_behind(&mut self) {
+        for (link, batch) in self.behind.take().unwrap_or_default() {
+            self.answer(link, batch);
+        }
+    }
 }
 
 impl Far {
@@ -174,6 +192,9 @@ impl Far {
         state.closing.retain(|closing| closing.way != way);
         state.asked.retain(|(asked, _), _| *asked != way);
         state.staged.retain(|link| link.0 != way);
+        if let Some(behind) = &mut state.behind {
+            behind.retain(|(link, _)| link.0 != way);
+        }
         state.now = true;
         drop(state);
         self.kick.notify_all();
@@ -444,10 +465,10 @@ impl Far {
             let applied: Applied =
                 pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect();
             // Before a snapshot that has it in it is sent: a replica knows by this what the home says afterwards.
-            let state = self.lock();
-            for ((way, connection), batch) in &applied {
+            let mut state = self.lock();
+            for (link, batch) in &applied {
                 if let Some(batch) = *batch {
-                    state.send(*way, &Carried::Applied { connection: *connection, batch });
+                    state.answer(*link, batch);
                 }
             }
             applied

@@ -1,26 +1,65 @@
 //! One host's side against another one that says each message when the test wants it to.
 
-use rackbus_memory::Packets;
+use std::time::Instant;
+
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::{AdaptiveSpin, PacketStream, Packets};
 use rackbus_segment::Objects;
+use rackbus_segment::message::decode;
 
 use super::super::objects::Store;
 use super::*;
 
 const SIZE: u64 = 4096;
+/// How long a message may take that has to come, and that must not come.
+const COMES: Duration = Duration::from_secs(60);
+const COMES_NOT: Duration = Duration::from_millis(100);
+
+/// The other side of one conversation.
+struct Peer {
+    packets: Packets,
+    outbox: Arc<Outbox>,
+}
+
+impl Peer {
+    fn new() -> Peer {
+        let (ours, packets) = Packets::pair().unwrap();
+        Peer { packets, outbox: Outbox::new(Arc::new(ours)) }
+    }
+
+    fn receive(&self, limit: Duration) -> Option<Carried<'static>> {
+        let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+        let packet = PacketStream::receive(
+            &self.packets,
+            &mut buffer,
+            &mut spin,
+            Some(Instant::now() + limit),
+        );
+        Some(decode(&buffer[..packet.ok()?.length]).expect("a message of this protocol"))
+    }
+
+    fn next(&self) -> Carried<'static> {
+        self.receive(COMES).expect("a message")
+    }
+}
+
 struct Side {
     far: Arc<Far>,
     store: Store,
-    _owner: Packets,
+    owner: Peer,
+    connector: Peer,
 }
 
 const REPLICA: Link = (Way::ToOwner, Handle(1));
+const HOME: Link = (Way::ToConnector, Handle(2));
 
 impl Side {
     fn new() -> Side {
         let far = Far::new(Effects::default()).unwrap();
-        let (ours, owner) = Packets::pair().unwrap();
-        far.begin(Way::ToOwner, Outbox::new(Arc::new(ours)));
-        Side { far, store: Store::default(), _owner: owner }
+        let (owner, connector) = (Peer::new(), Peer::new());
+        far.begin(Way::ToOwner, owner.outbox.clone());
+        far.begin(Way::ToConnector, connector.outbox.clone());
+        Side { far, store: Store::default(), owner, connector }
     }
 
     fn add(&mut self, link: Link) -> Arc<Object> {
@@ -29,6 +68,16 @@ impl Side {
         self.far.add_memory(link, object.clone(), (SIZE, true));
         object
     }
+
+    fn hear(&self, way: Way, carried: Carried<'_>) {
+        self.far.hear(way, carried, |_, effect| effect()).unwrap();
+    }
+}
+
+/// Stores of the other side to the first bytes.
+fn stores(link: Link, batch: u64, held: bool) -> Carried<'static> {
+    let (runs, data) = (vec![(0, 8)], Cow::Owned(vec![3; 8]));
+    Carried::Stores { connection: link.1, batch, last: true, held, runs, data }
 }
 
 fn store(object: &Object, bytes: &[u8]) {
@@ -43,4 +92,31 @@ fn a_flush_of_a_connection_that_was_lost_fails() {
     store(&memory, &[1; 8]);
     side.far.end(Way::ToOwner);
     assert!(!side.far.flush_connection(REPLICA.1));
+}
+
+/// With memory in both ways that is the same on both sides, and nothing under way.
+fn settled(side: &mut Side) -> (Arc<Object>, Arc<Object>) {
+    let (replica, home) = (side.add(REPLICA), side.add(HOME));
+    // A home tells all that it has at first.
+    assert!(matches!(side.connector.next(), Carried::Stores { batch: 1, last: true, .. }));
+    side.hear(HOME.0, Carried::Applied { connection: HOME.1, batch: 1 });
+    (replica, home)
+}
+
+#[test]
+fn a_batch_that_took_effect_is_answered_behind_those_that_were_taken_before() {
+    let mut side = Side::new();
+    let (replica, home) = settled(&mut side);
+    let effects = side.far.effects.clone();
+    let both = effects.write().unwrap();
+    store(&replica, &[1; 8]);
+    store(&home, &[2; 8]);
+    drop(both);
+    assert!(matches!(side.owner.next(), Carried::Stores { last: true, held: true, .. }));
+    // The connector's store comes after the home's batch was taken, and before it is sent.
+    side.hear(HOME.0, stores(HOME, 1, false));
+    assert_eq!(side.connector.receive(COMES_NOT), None, "overtakes the batch");
+    side.hear(REPLICA.0, Carried::Held { connection: REPLICA.1, batch: 1 });
+    assert!(matches!(side.connector.next(), Carried::Stores { batch: 2, last: true, .. }));
+    assert_eq!(side.connector.next(), Carried::Applied { connection: HOME.1, batch: 1 });
 }
