@@ -66,6 +66,7 @@ impl Far {
     fn wait_until(&self, ways: &[Way], until: impl Fn(&State) -> bool) -> bool {
         loop {
             self.hand_on_all();
+            self.catch_up();
             {
                 let state = self.lock();
                 if until(&state) {
@@ -82,6 +83,7 @@ impl Far {
     /// One cycle: whether anything was sent, and whether there is anything to look at again.
     fn cycle(&self) -> (bool, bool) {
         let waiting = self.hand_on_all();
+        self.catch_up();
         // What is wanted from now on is not in what is looked at now.
         let (wanted, links, closing) = {
             let state = self.lock();
@@ -200,7 +202,7 @@ impl State {
     }
 
     /// All memory, with the connections.
-    fn memories(&self) -> Vec<(Link, Arc<Pair>)> {
+    pub(super) fn memories(&self) -> Vec<(Link, Arc<Pair>)> {
         let memory = |(link, end): (&Link, &End)| match end {
             End::Memory(pair) => Some((*link, pair.clone())),
             End::Sender(_) | End::Receiver(_) => None,

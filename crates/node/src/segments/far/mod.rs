@@ -325,13 +325,13 @@ impl Far {
         }
     }
 
-    /// Goes on after a move of a connection's memory.
+    /// Goes on after a move of a connection's memory, without a wait for who reads it: the thread that looks lets
+    /// take effect what was to meanwhile.
     pub fn resume(&self, link: Link) {
-        let Some(pair) = self.memory(link) else { return };
-        if let Some(batch) = pair.resume() {
-            self.lock().send(link.0, &Carried::Applied { connection: link.1, batch });
+        if let Some(pair) = self.memory(link) {
+            pair.resume();
+            self.kick();
         }
-        self.kick();
     }
 
     /// Whether a connection leads there with this memory of this host.
@@ -462,16 +462,7 @@ impl Far {
         }
         let applied = hidden(&spans, &|| {
             let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            let applied: Applied =
-                pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect();
-            // Before a snapshot that has it in it is sent: a replica knows by this what the home says afterwards.
-            let mut state = self.lock();
-            for (link, batch) in &applied {
-                if let Some(batch) = *batch {
-                    state.answer(*link, batch);
-                }
-            }
-            applied
+            self.apply(&pairs, Pair::take_effect)
         });
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
@@ -481,6 +472,30 @@ impl Far {
             }
         }
         complete
+    }
+
+    /// Lets batches take effect by `take`, and tells their senders; the caller has the effects for itself until they
+    /// are told. So no snapshot that has one of them in it is sent before: a replica knows by the answer what the home
+    /// says afterwards.
+    fn apply(&self, pairs: &[(Link, Arc<Pair>)], take: fn(&Pair) -> Option<u64>) -> Applied {
+        let applied: Applied = pairs.iter().map(|(link, pair)| (*link, take(pair))).collect();
+        let mut state = self.lock();
+        for (link, batch) in &applied {
+            if let Some(batch) = *batch {
+                state.answer(*link, batch);
+            }
+        }
+        applied
+    }
+
+    /// Lets take effect what was to while memory was moved.
+    fn catch_up(&self) {
+        let mut pairs = self.lock().memories();
+        pairs.retain(|(_, pair)| pair.is_overdue());
+        if !pairs.is_empty() {
+            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
+            self.apply(&pairs, Pair::catch_up);
+        }
     }
 
     /// Hands messages on to an interrupt; whether some wait for room.

@@ -139,11 +139,21 @@ impl Pair {
         self.lock().object = object;
     }
 
-    /// Goes on where the memory is now. The number of a batch that has taken effect by that.
-    pub fn resume(&self) -> Option<u64> {
+    /// Goes on where the memory is now; what was to take effect meanwhile is [due](Pair::catch_up) by that.
+    pub fn resume(&self) {
+        self.lock().paused = false;
+    }
+
+    /// Whether something was to take effect while the memory was moved, and can now.
+    pub fn is_overdue(&self) -> bool {
+        let state = self.lock();
+        state.overdue && !state.paused
+    }
+
+    /// What was to take effect meanwhile does: the number of its batch.
+    pub fn catch_up(&self) -> Option<u64> {
         let mut state = self.lock();
-        state.paused = false;
-        if state.overdue { state.apply() } else { None }
+        if state.overdue && !state.paused { state.apply() } else { None }
     }
 
     /// A part of a batch has come; whether it is whole by that, and can [take effect](Pair::take_effect).

@@ -120,3 +120,22 @@ fn a_batch_that_took_effect_is_answered_behind_those_that_were_taken_before() {
     assert!(matches!(side.connector.next(), Carried::Stores { batch: 2, last: true, .. }));
     assert_eq!(side.connector.next(), Carried::Applied { connection: HOME.1, batch: 1 });
 }
+
+#[test]
+fn what_came_while_memory_was_moved_takes_effect_after_it() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    side.far.memory(HOME).unwrap().pause();
+    side.hear(HOME.0, stores(HOME, 1, false));
+    assert_eq!(side.connector.receive(COMES_NOT), None, "takes effect during a move");
+    // Who reads what hosts have in common is not waited for by who ends the move, but by what takes effect.
+    let effects = side.far.effects.clone();
+    let reading = effects.read().unwrap();
+    side.far.resume(HOME);
+    assert_eq!(side.connector.receive(COMES_NOT), None, "takes effect during a snapshot");
+    drop(reading);
+    assert_eq!(side.connector.next(), Carried::Applied { connection: HOME.1, batch: 1 });
+    let mut bytes = [0; 8];
+    home.region().unwrap().whole().part(0, 8).unwrap().copy_to(&mut bytes);
+    assert_eq!(bytes, [3; 8]);
+}
