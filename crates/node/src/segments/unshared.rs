@@ -14,7 +14,7 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, NodeId, Objects, SessionId, To};
 
-use super::far::{Far, Line, Way, is_whole, stand_ins};
+use super::far::{Far, LIMIT, Line, Way, is_whole, stand_ins};
 use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
@@ -329,7 +329,7 @@ impl State {
         if let Some(far) = self.fars.get(&node) {
             return Some(far.clone());
         }
-        let far = Far::new(self.effects.clone()).ok()?;
+        let far = Far::new(self.effects.clone(), LIMIT).ok()?;
         Some(self.fars.entry(node).or_insert(far).clone())
     }
 

@@ -34,6 +34,10 @@ use super::outbox::{Letter, Outbox};
 /// How long a peer may take to apply what is to take effect before something else is said.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How long a peer may take nothing and apply nothing of what it was sent before its conversation is ended. It may be
+/// moving the memory meanwhile.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
 /// Bytes of what is stored in one step.
 const WORD: u64 = 8;
 
@@ -68,6 +72,7 @@ pub type Effects = Arc<RwLock<()>>;
 #[derive(Debug)]
 pub struct Far {
     effects: Effects,
+    limit: Duration,
     state: Mutex<State>,
     /// Signalled when there is something to look at or to go on with.
     kick: Condvar,
@@ -156,13 +161,14 @@ impl State {
 }
 
 impl Far {
-    /// With nothing in common yet; a thread looks at what there will be.
+    /// With nothing in common yet; a thread looks at what there will be. A peer that is at a standstill for `limit`
+    /// is given up.
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub fn new(effects: Effects) -> std::io::Result<Arc<Far>> {
+    pub fn new(effects: Effects, limit: Duration) -> std::io::Result<Arc<Far>> {
         let (kick, flushed) = (Condvar::new(), Condvar::new());
-        let far = Arc::new(Far { effects, state: Mutex::default(), kick, flushed });
+        let far = Arc::new(Far { effects, limit, state: Mutex::default(), kick, flushed });
         let looking = Arc::downgrade(&far);
         let look = move || cycle::keep_the_same(&looking);
         std::thread::Builder::new().name("coherence".into()).spawn(look)?;
@@ -401,6 +407,7 @@ impl Far {
                     false => return Ok(self.take_effect(hidden)),
                 }
             }
+            Carried::Release => return Ok(self.take_effect(hidden)),
             Carried::Held { .. } => {
                 self.lock().held += 1;
                 self.kick();

@@ -55,7 +55,11 @@ const HOME: Link = (Way::ToConnector, Handle(2));
 
 impl Side {
     fn new() -> Side {
-        let far = Far::new(Effects::default()).unwrap();
+        Side::with_limit(LIMIT)
+    }
+
+    fn with_limit(limit: Duration) -> Side {
+        let far = Far::new(Effects::default(), limit).unwrap();
         let (owner, connector) = (Peer::new(), Peer::new());
         far.begin(Way::ToOwner, owner.outbox.clone());
         far.begin(Way::ToConnector, connector.outbox.clone());
@@ -138,4 +142,39 @@ fn what_came_while_memory_was_moved_takes_effect_after_it() {
     let mut bytes = [0; 8];
     home.region().unwrap().whole().part(0, 8).unwrap().copy_to(&mut bytes);
     assert_eq!(bytes, [3; 8]);
+}
+
+#[test]
+fn what_is_held_takes_effect_when_the_conversation_it_is_held_for_is_lost() {
+    let mut side = Side::new();
+    let (replica, home) = settled(&mut side);
+    let effects = side.far.effects.clone();
+    let both = effects.write().unwrap();
+    store(&replica, &[1; 8]);
+    store(&home, &[2; 8]);
+    drop(both);
+    assert!(matches!(side.owner.next(), Carried::Stores { last: true, held: true, .. }));
+    side.hear(REPLICA.0, Carried::Held { connection: REPLICA.1, batch: 1 });
+    assert!(matches!(side.connector.next(), Carried::Stores { batch: 2, last: true, .. }));
+    side.far.end(Way::ToConnector);
+    assert_eq!(side.owner.next(), Carried::Release);
+    // And the one who is told so lets it take effect.
+    let mut other = Side::new();
+    settled(&mut other);
+    other.hear(HOME.0, stores(HOME, 1, true));
+    assert_eq!(other.connector.next(), Carried::Held { connection: HOME.1, batch: 1 });
+    other.hear(HOME.0, Carried::Release);
+    assert_eq!(other.connector.next(), Carried::Applied { connection: HOME.1, batch: 1 });
+}
+
+#[test]
+fn who_applies_nothing_is_given_up() {
+    let mut side = Side::with_limit(COMES_NOT);
+    let replica = side.add(REPLICA);
+    store(&replica, &[1; 8]);
+    assert!(matches!(side.owner.next(), Carried::Stores { last: true, .. }));
+    let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
+    let over = PacketStream::receive(&side.owner.packets, &mut buffer, &mut spin, None);
+    assert!(matches!(over, Err(rackbus_memory::StreamError::Closed)), "{over:?}");
+    assert!(side.owner.outbox.is_given_up());
 }
