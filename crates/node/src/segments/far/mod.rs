@@ -274,9 +274,11 @@ impl Far {
             let before = || {
                 let _ = far.flush();
             };
-            let last = hearing.hear(before, say);
-            let state = far.lock();
-            if let (Some(last), Some(outbox)) = (last, state.ways.get(&way)) {
+            hearing.hear(before, say);
+            let mut state = far.lock();
+            // Not before: what the owner says of the connection is heard until now.
+            state.ends.remove(&(way, connection));
+            if let (Some(last), Some(outbox)) = (hearing.take_last(), state.ways.get(&way)) {
                 outbox.send(last);
             }
         };
@@ -296,10 +298,8 @@ impl Far {
             Some(End::Memory(_)) => {
                 state.closing.push_back(Closing { way, connection: Some(link.1), said });
             }
-            Some(End::Sender(_)) => {
-                if let Some(End::Sender(sender)) = state.ends.remove(&link) {
-                    sender.close(said);
-                }
+            Some(End::Sender(sender)) => {
+                sender.close(said, PATIENCE);
                 return true;
             }
             Some(End::Receiver(_)) | None => {

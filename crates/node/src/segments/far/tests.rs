@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, PacketStream, Packets};
+use rackbus_memory::{AdaptiveSpin, PacketStream, Packets, Producer};
 use rackbus_segment::Objects;
-use rackbus_segment::message::decode;
+use rackbus_segment::message::{DATA_SLOTS, decode};
 
 use super::super::objects::Store;
 use super::*;
@@ -177,4 +177,36 @@ fn who_applies_nothing_is_given_up() {
     let over = PacketStream::receive(&side.owner.packets, &mut buffer, &mut spin, None);
     assert!(matches!(over, Err(rackbus_memory::StreamError::Closed)), "{over:?}");
     assert!(side.owner.outbox.is_given_up());
+}
+
+#[test]
+fn a_sender_whose_owner_takes_nothing_ends_all_the_same() {
+    let mut side = Side::new();
+    let line = |store: &mut Store| {
+        let made = [store.line(LinePart::Doorbell), store.event(), store.line(LinePart::Ring)];
+        made.map(|id| store.get(id.unwrap()).unwrap().clone())
+    };
+    let [bell, event, ring] = line(&mut side.store);
+    let line = Line { bell, event, ring: Some(ring) };
+    assert!(side.far.add_sender(REPLICA.1, &line));
+    let mut process =
+        Producer::new(line.ring.as_ref().unwrap().region().unwrap(), 0, bells::RING).unwrap();
+    let doorbell = line.doorbell().unwrap();
+    // More than the owner has room for.
+    for _ in 0..2 * DATA_SLOTS {
+        while process.push(&[7]).is_err() {
+            std::thread::yield_now();
+        }
+        doorbell.ring();
+    }
+    for _ in 0..DATA_SLOTS {
+        assert!(matches!(side.owner.next(), Carried::Message { .. }));
+    }
+    assert!(side.far.close(REPLICA, &[9]), "is said behind what was sent");
+    // There is room for one more meanwhile, which is heard.
+    side.hear(REPLICA.0, Carried::Taken { connection: REPLICA.1 });
+    assert!(matches!(side.owner.next(), Carried::Message { .. }));
+    let last = Carried::Said { message: Cow::Owned(vec![9]), given: None };
+    assert_eq!(side.owner.next(), last);
+    assert!(!side.far.has_connection(REPLICA.1));
 }
