@@ -97,25 +97,20 @@ impl Far {
             let state = self.lock();
             (state.wanted, state.memories(), state.closing.len())
         };
-        let mut pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
-        pairs.retain(|pair| !pair.is_waiting());
+        let pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
         // Until it is on its way: what takes effect here later is answered behind it.
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
-        let batches = collect(&pairs);
-        let batches: Vec<(Link, Batch)> = batches
-            .into_iter()
-            .filter_map(|(at, batch)| {
-                let pair = &pairs[at];
-                let link = links.iter().find(|(_, it)| Arc::ptr_eq(it, pair))?.0;
-                Some((link, batch))
-            })
-            .collect();
+        let (batches, all) = collect(&pairs);
+        let batches: Vec<(Link, Batch)> =
+            batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
         self.send(&batches, effects);
         let mut state = self.lock();
         state.close(closing);
-        state.done = wanted;
+        if all {
+            state.done = wanted;
+        }
         drop(state);
         self.flushed.notify_all();
         (some, any)

@@ -65,7 +65,7 @@ impl State {
     }
 
     fn tells(&self) -> bool {
-        !self.paused && self.window.tells()
+        !self.paused && self.window.tells() && !self.window.is_waiting()
     }
 
     /// Stores what is staged: what is long first, so that what is most likely a flag comes last, for whoever could
@@ -83,8 +83,9 @@ impl State {
 }
 
 /// Takes a snapshot of the memory of `pairs` at one moment: for each of which something is to be sent its place
-/// among them, and the batch. None of them is waiting for a batch of its own.
-pub fn collect(pairs: &[Arc<Pair>]) -> Vec<(usize, Batch)> {
+/// among them, and the batch; and whether that is all that was stored: not of memory that is being moved, or has a
+/// batch under way.
+pub fn collect(pairs: &[Arc<Pair>]) -> (Vec<(usize, Batch)>, bool) {
     let mut states: Vec<MutexGuard<'_, State>> = pairs.iter().map(|pair| pair.lock()).collect();
     let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
     for _ in 0..TURNS {
@@ -96,15 +97,16 @@ pub fn collect(pairs: &[Arc<Pair>]) -> Vec<(usize, Batch)> {
             break;
         }
     }
-    let mut batches = Vec::new();
+    let (mut batches, mut all) = (Vec::new(), true);
     for (at, (state, pages)) in states.iter_mut().zip(&pages).enumerate() {
+        all &= !state.window.tells() || (!state.paused && !state.window.is_waiting());
         if state.tells() && (state.due || !pages.is_empty()) {
             state.due = false;
             let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
             batches.extend(state.window.collect(pages).map(|batch| (at, batch)));
         }
     }
-    batches
+    (batches, all)
 }
 
 impl Pair {

@@ -210,3 +210,21 @@ fn a_sender_whose_owner_takes_nothing_ends_all_the_same() {
     assert_eq!(side.owner.next(), last);
     assert!(!side.far.has_connection(REPLICA.1));
 }
+
+#[test]
+fn a_flush_waits_for_memory_that_is_being_moved() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    assert!(side.far.flush());
+    let memory = side.far.memory(HOME).unwrap();
+    memory.pause();
+    store(&home, &[1; 8]);
+    let far = side.far.clone();
+    let flushing = std::thread::spawn(move || far.flush());
+    assert_eq!(side.connector.receive(COMES_NOT), None);
+    assert!(!flushing.is_finished(), "what was stored is not there");
+    side.far.resume(HOME);
+    assert!(matches!(side.connector.next(), Carried::Stores { batch: 2, last: true, .. }));
+    side.hear(HOME.0, Carried::Applied { connection: HOME.1, batch: 2 });
+    assert!(flushing.join().unwrap());
+}
