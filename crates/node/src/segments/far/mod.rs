@@ -467,10 +467,10 @@ impl Far {
         {
             spans.clear();
         }
-        let applied = hidden(&spans, &|| {
-            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            self.apply(&pairs, Pair::take_effect)
-        });
+        // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
+        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
+        let applied = hidden(&spans, &|| self.apply(&pairs, Pair::take_effect));
+        drop(effects);
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
             let Some(batch) = batch else { continue };
