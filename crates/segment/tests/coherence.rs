@@ -34,6 +34,8 @@ enum Policy {
     Torn,
     /// Snapshots are taken as if what came had taken effect, before it has.
     Early,
+    /// An answer is sent before a batch that was taken before what is answered took effect.
+    Overtaking,
 }
 
 #[derive(Debug, Clone)]
@@ -51,6 +53,8 @@ struct End {
     host: usize,
     window: Window,
     out: VecDeque<Message>,
+    /// A batch that was taken and is not sent yet, and what is said behind it.
+    unsent: VecDeque<Message>,
     /// What has come of a batch, as it came.
     raw: Vec<Piece>,
     /// What is to be stored later, with a policy that is wrong.
@@ -86,7 +90,8 @@ impl Rack {
     fn new(policy: Policy) -> Rack {
         let end = |host, side| {
             let window = Window::new(side, SIZE as u64, true);
-            End { host, window, out: VecDeque::new(), raw: Vec::new(), early: None }
+            let (out, unsent) = (VecDeque::new(), VecDeque::new());
+            End { host, window, out, unsent, raw: Vec::new(), early: None }
         };
         Rack {
             policy,
@@ -130,7 +135,7 @@ impl Rack {
         }
     }
 
-    /// Takes a snapshot and sends what is in it, unless a batch is under way.
+    /// Takes a snapshot, to be sent later, unless a batch is under way.
     fn collect(&mut self, link: usize, side: usize, random: &mut Random) {
         if self.links[link][side].window.is_waiting() {
             return;
@@ -148,8 +153,14 @@ impl Rack {
         let Some(batch) = end.window.collect(all) else { return };
         for part in batch.parts(13 + random.below(60)) {
             let (batch, last, places) = (part.batch, part.last, part.places);
-            end.out.push_back(Message::Part { batch, last, places, data: part.data.to_vec() });
+            end.unsent.push_back(Message::Part { batch, last, places, data: part.data.to_vec() });
         }
+    }
+
+    /// Sends what was taken.
+    fn send(&mut self, link: usize, side: usize) {
+        let end = &mut self.links[link][side];
+        end.out.append(&mut end.unsent);
     }
 
     /// Delivers the next message from one side of a connection to the other.
@@ -201,7 +212,11 @@ impl Rack {
         for (place, bytes) in stores {
             self.memory[end.host][place..place + bytes.len()].copy_from_slice(&bytes);
         }
-        end.out.push_back(Message::Applied(batch));
+        match policy {
+            Policy::Overtaking => end.out.push_back(Message::Applied(batch)),
+            _ if end.unsent.is_empty() => end.out.push_back(Message::Applied(batch)),
+            _ => end.unsent.push_back(Message::Applied(batch)),
+        }
     }
 
     /// What holds at every moment.
@@ -229,8 +244,8 @@ impl Rack {
             }
         }
         for end in self.links.iter().flatten() {
-            let batches =
-                end.out.iter().filter(|it| matches!(it, Message::Part { last: true, .. }));
+            let said = end.out.iter().chain(&end.unsent);
+            let batches = said.filter(|it| matches!(it, Message::Part { last: true, .. }));
             if batches.count() > 1 {
                 return Err(format!("two batches are under way from {}", end.host));
             }
@@ -251,6 +266,7 @@ impl Rack {
                 for side in 0..2 {
                     self.take_effect(link, side);
                     self.collect(link, side, random);
+                    self.send(link, side);
                 }
             }
             while self.links.iter().flatten().any(|end| !end.out.is_empty()) {
@@ -290,15 +306,22 @@ fn run(policy: Policy, seed: u64, traced: bool) -> Result<(), String> {
         for _ in 0..random.below(400) {
             let (host, link, side) =
                 (random.below(HOSTS), random.below(HOSTS - 1), random.below(2));
-            let step = random.below(10);
+            let step = random.below(11);
             if traced {
                 println!("{round}: step {step} of host {host}, link {link}, side {side}");
             }
             match step {
                 0 => rack.decide(host, &mut random),
                 1..=4 => rack.store_next(host),
-                5 => rack.collect(link, side, &mut random),
+                // Most batches are sent at once.
+                5 => {
+                    rack.collect(link, side, &mut random);
+                    if random.below(2) == 0 {
+                        rack.send(link, side);
+                    }
+                }
                 6 => rack.take_effect(link, side),
+                7 => rack.send(link, side),
                 _ => rack.deliver(link, side)?,
             }
             rack.check()?;
@@ -316,7 +339,9 @@ fn all_memory_becomes_the_same_and_no_flag_is_before_its_data() {
 
 #[test]
 fn wrong_policies_are_found() {
-    for policy in [Policy::Parts, Policy::Overwrite, Policy::Torn, Policy::Early] {
+    for policy in
+        [Policy::Parts, Policy::Overwrite, Policy::Torn, Policy::Early, Policy::Overtaking]
+    {
         let found = (0..200).find_map(|seed| run(policy, seed, false).err());
         assert!(found.is_some(), "{policy:?} is not found");
         println!("{policy:?}: {}", found.unwrap_or_default());

@@ -207,11 +207,13 @@ fn start(sequence: RawHandle) -> Outcome<()> {
 fn check(sequence: RawHandle, flush: bool) -> Outcome<()> {
     fence(Ordering::SeqCst);
     let sequence = find::<Sequence>(sequence)?;
-    let flushed = if flush { sequence.map.flush() } else { Ok(()) };
-    let Some(left) = sequence.map.remote().and_then(Remote::left) else { return flushed };
+    let left = || sequence.map.remote().and_then(Remote::left);
+    // Who has left takes nothing any more; who leaves during it may not have had all.
+    let flushed = if flush && left().is_none() { sequence.map.flush() } else { Ok(()) };
+    let Some(left) = left() else { return flushed };
     let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
     match left {
-        Left::InPlace if !seen => Ok(()),
+        Left::InPlace if !seen => flushed,
         Left::InPlace | Left::Away => fail(SCI_ERR_TRANSFER_FAILED),
     }
 }

@@ -147,7 +147,8 @@ impl Parties for SubmittedEnds {
     /// Bytes from or for somebody who is gone did not arrive; those for another machine arrive here.
     fn are_gone(&self) -> bool {
         let ends = self.lock();
-        let lost = |remote: &Arc<Remote>| remote.lost() || remote.flush().is_err();
+        // Asked last: who is lost meanwhile has not had all.
+        let lost = |remote: &Arc<Remote>| remote.flush().is_err() || remote.lost();
         ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(lost)
     }
 

@@ -27,25 +27,46 @@ struct Turns {
     last: u64,
     /// Of each turn, the sessions that have not answered.
     waiting: HashMap<u64, Vec<SessionId>>,
+    /// Of each session that did not answer in time, how many answers it owes. It is asked nothing until it has
+    /// given them.
+    owed: HashMap<SessionId, usize>,
 }
 
 impl Hiding {
     /// A session has answered.
     pub fn hidden(&self, turn: u64, session: SessionId) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(waiting) = state.waiting.get_mut(&turn)
-            && let Some(at) = waiting.iter().position(|it| *it == session)
+        let waiting = state.waiting.get_mut(&turn);
+        let found = waiting.and_then(|waiting| {
+            let at = waiting.iter().position(|it| *it == session)?;
+            Some(waiting.swap_remove(at))
+        });
+        if found.is_none()
+            && let Some(owed) = state.owed.get_mut(&session)
         {
-            waiting.swap_remove(at);
+            *owed = owed.saturating_sub(1);
+            if *owed == 0 {
+                state.owed.remove(&session);
+            }
         }
         self.changed.notify_all();
     }
 
-    fn begin(&self, sessions: Vec<SessionId>) -> u64 {
+    /// A session is over.
+    pub fn forget(&self, session: SessionId) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.owed.remove(&session);
+        state.waiting.values_mut().for_each(|waiting| waiting.retain(|it| *it != session));
+        self.changed.notify_all();
+    }
+
+    /// Begins a turn with those of `kept` that owe no answer.
+    fn begin(&self, kept: &mut Vec<Kept>) -> u64 {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|(session, ..)| !state.owed.contains_key(session));
         state.last += 1;
         let turn = state.last;
-        state.waiting.insert(turn, sessions);
+        state.waiting.insert(turn, kept.iter().map(|(session, ..)| *session).collect());
         turn
     }
 
@@ -53,9 +74,15 @@ impl Hiding {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = |it: &mut Turns| it.waiting.get(&turn).is_some_and(|left| !left.is_empty());
         let waited = self.changed.wait_timeout_while(state, PATIENCE, waiting);
-        waited.unwrap_or_else(PoisonError::into_inner).0.waiting.remove(&turn);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        for session in state.waiting.remove(&turn).unwrap_or_default() {
+            *state.owed.entry(session).or_default() += 1;
+        }
     }
 }
+
+/// Who keeps memory: the session, what it calls the memory, and the range, its first byte and how many.
+type Kept = (SessionId, Handle, u64, u64);
 
 /// A range of a connection's memory: where it begins, and its bytes.
 pub type Span = (Link, u64, u64);
@@ -71,8 +98,8 @@ impl Segments {
         if spans.is_empty() {
             return with();
         }
-        let kept = self.lock().keepers(node, spans);
-        let turn = self.hiding.begin(kept.iter().map(|(session, ..)| *session).collect());
+        let mut kept = self.lock().keepers(node, spans);
+        let turn = self.hiding.begin(&mut kept);
         let say = |session: &SessionId, event: &Event| {
             let events = self.lock().sessions.get(session).and_then(|it| it.events.clone());
             match events {
@@ -94,8 +121,8 @@ impl Segments {
 }
 
 impl State {
-    /// Who may have ranges of connections' memory mapped: the session, what it calls the memory, and the range.
-    fn keepers(&self, node: NodeId, spans: &[Span]) -> Vec<(SessionId, Handle, u64, u64)> {
+    /// Who may have ranges of connections' memory mapped.
+    fn keepers(&self, node: NodeId, spans: &[Span]) -> Vec<Kept> {
         // One range for each that keeps a memory, whatever connections lead there.
         let mut kept: BTreeMap<(SessionId, Handle), (u64, u64)> = BTreeMap::new();
         for ((way, connection), offset, length) in spans {
@@ -113,5 +140,39 @@ impl State {
             (session, keeper, first, end - first)
         };
         kept.into_iter().map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_is_asked_again_when_it_has() {
+        let hiding = Hiding::default();
+        let (slow, quick) = (SessionId(1), SessionId(2));
+        let kept: Vec<Kept> =
+            vec![(slow, Handle(1), 0, 8), (slow, Handle(2), 0, 8), (quick, Handle(3), 0, 8)];
+        let asked = |hiding: &Hiding| {
+            let mut kept = kept.clone();
+            let turn = hiding.begin(&mut kept);
+            (turn, kept.into_iter().map(|(session, ..)| session).collect::<Vec<_>>())
+        };
+        let (first, sessions) = asked(&hiding);
+        assert_eq!(sessions, [slow, slow, quick]);
+        hiding.hidden(first, quick);
+        hiding.wait(first);
+        let (second, sessions) = asked(&hiding);
+        assert_eq!(sessions, [quick]);
+        hiding.hidden(second, quick);
+        hiding.wait(second);
+        hiding.hidden(first, slow);
+        assert_eq!(asked(&hiding).1, [quick], "owes one more");
+        hiding.hidden(first, slow);
+        let (third, sessions) = asked(&hiding);
+        assert_eq!(sessions, [slow, slow, quick]);
+        hiding.wait(third);
+        hiding.forget(slow);
+        assert_eq!(asked(&hiding).1, [slow, slow], "is another one of that number");
     }
 }

@@ -73,7 +73,13 @@ impl Outbox {
         self.given_up.load(Ordering::Acquire)
     }
 
-    fn give_up(&self) {
+    /// How many messages wait for the peer to take them.
+    pub fn waiting(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Ends the conversation from this side.
+    pub fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
         self.packets.shut_down();
     }

@@ -95,6 +95,7 @@ impl Segments {
             session.shut_down();
         }
         drop(state);
+        self.hiding.forget(id);
         self.ask(|directory, now, objects| directory.closed(now, id, objects));
     }
 

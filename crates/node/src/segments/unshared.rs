@@ -14,7 +14,7 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, NodeId, Objects, SessionId, To};
 
-use super::far::{Far, Line, Way, is_whole, stand_ins};
+use super::far::{Far, LIMIT, Line, Way, is_whole, stand_ins};
 use super::objects::Object;
 use super::outbox::Outbox;
 use super::{Owner, Segments, State};
@@ -284,24 +284,23 @@ impl Segments {
     /// Waits until what a session stored to the memory of a segment or a connection has taken effect on other
     /// machines; whether it has everywhere.
     pub(super) fn flush(&self, session: SessionId, keeper: Handle) -> bool {
-        let (fars, of_connection) = {
+        let fars: Vec<Arc<Far>> = {
             let state = self.lock();
             let object = state.directory.memory_of(session, keeper);
-            let object = object.and_then(|it| state.store.get(it)).cloned();
-            let leads = |far: &&Arc<Far>| match &object {
-                Some(object) => far.has_memory(object),
-                None => far.has_connection(keeper),
+            let Some(object) = object.and_then(|it| state.store.get(it)) else {
+                let far = state
+                    .directory
+                    .owner_of(session, keeper)
+                    .filter(|owner| state.is_on_another_machine(*owner))
+                    .and_then(|owner| state.fars.get(&owner))
+                    .cloned();
+                drop(state);
+                // What it leads to may be gone: then nothing of it is there, and nothing has arrived.
+                return far.is_none_or(|far| far.flush_connection(keeper));
             };
-            if object.is_none() && !state.directory.has_connection(session, keeper) {
-                return true;
-            }
-            let fars: Vec<Arc<Far>> = state.fars.values().filter(leads).cloned().collect();
-            (fars, object.is_none())
+            state.fars.values().filter(|far| far.has_memory(object)).cloned().collect()
         };
-        fars.iter().fold(true, |done, far| {
-            let flushed = if of_connection { far.flush_connection(keeper) } else { far.flush() };
-            flushed && done
-        })
+        fars.iter().fold(true, |done, far| far.flush() && done)
     }
 }
 
@@ -317,12 +316,20 @@ fn ask_far(far: &Arc<Far>, ask: &Ask) {
 }
 
 impl State {
+    /// Whether an owner's node is, or was when it was last heard, one that shares no memory with this one.
+    fn is_on_another_machine(&self, owner: NodeId) -> bool {
+        match self.owners.get(&owner) {
+            Some(Owner::Here(outbox)) => !outbox.packets().passes_memory(),
+            Some(Owner::Dialling(_)) | None => self.fars.contains_key(&owner),
+        }
+    }
+
     /// What this host has in common with another; `None` when there is no thread for it.
     fn far(&mut self, node: NodeId) -> Option<Arc<Far>> {
         if let Some(far) = self.fars.get(&node) {
             return Some(far.clone());
         }
-        let far = Far::new(self.effects.clone()).ok()?;
+        let far = Far::new(self.effects.clone(), LIMIT).ok()?;
         Some(self.fars.entry(node).or_insert(far).clone())
     }
 

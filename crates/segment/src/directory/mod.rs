@@ -410,9 +410,9 @@ impl Directory {
         self.connections.get(&connection).map(|it| (it.session, it.known_as))
     }
 
-    /// Whether a session has a connection of that handle.
-    pub fn has_connection(&self, session: SessionId, connection: Handle) -> bool {
-        self.connections.get(&connection).is_some_and(|it| it.session == session)
+    /// The node that a session's connection leads to, if the session has one of that handle.
+    pub fn owner_of(&self, session: SessionId, connection: Handle) -> Option<NodeId> {
+        self.connections.get(&connection).filter(|it| it.session == session).map(|it| it.owner)
     }
 
     /// When [`tick`](Directory::tick) is to be called next, if at all.

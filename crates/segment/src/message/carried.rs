@@ -73,6 +73,9 @@ pub enum Carried<'a> {
         /// The connection whose message was handed on.
         connection: Handle,
     },
+    /// What is held takes effect alone: the batches of the other conversation that it was held for may be lost with
+    /// that.
+    Release,
 }
 
 /// What stands on the other machine for something that cannot be passed.
@@ -148,6 +151,7 @@ mod tests {
                 data: Cow::Owned(vec![1, 2, 3]),
             },
             Carried::Message { connection, data: Cow::Owned(Vec::new()) },
+            Carried::Release,
         ] {
             assert_eq!(decode::<Carried<'static>>(&encode(&carried)), Some(carried));
         }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_memory::ring::RingLayout;
 use rackbus_memory::{AdaptiveSpin, Consumer, Doorbell, PeerEvent, Producer, PushError};
@@ -17,7 +17,7 @@ use super::super::objects::Object;
 use super::super::outbox::Letter;
 
 /// How a sender's ring lies in memory (as `attach` has it).
-const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
+pub(super) const RING: RingLayout = RingLayout { slots: DATA_SLOTS, slot_bytes: MAX_DATA };
 /// The most triggers of one message: a doorbell tells no more apart at once.
 const MOST_RINGS: u32 = 1024;
 
@@ -33,7 +33,7 @@ pub struct Line {
 }
 
 impl Line {
-    fn doorbell(&self) -> Option<Doorbell> {
+    pub(super) fn doorbell(&self) -> Option<Doorbell> {
         let event = self.event.fd().as_fd().try_clone_to_owned().ok()?;
         Doorbell::new(self.bell.region().ok()?, 0, PeerEvent::new(event).ok()?)
     }
@@ -58,6 +58,8 @@ struct Sending {
     under_way: u32,
     /// What is to be said when all before it was; the process hears nothing any more.
     last: Option<Letter>,
+    /// Until when room is waited for: without a limit until the connection ends.
+    until: Option<Instant>,
     ended: bool,
 }
 
@@ -78,7 +80,8 @@ impl Sender {
             None => None,
         };
         let (said, under_way) = (0, 0);
-        let state = Sending { ring, room: DATA_SLOTS, said, under_way, last: None, ended: false };
+        let (room, last, until) = (DATA_SLOTS, None, None);
+        let state = Sending { ring, room, said, under_way, last, until, ended: false };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         Some(Arc::new(Sender { bell: line.doorbell()?, state, changed }))
     }
@@ -88,8 +91,7 @@ impl Sender {
     }
 
     /// Hears the process until the connection is over: calls `before` when there is something, then `say` for it.
-    /// What is to be said last, if anything.
-    pub fn hear(&self, before: impl Fn(), say: impl Fn(Said)) -> Option<Letter> {
+    pub fn hear(&self, before: impl Fn(), say: impl Fn(Said)) {
         let (mut seen, mut spin) = (0, AdaptiveSpin::new(0, 50_000));
         let mut message = vec![0; MAX_DATA as usize];
         loop {
@@ -110,16 +112,22 @@ impl Sender {
                 self.changed.notify_all();
             }
             if over {
-                return self.lock().last.take();
+                return;
             }
         }
     }
 
     /// The next message, when the owner has room for it.
     fn take(&self, buffer: &mut [u8]) -> Option<usize> {
-        let full = |it: &mut Sending| it.room == 0 && !it.ended;
-        let waited = self.changed.wait_while(self.lock(), full);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        while state.room == 0 && !state.ended {
+            let left = match state.until {
+                Some(until) => until.checked_duration_since(Instant::now())?,
+                None => Duration::MAX,
+            };
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         if state.ended {
             return None;
         }
@@ -157,10 +165,20 @@ impl Sender {
         !state.ended && !timeout.timed_out()
     }
 
-    /// The process is to be heard no more; what it said is said first, and then `last`.
-    pub fn close(&self, last: Letter) {
-        self.lock().last = Some(last);
+    /// The process is to be heard no more; what it said is said first, as far as the owner has room within `limit`,
+    /// and then `last`.
+    pub fn close(&self, last: Letter, limit: Duration) {
+        {
+            let mut state = self.lock();
+            (state.last, state.until) = (Some(last), Some(Instant::now() + limit));
+        }
+        self.changed.notify_all();
         self.bell.leave();
+    }
+
+    /// What is to be said last, if anything.
+    pub fn take_last(&self) -> Option<Letter> {
+        self.lock().last.take()
     }
 
     /// The owner is gone: nothing is said any more, and who triggers is told so.

@@ -62,16 +62,25 @@ impl Far {
         waited.unwrap_or_else(PoisonError::into_inner).0.now = false;
     }
 
-    /// Waits, as long as both conversations are there that were; whether `until` is so.
-    fn wait_until(&self, ways: &[Way], until: impl Fn(&State) -> bool) -> bool {
+    /// Waits, as long as a conversation is there; whether `until` is so. One in which nothing goes on for too long is
+    /// ended: its peer would keep everybody else here from being told.
+    fn wait_until(&self, way: Way, until: impl Fn(&State) -> bool) -> bool {
+        let (mut left, mut since) = (usize::MAX, Instant::now());
         loop {
             self.hand_on_all();
+            self.catch_up();
             {
                 let state = self.lock();
                 if until(&state) {
                     return true;
                 }
-                if ways.iter().any(|way| !state.ways.contains_key(way)) {
+                let Some(outbox) = state.ways.get(&way) else { return false };
+                let waiting = outbox.waiting();
+                if waiting != left {
+                    (left, since) = (waiting, Instant::now());
+                } else if since.elapsed() > self.limit {
+                    tracing::warn!("a node that does not apply what it is sent is given up");
+                    outbox.give_up();
                     return false;
                 }
             }
@@ -82,30 +91,26 @@ impl Far {
     /// One cycle: whether anything was sent, and whether there is anything to look at again.
     fn cycle(&self) -> (bool, bool) {
         let waiting = self.hand_on_all();
+        self.catch_up();
         // What is wanted from now on is not in what is looked at now.
         let (wanted, links, closing) = {
             let state = self.lock();
             (state.wanted, state.memories(), state.closing.len())
         };
-        let mut pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
-        pairs.retain(|pair| !pair.is_waiting());
+        let pairs: Vec<Arc<Pair>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
         // Until it is on its way: what takes effect here later is answered behind it.
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
-        let batches = collect(&pairs);
-        let batches: Vec<(Link, Batch)> = batches
-            .into_iter()
-            .filter_map(|(at, batch)| {
-                let pair = &pairs[at];
-                let link = links.iter().find(|(_, it)| Arc::ptr_eq(it, pair))?.0;
-                Some((link, batch))
-            })
-            .collect();
+        let (batches, all) = collect(&pairs);
+        let batches: Vec<(Link, Batch)> =
+            batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
         self.send(&batches, effects);
         let mut state = self.lock();
         state.close(closing);
-        state.done = wanted;
+        if all {
+            state.done = wanted;
+        }
         drop(state);
         self.flushed.notify_all();
         (some, any)
@@ -123,7 +128,11 @@ impl Far {
             .map(|(way, _)| way)
             .collect();
         let both = ways.len() == 2;
-        let known = self.lock().held;
+        let known = {
+            let mut state = self.lock();
+            state.behind = both.then(Vec::new);
+            state.held
+        };
         self.send_over(&first, both);
         if !both {
             self.send_over(&second, false);
@@ -132,17 +141,22 @@ impl Far {
         if both {
             let count = first.len() as u64;
             // Without the one conversation, what goes over the other has to take effect alone.
-            self.wait_until(&[Way::ToOwner], |state| state.held >= known + count);
+            self.wait_until(Way::ToOwner, |state| state.held >= known + count);
             self.send_over(&second, false);
+            self.lock().answer_behind();
         }
-        let pairs: Vec<(Link, Arc<Pair>)> =
-            batches.iter().filter_map(|(link, _)| Some((*link, self.memory(*link)?))).collect();
-        for way in ways {
+        // What makes all take effect comes first.
+        for way in ways.into_iter().rev() {
+            let of_way = || batches.iter().map(|(link, _)| link).filter(|link| link.0 == way);
             // What is told of a connection that is over there is not answered.
-            let has = |state: &State, (link, pair): &(Link, Arc<Pair>)| {
-                link.0 != way || !pair.is_waiting() || !state.ends.contains_key(link)
-            };
-            self.wait_until(&[way], |state| pairs.iter().all(|it| has(state, it)));
+            let waits = |state: &State, link| state.is_waiting(link).unwrap_or(false);
+            self.wait_until(way, |state| !of_way().any(|link| waits(state, link)));
+            let state = self.lock();
+            let unknown = |link| state.is_waiting(link).unwrap_or(true);
+            if both && way == Way::ToConnector && of_way().any(unknown) {
+                // It may be lost, and would be waited for over there.
+                state.send(Way::ToOwner, &Carried::Release);
+            }
         }
     }
 
@@ -194,8 +208,16 @@ impl State {
         }
     }
 
+    /// Whether a batch of a connection is under way; `None` when the connection is over.
+    fn is_waiting(&self, link: &Link) -> Option<bool> {
+        match self.ends.get(link) {
+            Some(End::Memory(pair)) => Some(pair.is_waiting()),
+            _ => None,
+        }
+    }
+
     /// All memory, with the connections.
-    fn memories(&self) -> Vec<(Link, Arc<Pair>)> {
+    pub(super) fn memories(&self) -> Vec<(Link, Arc<Pair>)> {
         let memory = |(link, end): (&Link, &End)| match end {
             End::Memory(pair) => Some((*link, pair.clone())),
             End::Sender(_) | End::Receiver(_) => None,

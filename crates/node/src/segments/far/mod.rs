@@ -10,6 +10,8 @@
 mod bells;
 mod cycle;
 mod pair;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -31,6 +33,10 @@ use super::outbox::{Letter, Outbox};
 
 /// How long a peer may take to apply what is to take effect before something else is said.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a peer may take nothing and apply nothing of what it was sent before its conversation is ended. It may be
+/// moving the memory meanwhile.
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Bytes of what is stored in one step.
 const WORD: u64 = 8;
@@ -66,6 +72,7 @@ pub type Effects = Arc<RwLock<()>>;
 #[derive(Debug)]
 pub struct Far {
     effects: Effects,
+    limit: Duration,
     state: Mutex<State>,
     /// Signalled when there is something to look at or to go on with.
     kick: Condvar,
@@ -85,6 +92,9 @@ struct State {
     staged: Vec<Link>,
     /// Batches that the other side holds.
     held: u64,
+    /// Batches for connectors were taken and are not sent yet: what took effect meanwhile, to be answered behind
+    /// them. A replica that has its answer takes what comes next for newer than its own batch.
+    behind: Option<Vec<(Link, u64)>>,
     /// Something is to be looked at now.
     now: bool,
     /// How often somebody wanted all that was stored before to take effect, and how often it had.
@@ -133,16 +143,32 @@ impl State {
             outbox.send(letter(carried));
         }
     }
+
+    /// Says that a batch took effect.
+    fn answer(&mut self, link: Link, batch: u64) {
+        match &mut self.behind {
+            Some(behind) if link.0 == Way::ToConnector => behind.push((link, batch)),
+            _ => self.send(link.0, &Carried::Applied { connection: link.1, batch }),
+        }
+    }
+
+    /// The batches for connectors are sent.
+    fn answer_behind(&mut self) {
+        for (link, batch) in self.behind.take().unwrap_or_default() {
+            self.answer(link, batch);
+        }
+    }
 }
 
 impl Far {
-    /// With nothing in common yet; a thread looks at what there will be.
+    /// With nothing in common yet; a thread looks at what there will be. A peer that is at a standstill for `limit`
+    /// is given up.
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub fn new(effects: Effects) -> std::io::Result<Arc<Far>> {
+    pub fn new(effects: Effects, limit: Duration) -> std::io::Result<Arc<Far>> {
         let (kick, flushed) = (Condvar::new(), Condvar::new());
-        let far = Arc::new(Far { effects, state: Mutex::default(), kick, flushed });
+        let far = Arc::new(Far { effects, limit, state: Mutex::default(), kick, flushed });
         let looking = Arc::downgrade(&far);
         let look = move || cycle::keep_the_same(&looking);
         std::thread::Builder::new().name("coherence".into()).spawn(look)?;
@@ -172,6 +198,9 @@ impl Far {
         state.closing.retain(|closing| closing.way != way);
         state.asked.retain(|(asked, _), _| *asked != way);
         state.staged.retain(|link| link.0 != way);
+        if let Some(behind) = &mut state.behind {
+            behind.retain(|(link, _)| link.0 != way);
+        }
         state.now = true;
         drop(state);
         self.kick.notify_all();
@@ -245,9 +274,11 @@ impl Far {
             let before = || {
                 let _ = far.flush();
             };
-            let last = hearing.hear(before, say);
-            let state = far.lock();
-            if let (Some(last), Some(outbox)) = (last, state.ways.get(&way)) {
+            hearing.hear(before, say);
+            let mut state = far.lock();
+            // Not before: what the owner says of the connection is heard until now.
+            state.ends.remove(&(way, connection));
+            if let (Some(last), Some(outbox)) = (hearing.take_last(), state.ways.get(&way)) {
                 outbox.send(last);
             }
         };
@@ -267,10 +298,8 @@ impl Far {
             Some(End::Memory(_)) => {
                 state.closing.push_back(Closing { way, connection: Some(link.1), said });
             }
-            Some(End::Sender(_)) => {
-                if let Some(End::Sender(sender)) = state.ends.remove(&link) {
-                    sender.close(said);
-                }
+            Some(End::Sender(sender)) => {
+                sender.close(said, PATIENCE);
                 return true;
             }
             Some(End::Receiver(_)) | None => {
@@ -302,13 +331,13 @@ impl Far {
         }
     }
 
-    /// Goes on after a move of a connection's memory.
+    /// Goes on after a move of a connection's memory, without a wait for who reads it: the thread that looks lets
+    /// take effect what was to meanwhile.
     pub fn resume(&self, link: Link) {
-        let Some(pair) = self.memory(link) else { return };
-        if let Some(batch) = pair.resume() {
-            self.lock().send(link.0, &Carried::Applied { connection: link.1, batch });
+        if let Some(pair) = self.memory(link) {
+            pair.resume();
+            self.kick();
         }
-        self.kick();
     }
 
     /// Whether a connection leads there with this memory of this host.
@@ -317,18 +346,19 @@ impl Far {
         state.ends.values().any(|end| matches!(end, End::Memory(pair) if pair.is_of(object)))
     }
 
-    /// Waits until what was triggered by a connection, or stored to memory, is there.
+    /// Waits until what was triggered by a connection, or stored to memory, is there; false when it is not in time,
+    /// or the connection is over.
     pub fn flush_connection(&self, connection: Handle) -> bool {
         let end = self.lock().ends.get(&(Way::ToOwner, connection)).cloned();
         match end {
             Some(End::Sender(sender)) => sender.flush(PATIENCE),
             Some(End::Memory(_)) => self.flush() && self.has_connection(connection),
-            Some(End::Receiver(_)) | None => true,
+            Some(End::Receiver(_)) | None => false,
         }
     }
 
     /// Whether this is a connection to something there.
-    pub fn has_connection(&self, connection: Handle) -> bool {
+    fn has_connection(&self, connection: Handle) -> bool {
         self.lock().ends.contains_key(&(Way::ToOwner, connection))
     }
 
@@ -377,6 +407,7 @@ impl Far {
                     false => return Ok(self.take_effect(hidden)),
                 }
             }
+            Carried::Release => return Ok(self.take_effect(hidden)),
             Carried::Held { .. } => {
                 self.lock().held += 1;
                 self.kick();
@@ -436,19 +467,10 @@ impl Far {
         {
             spans.clear();
         }
-        let applied = hidden(&spans, &|| {
-            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            let applied: Applied =
-                pairs.iter().map(|(link, pair)| (*link, pair.take_effect())).collect();
-            // Before a snapshot that has it in it is sent: a replica knows by this what the home says afterwards.
-            let state = self.lock();
-            for ((way, connection), batch) in &applied {
-                if let Some(batch) = *batch {
-                    state.send(*way, &Carried::Applied { connection: *connection, batch });
-                }
-            }
-            applied
-        });
+        // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
+        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
+        let applied = hidden(&spans, &|| self.apply(&pairs, Pair::take_effect));
+        drop(effects);
         let mut complete = Vec::new();
         for ((way, connection), batch) in applied {
             let Some(batch) = batch else { continue };
@@ -457,6 +479,30 @@ impl Far {
             }
         }
         complete
+    }
+
+    /// Lets batches take effect by `take`, and tells their senders; the caller has the effects for itself until they
+    /// are told. So no snapshot that has one of them in it is sent before: a replica knows by the answer what the home
+    /// says afterwards.
+    fn apply(&self, pairs: &[(Link, Arc<Pair>)], take: fn(&Pair) -> Option<u64>) -> Applied {
+        let applied: Applied = pairs.iter().map(|(link, pair)| (*link, take(pair))).collect();
+        let mut state = self.lock();
+        for (link, batch) in &applied {
+            if let Some(batch) = *batch {
+                state.answer(*link, batch);
+            }
+        }
+        applied
+    }
+
+    /// Lets take effect what was to while memory was moved.
+    fn catch_up(&self) {
+        let mut pairs = self.lock().memories();
+        pairs.retain(|(_, pair)| pair.is_overdue());
+        if !pairs.is_empty() {
+            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
+            self.apply(&pairs, Pair::catch_up);
+        }
     }
 
     /// Hands messages on to an interrupt; whether some wait for room.

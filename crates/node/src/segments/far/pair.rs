@@ -65,7 +65,7 @@ impl State {
     }
 
     fn tells(&self) -> bool {
-        !self.paused && self.window.tells()
+        !self.paused && self.window.tells() && !self.window.is_waiting()
     }
 
     /// Stores what is staged: what is long first, so that what is most likely a flag comes last, for whoever could
@@ -83,8 +83,9 @@ impl State {
 }
 
 /// Takes a snapshot of the memory of `pairs` at one moment: for each of which something is to be sent its place
-/// among them, and the batch. None of them is waiting for a batch of its own.
-pub fn collect(pairs: &[Arc<Pair>]) -> Vec<(usize, Batch)> {
+/// among them, and the batch; and whether that is all that was stored: not of memory that is being moved, or has a
+/// batch under way.
+pub fn collect(pairs: &[Arc<Pair>]) -> (Vec<(usize, Batch)>, bool) {
     let mut states: Vec<MutexGuard<'_, State>> = pairs.iter().map(|pair| pair.lock()).collect();
     let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
     for _ in 0..TURNS {
@@ -96,15 +97,16 @@ pub fn collect(pairs: &[Arc<Pair>]) -> Vec<(usize, Batch)> {
             break;
         }
     }
-    let mut batches = Vec::new();
+    let (mut batches, mut all) = (Vec::new(), true);
     for (at, (state, pages)) in states.iter_mut().zip(&pages).enumerate() {
+        all &= !state.window.tells() || (!state.paused && !state.window.is_waiting());
         if state.tells() && (state.due || !pages.is_empty()) {
             state.due = false;
             let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
             batches.extend(state.window.collect(pages).map(|batch| (at, batch)));
         }
     }
-    batches
+    (batches, all)
 }
 
 impl Pair {
@@ -139,11 +141,21 @@ impl Pair {
         self.lock().object = object;
     }
 
-    /// Goes on where the memory is now. The number of a batch that has taken effect by that.
-    pub fn resume(&self) -> Option<u64> {
+    /// Goes on where the memory is now; what was to take effect meanwhile is [due](Pair::catch_up) by that.
+    pub fn resume(&self) {
+        self.lock().paused = false;
+    }
+
+    /// Whether something was to take effect while the memory was moved, and can now.
+    pub fn is_overdue(&self) -> bool {
+        let state = self.lock();
+        state.overdue && !state.paused
+    }
+
+    /// What was to take effect meanwhile does: the number of its batch.
+    pub fn catch_up(&self) -> Option<u64> {
         let mut state = self.lock();
-        state.paused = false;
-        if state.overdue { state.apply() } else { None }
+        if state.overdue && !state.paused { state.apply() } else { None }
     }
 
     /// A part of a batch has come; whether it is whole by that, and can [take effect](Pair::take_effect).
