@@ -300,7 +300,9 @@ impl Segments {
             };
             state.fars.values().filter(|far| far.has_memory(object)).cloned().collect()
         };
-        fars.iter().fold(true, |done, far| far.flush() && done)
+        // Each of them, whatever the others say.
+        let flushed: Vec<bool> = fars.iter().map(|far| far.flush()).collect();
+        flushed.into_iter().all(|done| done)
     }
 }
 
