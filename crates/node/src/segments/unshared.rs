@@ -300,7 +300,7 @@ impl Segments {
             };
             state.fars.values().filter(|far| far.has_memory(object)).cloned().collect()
         };
-        fars.iter().fold(true, |done, far| far.flush() && done)
+        fars.iter().all(|far| far.flush())
     }
 }
 
