@@ -83,7 +83,7 @@ impl Segments {
                     self.hear_tell(node, &far, tell, given, &mut held)
                 }
                 carried => {
-                    for complete in far.hear(Way::ToOwner, carried, |spans, effect| {
+                    for complete in far.hear((Way::ToOwner, outbox), carried, |spans, effect| {
                         self.while_hidden(node, spans, effect)
                     })? {
                         if let Some((tell, attached)) = held.remove(&complete) {
@@ -239,7 +239,7 @@ impl Segments {
             let message = match carried {
                 Carried::Said { message, .. } => message,
                 carried => {
-                    let heard = far.hear(Way::ToConnector, carried, |spans, effect| {
+                    let heard = far.hear((Way::ToConnector, outbox), carried, |spans, effect| {
                         self.while_hidden(node, spans, effect)
                     });
                     return heard.map(drop);

@@ -2,7 +2,7 @@
 //!
 //! A cycle is: look at all memory that both hosts have in common, send what was stored, and wait until it has taken
 //! effect there. Looks are soon after one another while something changes ([`BUSY`]), else less and less often
-//! ([`IDLE`]), and those that find nothing take at most a tenth of the time ([`SHARE`]).
+//! ([`IDLE`]); they take at most half of the time ([`BUSY_SHARE`]), and a tenth when they find nothing ([`SHARE`]).
 //!
 //! What was stored to memory of both [`Way`]s takes effect in one: what goes over the first is held there, and only
 //! when that is known is the rest sent.
@@ -26,10 +26,22 @@ const IDLE: Duration = Duration::from_millis(1);
 const LATELY: Duration = Duration::from_millis(20);
 /// A look that found nothing is followed by a pause of at least so many times what it took.
 const SHARE: u32 = 9;
+/// And one that found something by at least so many times, unless somebody waits for the next.
+const BUSY_SHARE: u32 = 1;
 /// Between two looks whether the other side still exists, and whether there is anything in common.
 const REST: Duration = Duration::from_secs(1);
 /// Bytes of stores in one message.
 const PART: usize = 24 << 10;
+
+/// What a cycle found.
+struct Cycle {
+    /// Whether anything was sent.
+    some: bool,
+    /// Whether there is anything to look at again.
+    any: bool,
+    /// How long the look took.
+    looked: Duration,
+}
 
 /// Keeps memory the same for as long as `far` is there.
 pub(super) fn keep_the_same(far: &Weak<Far>) {
@@ -37,8 +49,7 @@ pub(super) fn keep_the_same(far: &Weak<Far>) {
     run_promptly();
     loop {
         let Some(far) = far.upgrade() else { return };
-        let begun = Instant::now();
-        let (some, any) = far.cycle();
+        let Cycle { some, any, looked } = far.cycle();
         if some {
             changed = Instant::now();
         }
@@ -47,10 +58,8 @@ pub(super) fn keep_the_same(far: &Weak<Far>) {
             (true, true) => BUSY,
             (true, false) => (pause * 2).min(IDLE),
         };
-        if !some {
-            pause = pause.max(begun.elapsed() * SHARE);
-        }
-        far.rest(pause);
+        // Not kept for the next: one long look does not make those after it rare.
+        far.rest(pause.max(looked * if some { BUSY_SHARE } else { SHARE }));
     }
 }
 
@@ -88,8 +97,8 @@ impl Far {
         }
     }
 
-    /// One cycle: whether anything was sent, and whether there is anything to look at again.
-    fn cycle(&self) -> (bool, bool) {
+    /// One cycle.
+    fn cycle(&self) -> Cycle {
         let waiting = self.hand_on_all();
         self.catch_up();
         // What is wanted from now on is not in what is looked at now.
@@ -101,7 +110,9 @@ impl Far {
         let any = !links.is_empty() || waiting;
         // Until it is on its way: what takes effect here later is answered behind it.
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
         let (batches, all) = collect(&pairs);
+        let looked = begun.elapsed();
         let batches: Vec<(Link, Batch)> =
             batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
@@ -113,7 +124,7 @@ impl Far {
         }
         drop(state);
         self.flushed.notify_all();
-        (some, any)
+        Cycle { some, any, looked }
     }
 
     /// Sends batches that take effect in one, and waits until they have.

@@ -9,6 +9,7 @@
 
 mod bells;
 mod cycle;
+mod hearing;
 mod pair;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,6 @@ pub use bells::Line;
 use bells::{Receiver, Said, Sender};
 pub use pair::Pair;
 
-use super::hiding::Span;
 use super::objects::{Kind, Object};
 use super::outbox::{Letter, Outbox};
 
@@ -37,9 +37,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a peer may take nothing and apply nothing of what it was sent before its conversation is ended. It may be
 /// moving the memory meanwhile.
 pub const LIMIT: Duration = Duration::from_secs(30);
-
-/// Bytes of what is stored in one step.
-const WORD: u64 = 8;
 
 /// Which of the two conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,6 +139,11 @@ impl State {
         if let Some(outbox) = self.ways.get(&way) {
             outbox.send(letter(carried));
         }
+    }
+
+    /// Whether this is the conversation that there is, and none before it.
+    fn is_with(&self, way: Way, outbox: &Arc<Outbox>) -> bool {
+        self.ways.get(&way).is_some_and(|it| Arc::ptr_eq(it, outbox))
     }
 
     /// Says that a batch took effect.
@@ -374,143 +376,6 @@ impl Far {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.flushed.wait_timeout_while(state, left, waiting);
         waited.unwrap_or_else(PoisonError::into_inner).0.done >= wanted
-    }
-
-    /// Hears what is no message of the directory's; what takes effect does so in what `hidden` is given to call, so
-    /// that no process sees a part of these ranges changed. The connections whose memory has by that all that the other
-    /// side had at first.
-    ///
-    /// # Errors
-    /// What is wrong with it; the conversation ends.
-    pub fn hear(
-        &self,
-        way: Way,
-        carried: Carried<'_>,
-        hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
-    ) -> Result<Vec<Handle>, String> {
-        let end = |connection| self.lock().ends.get(&(way, connection)).cloned();
-        match carried {
-            Carried::Said { .. } => {}
-            Carried::Stores { connection, batch, last, held, runs, data } => {
-                // What came too late for a connection that is over is nobody's; what waits for it is let go.
-                if let Some(End::Memory(pair)) = end(connection) {
-                    let whole = pair.hear(batch, last, &runs, &data);
-                    if !whole.map_err(|violation| violation.to_string())? {
-                        return Ok(Vec::new());
-                    }
-                    self.lock().staged.push((way, connection));
-                } else if !last {
-                    return Ok(Vec::new());
-                }
-                match held {
-                    true => self.lock().send(way, &Carried::Held { connection, batch }),
-                    false => return Ok(self.take_effect(hidden)),
-                }
-            }
-            Carried::Release => return Ok(self.take_effect(hidden)),
-            Carried::Held { .. } => {
-                self.lock().held += 1;
-                self.kick();
-            }
-            Carried::Applied { connection, batch } => {
-                if let Some(pair) = self.memory((way, connection)) {
-                    pair.applied(batch).map_err(|violation| violation.to_string())?;
-                    self.kick();
-                }
-            }
-            Carried::Rung { connection, count } => {
-                if let Some(End::Receiver(receiver)) = end(connection) {
-                    receiver.rung(count);
-                }
-                self.lock().send(way, &Carried::Reached { connection });
-            }
-            Carried::Message { connection, data } => {
-                if let Some(End::Receiver(receiver)) = end(connection) {
-                    if !receiver.message(data.into_owned()) {
-                        return Err("a message that there was no room for".to_owned());
-                    }
-                    if self.hand_on(connection, &receiver) {
-                        self.kick();
-                    }
-                }
-                self.lock().send(way, &Carried::Reached { connection });
-            }
-            Carried::Reached { connection } => {
-                if let Some(End::Sender(sender)) = end(connection) {
-                    sender.reached();
-                }
-            }
-            Carried::Taken { connection } => {
-                if let Some(End::Sender(sender)) = end(connection) {
-                    sender.taken();
-                }
-            }
-        }
-        Ok(Vec::new())
-    }
-
-    /// All that came and is staged takes effect, and its senders are told.
-    fn take_effect(
-        &self,
-        hidden: impl FnOnce(&[Span], &dyn Fn() -> Applied) -> Applied,
-    ) -> Vec<Handle> {
-        let staged = std::mem::take(&mut self.lock().staged);
-        let pairs: Vec<(Link, Arc<Pair>)> =
-            staged.into_iter().filter_map(|link| Some((link, self.memory(link)?))).collect();
-        let span = |(link, pair): &(Link, Arc<Pair>)| {
-            pair.staged_range().map(|(offset, length)| (*link, offset, length))
-        };
-        let mut spans: Vec<Span> = pairs.iter().filter_map(span).collect();
-        // One word changes in one step, whoever looks.
-        if let [(_, offset, length)] = spans[..]
-            && offset / WORD == (offset + length - 1) / WORD
-        {
-            spans.clear();
-        }
-        // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
-        let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-        let applied = hidden(&spans, &|| self.apply(&pairs, Pair::take_effect));
-        drop(effects);
-        let mut complete = Vec::new();
-        for ((way, connection), batch) in applied {
-            let Some(batch) = batch else { continue };
-            if (way, batch) == (Way::ToOwner, 1) {
-                complete.push(connection);
-            }
-        }
-        complete
-    }
-
-    /// Lets batches take effect by `take`, and tells their senders; the caller has the effects for itself until they
-    /// are told. So no snapshot that has one of them in it is sent before: a replica knows by the answer what the home
-    /// says afterwards.
-    fn apply(&self, pairs: &[(Link, Arc<Pair>)], take: fn(&Pair) -> Option<u64>) -> Applied {
-        let applied: Applied = pairs.iter().map(|(link, pair)| (*link, take(pair))).collect();
-        let mut state = self.lock();
-        for (link, batch) in &applied {
-            if let Some(batch) = *batch {
-                state.answer(*link, batch);
-            }
-        }
-        applied
-    }
-
-    /// Lets take effect what was to while memory was moved.
-    fn catch_up(&self) {
-        let mut pairs = self.lock().memories();
-        pairs.retain(|(_, pair)| pair.is_overdue());
-        if !pairs.is_empty() {
-            let _effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
-            self.apply(&pairs, Pair::catch_up);
-        }
-    }
-
-    /// Hands messages on to an interrupt; whether some wait for room.
-    fn hand_on(&self, connection: Handle, receiver: &Receiver) -> bool {
-        let (taken, waiting) = receiver.hand_on();
-        let state = self.lock();
-        (0..taken).for_each(|_| state.send(Way::ToConnector, &Carried::Taken { connection }));
-        waiting
     }
 }
 

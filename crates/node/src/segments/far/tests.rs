@@ -74,7 +74,11 @@ impl Side {
     }
 
     fn hear(&self, way: Way, carried: Carried<'_>) {
-        self.far.hear(way, carried, |_, effect| effect()).unwrap();
+        let outbox = match way {
+            Way::ToOwner => &self.owner.outbox,
+            Way::ToConnector => &self.connector.outbox,
+        };
+        self.far.hear((way, outbox), carried, |_, effect| effect()).unwrap();
     }
 }
 
@@ -227,4 +231,17 @@ fn a_flush_waits_for_memory_that_is_being_moved() {
     assert!(matches!(side.connector.next(), Carried::Stores { batch: 2, last: true, .. }));
     side.hear(HOME.0, Carried::Applied { connection: HOME.1, batch: 2 });
     assert!(flushing.join().unwrap());
+}
+
+#[test]
+fn a_conversation_that_was_replaced_is_not_heard() {
+    let mut side = Side::new();
+    settled(&mut side);
+    let former = std::mem::replace(&mut side.connector, Peer::new());
+    side.far.end(Way::ToConnector);
+    side.far.begin(Way::ToConnector, side.connector.outbox.clone());
+    let held = Carried::Held { connection: HOME.1, batch: 1 };
+    let heard = side.far.hear((Way::ToConnector, &former.outbox), held, |_, effect| effect());
+    assert!(heard.is_err());
+    assert_eq!(side.far.lock().held, 0);
 }
