@@ -319,7 +319,11 @@ fn nothing_is_left_after_a_thousand_rounds() {
     let before = now();
     (1..=1_000).for_each(round);
     let begun = Instant::now();
-    while now() != before {
+    // Fewer are right: a thread of the runtime that had nothing to do has ended.
+    let more = |now: [(usize, usize); 2]| {
+        now.iter().zip(&before).any(|(now, before)| now.0 > before.0 || now.1 > before.1)
+    };
+    while more(now()) {
         assert!(begun.elapsed() < PATIENCE, "{before:?} before, {:?} after", now());
         std::thread::yield_now();
     }
