@@ -176,7 +176,7 @@ impl Memory {
         state.hidden = Some((offset, length, hidden));
     }
 
-    /// They are.
+    /// Gives this process the pages back that were kept from it while stores of another machine took effect.
     pub(crate) fn show(&self) {
         self.show_in(&mut self.lock());
     }

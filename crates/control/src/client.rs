@@ -204,7 +204,7 @@ impl Client {
         self.get("/v1/sections").await
     }
 
-    /// Offers a device.
+    /// Has a device join the running rack; answers when its functions can be borrowed.
     ///
     /// # Errors
     /// [`ClientError`].

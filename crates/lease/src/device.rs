@@ -57,6 +57,12 @@ impl DeviceChange {
         self.functions.iter().map(id)
     }
 
+    /// What the node answered in this life of it; an earlier life's answer holds no more.
+    pub fn answer_in(&self, life: Option<Incarnation>) -> Option<&Result<(), String>> {
+        let answer = self.answer.as_ref().filter(|answer| Some(answer.incarnation) == life)?;
+        Some(&answer.outcome)
+    }
+
     /// Why its node could not do it.
     pub fn failure(&self) -> Option<&str> {
         self.answer.as_ref()?.outcome.as_ref().err().map(String::as_str)

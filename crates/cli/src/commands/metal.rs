@@ -34,7 +34,7 @@ enum Action {
         /// The function, as `lspci -D` shows it.
         #[arg(value_parser = address)]
         device: PciAddress,
-        /// The NTB.
+        /// PCI address of the NTB through which it is lent.
         #[arg(long, value_parser = address)]
         ntb: PciAddress,
         /// The epoch of the lease: higher than that of any lease of this NTB before.

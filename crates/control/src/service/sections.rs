@@ -86,9 +86,7 @@ impl Shared {
         let section = inventory.sections.get(key)?;
         let change = known.devices.get(key);
         let life = known.hosts.get(&key.0).map(|host| host.incarnation);
-        let answered = |change: &DeviceChange| {
-            change.answer.as_ref().is_some_and(|answer| Some(answer.incarnation) == life)
-        };
+        let answered = |change: &DeviceChange| change.answer_in(life).is_some();
         let state = match change {
             None => SectionState::Offered,
             Some(it) if it.section.is_none() && answered(it) => SectionState::Withdrawn,
@@ -163,11 +161,13 @@ impl Service {
         let asked = self.writing.ask(|answer| Request::Offer { change, answer }).await?;
         let number = asked.map_err(refused)?;
         let answer = self.shared.wait(deadline, |known| {
-            let change = known.devices.get(&key);
-            match change.filter(|change| change.number >= number) {
-                // It was withdrawn meanwhile.
+            let life = known.hosts.get(&key.0).map(|host| host.incarnation);
+            let offered =
+                |change: &&DeviceChange| change.number >= number && change.section.is_some();
+            match known.devices.get(&key).filter(offered) {
+                // By somebody else, meanwhile: that has an answer of its own.
                 None => Some(Err("it was withdrawn".to_owned())),
-                Some(change) => change.answer.as_ref().map(|answer| answer.outcome.clone()),
+                Some(change) => change.answer_in(life).cloned(),
             }
         });
         match answer.await {
@@ -195,9 +195,7 @@ impl Service {
         let gone = |known: &Known| {
             let life = known.hosts.get(&key.0).map(|host| host.incarnation);
             let change = known.devices.get(key).filter(|change| change.section.is_none());
-            let answered = |change: &DeviceChange| {
-                change.answer.as_ref().is_some_and(|answer| Some(answer.incarnation) == life)
-            };
+            let answered = |change: &DeviceChange| change.answer_in(life).is_some();
             (change.is_none_or(answered) || !known.listens(&key.0)).then_some(())
         };
         // Whatever came of it, the writer decides.
@@ -312,10 +310,10 @@ impl Service {
         let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
         let done = self.shared.wait(deadline, |known| {
             let life = known.hosts.get(host).map(|host| host.incarnation);
-            let gone = known.devices.get(&key).is_none_or(|change| {
-                let answered = change.answer.as_ref().map(|answer| answer.incarnation);
-                change.section.is_some() || answered.is_some() && answered == life
-            });
+            let gone = known
+                .devices
+                .get(&key)
+                .is_none_or(|change| change.section.is_some() || change.answer_in(life).is_some());
             let in_use = section.functions.iter().any(|name| {
                 let id = rackbus_lease::FunctionId { host: host.to_owned(), device: name.clone() };
                 let state = known.functions.get(&id).map(|record| &record.state);

@@ -122,7 +122,7 @@ impl Authority {
     /// Whether the node, in its newest life, has answered.
     pub(super) fn is_answered(&self, change: &DeviceChange) -> bool {
         let life = self.hosts.get(&change.host).map(|host| host.incarnation);
-        change.answer.as_ref().is_some_and(|answer| Some(answer.incarnation) == life)
+        change.answer_in(life).is_some()
     }
 
     /// The node knows another change by this one's number, which records that were lost had: it needs a later one.

@@ -97,7 +97,7 @@ pub struct BackupArgs {
 All control planes of the rack are stopped meanwhile. Numbers of leases and epochs go on well above those of the
 backup; leases that were made after it end, those that ended after it end again.")]
 pub struct RestoreArgs {
-    /// The backup.
+    /// The file that `rackbus control backup` has written.
     file: PathBuf,
     /// Where the state is to be.
     #[arg(long, value_name = "STORE")]

@@ -14,14 +14,14 @@ use crate::paths;
 /// What is to be done so that the rack is as its file says.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
-    /// Devices that leave.
+    /// Devices that are not listed any more, `HOST/DEVICE`.
     withdrawn: Vec<String>,
     /// Devices that join; those that the rack was started with have no section.
     offered: Vec<OfferRequest>,
 }
 
 /// Makes the rack that runs in `run_dir` one of `file`, which describes `devices`, as far as that can be done while it
-/// runs; otherwise nothing.
+/// runs. What is known to be impossible is refused before anything changes; what fails on the way leaves what was done.
 pub async fn apply(
     run_dir: &Path,
     file: &Path,
