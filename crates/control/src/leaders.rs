@@ -28,7 +28,7 @@ pub(crate) const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// How long a leader is looked for: longer than it takes until there is a new one.
 const FINDING: Duration = Duration::from_secs(10);
-/// Between two rounds.
+/// How long is waited when no control plane leads, before all of them are asked again.
 const BETWEEN: Duration = Duration::from_millis(200);
 /// How long one of several may take to be connected to.
 const CONNECT: Duration = Duration::from_millis(1000);

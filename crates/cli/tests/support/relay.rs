@@ -8,7 +8,7 @@ use std::time::Duration;
 /// What happens to what goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passage {
-    /// It passes.
+    /// Bytes pass in both directions.
     Open,
     /// Connections stay, and nothing passes; new ones are taken, and nothing passes there either.
     Silent,
@@ -68,7 +68,7 @@ impl Relay {
         Relay { address, shared }
     }
 
-    /// Where it listens.
+    /// The address at which the relay takes connections.
     pub fn address(&self) -> String {
         self.address.to_string()
     }

@@ -20,7 +20,7 @@ pub struct Member {
     pub pid: u32,
 }
 
-/// Reads who leads.
+/// The transaction that reads who leads, and the newest term.
 pub fn look(keys: &Keys) -> Txn {
     let then = vec![Op::Get(keys.key("leader")), Op::Get(keys.key("term"))];
     Txn { then, ..Txn::default() }

@@ -10,7 +10,7 @@ use super::election::Member;
 use crate::etcd::{Etcd, EtcdLease, KvError, Op, Range, Txn};
 use crate::store::Keys;
 
-/// Between two looks.
+/// How long a control plane waits before it looks again which others there are.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What is known of the control planes and their store.
