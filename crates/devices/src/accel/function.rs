@@ -31,7 +31,7 @@ use super::queue::Queue;
 use super::{QUEUES, waiting};
 
 /// Names of the operations, for what is counted.
-const NAMES: [&str; OPERATIONS.len()] = {
+pub(super) const NAMES: [&str; OPERATIONS.len()] = {
     let mut names = [""; OPERATIONS.len()];
     let mut at = 0;
     while at < names.len() {
@@ -97,7 +97,9 @@ impl Accelerator {
         level: Option<&ServiceLevel>,
         serial: u64,
     ) -> Result<Accelerator, AcceleratorError> {
-        Ok(Front::over(Local::new(pool, tenant, level)?, serial))
+        let operations = Operations::new(&NAMES);
+        let local = Local::new(pool, tenant, level, operations.clone())?;
+        Ok(Front::over(local, serial, operations))
     }
 
     /// What came with a saved state that is to be restored.
@@ -107,8 +109,8 @@ impl Accelerator {
 }
 
 impl<M: Medium> Front<M> {
-    /// The function with this serial number.
-    pub(super) fn over(medium: M, serial: u64) -> Front<M> {
+    /// The function with this serial number, which counts what it does in `operations`.
+    pub(super) fn over(medium: M, serial: u64, operations: Operations) -> Front<M> {
         let bar =
             Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
         let info = FunctionInfo {
@@ -127,7 +129,7 @@ impl<M: Medium> Front<M> {
         Front {
             info,
             medium,
-            operations: Operations::new(&NAMES),
+            operations,
             running: false,
             shadow: 0,
             queues: vec![Queue::default(); usize::from(QUEUES)],
@@ -204,7 +206,7 @@ impl<M: Medium> Front<M> {
         let good = status == Status::Success;
         let Pending { queue, descriptor, begun, .. } = pending;
         let bytes = u64::from(descriptor.input_length);
-        self.count(descriptor.stages[0], bytes, good, begun, bus.user.ticks());
+        count(&self.operations, descriptor.stages[0], bytes, good, [begun, bus.user.ticks()]);
         let value = u32::try_from(value).unwrap_or(u32::MAX);
         self.complete(bus, queue, descriptor.id, status, written as u32, value);
     }
@@ -221,13 +223,6 @@ impl<M: Medium> Front<M> {
         if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
             queue.complete(bus, id, status, output, value);
         }
-    }
-
-    fn count(&self, operation: u8, bytes: u64, good: bool, begun: u64, ended: u64) {
-        let mut tally = Tally::default();
-        tally.count(bytes, good);
-        let kind = usize::from(operation).wrapping_sub(1);
-        self.operations.add(kind, tally, ended.saturating_sub(begun));
     }
 
     /// Mappings have changed: what is under way looks up its memory again.
@@ -265,6 +260,20 @@ impl<M: Medium> Front<M> {
             }
         }
     }
+}
+
+/// Counts an operation on so many bytes, which took from one reading of the processor's counter to the other.
+pub(super) fn count(
+    operations: &Operations,
+    operation: u8,
+    bytes: u64,
+    good: bool,
+    [begun, ended]: [u64; 2],
+) {
+    let mut tally = Tally::default();
+    tally.count(bytes, good);
+    let kind = usize::from(operation).wrapping_sub(1);
+    operations.add(kind, tally, ended.saturating_sub(begun));
 }
 
 impl<M: Medium> Function for Front<M> {

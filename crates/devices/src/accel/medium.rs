@@ -20,14 +20,16 @@ use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rackbus_memory::{Carried, DmaSpace, ExchangeFiles, ExchangeLayout};
-use rackbus_pci::{Bus, Function, MediumAccess, MediumOffer, MediumRefused, Work as Polled};
+use rackbus_pci::{
+    Bus, Function, MediumAccess, MediumOffer, MediumRefused, Operations, Work as Polled,
+};
 use rackbus_spec::accel::{Descriptor, STAGES, Status};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::function::Front;
+use super::function::{Front, NAMES};
 use super::job::Finished;
 use super::request::Plan;
 use super::{LARGEST, MediumError};
@@ -133,7 +135,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     ///
     /// # Errors
     /// When memory or descriptors cannot be had, or the medium stays in its process.
-    fn save(&mut self) -> std::io::Result<(Self::Saved, Vec<OwnedFd>)>;
+    fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(Self::Saved, Vec<OwnedFd>)>;
 
     /// An operation under way as a value.
     fn save_work(&self, order: &Order<'_>, work: &Self::Work) -> Self::SavedWork;
@@ -142,7 +144,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     ///
     /// # Errors
     /// What is wrong with it.
-    fn restore(&mut self, saved: &Self::Saved) -> Result<(), MediumError>;
+    fn restore(&mut self, bus: &Bus<'_>, saved: &Self::Saved) -> Result<(), MediumError>;
 
     /// Whether this is an operation that can be under way.
     ///
@@ -286,7 +288,7 @@ pub fn front_again(
 
 fn over(remote: Remote) -> Box<dyn Function> {
     let serial = remote.serial();
-    Box::new(Front::over(remote, serial))
+    Box::new(Front::over(remote, serial, Operations::new(&NAMES)))
 }
 
 fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {

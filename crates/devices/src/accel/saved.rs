@@ -88,7 +88,7 @@ impl<M: Medium> Front<M> {
             }
             self.interrupt(bus);
         }
-        let (medium, files) = self.medium.save()?;
+        let (medium, files) = self.medium.save(bus)?;
         // A queue pair in error completes nothing.
         let completed = |pending: &&Pending<_>| self.queues[usize::from(pending.queue)].is_on();
         let under_way = self.pending.values().filter(completed);
@@ -132,7 +132,7 @@ impl<M: Medium> Front<M> {
             let queue = queues.get_mut(usize::from(under_way.queue));
             require(queue.is_some_and(Queue::go_on), "a descriptor of no queue pair")?;
         }
-        self.medium.restore(&saved.medium).map_err(invalid)?;
+        self.medium.restore(bus, &saved.medium).map_err(invalid)?;
         (self.running, self.shadow, self.told_asleep) = (saved.running, saved.shadow, saved.asleep);
         self.queues = queues;
         for (under_way, (descriptor, plan)) in saved.under_way.iter().zip(checked) {

@@ -6,7 +6,7 @@ use rackbus_spec::accel::{Descriptor, Operation, Status};
 use super::super::medium::{Begun, Medium, Order};
 use super::super::request::check;
 use super::super::waiting::{self, Look};
-use super::{Front, Pending};
+use super::{Front, Pending, count};
 
 /// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
 const BATCH: usize = 64;
@@ -31,11 +31,11 @@ impl<M: Medium> Front<M> {
                 Ok(None) => {}
                 Ok(Some(value)) => {
                     let operation = descriptor.stages[0];
-                    self.count(operation, 0, true, bus.user.ticks(), bus.user.ticks());
+                    count(&self.operations, operation, 0, true, [0; 2]);
                     self.complete(bus, number, descriptor.id, Status::Success, 0, value);
                 }
                 Err(status) => {
-                    self.count(descriptor.stages[0], 0, false, 0, 0);
+                    count(&self.operations, descriptor.stages[0], 0, false, [0; 2]);
                     self.complete(bus, number, descriptor.id, status, 0, 0);
                 }
             }

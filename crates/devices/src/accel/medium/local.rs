@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_memory::{Carried, DmaSpace, ExchangeFiles};
-use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
+use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
 use rackbus_qos::{ServiceLevel, TenantId, Usage};
 use rackbus_spec::accel::{Descriptor, Operation, Status};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,8 @@ pub struct Local {
     pub(super) pool: Arc<Pool>,
     pub(super) tenant: TenantId,
     pub(super) outbox: Arc<Outbox>,
+    /// Where operations of a front elsewhere are counted; those of the function's own it counts itself.
+    pub(super) operations: Operations,
     /// For operations that the function's own thread does.
     scratch: Scratch,
     contexts: Contexts,
@@ -79,6 +81,7 @@ impl Local {
         pool: &Arc<Pool>,
         tenant: TenantId,
         level: Option<&ServiceLevel>,
+        operations: Operations,
     ) -> Result<Local, AcceleratorError> {
         pool.start()?;
         pool.set_level(tenant, level)?;
@@ -86,6 +89,7 @@ impl Local {
             pool: pool.clone(),
             tenant,
             outbox: Arc::new(Outbox::new()?),
+            operations,
             scratch: Scratch::default(),
             contexts: Contexts::default(),
             begun: Vec::new(),
@@ -307,10 +311,10 @@ impl Medium for Local {
         self.with_port(|port, local| port.poll(local, bus))
     }
 
-    fn save(&mut self) -> std::io::Result<(LocalState, Vec<OwnedFd>)> {
+    fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(LocalState, Vec<OwnedFd>)> {
         let (contexts, memory) = self.contexts.save()?;
         let mut files = vec![memory];
-        let port = self.with_port(|port, local| port.save(local)).transpose()?;
+        let port = self.with_port(|port, local| port.save(local, bus)).transpose()?;
         let port = port.map(|(port, exchange)| {
             files.extend(Vec::from(exchange));
             port
@@ -326,14 +330,14 @@ impl Medium for Local {
         SavedLocalWork { done, orphaned: !work.contexts.iter().all(same) }
     }
 
-    fn restore(&mut self, saved: &LocalState) -> Result<(), MediumError> {
+    fn restore(&mut self, bus: &Bus<'_>, saved: &LocalState) -> Result<(), MediumError> {
         let mut files = std::mem::take(&mut self.files).into_iter();
         let memory = files.next().ok_or(MediumError("no memory with contexts came with it"))?;
         self.contexts = Contexts::restore(&saved.contexts, memory).map_err(MediumError)?;
         let Some(state) = &saved.port else { return Ok(()) };
         let exchange = ExchangeFiles::try_from(files.collect::<Vec<_>>());
         let exchange = exchange.map_err(|_| MediumError("the number of files with it"))?;
-        let port = Port::resume(exchange, self, state);
+        let port = Port::resume(exchange, self, state, bus);
         self.port = Some(port.map_err(|error| {
             tracing::error!(%error, "the front of an accelerator elsewhere is lost");
             MediumError("the exchange with a front elsewhere")

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::QUEUES;
+use super::super::function::count;
 use super::super::gather::Gather;
 use super::super::job::Finished;
 use super::super::request::check;
@@ -45,6 +46,8 @@ struct Slot {
     number: u64,
     ask: Ask,
     work: LocalWork,
+    /// The processor's counter when it began.
+    begun: u64,
 }
 
 impl std::fmt::Debug for Slot {
@@ -92,13 +95,17 @@ impl Port {
     ///
     /// # Errors
     /// When there are no descriptors left, or the exchange stays in its process; it goes on as it was.
-    pub fn save(&mut self, local: &mut Local) -> std::io::Result<(PortState, ExchangeFiles)> {
+    pub fn save(
+        &mut self,
+        local: &mut Local,
+        bus: &Bus<'_>,
+    ) -> std::io::Result<(PortState, ExchangeFiles)> {
         let files = self.exchange.pass_on()?;
         for slot in self.slots.iter().flatten() {
             slot.work.let_go();
         }
         self.let_go = true;
-        self.answer_finished(local);
+        self.answer_finished(local, bus);
         self.exchange.ring();
         let asks = self.slots.iter().flatten().map(|slot| slot.ask.as_bytes().to_vec());
         Ok((PortState { asks: asks.collect(), over: self.over }, files))
@@ -112,13 +119,14 @@ impl Port {
         files: ExchangeFiles,
         local: &mut Local,
         state: &PortState,
+        bus: &Bus<'_>,
     ) -> Result<Port, ExchangeError> {
         let event = local.outbox.event().as_fd();
         let mut port = Port::over(Exchange::resume(files, LAYOUT)?, event)?;
         port.over = state.over;
         for bytes in &state.asks {
             let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);
-            if !ask.is_some_and(|ask| port.take(local, &ask)) {
+            if !ask.is_some_and(|ask| port.take(local, bus, &ask)) {
                 port.close();
             }
         }
@@ -130,7 +138,7 @@ impl Port {
         if std::mem::take(&mut self.let_go) {
             self.take_up(local);
         }
-        let mut done = self.answer_finished(local);
+        let mut done = self.answer_finished(local, bus);
         let mut message = [0; MESSAGE_BYTES];
         let mut queue = 0;
         for nth in 0..TURN {
@@ -154,7 +162,7 @@ impl Port {
                     local.submit(queue);
                     queue = ask.queue.into();
                 }
-                self.take(local, &ask)
+                self.take(local, bus, &ask)
             });
             if !taken {
                 tracing::warn!("a front that breaks the rules is not listened to any more");
@@ -162,7 +170,7 @@ impl Port {
             }
         }
         local.submit(queue);
-        done += self.answer_finished(local);
+        done += self.answer_finished(local, bus);
         if done > 0 {
             self.exchange.ring();
             return Polled::Done;
@@ -178,7 +186,7 @@ impl Port {
     }
 
     /// Takes a question; false when it is none that there can be.
-    fn take(&mut self, local: &mut Local, ask: &Ask) -> bool {
+    fn take(&mut self, local: &mut Local, bus: &Bus<'_>, ask: &Ask) -> bool {
         let slot = ask.slot.get();
         match ask.kind {
             kind::STOP if slot == STOP => self.stop(local),
@@ -192,14 +200,18 @@ impl Port {
                 let begun = self.begin(local, ask);
                 let number = self.begun;
                 self.begun += 1;
-                match begun {
+                let over = match begun {
                     Ok(Begun::Work(work)) => {
-                        let kept = Slot { number, ask: *ask, work };
+                        let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
                         self.slots[usize::from(slot)] = Some(kept);
+                        return true;
                     }
-                    Ok(Begun::Over(value)) => self.answer(slot, Status::Success, 0, value),
-                    Err(status) => self.answer(slot, status, 0, 0),
-                }
+                    Ok(Begun::Over(value)) => Ok(value),
+                    Err(status) => Err(status),
+                };
+                count(&local.operations, ask.stages[0], 0, over.is_ok(), [0; 2]);
+                let status = over.err().unwrap_or(Status::Success);
+                self.answer(slot, status, 0, over.unwrap_or(0));
             }
             _ => return false,
         }
@@ -244,13 +256,17 @@ impl Port {
     }
 
     /// Answers what engines have ended; how many that were.
-    fn answer_finished(&mut self, local: &mut Local) -> usize {
+    fn answer_finished(&mut self, local: &mut Local, bus: &Bus<'_>) -> usize {
         let mut done = 0;
         for Finished { number, status, written, value } in local.outbox.take() {
             let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|it| it.number == number);
             // What was given up may still come.
             let Some(slot) = self.slots.iter().position(is_it) else { continue };
-            self.slots[slot] = None;
+            if let Some(Slot { ask, begun, .. }) = self.slots[slot].take() {
+                let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
+                let time = [begun, bus.user.ticks()];
+                count(&local.operations, ask.stages[0], bytes, good, time);
+            }
             let value = u32::try_from(value).unwrap_or(u32::MAX);
             self.answer(slot as u16, status, written, value);
             done += 1;

@@ -366,7 +366,7 @@ impl Medium for Remote {
         None
     }
 
-    fn save(&mut self) -> std::io::Result<(RemoteState, Vec<OwnedFd>)> {
+    fn save(&mut self, _bus: &Bus<'_>) -> std::io::Result<(RemoteState, Vec<OwnedFd>)> {
         self.submit(0);
         let files = self.exchange.pass_on()?.into();
         let slots = (0..).zip(&self.slots);
@@ -383,7 +383,7 @@ impl Medium for Remote {
         *work
     }
 
-    fn restore(&mut self, saved: &RemoteState) -> Result<(), MediumError> {
+    fn restore(&mut self, _bus: &Bus<'_>, saved: &RemoteState) -> Result<(), MediumError> {
         for (slot, secret) in &saved.given_up {
             self.expect(*slot, Asked { owner: None, secret: *secret })?;
         }
