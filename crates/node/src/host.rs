@@ -1,40 +1,41 @@
 //! A whole node: one host's lender, borrower, link and agent, put together and run.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod attend;
+mod lending;
+mod sockets;
+
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
-use rackbus_control::offers::{RackSection, SectionState};
+use rackbus_control::node::{Answers, AskedRestart, NodeProcess, serve_node};
 use rackbus_control::{Client, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
-use rackbus_link::{Link, Listener as LinkListener, Service};
-use rackbus_memory::{Gate, PacketListener};
+use rackbus_link::Link;
+use rackbus_memory::Gate;
 use rackbus_segment::directory::Settings;
 use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
+use attend::{Served, attend};
+use lending::{lend, withdrawn};
+use sockets::Sockets;
+
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::handover::parcel::Descriptors;
-use crate::handover::state::{Listeners, NodeState};
 use crate::handover::{HandOver, Inherited, Program, monotonic_ns};
 use crate::lendable::Lendable;
+use crate::lender::LendError;
 use crate::lender::devices::OfferedFunctions;
-use crate::lender::saved::ResumedSession;
-use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
 use crate::network::NetworkService;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::Users;
-
-/// How long the control plane may take to say what was withdrawn, when a device cannot be run.
-const ASKING: Duration = Duration::from_secs(3);
 
 /// What a node is started with.
 #[derive(Clone)]
@@ -113,64 +114,6 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
 /// [`NodeError`]; then the process is to end, and with it what it lends and borrows.
 pub async fn resume(options: NodeOptions, inherited: Inherited) -> Result<(), NodeError> {
     start(options, Some(inherited)).await
-}
-
-/// Lends the node's devices: anew, or as another process that left `state` had them. Then the conversations
-/// with their users are still to go on.
-fn lend(
-    options: &NodeOptions,
-    fabric: FabricHandle,
-    state: &mut Option<NodeState>,
-    descriptors: &mut Descriptors,
-) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
-    let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
-    if let Some(offered) = &options.offered {
-        lender = lender.with_offers(offered.clone());
-    }
-    let mut sessions = Vec::new();
-    let Some(state) = state else {
-        for (name, lendable) in &options.devices {
-            match lender.add(name, lendable.clone()) {
-                Err(error) if lendable.may_be_absent() => {
-                    tracing::error!(%error, "it is tried again when it is lent");
-                }
-                added => added?,
-            }
-        }
-        return Ok((lender, sessions));
-    };
-    lender = lender.with_fence(state.lender.clone());
-    let mut devices = options.devices.clone();
-    devices.retain(|(name, _)| !state.lender.is_withdrawn(name));
-    for (device, section) in state.lender.offered() {
-        match lender.functions_of(device, section) {
-            // What the rack file lists, too, is there already.
-            Ok(functions) => {
-                let there: Vec<String> = devices.iter().map(|(name, _)| name.clone()).collect();
-                devices.extend(functions.into_iter().filter(|(name, _)| !there.contains(name)));
-            }
-            Err(error) => tracing::error!(device, error, "what was offered cannot go on"),
-        }
-    }
-    for (name, lendable) in &devices {
-        let lent = state.lent.remove(name);
-        let session = lender.add_resumed(name, lendable.clone(), lent, descriptors, &*options.link);
-        sessions.extend(session);
-    }
-    Ok((lender, sessions))
-}
-
-/// The functions of this host that the control plane knows to be withdrawn; none where it does not answer.
-async fn withdrawn(options: &NodeOptions) -> BTreeSet<String> {
-    let client = Client::new(&control_socket(&options.run_dir));
-    let Ok(Ok(sections)) = tokio::time::timeout(ASKING, client.sections()).await else {
-        return BTreeSet::new();
-    };
-    let own = format!("{}/", options.host);
-    let gone =
-        |it: &&RackSection| matches!(it.state, SectionState::Leaving | SectionState::Withdrawn);
-    let functions = sections.iter().filter(gone).flat_map(|it| &it.functions);
-    functions.filter_map(|name| name.strip_prefix(&own)).map(str::to_owned).collect()
 }
 
 /// Logs what the pause of a restart in place consisted of, and answers how long it was, in microseconds. The
@@ -324,57 +267,6 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     }
 }
 
-/// The sockets that a node listens on.
-struct Sockets {
-    link: Box<dyn LinkListener>,
-    segments: PacketListener,
-    questions: UnixListener,
-}
-
-impl Sockets {
-    /// Those of the process before, or new ones.
-    fn of(
-        state: Option<&NodeState>,
-        descriptors: &mut Descriptors,
-        link: &dyn Link,
-        host: &str,
-        folder: &Path,
-    ) -> Result<Sockets, NodeError> {
-        if let Some(Listeners { link: at, segments, questions }) = state.map(|it| &it.listeners) {
-            let mut take = |number: &u32| descriptors.take(*number).map_err(NodeError::Inherited);
-            return Ok(Sockets {
-                link: link.listen_on(host, take(at)?).map_err(NodeError::Link)?,
-                segments: PacketListener::resume(take(segments)?),
-                questions: UnixListener::from(take(questions)?),
-            });
-        }
-        let named = |name: &str| {
-            let path = folder.join(name);
-            let error = path.clone();
-            (path, move |cause| NodeError::Path { path: error, cause })
-        };
-        let (segments, segments_error) = named(SOCKET);
-        let (questions, questions_error) = named(metrics::SOCKET);
-        Ok(Sockets {
-            link: link.listen(host).map_err(NodeError::Link)?,
-            segments: PacketListener::bind(&segments).map_err(segments_error)?,
-            questions: node::listen(&questions).map_err(questions_error)?,
-        })
-    }
-
-    /// Copies for the next process; `None` where the link has no socket.
-    fn copies(&self) -> std::io::Result<Option<Listeners<OwnedFd>>> {
-        let Some(link) = self.link.socket() else { return Ok(None) };
-        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
-        let (segments, questions) = (self.segments.as_fd(), self.questions.as_fd());
-        Ok(Some(Listeners {
-            link: copy(link)?,
-            segments: copy(segments)?,
-            questions: copy(questions)?,
-        }))
-    }
-}
-
 /// Looks at each restart that is asked for, while everything goes on, and hands what is possible to the
 /// agent.
 async fn check_restarts(
@@ -401,65 +293,6 @@ async fn answer(answers: Answers, listener: UnixListener) -> std::convert::Infal
         tracing::error!(%error, "the node's metrics and reach cannot be served");
     }
     std::future::pending().await
-}
-
-/// What other nodes come for.
-#[derive(Clone)]
-struct Served {
-    lender: Arc<LentFunctions>,
-    segments: Arc<Segments>,
-    network: NetworkService,
-}
-
-/// A thread that hears who connects to the link; each conversation gets its own.
-fn attend(
-    listener: Box<dyn LinkListener>,
-    served: Served,
-    counters: Arc<LinkCounters>,
-    gate: Gate,
-) -> std::io::Result<()> {
-    let accept = move || {
-        loop {
-            let passage = listener.socket().map(|socket| gate.enter_when_readable(socket));
-            let caller = match listener.accept() {
-                Ok(caller) => caller,
-                Err(error) => {
-                    tracing::error!(%error, "the link cannot accept");
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                    continue;
-                }
-            };
-            let Served { lender, segments, network } = served.clone();
-            let counters = counters.clone();
-            let passage = passage.unwrap_or_else(|| gate.enter());
-            let talk = move || {
-                let Some(incoming) = caller.hear() else { return counters.refuse() };
-                let _open = counters.begin(&incoming.hello.service);
-                match incoming.hello.service {
-                    Service::Segments => {
-                        // What it comes to is counted by the service, and is never passed on.
-                        drop(passage);
-                        segments.attend(incoming);
-                    }
-                    Service::Network => {
-                        // Its rings are opened anew by whoever goes on.
-                        drop(passage);
-                        network.attend(incoming);
-                    }
-                    Service::Function { .. }
-                    | Service::Medium { .. }
-                    | Service::Resume { .. }
-                    | Service::Window { .. } => {
-                        lender.attend(incoming, &passage);
-                    }
-                }
-            };
-            if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
-                tracing::error!(%error, "a connection to the link was dropped: no thread for it");
-            }
-        }
-    };
-    std::thread::Builder::new().name("link".into()).spawn(accept).map(drop)
 }
 
 /// Hands losses to the agent, and users to who watches them.
