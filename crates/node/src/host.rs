@@ -2,6 +2,7 @@
 
 mod attend;
 mod lending;
+mod restarts;
 mod sockets;
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::node::{Answers, AskedRestart, NodeProcess, serve_node};
+use rackbus_control::node::{Answers, serve_node};
 use rackbus_control::{Client, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
@@ -21,19 +22,20 @@ use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
 use attend::{Served, attend};
-use lending::{lend, withdrawn};
+use lending::lend_available;
+use restarts::{Taken, check_restarts, process_of_this_version, resume_borrowed};
 use sockets::Sockets;
 
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::handover::parcel::Descriptors;
-use crate::handover::{HandOver, Inherited, Program, monotonic_ns};
+use crate::handover::{HandOver, Inherited, Program};
 use crate::lendable::Lendable;
 use crate::lender::LendError;
 use crate::lender::devices::OfferedFunctions;
 use crate::metrics::{self, LinkCounters};
 use crate::network::NetworkService;
-use crate::segments::{SOCKET, Segments};
+use crate::segments::SOCKET;
 use crate::unplug::Unplugger;
 use crate::users::Users;
 
@@ -116,28 +118,9 @@ pub async fn resume(options: NodeOptions, inherited: Inherited) -> Result<(), No
     start(options, Some(inherited)).await
 }
 
-/// Logs what the pause of a restart in place consisted of, and answers how long it was, in microseconds. The
-/// moments, in nanoseconds: when conversations rested, when all was saved, when it was received, and now.
-fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4]) -> u64 {
-    let us = |from: u64, to: u64| to.saturating_sub(from) / 1000;
-    tracing::info!(
-        host,
-        in_use,
-        saving_us = us(paused, saved),
-        starting_us = us(saved, received),
-        resuming_us = us(received, now),
-        "the node goes on"
-    );
-    us(paused, now)
-}
-
 async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
     let functions = functions_folder(&options.run_dir, &options.host);
-    let path_error = |path: &Path| {
-        let path = path.to_owned();
-        move |cause| NodeError::Path { path, cause }
-    };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
     let (mut state, mut descriptors, received_ns) = match inherited {
         Some(Inherited { state, descriptors, received_ns }) => {
@@ -151,78 +134,36 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     let fabric = FabricHandle::new(Fabric::new(options.topology.clone()));
     let link = options.link.clone();
     let gate = Gate::new().map_err(NodeError::Inherited)?;
-    let lent = lend(&options, fabric.clone(), &mut state, &mut descriptors);
-    let (lender, sessions) = match lent {
-        // It may have been withdrawn because it is not there any more.
-        Err(error @ NodeError::Device(_)) if state.is_none() => {
-            let leaving = withdrawn(&options).await;
-            let before = options.devices.len();
-            options.devices.retain(|(name, _)| !leaving.contains(name));
-            if options.devices.len() == before {
-                return Err(error);
-            }
-            lend(&options, fabric.clone(), &mut state, &mut descriptors)?
-        }
-        lent => lent?,
-    };
+    let (lender, lent_in_use) =
+        lend_available(&mut options, &fabric, &gate, &mut state, &mut descriptors).await?;
     let lender = Arc::new(lender);
-    // What is withdrawn later is nobody's then.
-    options.devices.clear();
-    let mut in_use = sessions.len();
-    for session in sessions {
-        session.go_on(&gate).map_err(NodeError::Thread)?;
-    }
 
     let sockets = Sockets::of(state.as_ref(), &mut descriptors, &*link, &options.host, &folder)?;
     let copies = sockets.copies().map_err(NodeError::Inherited)?;
-    let settings = options.segments.clone();
-    let (rack, host) = (&options.rack, &options.host);
-    let segments = Segments::new(rack, host, link.clone(), settings, fabric.clone());
+    let served = Served::new(&options, lender.clone(), &fabric);
     let counters = Arc::new(LinkCounters::default());
-    let network = options.network.clone();
-    let served =
-        Served { lender: lender.clone(), segments: segments.clone(), network: network.clone() };
-    attend(sockets.link, served, counters.clone(), gate.clone()).map_err(NodeError::Thread)?;
+    let Sockets { link: callers, segments: processes, questions } = sockets;
+    attend(callers, served.clone(), counters.clone(), gate.clone()).map_err(NodeError::Thread)?;
+    let Served { segments, network, .. } = served;
     network.start(fabric.clone()).map_err(NodeError::Thread)?;
-    segments
-        .start_on(&folder, sockets.segments, gate.clone())
-        .map_err(path_error(&folder.join(SOCKET)))?;
+    let started = segments.start_on(&folder, processes, gate.clone());
+    started.map_err(path_error(&folder.join(SOCKET)))?;
 
     let (heard, inbox) = mpsc::unbounded_channel();
     let unplugger = Unplugger::new(&options.run_dir, &options.host);
-    let control = control_socket(&options.run_dir);
-    let users = Users::new(&options.run_dir, &options.host, Client::new(&control));
-    let listener = Arc::new(Listener { heard: heard.clone(), users });
     if !resumed {
         // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
         unplugger.unplug_orphans();
     }
-    let borrower = BorrowedFunctions::new(
-        &options.rack,
-        &options.host,
-        &functions,
-        link.clone(),
-        fabric.clone(),
-        listener,
-        gate.clone(),
-    )
-    .with_ntbs(options.ntbs.clone())
-    .with_hold(options.hold);
-    let mut process =
-        NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
-    let agent_state = match state {
+    let borrower = borrow(&options, &functions, fabric.clone(), heard.clone(), gate.clone());
+    let (process, agent_state) = match state {
         Some(state) => {
-            in_use += state.borrowed.iter().filter(|it| it.client.is_some()).count();
-            borrower
-                .resume(state.borrowed, &mut descriptors, &*link)
-                .map_err(NodeError::Inherited)?;
-            let moments = [state.paused_ns, state.saved_ns, received_ns, monotonic_ns()];
-            process.pause_us = tell_pause(host, in_use, moments);
-            process.restarts = state.restarts;
-            process.in_use = in_use as u64;
-            Some(state.agent)
+            let taken = Taken { received_ns, lent_in_use };
+            let resumed = resume_borrowed(&options, &borrower, state, &mut descriptors, taken);
+            let (process, state) = resumed.map_err(NodeError::Inherited)?;
+            (process, Some(state))
         }
-        None => None,
+        None => (process_of_this_version(), None),
     };
     // What nobody took is closed, so that no peer waits for who does not come.
     drop(descriptors);
@@ -236,21 +177,23 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
         counters.clone(),
         process.clone(),
     );
-    let identity = Identity {
-        host: options.host.clone(),
-        address: link.address(&options.host),
-        control,
-        term: options.term,
-    };
     let observe =
         metrics::observe(segments.clone(), counters, options.log_lines_left_out, process.clone());
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
-        let listeners = copies;
-        Arc::new(HandOver { gate, lender, borrower, segments, listeners, program, restarts })
+        Arc::new(HandOver {
+            gate,
+            lender,
+            borrower,
+            segments,
+            listeners: copies,
+            program,
+            restarts,
+        })
     });
-    let mut agent = Agent::new(identity, lender, borrower, unplugger, observe, heard.clone());
+    let mut agent =
+        Agent::new(identity(&options), lender, borrower, unplugger, observe, heard.clone());
     if let Some(hand_over) = &hand_over {
         agent = agent.with_hand_over(hand_over.clone());
     }
@@ -259,32 +202,44 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     }
     let (restarts, asked) = mpsc::unbounded_channel();
     tokio::spawn(check_restarts(hand_over, asked, heard));
-    let network = Arc::new(network);
-    let answers = Answers { metrics, fabric, network, process, restarts };
+    let answers = Answers { metrics, fabric, network: Arc::new(network), process, restarts };
     tokio::select! {
         () = agent.run(inbox) => Ok(()),
-        never = answer(answers, sockets.questions) => match never {},
+        never = answer(answers, questions) => match never {},
     }
 }
 
-/// Looks at each restart that is asked for, while everything goes on, and hands what is possible to the
-/// agent.
-async fn check_restarts(
-    hand_over: Option<Arc<HandOver>>,
-    mut asked: mpsc::UnboundedReceiver<AskedRestart>,
-    heard: mpsc::UnboundedSender<Heard>,
-) {
-    let Some(hand_over) = hand_over else { return };
-    while let Some(asked) = asked.recv().await {
-        let (hand_over, program) = (hand_over.clone(), asked.request.program.clone());
-        let checked = tokio::task::spawn_blocking(move || hand_over.check(&program)).await;
-        match checked {
-            Ok(Ok(())) => drop(heard.send(Heard::Restart(asked))),
-            Ok(Err(error)) => drop(asked.refused.send(error.problem())),
-            // It failed: who asked is told so when `asked` is dropped.
-            Err(error) => tracing::error!(%error, "a restart could not be looked at"),
-        }
+/// Who the node of these options is, to the control plane.
+fn identity(options: &NodeOptions) -> Identity {
+    Identity {
+        host: options.host.clone(),
+        address: options.link.address(&options.host),
+        control: control_socket(&options.run_dir),
+        term: options.term.clone(),
     }
+}
+
+/// The error of a folder or socket that cannot be made at `path`.
+fn path_error(path: &Path) -> impl FnOnce(std::io::Error) -> NodeError {
+    let path = path.to_owned();
+    move |cause| NodeError::Path { path, cause }
+}
+
+/// The node's borrower, which has nothing yet and makes its sockets in `functions`.
+fn borrow(
+    options: &NodeOptions,
+    functions: &Path,
+    fabric: FabricHandle,
+    heard: mpsc::UnboundedSender<Heard>,
+    gate: Gate,
+) -> BorrowedFunctions {
+    let client = Client::new(&control_socket(&options.run_dir));
+    let users = Users::new(&options.run_dir, &options.host, client);
+    let listener = Arc::new(Listener { heard, users });
+    let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
+    BorrowedFunctions::new(rack, host, functions, link, fabric, listener, gate)
+        .with_ntbs(options.ntbs.clone())
+        .with_hold(options.hold)
 }
 
 /// Answers for the node. Where that fails, it goes on without.

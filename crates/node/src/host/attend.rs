@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use rackbus_link::{Listener as LinkListener, Service};
-use rackbus_memory::Gate;
+use rackbus_fabric::FabricHandle;
+use rackbus_link::{Incoming, Listener as LinkListener, Service};
+use rackbus_memory::{Gate, Passage};
 
+use super::NodeOptions;
 use crate::lender::LentFunctions;
 use crate::metrics::LinkCounters;
 use crate::network::NetworkService;
@@ -16,6 +18,40 @@ pub(super) struct Served {
     pub(super) lender: Arc<LentFunctions>,
     pub(super) segments: Arc<Segments>,
     pub(super) network: NetworkService,
+}
+
+impl Served {
+    /// What the node of these options serves, with nothing of it started yet.
+    pub(super) fn new(
+        options: &NodeOptions,
+        lender: Arc<LentFunctions>,
+        fabric: &FabricHandle,
+    ) -> Served {
+        let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
+        let segments = Segments::new(rack, host, link, options.segments.clone(), fabric.clone());
+        Served { lender, segments, network: options.network.clone() }
+    }
+
+    /// Serves who has connected, until the conversation ends; what can go on in another process rests as `passage`
+    /// says.
+    fn serve(self, incoming: Incoming, passage: Passage) {
+        match incoming.hello.service {
+            Service::Segments => {
+                // What it comes to is counted by the service, and is never passed on.
+                drop(passage);
+                self.segments.attend(incoming);
+            }
+            Service::Network => {
+                // Its rings are opened anew by whoever goes on.
+                drop(passage);
+                self.network.attend(incoming);
+            }
+            Service::Function { .. }
+            | Service::Medium { .. }
+            | Service::Resume { .. }
+            | Service::Window { .. } => self.lender.attend(incoming, &passage),
+        }
+    }
 }
 
 /// A thread that hears who connects to the link; each conversation gets its own.
@@ -36,30 +72,12 @@ pub(super) fn attend(
                     continue;
                 }
             };
-            let Served { lender, segments, network } = served.clone();
-            let counters = counters.clone();
+            let (served, counters) = (served.clone(), counters.clone());
             let passage = passage.unwrap_or_else(|| gate.enter());
             let talk = move || {
                 let Some(incoming) = caller.hear() else { return counters.refuse() };
                 let _open = counters.begin(&incoming.hello.service);
-                match incoming.hello.service {
-                    Service::Segments => {
-                        // What it comes to is counted by the service, and is never passed on.
-                        drop(passage);
-                        segments.attend(incoming);
-                    }
-                    Service::Network => {
-                        // Its rings are opened anew by whoever goes on.
-                        drop(passage);
-                        network.attend(incoming);
-                    }
-                    Service::Function { .. }
-                    | Service::Medium { .. }
-                    | Service::Resume { .. }
-                    | Service::Window { .. } => {
-                        lender.attend(incoming, &passage);
-                    }
-                }
+                served.serve(incoming, passage);
             };
             if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
                 tracing::error!(%error, "a connection to the link was dropped: no thread for it");

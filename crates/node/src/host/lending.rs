@@ -6,6 +6,7 @@ use std::time::Duration;
 use rackbus_control::Client;
 use rackbus_control::offers::{RackSection, SectionState};
 use rackbus_fabric::FabricHandle;
+use rackbus_memory::Gate;
 
 use super::{NodeError, NodeOptions, control_socket};
 use crate::handover::parcel::Descriptors;
@@ -16,9 +17,39 @@ use crate::lender::saved::ResumedSession;
 /// How long the control plane may take to say what was withdrawn, when a device cannot be run.
 const ASKING: Duration = Duration::from_secs(3);
 
+/// Lends those of the node's devices that are there, as [`lend`] does. One that cannot be run may have been withdrawn
+/// because it is there no more: the control plane is asked. The devices are taken out of `options`, so that one that is
+/// withdrawn later is dropped. Beside the lender, how many functions go on with their users.
+pub(super) async fn lend_available(
+    options: &mut NodeOptions,
+    fabric: &FabricHandle,
+    gate: &Gate,
+    state: &mut Option<NodeState>,
+    descriptors: &mut Descriptors,
+) -> Result<(LentFunctions, usize), NodeError> {
+    let (lender, sessions) = match lend(options, fabric.clone(), state, descriptors) {
+        Err(error @ NodeError::Device(_)) if state.is_none() => {
+            let leaving = withdrawn(options).await;
+            let before = options.devices.len();
+            options.devices.retain(|(name, _)| !leaving.contains(name));
+            if options.devices.len() == before {
+                return Err(error);
+            }
+            lend(options, fabric.clone(), state, descriptors)?
+        }
+        lent => lent?,
+    };
+    options.devices.clear();
+    let in_use = sessions.len();
+    for session in sessions {
+        session.go_on(gate).map_err(NodeError::Thread)?;
+    }
+    Ok((lender, in_use))
+}
+
 /// Lends the node's devices: anew, or as another process that left `state` had them. Then the conversations
 /// with their users are still to go on.
-pub(super) fn lend(
+fn lend(
     options: &NodeOptions,
     fabric: FabricHandle,
     state: &mut Option<NodeState>,
@@ -62,7 +93,7 @@ pub(super) fn lend(
 }
 
 /// The functions of this host that the control plane knows to be withdrawn; none where it does not answer.
-pub(super) async fn withdrawn(options: &NodeOptions) -> BTreeSet<String> {
+async fn withdrawn(options: &NodeOptions) -> BTreeSet<String> {
     let client = Client::new(&control_socket(&options.run_dir));
     let Ok(Ok(sections)) = tokio::time::timeout(ASKING, client.sections()).await else {
         return BTreeSet::new();
