@@ -112,7 +112,7 @@ impl DataInterrupt {
     /// Takes the oldest message of a sender, each sender in turn; its length.
     ///
     /// # Errors
-    /// As [`Interrupt::wait`], and [`InterruptError::BufferTooShort`].
+    /// As [`Interrupt::wait`](super::Interrupt::wait), and [`InterruptError::BufferTooShort`].
     pub fn receive(
         &self,
         buffer: &mut [u8],
