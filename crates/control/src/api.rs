@@ -7,6 +7,7 @@ use rackbus_lease::{Message, Terms};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::access::Asker;
 use crate::levels::check_level;
 use crate::usage::LeaseReport;
 
@@ -556,6 +557,8 @@ pub enum EventKind {
     Fault,
     /// The control plane or a node was started.
     Restart,
+    /// Somebody was let in, or let out: a token was made, a machine joined, a person logged in.
+    Access,
 }
 
 /// Something that happened, as it is kept: up to 10,000 of them, for up to 30 days.
@@ -579,6 +582,9 @@ pub struct Event {
     /// Fencing epoch of the lease concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
+    /// Who asked for it, where somebody did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Asker>,
     /// What happened, with its cause.
     pub text: String,
 }

@@ -21,12 +21,13 @@ pub fn free_port() -> u16 {
 pub struct Machine {
     folder: PathBuf,
     process: Option<Child>,
+    is_desk: bool,
 }
 
 impl Machine {
     fn new(folder: PathBuf) -> Machine {
         std::fs::create_dir_all(&folder).unwrap();
-        Machine { folder, process: None }
+        Machine { folder, process: None, is_desk: false }
     }
 
     /// The machine's run directory.
@@ -41,7 +42,13 @@ impl Machine {
             .args(args)
             .env("RACKBUS_RUN_DIR", self.folder.join("run"))
             .env("RACKBUS_STATE_DIR", self.folder.join("state"))
+            .env("XDG_CONFIG_HOME", self.folder.join("config"))
+            .env_remove("RACKBUS_CONTEXT")
             .stdin(Stdio::null());
+        if self.is_desk {
+            // No rack of its own is named: what runs there is looked for as usual.
+            command.env_remove("RACKBUS_RUN_DIR").env("XDG_RUNTIME_DIR", self.folder.join("run"));
+        }
         command
     }
 
@@ -137,6 +144,14 @@ impl Machines {
     /// A machine for a host, with nothing running on it.
     pub fn machine(&self, host: &str) -> Machine {
         Machine::new(self.folder.path().join(host))
+    }
+
+    /// A machine where somebody works and no part of the rack runs.
+    pub fn desk(&self, user: &str) -> Machine {
+        let folder = self.folder.path().join(format!("desk-{user}"));
+        let mut machine = Machine::new(folder);
+        machine.is_desk = true;
+        machine
     }
 
     /// Starts a host's node on its machine, with a token if it has one; returns when the rack has it up.

@@ -3,6 +3,7 @@
 //!
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
+mod asked;
 mod compositions;
 mod known;
 mod levels;
@@ -27,7 +28,7 @@ use rackbus_lease::{
 };
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::access::Peer;
+use crate::access::{Forbidden, Peer};
 use crate::answers::Answers;
 use crate::api::{
     ApiError, BorrowRequest, Change, Event, EventKind, Lease, NodeMessages, NodeReport,
@@ -124,6 +125,7 @@ pub struct Service {
     shared: Arc<Shared>,
     writing: Writing,
     is_node: IsNode,
+    forbidden: Forbidden,
 }
 
 impl std::fmt::Debug for Service {
@@ -276,7 +278,8 @@ impl Service {
         }
         let writing = Writing::start(authority, store, answers, shared.clone(), started);
         let writing = writing.map_err(OpenError::Thread)?;
-        Ok(Arc::new(Service { shared, writing, is_node: options.is_node }))
+        let (is_node, forbidden) = (options.is_node, Forbidden::default());
+        Ok(Arc::new(Service { shared, writing, is_node, forbidden }))
     }
 
     /// Borrows a function and waits until it can be used, and where the request says so, until others
@@ -453,7 +456,7 @@ impl Service {
         let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
         let is_node = match peer {
             Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
-            Peer::Local(None) | Peer::Control | Peer::Stranger => false,
+            Peer::Local(None) | Peer::Person(..) | Peer::Control | Peer::Stranger => false,
             Peer::Node(node) => node == host,
         };
         if is_node {

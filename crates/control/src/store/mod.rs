@@ -171,7 +171,17 @@ mod tests {
 
     fn event(id: u64) -> Event {
         let (kind, text) = (EventKind::Fault, format!("number {id}"));
-        Event { id, at_ms: 5, kind, host: None, function: None, lease: None, epoch: None, text }
+        Event {
+            id,
+            at_ms: 5,
+            kind,
+            host: None,
+            function: None,
+            lease: None,
+            epoch: None,
+            by: None,
+            text,
+        }
     }
 
     /// What every store does, whatever keeps it.

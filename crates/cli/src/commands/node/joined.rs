@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use rackbus_control::Client;
 use rackbus_control::api::HostStatus;
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::machines::{JoinRequest, forward, tls_of};
-use rackbus_control::{Client, ClientError};
 use rackbus_devices::class::parse_rack;
 use rackbus_identity::{Credentials, Renewed, Request, Subject, Token, joining_config};
 use rackbus_link::tcp::TcpLink;
@@ -23,6 +23,7 @@ use crate::Common;
 use crate::commands::misread;
 use crate::output::Failure;
 use crate::paths::{self, Running};
+use crate::remote::{address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
 const LOCATING: Duration = Duration::from_secs(2);
@@ -30,6 +31,8 @@ const LOCATING: Duration = Duration::from_secs(2);
 const RENEWALS: Duration = Duration::from_secs(3600);
 /// Between two looks where the control planes are.
 const FOLLOW: Duration = Duration::from_secs(10);
+/// What is done about a certificate that is refused.
+const AGAIN: &str = "remove identity.pem from the state directory, and join with a new token";
 /// The file of the state directory in which that is noted.
 const NOTED: &str = "control-planes.json";
 
@@ -89,7 +92,7 @@ impl JoinArgs {
             return Err(Failure::usage(error, "name another --state-dir, or that host"));
         }
         let client = Client::over_tls(&control, credentials.client().clone());
-        let text = client.rack_file().await.map_err(not_reached)?;
+        let text = client.rack_file().await.map_err(|error| not_reached(error, AGAIN))?;
         let file = state_dir.join("rack.toml");
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
@@ -130,7 +133,7 @@ impl JoinArgs {
             request: request.text().to_owned(),
         };
         let client = Client::over_tls(control, joining_config(&token));
-        let certificates = client.join(&asked).await.map_err(not_reached)?;
+        let certificates = client.join(&asked).await.map_err(|error| not_reached(error, AGAIN))?;
         request.answered(&certificates).map_err(unusable)
     }
 }
@@ -219,25 +222,11 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
 async fn renewed(control: &Arc<Leaders>, state_dir: &Path) -> Result<Credentials, Failure> {
     let request = Request::new().map_err(unusable)?;
     let client = Client::of(control.clone());
-    let certificates = client.renew(request.text()).await.map_err(not_reached)?;
+    let certificates =
+        client.renew(request.text()).await.map_err(|error| not_reached(error, AGAIN))?;
     let next = request.answered(&certificates).map_err(unusable)?;
     next.save(state_dir).map_err(unusable)?;
     Ok(next)
-}
-
-/// The address in `https://HOST:PORT`.
-fn address_of(url: &str) -> Result<String, Failure> {
-    let address = url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/'));
-    let has_port = |address: &&str| {
-        let port =
-            address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
-        matches!(port, Some((false, Ok(1..))))
-    };
-    let wrong = || {
-        let error = format!("{url} is not where a control plane can be");
-        Failure::usage(error, "name it as `https://HOST:PORT`; it speaks TLS only")
-    };
-    address.filter(has_port).map(str::to_owned).ok_or_else(wrong)
 }
 
 /// Where others reach who listens at `listen`, if they reach it as the control plane does.
@@ -262,24 +251,7 @@ fn own_address(control: &str, listen: SocketAddr) -> Result<SocketAddr, Failure>
 }
 
 fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
-    let remedy = "remove identity.pem from the state directory, and join with a new token";
-    Failure::new(error.to_string(), remedy)
-}
-
-fn not_reached(error: ClientError) -> Failure {
-    match error {
-        refused @ ClientError::Refused(_) => refused.into(),
-        other if other.to_string().contains("certificate") => Failure::new(
-            other.to_string(),
-            "see that the clocks of both machines are right; else remove identity.pem from the state directory, \
-             and join with a new token",
-        ),
-        other => Failure::new(
-            other.to_string(),
-            "start it with `rackbus control RACK.toml --listen ADDRESS:PORT`, and see that no firewall is \
-             between",
-        ),
-    }
+    Failure::new(error.to_string(), AGAIN)
 }
 
 fn not_written(path: &Path, cause: &std::io::Error) -> Failure {
@@ -289,26 +261,6 @@ fn not_written(path: &Path, cause: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_control_plane_is_named_by_https_with_its_port() {
-        for (url, address) in [
-            ("https://control:7420", "control:7420"),
-            ("https://10.0.0.1:7420/", "10.0.0.1:7420"),
-            ("https://[fd00::1]:7420", "[fd00::1]:7420"),
-        ] {
-            assert_eq!(address_of(url).unwrap(), address);
-        }
-        for url in [
-            "http://control:7420",
-            "control:7420",
-            "https://control",
-            "https://:7420",
-            "https://c:0",
-        ] {
-            assert!(address_of(url).is_err(), "{url}");
-        }
-    }
 
     #[test]
     fn an_address_that_is_named_is_the_one_that_others_are_told() {
