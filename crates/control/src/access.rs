@@ -11,13 +11,12 @@ pub mod table;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use rackbus_identity::{Person, Role};
+use rackbus_identity::{Certified, Person, Role, Subject};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -30,12 +29,14 @@ use table::Need;
 pub enum Peer {
     /// A process of this machine, as the kernel says; its number, when the kernel says that, too.
     Local(Option<i32>),
-    /// The node of this host, as its certificate says.
-    Node(String),
-    /// A person, as their certificate says, which is good for so long as a whole.
-    Person(Person, Duration),
+    /// The node of this host, as its certificate says; none where it is a process of this machine.
+    Node(String, Option<Box<Certified>>),
+    /// A person, as their certificate says.
+    Person(Person, Box<Certified>),
     /// A control plane of the rack, as its certificate says: it passes on what its own machine's processes ask.
     Control,
+    /// Somebody whose certificate was revoked.
+    Revoked(Box<Certified>),
     /// Somebody on another machine who has shown no certificate of the rack.
     Stranger,
 }
@@ -51,11 +52,11 @@ impl Peer {
             Peer::Person(Person { role: Role::Administrator | Role::Operator, .. }, _) => {
                 return Ok(());
             }
-            Peer::Person(Person { role: Role::Borrower(own), .. }, _) | Peer::Node(own) => own,
+            Peer::Person(Person { role: Role::Borrower(own), .. }, _) | Peer::Node(own, _) => own,
             Peer::Person(Person { role: Role::Reader, .. }, _) => {
                 return Err(self.forbidden(format!("{} may not act for {host}", self.asker())));
             }
-            Peer::Stranger => return Err(self.forbidden(NO_CERTIFICATE.to_owned())),
+            Peer::Revoked(_) | Peer::Stranger => return Err(self.unknown()),
         };
         match own == host {
             true => Ok(()),
@@ -93,7 +94,8 @@ impl Peer {
             Peer::Local(_) => need != Need::Certificate,
             Peer::Control => !matches!(need, Need::Certificate | Need::Node),
             Peer::Stranger => need == Need::Token,
-            Peer::Node(_) => !matches!(need, Need::Operate | Need::Administrate),
+            Peer::Revoked(_) => false,
+            Peer::Node(..) => !matches!(need, Need::Operate | Need::Administrate),
             Peer::Person(Person { role, .. }, _) => match need {
                 Need::Token | Need::Read | Need::Certificate => true,
                 Need::Node => false,
@@ -113,7 +115,7 @@ impl Peer {
     pub fn decide(&self, method: &Method, path: &str) -> Result<(), ApiError> {
         let Some((entry, host)) = table::find(method.as_str(), path) else {
             return match self {
-                Peer::Stranger => Err(self.forbidden(NO_CERTIFICATE.to_owned())),
+                Peer::Revoked(_) | Peer::Stranger => Err(self.unknown()),
                 _ => Err(problem(
                     "unknown_request",
                     format!("this control plane, version {VERSION}, does not know this request"),
@@ -124,11 +126,22 @@ impl Peer {
         if !self.has(entry.need) {
             let what = format!("{} {}", entry.method, entry.path);
             return Err(match self {
-                Peer::Stranger => self.forbidden(NO_CERTIFICATE.to_owned()),
+                Peer::Revoked(_) | Peer::Stranger => self.unknown(),
                 _ => self.forbidden(format!("{} may not ask for {what}", self.asker())),
             });
         }
         host.map_or(Ok(()), |host| self.acts_for(host))
+    }
+
+    /// Refuses who is nobody of the rack, or no more.
+    fn unknown(&self) -> ApiError {
+        match self {
+            Peer::Revoked(certified) => {
+                let Certified { serial, subject, .. } = &**certified;
+                self.forbidden(format!("your certificate {serial}, of {subject}, was revoked"))
+            }
+            _ => self.forbidden("you have shown no certificate of this rack".to_owned()),
+        }
     }
 
     fn forbidden(&self, error: String) -> ApiError {
@@ -137,7 +150,8 @@ impl Peer {
                 "ask an administrator for a token of a role that may: `rackbus token --user NAME --role ROLE`"
             }
             Peer::Stranger => "join with `rackbus node --join`, or log in with `rackbus login`",
-            Peer::Local(_) | Peer::Node(_) | Peer::Control => {
+            Peer::Revoked(_) => "ask an administrator for a new token",
+            Peer::Local(_) | Peer::Node(..) | Peer::Control => {
                 "ask where the control plane runs, or for one function of the host's own on its machine"
             }
         };
@@ -153,15 +167,19 @@ impl Peer {
         };
         match self {
             Peer::Local(_) => of("local", None, None),
-            Peer::Node(host) => of("node", None, Some(host)),
+            Peer::Node(host, _) => of("node", None, Some(host)),
             Peer::Control => of("control", None, None),
             Peer::Stranger => of("stranger", None, None),
+            Peer::Revoked(certified) => match &certified.subject {
+                Subject::Node(host) => of("revoked", None, Some(host)),
+                Subject::Person(Person { user, .. }) => of("revoked", Some(user), None),
+                Subject::Control => of("revoked", None, None),
+            },
             Peer::Person(Person { user, role }, _) => of(role.name(), Some(user), role.host()),
         }
     }
 }
 
-const NO_CERTIFICATE: &str = "you have shown no certificate of this rack";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Who asked for something.
@@ -169,7 +187,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub struct Asker {
     /// What they may: `administrator`, `operator`, `borrower` or `reader` for a person; `node`; `local` for a process
     /// on the control plane's machine; `control` for another control plane, which passes on what is asked on its
-    /// machine; `stranger` for who has no certificate.
+    /// machine; `revoked` for who has one that was revoked; `stranger` for who has no certificate.
     pub role: String,
     /// The person's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -263,7 +281,13 @@ mod tests {
     use super::*;
 
     fn person(role: Role) -> Peer {
-        Peer::Person(Person { user: "ann".to_owned(), role }, Duration::from_secs(60))
+        let person = Person { user: "ann".to_owned(), role };
+        Peer::Person(person, certified())
+    }
+
+    fn certified() -> Box<Certified> {
+        let subject = Subject::Node("beta".to_owned());
+        Box::new(Certified::new(subject, std::time::Duration::from_secs(60)))
     }
 
     fn everybody() -> Vec<(&'static str, Peer)> {
@@ -274,7 +298,8 @@ mod tests {
             ("operator", person(Role::Operator)),
             ("borrower", person(Role::Borrower("beta".to_owned()))),
             ("reader", person(Role::Reader)),
-            ("node", Peer::Node("beta".to_owned())),
+            ("node", Peer::Node("beta".to_owned(), None)),
+            ("revoked", Peer::Revoked(certified())),
             ("stranger", Peer::Stranger),
         ]
     }
@@ -287,7 +312,7 @@ mod tests {
     const DEVICES: &str = "local control administrator operator node";
     const OPERATE: &str = "local control administrator operator";
     const ADMINISTRATE: &str = "local control administrator";
-    const MAY: [(&str, &str); 30] = [
+    const MAY: [(&str, &str); 33] = [
         ("GET /v1/status", READ),
         ("GET /v1/control", READ),
         ("GET /v1/devices", READ),
@@ -318,6 +343,9 @@ mod tests {
         ("POST /v1/join", ALL),
         ("POST /v1/login", ALL),
         ("POST /v1/renew", "administrator operator borrower reader node"),
+        ("GET /v1/certificates", ADMINISTRATE),
+        ("GET /v1/revocations", READ),
+        ("POST /v1/revocations", ADMINISTRATE),
     ];
 
     #[test]

@@ -32,7 +32,7 @@ use crate::api::{
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
-use crate::{compositions, levels, machines, offers, people, said};
+use crate::{certificates, compositions, levels, machines, offers, people, said};
 
 type Shared = State<Arc<Service>>;
 
@@ -85,6 +85,7 @@ pub fn openapi() -> String {
     document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
     document.merge(people::Document::openapi());
+    document.merge(certificates::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -101,9 +102,10 @@ impl IntoResponse for ApiError {
             | "unknown_place"
             | "unknown_composition"
             | "unknown_request"
+            | "unknown_certificate"
             | "no_way" => StatusCode::NOT_FOUND,
             "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
-            | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
+            | "withdrawn" | "over" | "too_many" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" | "no_window" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }

@@ -16,8 +16,8 @@ use axum::routing::{get, post};
 use axum::serve::{IncomingStream, Listener};
 use axum::{Json, Router};
 use rackbus_identity::{
-    Authority, Bearer, Certified, Credentials, NODE_LIFE, Renewed, Subject, Token, TokenRefused,
-    Tokens,
+    Authority, Bearer, Certified, Credentials, NODE_LIFE, Renewed, Revocations, Revoked, Subject,
+    Token, TokenRefused, Tokens,
 };
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
@@ -31,8 +31,8 @@ use crate::api::{ApiError, EventKind};
 use crate::events::Draft;
 use crate::http::{OwnUsers, bare_routes, listen_at, serve_on};
 use crate::leaders::{Leaders, TlsSource};
-use crate::people;
 use crate::service::{Service, problem};
+use crate::{certificates, people};
 
 /// How long somebody may take to be known.
 const HANDSHAKE: Duration = Duration::from_secs(3);
@@ -131,19 +131,49 @@ impl Admission {
         remedy: &'static str,
         subject: impl Fn(&Bearer) -> Result<(Subject, Duration), ApiError> + Send + 'static,
     ) -> Result<(Subject, Certificates), ApiError> {
+        let refused = move |error: TokenRefused| problem("forbidden", error.to_string(), remedy);
+        let (joining, shown) = (self.joining.clone(), token.clone());
+        // Who has no token learns nothing.
+        let bearer = blocking(move || joining.tokens().bearer(&shown)).await.map_err(refused)?;
+        let (subject, life) = subject(&bearer)?;
+        // What cannot be signed costs none.
+        let signed = self.give(subject.clone(), life, &request, None).await?;
         let joining = self.joining.clone();
-        let admitted = blocking(move || {
-            let refused = |error: TokenRefused| problem("forbidden", error.to_string(), remedy);
-            let mut tokens = joining.tokens();
-            // Who has no token learns nothing; what cannot be signed costs none.
-            let bearer = tokens.bearer(&token).map_err(refused)?;
-            let (subject, life) = subject(&bearer)?;
-            let certified = Certified::new(subject, life);
-            let signed = joining.sign(&certified, &request)?;
-            tokens.take(&token, &bearer).map_err(refused)?;
-            Ok((certified.subject, signed))
-        });
-        admitted.await
+        // Of several that show it at once, one gets its certificate.
+        blocking(move || joining.tokens().take(&token, &bearer)).await.map_err(refused)?;
+        Ok((subject, signed))
+    }
+
+    /// Gives out a certificate; one that is renewed goes with the one that it is renewed by.
+    async fn give(
+        &self,
+        subject: Subject,
+        life: Duration,
+        request: &str,
+        old: Option<Certified>,
+    ) -> Result<Certificates, ApiError> {
+        let certified = self.service.draft_certificate(subject, life);
+        let signed = self.joining.sign(&certified, request)?;
+        self.service.issue_certificate(&certified, old).await?;
+        Ok(signed)
+    }
+
+    /// Forgets the tokens of who is revoked; how many there were.
+    pub(crate) async fn forget_tokens(&self, what: Revoked) -> Result<usize, ApiError> {
+        let of = move |bearer: &Bearer| match (bearer, &what) {
+            (Bearer::Host(host), Revoked::Host(revoked)) => host == revoked,
+            (Bearer::Person(person, _), Revoked::User(revoked)) => person.user == *revoked,
+            _ => false,
+        };
+        let joining = self.joining.clone();
+        let forgotten = blocking(move || joining.tokens().forget(of)).await;
+        forgotten.map_err(|error| {
+            problem("not_stored", error.to_string(), "nothing was revoked; see to the store")
+        })
+    }
+
+    pub(crate) fn service(&self) -> &Service {
+        &self.service
     }
 }
 
@@ -262,22 +292,22 @@ async fn renew(
     ConnectInfo(peer): ConnectInfo<Peer>,
     Json(asked): Json<RenewRequest>,
 ) -> Result<Json<Certificates>, ApiError> {
-    let (subject, life) = match peer {
-        Peer::Node(host) => {
+    let (subject, life, old) = match peer {
+        Peer::Node(host, Some(old)) => {
             // A host that the rack file has no more is not renewed.
             admission.check_host(&host)?;
-            (Subject::Node(host), NODE_LIFE)
+            (Subject::Node(host), NODE_LIFE, old)
         }
-        Peer::Person(person, life) => {
+        Peer::Person(person, old) => {
             person.role.host().map_or(Ok(()), |host| admission.check_host(host))?;
-            (Subject::Person(person), life)
+            (Subject::Person(person), old.life(), old)
         }
-        Peer::Local(_) | Peer::Control | Peer::Stranger => {
+        _ => {
             let error = "only who has joined or logged in has a certificate to renew".to_owned();
             return Err(problem("forbidden", error, "join with `rackbus node --join`"));
         }
     };
-    admission.joining.sign(&Certified::new(subject, life), &asked.request).map(Json)
+    admission.give(subject, life, &asked.request, Some(*old)).await.map(Json)
 }
 
 /// The rack file, for nodes on other machines.
@@ -302,6 +332,7 @@ pub fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
         .route("/v1/renew", post(renew))
         .route("/v1/rack", get(rack))
         .merge(people::routes())
+        .merge(certificates::routes())
         .with_state(Arc::new(admission));
     let all = bare_routes(service.clone()).merge(entering);
     all.layer(axum::middleware::from_fn_with_state(service, access::check))
@@ -316,11 +347,12 @@ pub async fn serve(
     socket: &FilePath,
     listener: TcpListener,
     credentials: Renewed,
+    revocations: Revocations,
 ) -> std::io::Result<()> {
     let own = OwnUsers::new(listen_at(socket)?)?;
     let local = routes.clone().into_make_service_with_connect_info::<Peer>();
     let others = routes.into_make_service_with_connect_info::<Peer>();
-    let listener = TlsListener::new(listener, credentials)?;
+    let listener = TlsListener::new(listener, credentials, revocations)?;
     tokio::try_join!(async { axum::serve(own, local).await }, async {
         axum::serve(listener, others).await
     },)?;
@@ -337,10 +369,14 @@ struct TlsListener {
 type Held = Counted<server::TlsStream<TcpStream>>;
 
 impl TlsListener {
-    fn new(listener: TcpListener, credentials: Renewed) -> std::io::Result<TlsListener> {
+    fn new(
+        listener: TcpListener,
+        credentials: Renewed,
+        revocations: Revocations,
+    ) -> std::io::Result<TlsListener> {
         let local = listener.local_addr()?;
         let (begun, ready) = mpsc::channel(16);
-        tokio::spawn(accept(listener, credentials, begun));
+        tokio::spawn(accept(listener, credentials, revocations, begun));
         Ok(TlsListener { ready, local })
     }
 }
@@ -348,10 +384,12 @@ impl TlsListener {
 async fn accept(
     listener: TcpListener,
     credentials: Renewed,
+    revocations: Revocations,
     begun: mpsc::Sender<(Held, SocketAddr)>,
 ) {
     let unknown = Arc::new(Semaphore::new(HANDSHAKES));
-    let places = Places { known: Arc::default(), strangers: Arc::new(Semaphore::new(STRANGERS)) };
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let places = Places { known: Arc::default(), strangers, revocations };
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -392,22 +430,31 @@ async fn accept(
 struct Places {
     known: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
     strangers: Arc<Semaphore>,
+    revocations: Revocations,
 }
 
 impl Places {
-    /// Gives `stream` one; `None` where all are taken.
+    /// Gives `stream` one; `None` where all are taken. Who is revoked is a stranger.
     fn take(&self, stream: server::TlsStream<TcpStream>) -> Option<Held> {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-        let (places, limit) = match certificate.and_then(Subject::of) {
-            Some(subject) => {
-                // As many as there were ever certificates for; the other control planes are one of them.
-                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-                let own = known.entry(subject.to_string());
-                (own.or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS))).clone(), None)
-            }
-            None => (self.strangers.clone(), Some(JOINING)),
+        let stranger = |stream, is_revoked| {
+            let place = self.strangers.clone().try_acquire_owned().ok()?;
+            Some(Counted::stranger(stream, place, JOINING, is_revoked))
         };
-        Some(Counted::new(stream, places.try_acquire_owned().ok()?, limit))
+        let Some(certified) = certificate.and_then(Certified::of) else {
+            return stranger(stream, false);
+        };
+        let subject = certified.subject.to_string();
+        let (end, ended) = tokio::sync::watch::channel(false);
+        let watched = self.revocations.watch(certified, move || {
+            end.send_replace(true);
+        });
+        let Ok(watched) = watched else { return stranger(stream, true) };
+        // As many as there were ever certificates for; the other control planes are one of them.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = known.entry(subject).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
+        let place = own.clone().try_acquire_owned().ok()?;
+        Some(Counted::known(stream, place, watched, ended))
     }
 }
 
@@ -448,10 +495,13 @@ impl Connected<IncomingStream<'_, TlsListener>> for Peer {
         let (_, tls) = stream.io().get().get_ref();
         let certificate = tls.peer_certificates().and_then(|chain| chain.first());
         let Some(certified) = certificate.and_then(Certified::of) else { return Peer::Stranger };
-        let life = certified.life();
-        match certified.subject {
-            Subject::Node(host) => Peer::Node(host),
-            Subject::Person(person) => Peer::Person(person, life),
+        let certified = Box::new(certified);
+        if stream.io().is_revoked() {
+            return Peer::Revoked(certified);
+        }
+        match certified.subject.clone() {
+            Subject::Node(host) => Peer::Node(host, Some(certified)),
+            Subject::Person(person) => Peer::Person(person, certified),
             Subject::Control => Peer::Control,
         }
     }

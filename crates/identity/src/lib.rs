@@ -10,6 +10,7 @@ mod authority;
 mod certified;
 mod credentials;
 mod join;
+mod revoked;
 mod subject;
 mod token;
 
@@ -19,6 +20,9 @@ pub use authority::{Authority, AuthorityError};
 pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, Serial, now};
 pub use credentials::{Credentials, CredentialsError, Request, write_private};
 pub use join::joining_config;
+pub use revoked::{
+    IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, Watched,
+};
 pub use rustls;
 pub use subject::{BadRole, BadSubject, Person, Role, Subject};
 pub use token::{BadToken, Bearer, Shelf, Token, TokenRefused, Tokens};

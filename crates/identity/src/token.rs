@@ -249,6 +249,21 @@ impl Tokens {
         self.store(&all).map_err(TokenRefused::Store)
     }
 
+    /// Forgets the tokens of those whom `of` says; how many there were.
+    ///
+    /// # Errors
+    /// When that cannot be stored.
+    pub fn forget(&mut self, of: impl Fn(&Bearer) -> bool) -> io::Result<usize> {
+        let mut all = self.all()?;
+        let before = all.len();
+        all.retain(|_, open| !of(&open.bearer()));
+        let gone = before - all.len();
+        if gone > 0 {
+            self.store(&all)?;
+        }
+        Ok(gone)
+    }
+
     fn all(&mut self) -> io::Result<AllOpen> {
         match self.shelf.read()? {
             Some(text) => Ok(serde_json::from_str(&text)?),

@@ -3,6 +3,7 @@
 pub mod accel;
 pub mod bench;
 pub mod borrow;
+pub mod certificates;
 pub mod completions;
 pub mod composition;
 pub mod context;
@@ -29,6 +30,7 @@ pub mod on;
 pub mod path;
 pub mod reach;
 pub mod restart;
+pub mod revoke;
 pub mod status;
 pub mod testbed;
 pub mod token;

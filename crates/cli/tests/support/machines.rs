@@ -35,6 +35,11 @@ impl Machine {
         self.folder.join("run")
     }
 
+    /// The machine's state directory.
+    pub fn state_dir(&self) -> PathBuf {
+        self.folder.join("state")
+    }
+
     /// `rackbus` on this machine, not started yet.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
@@ -126,11 +131,24 @@ impl Machines {
         let file = folder.path().join("rack.toml");
         std::fs::write(&file, text).unwrap();
         let listen = format!("127.0.0.1:{}", free_port());
-        let mut control = Machine::new(folder.path().join("c"));
-        control.start(&["control", file.to_str().unwrap(), "--listen", &listen]);
-        let machines = Machines { folder, control, url: format!("https://{listen}") };
-        machines.wait(|machines| machines.control.run(&["status"]).status.success());
+        let control = Machine::new(folder.path().join("c"));
+        let mut machines = Machines { folder, control, url: format!("https://{listen}") };
+        machines.begin_control();
         machines
+    }
+
+    /// Starts the control plane; returns when it answers.
+    pub fn begin_control(&mut self) {
+        let file = self.folder.path().join("rack.toml");
+        let listen = self.url.strip_prefix("https://").unwrap();
+        self.control.start(&["control", file.to_str().unwrap(), "--listen", listen]);
+        self.wait(|machines| machines.control.run(&["status"]).status.success());
+    }
+
+    /// Kills the control plane and starts it again.
+    pub fn restart_control(&mut self) {
+        self.control.crash();
+        self.begin_control();
     }
 
     /// A file with a new token for a host.

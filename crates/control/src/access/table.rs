@@ -37,7 +37,7 @@ const fn entry(method: &'static str, path: &'static str, need: Need) -> Entry {
 }
 
 /// All of them.
-pub const TABLE: [Entry; 30] = [
+pub const TABLE: [Entry; 33] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
     entry("GET", "/v1/devices", Need::Read),
@@ -68,6 +68,9 @@ pub const TABLE: [Entry; 30] = [
     entry("POST", "/v1/join", Need::Token),
     entry("POST", "/v1/login", Need::Token),
     entry("POST", "/v1/renew", Need::Certificate),
+    entry("GET", "/v1/certificates", Need::Administrate),
+    entry("GET", "/v1/revocations", Need::Read),
+    entry("POST", "/v1/revocations", Need::Administrate),
 ];
 
 /// The entry for a request, and the host that its path names, if it does.

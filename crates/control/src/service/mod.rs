@@ -4,6 +4,7 @@
 //! `writer` takes the steps, on a thread of its own; `known` is what everybody sees of them.
 
 mod asked;
+mod certificates;
 mod compositions;
 mod known;
 mod levels;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::histogram::Histogram;
 use rackbus_fabric::Topology;
+use rackbus_identity::Revocations;
 use rackbus_lease::{
     Authority, BorrowRefused, Composition, Config, FunctionId, LeaseRecord, LeaseState, Message,
     Outcome, Placement, Priority, Queue, Record, ReturnRefused, Terms,
@@ -34,6 +36,7 @@ use crate::api::{
     ApiError, BorrowRequest, Change, Event, EventKind, Lease, NodeMessages, NodeReport,
 };
 use crate::events::{Draft, Log};
+use crate::register::Register;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
 use known::Known;
@@ -151,6 +154,10 @@ struct Shared {
     commits: Histogram,
     /// The leader's term, which goes with all that nodes are told.
     term: AtomicU64,
+    /// Certificates and revocations, as they are stored.
+    register: Mutex<Register>,
+    /// The revocations for everybody who looks at them.
+    revocations: Revocations,
 }
 
 impl std::fmt::Debug for Shared {
@@ -253,6 +260,8 @@ impl Service {
         }
         let mut known = Known::of(&authority);
         known.log = Log::of(state.events);
+        let (register, revocations) = (Register::of(state.certificates), Revocations::default());
+        revocations.learn(register.revoked(), clock.now() / 1000);
         let shared = Arc::new(Shared {
             inventory: RwLock::new(Arc::new(options.inventory)),
             read_rack: options.read_rack,
@@ -264,6 +273,8 @@ impl Service {
             changes: broadcast::Sender::new(CHANGES_BACKLOG),
             commits: Histogram::new(COMMIT_TIMES),
             term: AtomicU64::new(term),
+            register: Mutex::new(register),
+            revocations,
         });
         shared.renew_inventory();
         let answers = Answers::of(state.answers);
@@ -456,8 +467,12 @@ impl Service {
         let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
         let is_node = match peer {
             Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
-            Peer::Local(None) | Peer::Person(..) | Peer::Control | Peer::Stranger => false,
-            Peer::Node(node) => node == host,
+            Peer::Local(None)
+            | Peer::Person(..)
+            | Peer::Control
+            | Peer::Revoked(_)
+            | Peer::Stranger => false,
+            Peer::Node(node, _) => node == host,
         };
         if is_node {
             return Ok(());
@@ -477,7 +492,7 @@ impl Service {
         let inventory = self.shared.inventory();
         let node_of = inventory.hosts.iter().find(|it| (self.is_node)(it, *process));
         match node_of {
-            Some(own) => Peer::Node(own.clone()).acts_for(host),
+            Some(own) => Peer::Node(own.clone(), None).acts_for(host),
             None => Ok(()),
         }
     }

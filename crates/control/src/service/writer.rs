@@ -16,12 +16,14 @@ use rackbus_lease::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use super::certificates::RegisterRequest;
 use super::turns::is_busy;
 use super::{Shared, problem};
 use crate::access::{self, Asker as By};
 use crate::answers::{Answer as Kept, Answers, Found, KeptAnswer, KeyedRequest};
 use crate::api::{ApiError, Event};
 use crate::events::{Draft, Refusals, lease_span};
+use crate::register::RegisterRefused;
 use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
@@ -63,6 +65,8 @@ pub(super) enum Request {
     Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
+    /// A certificate is given out, or something is revoked.
+    Register { asked: RegisterRequest, answer: Answer<Result<usize, RegisterRefused>> },
     /// Nodes know of a later term than this one's.
     RaiseTerm { above: u64, answer: Answer<u64> },
     /// Something happened that decides nothing.
@@ -230,11 +234,11 @@ fn numbered<E>(decided: Result<(LeaseId, Outcome), E>) -> (Result<LeaseId, E>, S
     }
 }
 
-struct Writer {
+pub(super) struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
     answers: Answers,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     refusals: Refusals,
     unwanted: mpsc::UnboundedSender<LeaseId>,
     /// Who waits for which lease.
@@ -365,6 +369,9 @@ impl Writer {
                 let _ = answer.send(heard);
             }
             Request::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
+            Request::Register { asked, answer } => {
+                let _ = answer.send(self.change_register(asked));
+            }
             Request::Note { events } => self.note(events),
             Request::Forbidden { by, text } => {
                 let (alike, host) = (format!("forbidden {by}"), by.host.clone());
@@ -543,7 +550,8 @@ impl Writer {
         }
         let (events, first_event) = self.number(now, &outcome, events);
         let records = outcome.records.clone();
-        let commit = Commit { records, answers, forgotten_keys, events, first_event };
+        let commit =
+            Commit { records, answers, forgotten_keys, events, first_event, ..Commit::default() };
         let unchanged = commit.is_empty() && outcome.messages.is_empty();
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a decision could not be stored and is taken back");
@@ -560,7 +568,7 @@ impl Writer {
         Ok(answer)
     }
 
-    fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
+    pub(super) fn commit(&mut self, commit: &Commit) -> Result<(), StoreError> {
         let begun = Instant::now();
         let outcome = self.store.commit(commit);
         if !commit.is_empty() {
@@ -570,7 +578,12 @@ impl Writer {
     }
 
     /// The events of a step, and the number of the first event that is kept.
-    fn number(&self, now: u64, outcome: &Outcome, mut drafts: Vec<Draft>) -> (Vec<Event>, u64) {
+    pub(super) fn number(
+        &self,
+        now: u64,
+        outcome: &Outcome,
+        mut drafts: Vec<Draft>,
+    ) -> (Vec<Event>, u64) {
         let known = self.shared.known();
         drafts.extend(known.events_of(&outcome.records));
         if drafts.is_empty() {
@@ -584,7 +597,7 @@ impl Writer {
 }
 
 /// A decision was not stored, as far as that is known.
-fn not_stored(error: &StoreError) -> ApiError {
+pub(super) fn not_stored(error: &StoreError) -> ApiError {
     if matches!(error, StoreError::NotLeading) {
         return problem("ending", error.to_string(), "ask again with the same idempotency key");
     }

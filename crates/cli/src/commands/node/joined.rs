@@ -10,13 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use rackbus_control::Client;
 use rackbus_control::api::HostStatus;
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::machines::{JoinRequest, forward, tls_of};
+use rackbus_control::{Client, certificates};
 use rackbus_devices::class::parse_rack;
-use rackbus_identity::{Credentials, Renewed, Request, Subject, Token, joining_config};
+use rackbus_identity::{
+    Credentials, Renewed, Request, RevocationList, Revocations, Subject, Token, joining_config,
+    now, write_private,
+};
 use rackbus_link::tcp::TcpLink;
 
 use crate::Common;
@@ -31,6 +34,8 @@ const LOCATING: Duration = Duration::from_secs(2);
 const RENEWALS: Duration = Duration::from_secs(3600);
 /// Between two looks where the control planes are.
 const FOLLOW: Duration = Duration::from_secs(10);
+/// The file of the state directory in which it is noted what is revoked.
+const REVOKED: &str = "revoked.json";
 /// What is done about a certificate that is refused.
 const AGAIN: &str = "remove identity.pem from the state directory, and join with a new token";
 /// The file of the state directory in which that is noted.
@@ -62,6 +67,7 @@ pub struct Joined {
     pub run_dir: PathBuf,
     pub link: TcpLink,
     credentials: Renewed,
+    revocations: Revocations,
     control: Arc<Leaders>,
     state_dir: PathBuf,
 }
@@ -109,8 +115,10 @@ impl JoinArgs {
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
+        let revocations = noted_revocations(&state_dir);
+        let link = link.with_revocations(revocations.clone());
         locate_others(&link, &control);
-        Ok(Some(Joined { run_dir, link, credentials, control, state_dir }))
+        Ok(Some(Joined { run_dir, link, credentials, revocations, control, state_dir }))
     }
 
     /// The first certificate, for a token.
@@ -146,6 +154,12 @@ impl Joined {
     pub async fn serve(self) -> Result<(), Failure> {
         let socket = rackbus_node::control_socket(&self.run_dir);
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
+        let folder = self.state_dir.clone();
+        let following =
+            certificates::follow(Client::of(self.control.clone()), self.revocations, move |list| {
+                note_revocations(&folder, list)
+            });
+        tokio::spawn(following);
         let renewing = renew(self.credentials, self.control.clone(), self.state_dir);
         tokio::spawn(renewing);
         let forwarded = forward(&socket, self.control).await;
@@ -179,6 +193,27 @@ fn noted(state_dir: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(state_dir.join(NOTED)).unwrap_or_default();
     let noted: Vec<String> = serde_json::from_str(&text).unwrap_or_default();
     noted.into_iter().filter(|it| address_of(&format!("https://{it}")).is_ok()).collect()
+}
+
+/// What was revoked when that was last heard: a node that is started while no control plane is reached knows it.
+fn noted_revocations(state_dir: &Path) -> Revocations {
+    let (revocations, path) = (Revocations::default(), state_dir.join(REVOKED));
+    match std::fs::read(&path).map(|text| serde_json::from_slice::<RevocationList>(&text)) {
+        Ok(Ok(list)) => drop(revocations.learn(&list, now())),
+        Ok(Err(error)) => {
+            tracing::error!(%error, path = %path.display(), "what was revoked cannot be read");
+        }
+        // Nothing was.
+        Err(_) => {}
+    }
+    revocations
+}
+
+fn note_revocations(state_dir: &Path, list: &RevocationList) {
+    let (path, text) = (state_dir.join(REVOKED), serde_json::to_string(list).unwrap_or_default());
+    if let Err(error) = write_private(&path, &text) {
+        tracing::error!(%error, path = %path.display(), "what was revoked cannot be noted");
+    }
 }
 
 /// Other hosts' nodes are where the control plane says.
