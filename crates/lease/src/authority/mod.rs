@@ -8,6 +8,7 @@ mod devices;
 mod levels;
 mod nodes;
 mod records;
+mod shares;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use crate::change::LevelChange;
 use crate::composition::{Composition, CompositionRefused};
 use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Message, Millis, Terms};
+use crate::share::{Share, TurnOf};
 
 /// Time limits, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +91,7 @@ enum Undo {
     Confirmed(LeaseId),
     Composition(String, Option<Composition>),
     Device((String, String), Option<DeviceChange>),
+    Share(LeaseId, Option<Box<Share>>),
 }
 
 /// Puts a key's value, or none.
@@ -112,6 +115,8 @@ pub struct Authority {
     compositions: BTreeMap<String, Composition>,
     /// What differs from the rack file, by host and device.
     devices: BTreeMap<(String, String), DeviceChange>,
+    /// Who takes turns on functions.
+    shares: BTreeMap<LeaseId, Share>,
     next_lease: LeaseId,
     resend_at: Millis,
     /// Leases that were active when the authority started, and of which their lender has not said
@@ -142,6 +147,7 @@ impl Authority {
             deadlines: BTreeMap::new(),
             compositions: BTreeMap::new(),
             devices: BTreeMap::new(),
+            shares: BTreeMap::new(),
             next_lease: 1,
             resend_at: now,
             unconfirmed: BTreeSet::new(),
@@ -200,8 +206,15 @@ impl Authority {
                 Record::DeviceRemoved { host, device } => {
                     authority.devices.remove(&(host, device));
                 }
+                Record::Share(share) => {
+                    authority.shares.insert(share.share, *share);
+                }
+                Record::ShareRemoved { share, .. } => {
+                    authority.shares.remove(&share);
+                }
             }
         }
+        authority.restore_shares();
         authority
     }
 
@@ -234,8 +247,9 @@ impl Authority {
     ) -> Result<(Vec<LeaseId>, Outcome), BorrowRefused> {
         let now = self.enter(now);
         self.check_contact(now, borrower)?;
+        functions.iter().try_for_each(|function| self.check_unshared(function))?;
         functions.iter().try_for_each(|function| self.check_free(now, function))?;
-        let grant = |function| self.grant(now, function, borrower, terms);
+        let grant = |function| self.grant(now, function, borrower, terms, None);
         let leases = functions.iter().map(grant).collect();
         Ok((leases, self.take()))
     }
@@ -267,6 +281,7 @@ impl Authority {
         function: &FunctionId,
         borrower: &str,
         terms: &Terms,
+        turn: Option<TurnOf>,
     ) -> LeaseId {
         let Terms { placement, group, level } = terms.clone();
         let lease = self.next_lease;
@@ -285,6 +300,7 @@ impl Authority {
             change: None,
             since: now,
             until: None,
+            turn,
             state,
         };
         self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
@@ -351,6 +367,7 @@ impl Authority {
             LeaseState::Closing { .. } => {}
             _ => self.close(now, lease, EndReason::Returned),
         }
+        self.take_turns(now);
         Ok(self.take())
     }
 
@@ -370,6 +387,7 @@ impl Authority {
         let silent = Contact { registered: false, heard: now };
         self.contacts.entry(host.to_owned()).or_insert(silent).heard = now;
         messages.into_iter().for_each(|message| self.hear(now, host, message));
+        self.take_turns(now);
         self.take()
     }
 
@@ -411,6 +429,7 @@ impl Authority {
             Message::Renew { lease, .. } => self.renew(now, host, lease),
             Message::Lost { lease, reason } => self.lost(now, host, lease, reason),
             Message::Closed { lease } => self.closed(now, host, lease),
+            Message::TurnUsed { lease, how } => self.turn_used(now, host, lease, how),
             // Only an authority says the others.
             _ => {}
         }
@@ -448,6 +467,7 @@ impl Authority {
                 hosts.iter().for_each(|host| self.say_devices(host));
             }
         }
+        self.take_turns(now);
         self.take()
     }
 
@@ -463,6 +483,9 @@ impl Authority {
                 Undo::NextLease(before) => self.next_lease = before,
                 Undo::Composition(key, before) => drop(put(&mut self.compositions, key, before)),
                 Undo::Device(key, before) => drop(put(&mut self.devices, key, before)),
+                Undo::Share(key, before) => {
+                    drop(put(&mut self.shares, key, before.map(|share| *share)));
+                }
                 Undo::Confirmed(lease) => {
                     self.unconfirmed.insert(lease);
                 }
@@ -489,7 +512,7 @@ impl Authority {
         // Whoever does not look at the clock regularly cannot tell a silent node from its own sleep.
         let idle = self.contacts.is_empty() && self.deadlines.is_empty();
         let beat = (!idle).then(|| self.seen.saturating_add(self.config.beat()));
-        self.deadlines.values().copied().chain(resend).chain(beat).min()
+        self.deadlines.values().copied().chain(resend).chain(beat).chain(self.next_turn_at()).min()
     }
 
     /// The leases, also those that are over.
