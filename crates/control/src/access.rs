@@ -47,11 +47,13 @@ impl Peer {
                 Some(rest) => rest.strip_suffix("/messages") == Some(host),
                 None if method == Method::GET => true,
                 None if method == Method::POST => {
-                    ["/v1/leases", "/v1/renew", "/v1/sections"].contains(&path)
+                    ["/v1/leases", "/v1/renew", "/v1/sections", "/v1/shares"].contains(&path)
+                        || path.starts_with("/v1/shares/")
                 }
                 None if method == Method::PUT => path.starts_with("/v1/leases/"),
                 None if method == Method::DELETE => {
                     path.starts_with("/v1/leases/")
+                        || path.starts_with("/v1/shares/")
                         || path.starts_with(&format!("/v1/sections/{host}/"))
                 }
                 None => false,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::levels::check_level;
+use crate::shares::Turns;
 use crate::usage::LeaseReport;
 
 /// The rack as a whole.
@@ -110,6 +111,9 @@ pub struct Device {
     /// Requests that wait for it.
     #[serde(default)]
     pub waiting: usize,
+    /// The turns that borrowers take on it; nothing where none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Turns>,
     /// What its node says of it; nothing while the node is not there.
     pub report: Option<DeviceReport>,
     /// What the borrower's node says of the front that it runs for the function; nothing where the
@@ -354,8 +358,11 @@ pub struct Lease {
     pub socket: Option<String>,
     /// Why it is closing or ended.
     pub reason: Option<String>,
-    /// Whether it was returned in order.
+    /// Whether it was returned in order, or was a turn that was over.
     pub returned: bool,
+    /// Number of the share whose turn it is; nothing where it is lent until it is returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u64>,
     /// When it was asked for, milliseconds since 1970.
     pub since_ms: u64,
     /// When it ended, milliseconds since 1970.

@@ -9,6 +9,7 @@ mod levels;
 mod metrics;
 pub(crate) mod paths;
 mod sections;
+mod shares;
 mod turns;
 pub(crate) mod views;
 mod writer;

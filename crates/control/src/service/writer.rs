@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rackbus_lease::{
     Authority, BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange,
     DeviceRefused, FunctionId, FunctionState, LeaseId, Message, Outcome, Place, Priority,
-    ReturnRefused, Terms,
+    ReturnRefused, ShareRefused, ShareRequest, Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -55,6 +55,8 @@ pub(super) enum Request {
     },
     /// Saves or forgets a composition.
     Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
+    /// Somebody takes turns on a function, or does so no more; the answer is the share's number.
+    Share { change: ShareChange, answer: Answer<Result<LeaseId, ShareRefused>> },
     /// Offers a device; the answer is the number of the change.
     Offer { change: DeviceChange, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// Withdraws a device, and ends the leases of its functions where `force` says so; the answer is the number of the
@@ -75,6 +77,17 @@ pub(super) enum CompositionChange {
     Save(Composition),
     /// The one of this name is forgotten.
     Remove(String),
+}
+
+/// What becomes of a share.
+#[derive(Debug)]
+pub(super) enum ShareChange {
+    /// There is a new one.
+    Join(Box<ShareRequest>),
+    /// It takes no more turns.
+    Leave(LeaseId),
+    /// It gives its turn back early.
+    GiveBack(LeaseId),
 }
 
 /// How a request for a function stands to those who wait for the same.
@@ -315,6 +328,7 @@ impl Writer {
                     }
                 }));
             }
+            Request::Share { change, answer } => drop(answer.send(self.share(change))),
             Request::Offer { change, answer } => {
                 let _ =
                     answer.send(self.step(|authority, now| numbered(authority.offer(now, change))));
@@ -450,6 +464,25 @@ impl Writer {
             self.refused(None, &format!("a return was refused: {refused}"));
         }
         Ok(returned)
+    }
+
+    fn share(&mut self, change: ShareChange) -> Result<Result<LeaseId, ShareRefused>, ApiError> {
+        if let ShareChange::Join(request) = &change {
+            let function = request.function.clone();
+            let waiting = self.shared.queue().length(&function);
+            if waiting > 0 {
+                return Ok(Err(ShareRefused::Waited { function, waiting }));
+            }
+        }
+        self.step(|authority, now| match change {
+            ShareChange::Join(request) => numbered(authority.share(now, *request)),
+            ShareChange::Leave(share) => {
+                numbered(authority.leave(now, share).map(|outcome| (share, outcome)))
+            }
+            ShareChange::GiveBack(share) => {
+                numbered(authority.give_turn_back(now, share).map(|outcome| (share, outcome)))
+            }
+        })
     }
 
     /// Goes on in a later term than `above`, unless that was done meanwhile.
