@@ -15,7 +15,7 @@ use rackbus_control::client::Lines;
 use rackbus_control::node::AskedRestart;
 use rackbus_control::said::{SILENCE, Said};
 use rackbus_control::{Client, lease_span};
-use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis};
+use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis, TurnUse};
 use tokio::sync::mpsc;
 
 use crate::borrower::BorrowedFunctions;
@@ -24,6 +24,7 @@ use crate::handover::{HandOver, HandOverError, begun_ns, instant_of};
 use crate::lender::LentFunctions;
 use crate::sequencer::{Sequencer, essential};
 use crate::term::NewestTerm;
+use crate::turns::Turns;
 use crate::unplug::Unplugger;
 
 /// How often a node says that it is there.
@@ -57,6 +58,8 @@ pub enum Heard {
     OpenDone(LeaseId, Result<String, String>),
     /// A lease's socket is gone.
     CloseDone(LeaseId),
+    /// The turn that a lease is cannot be used.
+    TurnUsed(LeaseId, TurnUse),
     /// The lender of a lease is gone.
     LenderLost(LeaseId, String),
     /// The node is to be restarted in place. What could be looked at beforehand was.
@@ -97,6 +100,7 @@ pub struct Agent {
     said: mpsc::UnboundedSender<NodeMessages>,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
+    turns: Turns,
     hand_over: Option<Arc<HandOver>>,
     /// A restart that waits for what is under way, until then.
     restart: Option<(AskedRestart, Instant)>,
@@ -145,6 +149,7 @@ impl Agent {
             said,
             by_device: Sequencer::default(),
             by_lease: Sequencer::default(),
+            turns: Turns::default(),
             hand_over: None,
             restart: None,
         }
@@ -163,7 +168,9 @@ impl Agent {
         // What the process before was about to say is lost.
         borrowing.reconnected();
         self.lender.set_incarnation(incarnation);
-        Agent { incarnation, borrowing, begun: instant_of(begun_ns), ..self }
+        let mut agent = Agent { incarnation, borrowing, begun: instant_of(begun_ns), ..self };
+        agent.borrower.turns().into_iter().for_each(|lease| agent.begin_turn(lease));
+        agent
     }
 
     /// Hears and acts until the channel closes.
@@ -181,7 +188,8 @@ impl Agent {
             }
             let actions = self.borrowing.tick(now);
             self.do_borrower(actions);
-            let due = self.register_at.min(self.reported.1);
+            self.look_at_turns(now);
+            let due = self.register_at.min(self.reported.1).min(self.turns.due(now));
             let due = self.borrowing.next_tick().unwrap_or(u64::MAX).min(due);
             let wait = Duration::from_millis(due.saturating_sub(self.now()));
             let wait = if self.restart.is_some() { wait.min(LOOK_AGAIN) } else { wait };
@@ -247,7 +255,15 @@ impl Agent {
                 self.restart = Some((asked, Instant::now() + UNDER_WAY));
             }
             Heard::OpenDone(lease, outcome) => {
+                if outcome.is_ok() {
+                    self.begin_turn(lease);
+                }
                 let actions = self.borrowing.open_done(lease, outcome);
+                self.do_borrower(actions);
+            }
+            Heard::TurnUsed(lease, how) => {
+                self.turns.end(lease);
+                let actions = self.borrowing.turn_used(lease, how);
                 self.do_borrower(actions);
             }
             Heard::CloseDone(lease) => {
@@ -396,18 +412,25 @@ impl Agent {
             match action {
                 BorrowerAction::Send(message) => self.say(message),
                 BorrowerAction::Open(grant) => {
-                    let lease = grant.lease;
+                    let (lease, unplugger) = (grant.lease, self.unplugger.clone());
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
                         tracing::info!(function = %grant.function, epoch = grant.epoch, "borrowed");
-                        let outcome = borrower
-                            .open(grant)
-                            .map(|path| path.display().to_string())
-                            .map_err(|error| error.to_string());
+                        let vm = grant.turn.as_ref().and_then(|turn| turn.vm.clone());
+                        let function = grant.function.to_string();
+                        let opened = borrower.open(grant);
+                        let outcome = opened.as_ref().map(|path| path.display().to_string());
+                        let outcome = outcome.map_err(ToString::to_string);
                         let _ = heard.send(Heard::OpenDone(lease, outcome));
+                        if let (Some(vm), Ok(socket)) = (vm, opened)
+                            && let Err(how) = unplugger.plug(&vm, &function, &socket)
+                        {
+                            let _ = heard.send(Heard::TurnUsed(lease, how));
+                        }
                     });
                 }
                 BorrowerAction::Close { lease, reason } => {
+                    self.turns.end(lease);
                     let unplugger = self.unplugger.clone();
                     self.by_lease.run(lease, move || {
                         let _about = lease_span(lease).entered();
@@ -417,7 +440,37 @@ impl Agent {
                         let _ = heard.send(Heard::CloseDone(lease));
                     });
                 }
+                BorrowerAction::Yield { lease, grace } => {
+                    self.turns.end(lease);
+                    let unplugger = self.unplugger.clone();
+                    self.by_lease.run(lease, move || {
+                        let _about = lease_span(lease).entered();
+                        tracing::info!(grace, "the turn is over: letting go");
+                        // A guest lets go in its own time, a program within its grace.
+                        unplug(&borrower, &unplugger, lease);
+                        borrower.await_user(lease, Duration::from_millis(grace));
+                        borrower.close(lease);
+                        let _ = heard.send(Heard::CloseDone(lease));
+                    });
+                }
             }
+        }
+    }
+
+    /// A lease can be used; if it is a turn, it is noticed who does.
+    fn begin_turn(&mut self, lease: LeaseId) {
+        if let Some(turn) = self.borrower.turn(lease) {
+            self.turns.begin(self.now(), lease, turn.claim);
+        }
+    }
+
+    /// Gives back what is not needed any more.
+    fn look_at_turns(&mut self, now: Millis) {
+        let borrower = self.borrower.clone();
+        let has_user = |lease| borrower.user(lease).is_some_and(|(_, user)| user.is_some());
+        for (lease, how) in self.turns.look(now, has_user) {
+            let actions = self.borrowing.turn_used(lease, how);
+            self.do_borrower(actions);
         }
     }
 }

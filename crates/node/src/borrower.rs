@@ -8,6 +8,7 @@
 
 pub mod host;
 mod saved;
+pub mod turns;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -282,6 +283,7 @@ impl BorrowedFunctions {
         let server = Server::bind_within(&path, self.opener(&open), self.gate.clone())
             .map_err(|cause| BorrowError::Socket { path: path.clone(), cause })?;
         *open.server() = Some(server);
+        self.show_turn(&open);
         all.insert(open.grant.lease, open);
         Ok(path)
     }
@@ -315,6 +317,7 @@ impl BorrowedFunctions {
         }
         let Some(open) = self.all().remove(&lease) else { return };
         open.close();
+        self.hide_turn(&open);
         if let Some(server) = &mut *open.server() {
             server.retire();
         }
@@ -616,7 +619,7 @@ mod tests {
         let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
         let placement = Placement::Borrower;
         let grant =
-            Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement, group: None };
+            Grant { lease: 1, function, epoch: 1, address, ttl: 1000, placement, group: None, turn: None };
         let path = functions.open(grant).unwrap();
         let user = std::thread::spawn(move || Client::connect(&path, Duration::from_secs(30)));
         asks.recv().unwrap();

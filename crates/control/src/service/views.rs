@@ -2,7 +2,7 @@
 
 use rackbus_lease::{
     BorrowRefused, EndReason, FunctionId, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
-    Message, Placement,
+    Message, Placement, TurnUse,
 };
 
 use super::{INCIDENTS, InventoryDevice, Known, Service, Shared, millis};
@@ -132,6 +132,7 @@ impl Shared {
         | Message::Lost { reason: text, .. }
         | Message::ArmFailed { reason: text, .. }
         | Message::LevelSet { outcome: Err(text), .. }
+        | Message::TurnUsed { how: TurnUse::Gone(text), .. }
         | Message::Offered { outcome: Err(text), .. } = message
         {
             // They are kept in records and events, of which there are many.

@@ -39,6 +39,8 @@ pub const DEFAULT_GRACE: Millis = 5_000;
 pub const SLICES: std::ops::RangeInclusive<Millis> = 100..=24 * 60 * 60 * 1000;
 /// The longest time to let go.
 pub const LONGEST_GRACE: Millis = 60_000;
+/// How long nobody may use a turn until it is given back, at most.
+const LONGEST_CLAIM: Millis = 10_000;
 /// The greatest weight.
 pub const GREATEST_WEIGHT: u32 = 100;
 /// Shares that a function can have.
@@ -70,6 +72,8 @@ pub struct TurnOf {
     pub share: LeaseId,
     /// How long a program has to let go when it is asked to, in milliseconds.
     pub grace: Millis,
+    /// How long nobody may use it, in milliseconds, until it is given back.
+    pub claim: Millis,
     /// The VM into which the function is plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
@@ -199,7 +203,8 @@ impl Share {
 
     /// What its node is told of its turns.
     pub fn turn_of(&self) -> TurnOf {
-        TurnOf { share: self.share, grace: self.grace, vm: self.vm.clone() }
+        let claim = (self.slice / 2).min(LONGEST_CLAIM);
+        TurnOf { share: self.share, grace: self.grace, claim, vm: self.vm.clone() }
     }
 
     /// When its turn is over, if others want the function then; none where it has none that can be used, or was asked.
