@@ -23,13 +23,13 @@ use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
 use crate::leaders::{Asked, Leaders};
 use crate::leadership::serving::ControlStatus;
 use crate::levels::LevelRequest;
-use crate::shares::{Share, ShareSpec};
 use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
 use crate::network::{CaptureDone, CaptureRequest, NetworkStatus};
 use crate::node::{NodeProcess, RestartRequest};
 use crate::offers::{OfferRequest, RackSection};
 use crate::reach::ReachedRange;
 use crate::said::Said;
+use crate::shares::{Share, ShareSpec};
 
 /// How long a request whose answer was lost is repeated.
 const REPEATED: Duration = Duration::from_secs(10);

@@ -143,7 +143,9 @@ impl Draft {
                         ", {:.1} s longer than its turn, and owes them",
                         seconds(less.unsigned_abs())
                     ),
-                    more => format!(", and has {:.1} s more next time", seconds(more.unsigned_abs())),
+                    more => {
+                        format!(", and has {:.1} s more next time", seconds(more.unsigned_abs()))
+                    }
                 };
                 let text = format!(
                     "turn {} of share {number} is over: {borrower} had {function} for {:.1} s{credit}",

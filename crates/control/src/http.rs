@@ -102,8 +102,8 @@ impl IntoResponse for ApiError {
             | "unknown_composition"
             | "unknown_share"
             | "no_way" => StatusCode::NOT_FOUND,
-            "shared" | "level_refused" | "exists" | "in_rack_file" | "held" | "returning" | "queued"
-            | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
+            "shared" | "level_refused" | "exists" | "in_rack_file" | "held" | "returning"
+            | "queued" | "withdrawn" | "over" | "cannot_restart" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" | "no_window" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }

@@ -27,6 +27,7 @@ pub mod on;
 pub mod path;
 pub mod reach;
 pub mod restart;
+pub mod share;
 pub mod status;
 pub mod testbed;
 pub mod token;
