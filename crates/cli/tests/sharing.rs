@@ -105,9 +105,9 @@ fn wait(rack: &Rack, share: u64, ready: impl Fn(&Share) -> bool) -> Share {
 }
 
 fn events(rack: &Rack) -> Vec<String> {
-    let text = rack.good(&["events", "--json", "--last", "2000"]);
-    let event = |line: &str| serde_json::from_str::<Value>(line).unwrap();
-    text.lines().map(|line| event(line)["text"].as_str().unwrap().to_owned()).collect()
+    let events = rack.json(&["events", "--last", "2000"]);
+    let text = |event: &Value| event["text"].as_str().unwrap().to_owned();
+    events.as_array().unwrap().iter().map(text).collect()
 }
 
 #[test]
