@@ -6,17 +6,21 @@
 //! each device and each lease. Losing the control plane stops nothing here: the agent goes on
 //! trying to reach it, and what is lent and borrowed stays so.
 
+mod actions;
+mod control;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::{NodeMessages, NodeReport};
-use rackbus_control::client::Lines;
 use rackbus_control::node::AskedRestart;
-use rackbus_control::said::{SILENCE, Said};
 use rackbus_control::{Client, lease_span};
-use rackbus_lease::{BorrowerAction, LeaseId, LenderAction, Message, Millis, TurnUse};
+use rackbus_lease::{LeaseId, LenderAction, Message, Millis, TurnUse};
 use tokio::sync::mpsc;
+
+use actions::unplug;
+use control::{listen, post};
 
 use crate::borrower::BorrowedFunctions;
 use crate::handover::state::AgentState;
@@ -33,15 +37,10 @@ const HEARTBEAT: Millis = 3_000;
 const REPORT: Millis = 1_000;
 /// How often it says so until it is answered.
 const REGISTER_AGAIN: Millis = 250;
-/// How long it waits before it looks for a lost control plane again.
-const RECONNECT: Duration = Duration::from_millis(100);
 
 /// How long a restart waits for what is under way, and how often it looks.
 const UNDER_WAY: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-
-/// How long the control plane may take to hear a message, before the next is tried.
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// What the agent hears.
 #[derive(Debug)]
@@ -350,216 +349,4 @@ impl Agent {
             }
         }
     }
-
-    fn do_lender(&mut self, actions: Vec<LenderAction>) {
-        for action in actions {
-            let (lender, heard) = (self.lender.clone(), self.heard.clone());
-            match action {
-                // With what the lease used, as long as that is the last one.
-                LenderAction::Send(message @ Message::Revoked { .. }) => {
-                    let report = Some(self.report(self.now()));
-                    self.tell(NodeMessages { messages: vec![message], report });
-                }
-                LenderAction::Send(message) => self.say(message),
-                LenderAction::Arm { device, lease, epoch, borrower, level } => {
-                    self.by_device.run(device.clone(), move || {
-                        let _about = lease_span(lease).entered();
-                        tracing::info!(device, epoch, borrower, "to be lent");
-                        let said = lender.arm(&device, epoch, level.as_deref());
-                        let _ = heard.send(Heard::Lending(said));
-                    });
-                }
-                LenderAction::SetLevel { device, lease, epoch, number, level } => {
-                    self.by_device.run(device.clone(), move || {
-                        let _about = lease_span(lease).entered();
-                        let said = lender.change_level(&device, epoch, number, level.as_deref());
-                        let _ = heard.send(Heard::Lending(said));
-                    });
-                }
-                LenderAction::Offer { device, number, section } => {
-                    self.by_device.run(device.clone(), move || {
-                        let said = lender.take_on(&device, number, &section);
-                        let _ = heard.send(Heard::Lending(said));
-                    });
-                }
-                LenderAction::Withdraw { device, number, functions } => {
-                    self.by_device.run(device.clone(), move || {
-                        let said = lender.let_go(&device, number, &functions);
-                        let _ = heard.send(Heard::Lending(said));
-                    });
-                }
-                LenderAction::Revoke { device, epoch, lease } => {
-                    self.by_device.run(device.clone(), move || {
-                        let _about = lease.map(|lease| lease_span(lease).entered());
-                        tracing::info!(device, epoch, "to be taken back");
-                        let actions = lender.revoke(&device, epoch).unwrap_or_else(|error| {
-                            tracing::error!(device, %error, "a revocation takes long");
-                            let _ = heard.send(Heard::Trouble);
-                            let actions = lender.finish(&device, epoch);
-                            let _ = heard.send(Heard::Trouble);
-                            actions
-                        });
-                        let _ = heard.send(Heard::Lending(actions));
-                    });
-                }
-            }
-        }
-    }
-
-    fn do_borrower(&mut self, actions: Vec<BorrowerAction>) {
-        for action in actions {
-            let (borrower, heard) = (self.borrower.clone(), self.heard.clone());
-            match action {
-                BorrowerAction::Send(message) => self.say(message),
-                BorrowerAction::Open(grant) => {
-                    let (lease, unplugger) = (grant.lease, self.unplugger.clone());
-                    self.by_lease.run(lease, move || {
-                        let _about = lease_span(lease).entered();
-                        tracing::info!(function = %grant.function, epoch = grant.epoch, "borrowed");
-                        let vm = grant.turn.as_ref().and_then(|turn| turn.vm.clone());
-                        let function = grant.function.to_string();
-                        let opened = borrower.open(grant);
-                        let outcome = opened.as_ref().map(|path| path.display().to_string());
-                        let outcome = outcome.map_err(ToString::to_string);
-                        let _ = heard.send(Heard::OpenDone(lease, outcome));
-                        if let (Some(vm), Ok(socket)) = (vm, opened)
-                            && let Err(how) = unplugger.plug(&vm, &function, &socket)
-                        {
-                            let _ = heard.send(Heard::TurnUsed(lease, how));
-                        }
-                    });
-                }
-                BorrowerAction::Close { lease, reason } => {
-                    self.turns.end(lease);
-                    let unplugger = self.unplugger.clone();
-                    self.by_lease.run(lease, move || {
-                        let _about = lease_span(lease).entered();
-                        tracing::info!(reason, "letting go");
-                        unplug(&borrower, &unplugger, lease);
-                        borrower.close(lease);
-                        let _ = heard.send(Heard::CloseDone(lease));
-                    });
-                }
-                BorrowerAction::Yield { lease, grace } => {
-                    self.turns.end(lease);
-                    let unplugger = self.unplugger.clone();
-                    self.by_lease.run(lease, move || {
-                        let _about = lease_span(lease).entered();
-                        tracing::info!(grace, "the turn is over: letting go");
-                        // A guest lets go in its own time, a program within its grace.
-                        unplug(&borrower, &unplugger, lease);
-                        borrower.await_user(lease, Duration::from_millis(grace));
-                        borrower.close(lease);
-                        let _ = heard.send(Heard::CloseDone(lease));
-                    });
-                }
-            }
-        }
-    }
-
-    /// A lease can be used; if it is a turn, it is noticed who does.
-    fn begin_turn(&mut self, lease: LeaseId) {
-        if let Some(turn) = self.borrower.turn(lease) {
-            self.turns.begin(self.now(), lease, turn.claim);
-        }
-    }
-
-    /// Gives back what is not needed any more.
-    fn look_at_turns(&mut self, now: Millis) {
-        let borrower = self.borrower.clone();
-        let has_user = |lease| borrower.user(lease).is_some_and(|(_, user)| user.is_some());
-        for (lease, how) in self.turns.look(now, has_user) {
-            let actions = self.borrowing.turn_used(lease, how);
-            self.do_borrower(actions);
-        }
-    }
-}
-
-/// Takes a lease's function out of the VM that uses it, if one does.
-fn unplug(borrower: &BorrowedFunctions, unplugger: &Unplugger, lease: LeaseId) {
-    if let Some((socket, Some(_user))) = borrower.user(lease) {
-        unplugger.unplug(&socket);
-    }
-}
-
-/// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
-/// the protocol says it again.
-async fn post(client: Client, host: String, mut outbox: mpsc::UnboundedReceiver<NodeMessages>) {
-    while let Some(mut said) = outbox.recv().await {
-        while let Ok(next) = outbox.try_recv() {
-            said.messages.extend(next.messages);
-            said.report = next.report.or(said.report);
-        }
-        match tokio::time::timeout(ANSWER, client.say(&host, &said)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "the control plane did not hear"),
-            Err(_) => tracing::debug!("the control plane does not answer"),
-        }
-    }
-}
-
-/// Hears what the control plane says, and finds it again whenever it is lost.
-async fn listen(
-    client: Client,
-    host: String,
-    heard: mpsc::UnboundedSender<Heard>,
-    mut newest: NewestTerm,
-) {
-    let mut lost = false;
-    while !heard.is_closed() {
-        match client.listen(&host, newest.newest()).await {
-            Ok(mut said) => {
-                let mut connected = false;
-                while let Some(Said { term, message }) = next(&mut said, newest.newest()).await {
-                    let taken;
-                    (newest, taken) = take(newest, term).await;
-                    match taken {
-                        Ok(true) => {}
-                        Ok(false) => {
-                            tracing::warn!(term, "a control plane that leads no more is not heard");
-                            break;
-                        }
-                        Err(error) => {
-                            tracing::error!(%error, "the leader's term cannot be kept, and so it is not heard");
-                            break;
-                        }
-                    }
-                    if !std::mem::replace(&mut connected, true) {
-                        tracing::info!(host, term, "connected to the control plane");
-                        lost = false;
-                        let _ = heard.send(Heard::Connected);
-                    }
-                    if let Some(message) = message {
-                        let _ = heard.send(Heard::Said(message));
-                    }
-                }
-            }
-            Err(error) => tracing::debug!(%error, "no control plane"),
-        }
-        if !std::mem::replace(&mut lost, true) {
-            tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
-        }
-        tokio::time::sleep(RECONNECT).await;
-    }
-}
-
-/// Whether what is said in `term` may be taken. A later one than before is on disk then.
-async fn take(mut newest: NewestTerm, term: u64) -> (NewestTerm, std::io::Result<bool>) {
-    if term <= newest.newest() {
-        return (newest.clone(), newest.take(term));
-    }
-    let kept = newest.clone();
-    let taking = tokio::task::spawn_blocking(move || {
-        let taken = newest.take(term);
-        (newest, taken)
-    });
-    taking.await.unwrap_or_else(|_| (kept, Err(std::io::Error::other("the process ends"))))
-}
-
-/// The next line. A control plane that has terms says something all the time: one that stands still is given up.
-async fn next(said: &mut Lines<Said>, term: u64) -> Option<Said> {
-    if term == 0 {
-        return said.next().await;
-    }
-    tokio::time::timeout(SILENCE, said.next()).await.ok().flatten()
 }

@@ -1,40 +1,43 @@
 //! A whole node: one host's lender, borrower, link and agent, put together and run.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod attend;
+mod lending;
+mod restarts;
+mod sockets;
+
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::node::{self, Answers, AskedRestart, NodeProcess, serve_node};
-use rackbus_control::offers::{RackSection, SectionState};
+use rackbus_control::node::{Answers, serve_node};
 use rackbus_control::{Client, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::Grant;
-use rackbus_link::{Link, Listener as LinkListener, Service};
-use rackbus_memory::{Gate, PacketListener};
+use rackbus_link::Link;
+use rackbus_memory::Gate;
 use rackbus_segment::directory::Settings;
 use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
+use attend::{Served, attend};
+use lending::lend_available;
+use restarts::{Taken, check_restarts, process_of_this_version, resume_borrowed};
+use sockets::Sockets;
+
 use crate::agent::{Agent, Heard, Identity};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use crate::handover::parcel::Descriptors;
-use crate::handover::state::{Listeners, NodeState};
-use crate::handover::{HandOver, Inherited, Program, monotonic_ns};
+use crate::handover::{HandOver, Inherited, Program};
 use crate::lendable::Lendable;
+use crate::lender::LendError;
 use crate::lender::devices::OfferedFunctions;
-use crate::lender::saved::ResumedSession;
-use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
 use crate::network::NetworkService;
-use crate::segments::{SOCKET, Segments};
+use crate::segments::SOCKET;
 use crate::unplug::Unplugger;
 use crate::users::Users;
-
-/// How long the control plane may take to say what was withdrawn, when a device cannot be run.
-const ASKING: Duration = Duration::from_secs(3);
 
 /// What a node is started with.
 #[derive(Clone)]
@@ -115,86 +118,9 @@ pub async fn resume(options: NodeOptions, inherited: Inherited) -> Result<(), No
     start(options, Some(inherited)).await
 }
 
-/// Lends the node's devices: anew, or as another process that left `state` had them. Then the conversations
-/// with their users are still to go on.
-fn lend(
-    options: &NodeOptions,
-    fabric: FabricHandle,
-    state: &mut Option<NodeState>,
-    descriptors: &mut Descriptors,
-) -> Result<(LentFunctions, Vec<ResumedSession>), NodeError> {
-    let mut lender = LentFunctions::new(&options.host, fabric).with_hold(options.hold);
-    if let Some(offered) = &options.offered {
-        lender = lender.with_offers(offered.clone());
-    }
-    let mut sessions = Vec::new();
-    let Some(state) = state else {
-        for (name, lendable) in &options.devices {
-            match lender.add(name, lendable.clone()) {
-                Err(error) if lendable.may_be_absent() => {
-                    tracing::error!(%error, "it is tried again when it is lent");
-                }
-                added => added?,
-            }
-        }
-        return Ok((lender, sessions));
-    };
-    lender = lender.with_fence(state.lender.clone());
-    let mut devices = options.devices.clone();
-    devices.retain(|(name, _)| !state.lender.is_withdrawn(name));
-    for (device, section) in state.lender.offered() {
-        match lender.functions_of(device, section) {
-            // What the rack file lists, too, is there already.
-            Ok(functions) => {
-                let there: Vec<String> = devices.iter().map(|(name, _)| name.clone()).collect();
-                devices.extend(functions.into_iter().filter(|(name, _)| !there.contains(name)));
-            }
-            Err(error) => tracing::error!(device, error, "what was offered cannot go on"),
-        }
-    }
-    for (name, lendable) in &devices {
-        let lent = state.lent.remove(name);
-        let session = lender.add_resumed(name, lendable.clone(), lent, descriptors, &*options.link);
-        sessions.extend(session);
-    }
-    Ok((lender, sessions))
-}
-
-/// The functions of this host that the control plane knows to be withdrawn; none where it does not answer.
-async fn withdrawn(options: &NodeOptions) -> BTreeSet<String> {
-    let client = Client::new(&control_socket(&options.run_dir));
-    let Ok(Ok(sections)) = tokio::time::timeout(ASKING, client.sections()).await else {
-        return BTreeSet::new();
-    };
-    let own = format!("{}/", options.host);
-    let gone =
-        |it: &&RackSection| matches!(it.state, SectionState::Leaving | SectionState::Withdrawn);
-    let functions = sections.iter().filter(gone).flat_map(|it| &it.functions);
-    functions.filter_map(|name| name.strip_prefix(&own)).map(str::to_owned).collect()
-}
-
-/// Logs what the pause of a restart in place consisted of, and answers how long it was, in microseconds. The
-/// moments, in nanoseconds: when conversations rested, when all was saved, when it was received, and now.
-fn tell_pause(host: &str, in_use: usize, [paused, saved, received, now]: [u64; 4]) -> u64 {
-    let us = |from: u64, to: u64| to.saturating_sub(from) / 1000;
-    tracing::info!(
-        host,
-        in_use,
-        saving_us = us(paused, saved),
-        starting_us = us(saved, received),
-        resuming_us = us(received, now),
-        "the node goes on"
-    );
-    us(paused, now)
-}
-
 async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result<(), NodeError> {
     let folder = options.run_dir.join(&options.host);
     let functions = functions_folder(&options.run_dir, &options.host);
-    let path_error = |path: &Path| {
-        let path = path.to_owned();
-        move |cause| NodeError::Path { path, cause }
-    };
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
     let (mut state, mut descriptors, received_ns) = match inherited {
         Some(Inherited { state, descriptors, received_ns }) => {
@@ -208,78 +134,36 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     let fabric = FabricHandle::new(Fabric::new(options.topology.clone()));
     let link = options.link.clone();
     let gate = Gate::new().map_err(NodeError::Inherited)?;
-    let lent = lend(&options, fabric.clone(), &mut state, &mut descriptors);
-    let (lender, sessions) = match lent {
-        // It may have been withdrawn because it is not there any more.
-        Err(error @ NodeError::Device(_)) if state.is_none() => {
-            let leaving = withdrawn(&options).await;
-            let before = options.devices.len();
-            options.devices.retain(|(name, _)| !leaving.contains(name));
-            if options.devices.len() == before {
-                return Err(error);
-            }
-            lend(&options, fabric.clone(), &mut state, &mut descriptors)?
-        }
-        lent => lent?,
-    };
+    let (lender, lent_in_use) =
+        lend_available(&mut options, &fabric, &gate, &mut state, &mut descriptors).await?;
     let lender = Arc::new(lender);
-    // What is withdrawn later is nobody's then.
-    options.devices.clear();
-    let mut in_use = sessions.len();
-    for session in sessions {
-        session.go_on(&gate).map_err(NodeError::Thread)?;
-    }
 
     let sockets = Sockets::of(state.as_ref(), &mut descriptors, &*link, &options.host, &folder)?;
     let copies = sockets.copies().map_err(NodeError::Inherited)?;
-    let settings = options.segments.clone();
-    let (rack, host) = (&options.rack, &options.host);
-    let segments = Segments::new(rack, host, link.clone(), settings, fabric.clone());
+    let served = Served::new(&options, lender.clone(), &fabric);
     let counters = Arc::new(LinkCounters::default());
-    let network = options.network.clone();
-    let served =
-        Served { lender: lender.clone(), segments: segments.clone(), network: network.clone() };
-    attend(sockets.link, served, counters.clone(), gate.clone()).map_err(NodeError::Thread)?;
+    let Sockets { link: callers, segments: processes, questions } = sockets;
+    attend(callers, served.clone(), counters.clone(), gate.clone()).map_err(NodeError::Thread)?;
+    let Served { segments, network, .. } = served;
     network.start(fabric.clone()).map_err(NodeError::Thread)?;
-    segments
-        .start_on(&folder, sockets.segments, gate.clone())
-        .map_err(path_error(&folder.join(SOCKET)))?;
+    let started = segments.start_on(&folder, processes, gate.clone());
+    started.map_err(path_error(&folder.join(SOCKET)))?;
 
     let (heard, inbox) = mpsc::unbounded_channel();
     let unplugger = Unplugger::new(&options.run_dir, &options.host);
-    let control = control_socket(&options.run_dir);
-    let users = Users::new(&options.run_dir, &options.host, Client::new(&control));
-    let listener = Arc::new(Listener { heard: heard.clone(), users });
     if !resumed {
         // Before anything is borrowed anew: what is plugged in by now nobody serves any more.
         unplugger.unplug_orphans();
     }
-    let borrower = BorrowedFunctions::new(
-        &options.rack,
-        &options.host,
-        &functions,
-        link.clone(),
-        fabric.clone(),
-        listener,
-        gate.clone(),
-    )
-    .with_ntbs(options.ntbs.clone())
-    .with_hold(options.hold);
-    let mut process =
-        NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() };
-    let agent_state = match state {
+    let borrower = borrow(&options, &functions, fabric.clone(), heard.clone(), gate.clone());
+    let (process, agent_state) = match state {
         Some(state) => {
-            in_use += state.borrowed.iter().filter(|it| it.client.is_some()).count();
-            borrower
-                .resume(state.borrowed, &mut descriptors, &*link)
-                .map_err(NodeError::Inherited)?;
-            let moments = [state.paused_ns, state.saved_ns, received_ns, monotonic_ns()];
-            process.pause_us = tell_pause(host, in_use, moments);
-            process.restarts = state.restarts;
-            process.in_use = in_use as u64;
-            Some(state.agent)
+            let taken = Taken { received_ns, lent_in_use };
+            let resumed = resume_borrowed(&options, &borrower, state, &mut descriptors, taken);
+            let (process, state) = resumed.map_err(NodeError::Inherited)?;
+            (process, Some(state))
         }
-        None => None,
+        None => (process_of_this_version(), None),
     };
     // What nobody took is closed, so that no peer waits for who does not come.
     drop(descriptors);
@@ -293,21 +177,23 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
         counters.clone(),
         process.clone(),
     );
-    let identity = Identity {
-        host: options.host.clone(),
-        address: link.address(&options.host),
-        control,
-        term: options.term,
-    };
     let observe =
         metrics::observe(segments.clone(), counters, options.log_lines_left_out, process.clone());
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
-        let listeners = copies;
-        Arc::new(HandOver { gate, lender, borrower, segments, listeners, program, restarts })
+        Arc::new(HandOver {
+            gate,
+            lender,
+            borrower,
+            segments,
+            listeners: copies,
+            program,
+            restarts,
+        })
     });
-    let mut agent = Agent::new(identity, lender, borrower, unplugger, observe, heard.clone());
+    let mut agent =
+        Agent::new(identity(&options), lender, borrower, unplugger, observe, heard.clone());
     if let Some(hand_over) = &hand_over {
         agent = agent.with_hand_over(hand_over.clone());
     }
@@ -316,83 +202,44 @@ async fn start(mut options: NodeOptions, inherited: Option<Inherited>) -> Result
     }
     let (restarts, asked) = mpsc::unbounded_channel();
     tokio::spawn(check_restarts(hand_over, asked, heard));
-    let network = Arc::new(network);
-    let answers = Answers { metrics, fabric, network, process, restarts };
+    let answers = Answers { metrics, fabric, network: Arc::new(network), process, restarts };
     tokio::select! {
         () = agent.run(inbox) => Ok(()),
-        never = answer(answers, sockets.questions) => match never {},
+        never = answer(answers, questions) => match never {},
     }
 }
 
-/// The sockets that a node listens on.
-struct Sockets {
-    link: Box<dyn LinkListener>,
-    segments: PacketListener,
-    questions: UnixListener,
-}
-
-impl Sockets {
-    /// Those of the process before, or new ones.
-    fn of(
-        state: Option<&NodeState>,
-        descriptors: &mut Descriptors,
-        link: &dyn Link,
-        host: &str,
-        folder: &Path,
-    ) -> Result<Sockets, NodeError> {
-        if let Some(Listeners { link: at, segments, questions }) = state.map(|it| &it.listeners) {
-            let mut take = |number: &u32| descriptors.take(*number).map_err(NodeError::Inherited);
-            return Ok(Sockets {
-                link: link.listen_on(host, take(at)?).map_err(NodeError::Link)?,
-                segments: PacketListener::resume(take(segments)?),
-                questions: UnixListener::from(take(questions)?),
-            });
-        }
-        let named = |name: &str| {
-            let path = folder.join(name);
-            let error = path.clone();
-            (path, move |cause| NodeError::Path { path: error, cause })
-        };
-        let (segments, segments_error) = named(SOCKET);
-        let (questions, questions_error) = named(metrics::SOCKET);
-        Ok(Sockets {
-            link: link.listen(host).map_err(NodeError::Link)?,
-            segments: PacketListener::bind(&segments).map_err(segments_error)?,
-            questions: node::listen(&questions).map_err(questions_error)?,
-        })
-    }
-
-    /// Copies for the next process; `None` where the link has no socket.
-    fn copies(&self) -> std::io::Result<Option<Listeners<OwnedFd>>> {
-        let Some(link) = self.link.socket() else { return Ok(None) };
-        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
-        let (segments, questions) = (self.segments.as_fd(), self.questions.as_fd());
-        Ok(Some(Listeners {
-            link: copy(link)?,
-            segments: copy(segments)?,
-            questions: copy(questions)?,
-        }))
+/// Who the node of these options is, to the control plane.
+fn identity(options: &NodeOptions) -> Identity {
+    Identity {
+        host: options.host.clone(),
+        address: options.link.address(&options.host),
+        control: control_socket(&options.run_dir),
+        term: options.term.clone(),
     }
 }
 
-/// Looks at each restart that is asked for, while everything goes on, and hands what is possible to the
-/// agent.
-async fn check_restarts(
-    hand_over: Option<Arc<HandOver>>,
-    mut asked: mpsc::UnboundedReceiver<AskedRestart>,
+/// The error of a folder or socket that cannot be made at `path`.
+fn path_error(path: &Path) -> impl FnOnce(std::io::Error) -> NodeError {
+    let path = path.to_owned();
+    move |cause| NodeError::Path { path, cause }
+}
+
+/// The node's borrower, which has nothing yet and makes its sockets in `functions`.
+fn borrow(
+    options: &NodeOptions,
+    functions: &Path,
+    fabric: FabricHandle,
     heard: mpsc::UnboundedSender<Heard>,
-) {
-    let Some(hand_over) = hand_over else { return };
-    while let Some(asked) = asked.recv().await {
-        let (hand_over, program) = (hand_over.clone(), asked.request.program.clone());
-        let checked = tokio::task::spawn_blocking(move || hand_over.check(&program)).await;
-        match checked {
-            Ok(Ok(())) => drop(heard.send(Heard::Restart(asked))),
-            Ok(Err(error)) => drop(asked.refused.send(error.problem())),
-            // It failed: who asked is told so when `asked` is dropped.
-            Err(error) => tracing::error!(%error, "a restart could not be looked at"),
-        }
-    }
+    gate: Gate,
+) -> BorrowedFunctions {
+    let client = Client::new(&control_socket(&options.run_dir));
+    let users = Users::new(&options.run_dir, &options.host, client);
+    let listener = Arc::new(Listener { heard, users });
+    let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
+    BorrowedFunctions::new(rack, host, functions, link, fabric, listener, gate)
+        .with_ntbs(options.ntbs.clone())
+        .with_hold(options.hold)
 }
 
 /// Answers for the node. Where that fails, it goes on without.
@@ -401,65 +248,6 @@ async fn answer(answers: Answers, listener: UnixListener) -> std::convert::Infal
         tracing::error!(%error, "the node's metrics and reach cannot be served");
     }
     std::future::pending().await
-}
-
-/// What other nodes come for.
-#[derive(Clone)]
-struct Served {
-    lender: Arc<LentFunctions>,
-    segments: Arc<Segments>,
-    network: NetworkService,
-}
-
-/// A thread that hears who connects to the link; each conversation gets its own.
-fn attend(
-    listener: Box<dyn LinkListener>,
-    served: Served,
-    counters: Arc<LinkCounters>,
-    gate: Gate,
-) -> std::io::Result<()> {
-    let accept = move || {
-        loop {
-            let passage = listener.socket().map(|socket| gate.enter_when_readable(socket));
-            let caller = match listener.accept() {
-                Ok(caller) => caller,
-                Err(error) => {
-                    tracing::error!(%error, "the link cannot accept");
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                    continue;
-                }
-            };
-            let Served { lender, segments, network } = served.clone();
-            let counters = counters.clone();
-            let passage = passage.unwrap_or_else(|| gate.enter());
-            let talk = move || {
-                let Some(incoming) = caller.hear() else { return counters.refuse() };
-                let _open = counters.begin(&incoming.hello.service);
-                match incoming.hello.service {
-                    Service::Segments => {
-                        // What it comes to is counted by the service, and is never passed on.
-                        drop(passage);
-                        segments.attend(incoming);
-                    }
-                    Service::Network => {
-                        // Its rings are opened anew by whoever goes on.
-                        drop(passage);
-                        network.attend(incoming);
-                    }
-                    Service::Function { .. }
-                    | Service::Medium { .. }
-                    | Service::Resume { .. }
-                    | Service::Window { .. } => {
-                        lender.attend(incoming, &passage);
-                    }
-                }
-            };
-            if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
-                tracing::error!(%error, "a connection to the link was dropped: no thread for it");
-            }
-        }
-    };
-    std::thread::Builder::new().name("link".into()).spawn(accept).map(drop)
 }
 
 /// Hands losses to the agent, and users to who watches them.

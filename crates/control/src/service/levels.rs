@@ -2,7 +2,8 @@
 
 use rackbus_lease::{ChangeRefused, LeaseId, LeaseState, LevelChange};
 
-use super::{PATIENCE, Request, Service, present, problem};
+use super::leases::PATIENCE;
+use super::{Request, Service, present, problem};
 use crate::api::{ApiError, Lease};
 use crate::levels::{LevelRequest, check_level};
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rackbus_lease::{DeviceChange, DeviceRefused, FunctionState};
 
-use super::{Inventory, Known, RETURN_PATIENCE, Request, Service, Shared, problem};
+use super::leases::RETURN_PATIENCE;
+use super::{Inventory, Known, Request, Service, Shared, problem};
 use crate::access::Peer;
 use crate::api::ApiError;
 use crate::offers::{OfferRequest, RackSection, SectionState};

@@ -1,0 +1,149 @@
+//! What is asked for when a function is borrowed, and what of that contradicts itself.
+
+use std::time::Duration;
+
+use rackbus_lease::{Placement, Terms};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ApiError;
+use crate::levels::check_level;
+
+/// Asks for a function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BorrowRequest {
+    /// Name of the function that is asked for, `HOST/DEVICE`.
+    pub function: String,
+    /// The host that shall have it.
+    pub borrower: String,
+    /// What the lender must not be able to do.
+    #[serde(default)]
+    pub isolation: Isolation,
+    /// Where the function's front shall run, `lender` or `borrower`; nothing lets the isolation
+    /// decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub placement: Option<Placement>,
+    /// The user that it is for, among those of the borrower: functions of one group reach each other's
+    /// memory by DMA. At most 64 letters, digits, `.`, `_` and `-`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The service level that the lender is to promise: `aes256gcm 4 Gbit/s`. Refused, with what would
+    /// fit, where it cannot be kept, and for functions of a class that has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
+    /// How long to wait for the function while others have it, in milliseconds, at most a day; nothing:
+    /// not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
+    /// Of those who wait, the greatest comes first.
+    #[serde(default)]
+    pub priority: u8,
+}
+
+/// The longest time that a request may wait: a day, in milliseconds.
+pub const LONGEST_WAIT_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// The longest service level, in bytes: it is kept with the lease, and said again until it is answered.
+pub const LONGEST_LEVEL: usize = 256;
+
+/// How far a borrower trusts its lender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// The lender reaches what the borrower's driver maps for the function.
+    #[default]
+    Shared,
+    /// The lender has no memory of the borrower's.
+    Strict,
+}
+
+impl BorrowRequest {
+    /// A function for a host, with nothing particular asked for.
+    pub fn new(function: &str, borrower: &str) -> BorrowRequest {
+        let (function, borrower) = (function.to_owned(), borrower.to_owned());
+        BorrowRequest {
+            function,
+            borrower,
+            isolation: Isolation::Shared,
+            placement: None,
+            group: None,
+            level: None,
+            wait_ms: None,
+            priority: 0,
+        }
+    }
+
+    /// How long to wait for a function that others have.
+    ///
+    /// # Errors
+    /// When that is too long.
+    pub fn wait(&self) -> Result<Option<Duration>, ApiError> {
+        match self.wait_ms {
+            Some(ms) if ms > LONGEST_WAIT_MS => Err(ApiError {
+                code: "bad_request".to_owned(),
+                error: format!("a request cannot wait for {ms} ms"),
+                remedy: "wait for a day at most, and ask again".to_owned(),
+                holder: None,
+                lease: None,
+            }),
+            wait => Ok(wait.map(Duration::from_millis)),
+        }
+    }
+
+    /// On which terms it is asked for.
+    ///
+    /// # Errors
+    /// When what is asked for contradicts itself, or the group has no name.
+    pub fn terms(&self) -> Result<Terms, ApiError> {
+        let named = |group: &String| {
+            let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            (1..=64).contains(&group.len()) && group.chars().all(known)
+        };
+        if let Some(group) = self.group.as_ref().filter(|group| !named(group)) {
+            return Err(ApiError {
+                code: "bad_name".to_owned(),
+                error: format!("`{group}` is no name of a group"),
+                remedy: "write up to 64 letters, digits, dots, underscores and hyphens".to_owned(),
+                holder: None,
+                lease: None,
+            });
+        }
+        check_level(self.level.as_deref())?;
+        Ok(Terms {
+            placement: self.placed()?,
+            group: self.group.clone(),
+            level: self.level.clone(),
+        })
+    }
+
+    /// Where the function's front runs.
+    ///
+    /// # Errors
+    /// When what is asked for contradicts itself.
+    pub fn placed(&self) -> Result<Placement, ApiError> {
+        match (self.isolation, self.placement) {
+            (Isolation::Strict, Some(Placement::Lender)) => Err(ApiError {
+                code: "contradiction".to_owned(),
+                error: "strict isolation and a front at the lender exclude each other: the lender \
+                        would have memory of the borrower's"
+                    .to_owned(),
+                remedy: "ask for placement `borrower`, or for no placement".to_owned(),
+                holder: None,
+                lease: None,
+            }),
+            (Isolation::Strict, Some(Placement::Host)) => Err(ApiError {
+                code: "contradiction".to_owned(),
+                error: "strict isolation and placement `host` exclude each other: through an NTB's window the \
+                        lender's device reaches all of the borrower's memory that the window covers"
+                    .to_owned(),
+                remedy: "ask for placement `borrower`, or do without strict isolation".to_owned(),
+                holder: None,
+                lease: None,
+            }),
+            (Isolation::Strict, _) => Ok(Placement::Borrower),
+            (Isolation::Shared, asked) => Ok(asked.unwrap_or_default()),
+        }
+    }
+}

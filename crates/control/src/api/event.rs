@@ -1,0 +1,59 @@
+//! What changes, and what happened.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Device, HostStatus, Lease};
+
+/// What changed, as `/v1/changes` streams it: a line of JSON each, with the whole new state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Change {
+    /// A lease is new or moved on.
+    Lease(Lease),
+    /// A function's state changed.
+    Device(Box<Device>),
+    /// A host's node came or went.
+    Host(HostStatus),
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A function was offered, lent, or returned in order.
+    Lease,
+    /// A lease ended otherwise than by its return, or a function is no longer offered.
+    Loss,
+    /// A request was refused, or a borrower was not let in.
+    Refusal,
+    /// Something does not work: an access to memory that no mapping covers, a device that hangs.
+    Fault,
+    /// The control plane or a node was started.
+    Restart,
+}
+
+/// Something that happened, as it is kept: up to 10,000 of them, for up to 30 days.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Its number; later ones are greater.
+    pub id: u64,
+    /// When it was decided or heard of, milliseconds since 1970.
+    pub at_ms: u64,
+    /// What it is about.
+    pub kind: EventKind,
+    /// The host concerned: a lease's borrower, the node that reports or was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Name of the function concerned, `HOST/DEVICE`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// Number of the lease concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<u64>,
+    /// Fencing epoch of the lease concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// What happened, with its cause.
+    pub text: String,
+}

@@ -1,0 +1,30 @@
+//! The way from one place of the rack to another.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// One component on a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Hop {
+    /// What it is: `root complex`, `switch`, `ntb`, …
+    pub kind: String,
+    /// Name of the component in the topology.
+    pub name: String,
+    /// By which link it is entered: `Gen3 x8`, or `internal`; nothing for the first.
+    pub link: Option<String>,
+}
+
+/// The way from one place to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Path {
+    /// The host or function whose accesses go this way.
+    pub from: String,
+    /// The host or function that they are for.
+    pub to: String,
+    /// All components in order, both ends included.
+    pub components: Vec<Hop>,
+    /// How many components are between the ends.
+    pub hops: usize,
+    /// How many of those are root complexes.
+    pub roots: usize,
+}

@@ -1,0 +1,42 @@
+//! Answers that are streams: one JSON value a line.
+
+use http_body_util::BodyExt;
+use hyper::Response;
+use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
+
+/// A stream of JSON values, one a line.
+#[derive(Debug)]
+pub struct Lines<T> {
+    body: Incoming,
+    buffer: Vec<u8>,
+    kind: std::marker::PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> Lines<T> {
+    pub(super) fn new(response: Response<Incoming>) -> Self {
+        Lines { body: response.into_body(), buffer: Vec::new(), kind: std::marker::PhantomData }
+    }
+
+    /// The next value; `None` when the stream has ended. A line that makes no sense is passed
+    /// over (a newer control plane may say more than is known here).
+    pub async fn next(&mut self) -> Option<T> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                match serde_json::from_slice(&line) {
+                    Ok(value) => return Some(value),
+                    Err(_) if line.len() <= 1 => continue,
+                    Err(cause) => {
+                        tracing::debug!(%cause, "a line of the stream makes no sense");
+                        continue;
+                    }
+                }
+            }
+            let frame = self.body.frame().await?.ok()?;
+            if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+}

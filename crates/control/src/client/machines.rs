@@ -1,0 +1,48 @@
+//! Machines join a rack: tokens, certificates, and the rack file.
+
+use std::time::Duration;
+
+use hyper::Method;
+
+use super::{Client, ClientError};
+use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
+
+impl Client {
+    /// Makes a token with which `host` joins once within `time`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn token(&self, host: &str, time: Duration) -> Result<String, ClientError> {
+        let asked = TokenRequest { host: host.to_owned(), seconds: time.as_secs() };
+        let made: NewToken = self.call(Method::POST, "/v1/tokens", &asked).await?;
+        Ok(made.token)
+    }
+
+    /// Joins the rack, as a host that has no certificate yet; the certificates (PEM).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn join(&self, asked: &JoinRequest) -> Result<String, ClientError> {
+        let signed: Certificates = self.call(Method::POST, "/v1/join", asked).await?;
+        Ok(signed.certificates)
+    }
+
+    /// New certificates (PEM) for the node whose credentials the client has.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn renew(&self, request: &str) -> Result<String, ClientError> {
+        let asked = RenewRequest { request: request.to_owned() };
+        let signed: Certificates = self.call(Method::POST, "/v1/renew", &asked).await?;
+        Ok(signed.certificates)
+    }
+
+    /// The rack file, of a rack of several machines.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn rack_file(&self) -> Result<String, ClientError> {
+        let file: RackFile = self.get("/v1/rack").await?;
+        Ok(file.text)
+    }
+}

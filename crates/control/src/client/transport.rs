@@ -1,0 +1,151 @@
+//! Requests over HTTP, each on a connection of its own; those that change something are repeated with the same key.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::HeaderValue;
+use hyper::{Method, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+
+use super::lines::Lines;
+use super::{Client, ClientError, To};
+use crate::api::ApiError;
+use crate::leaders::Asked;
+
+/// How long a request whose answer was lost is repeated.
+const REPEATED: Duration = Duration::from_secs(10);
+/// How long is waited before it is repeated.
+const BEFORE_REPEATING: Duration = Duration::from_millis(100);
+
+impl Client {
+    pub(super) async fn stream<T: DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> Result<Lines<T>, ClientError> {
+        let response = self.request(Method::GET, path, &(), None).await?;
+        Ok(Lines::new(checked(response).await?))
+    }
+
+    /// A request that changes something. It carries a key, so that one whose answer was lost may be
+    /// repeated.
+    pub(super) async fn change<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let key = new_key();
+        let (mut sent, mut lost_since) = (false, None);
+        loop {
+            let asked = Instant::now();
+            let outcome = self.ask(method.clone(), path, body, Some(&key)).await;
+            let lost = match &outcome {
+                Err(ClientError::Broken(_)) => true,
+                Err(ClientError::Refused(refused)) => refused.code == "ending",
+                // It was there before, and is on its way back.
+                Err(ClientError::Unreachable { .. }) => sent,
+                _ => false,
+            };
+            // One that waited for long was lost just now.
+            let since = lost_since.filter(|_| asked.elapsed() < REPEATED);
+            let since = *lost_since.insert(since.unwrap_or_else(Instant::now));
+            if !lost || since.elapsed() > REPEATED {
+                return outcome;
+            }
+            sent = true;
+            tokio::time::sleep(BEFORE_REPEATING).await;
+        }
+    }
+
+    pub(super) async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.ask(method, path, body, None).await
+    }
+
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        key: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let response = checked(self.request(method, path, body, key).await?).await?;
+        let bytes = response.into_body().collect().await?.to_bytes();
+        serde_json::from_slice(&bytes).map_err(|cause| ClientError::Answer(cause.to_string()))
+    }
+
+    pub(super) async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        key: Option<&str>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let text =
+            serde_json::to_vec(body).map_err(|cause| ClientError::Answer(cause.to_string()))?;
+        let key = key.map(HeaderValue::from_str).transpose();
+        let key = key.map_err(|cause| ClientError::Answer(cause.to_string()))?;
+        let asked = Asked { method, path: path.to_owned(), key, body: Bytes::from(text) };
+        match &self.to {
+            To::Machines(leaders) => leaders.send(&asked).await,
+            To::Socket(place) => {
+                let unreachable = |cause| ClientError::Unreachable { place: place.clone(), cause };
+                let stream = UnixStream::connect(place).await.map_err(unreachable)?;
+                Ok(speak(stream).await?.send_request(asked.request()?).await?)
+            }
+        }
+    }
+}
+
+/// Begins HTTP on a connection.
+pub(crate) async fn speak(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<http1::SendRequest<Full<Bytes>>, ClientError> {
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+/// A key that no other request has: 128 bits, seeded by the system.
+pub(super) fn new_key() -> String {
+    let random = || RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()));
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// Percent-encodes what may not stand in a query.
+pub(super) fn escape(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
+    text.bytes()
+        .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .collect()
+}
+
+/// The response, unless it is an error.
+pub(super) async fn checked(
+    response: Response<Incoming>,
+) -> Result<Response<Incoming>, ClientError> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let bytes = response.into_body().collect().await?.to_bytes();
+    match serde_json::from_slice::<ApiError>(&bytes) {
+        Ok(error) => Err(ClientError::Refused(error)),
+        Err(_) if status == StatusCode::NOT_FOUND => {
+            Err(ClientError::Answer("it does not know this request".to_owned()))
+        }
+        Err(_) => {
+            Err(ClientError::Answer(format!("{status}: {}", String::from_utf8_lossy(&bytes))))
+        }
+    }
+}

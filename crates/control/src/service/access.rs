@@ -1,0 +1,58 @@
+//! Who may speak for a host, change its devices, or change a lease.
+
+use super::Service;
+use super::views::problem;
+use crate::access::Peer;
+use crate::api::ApiError;
+
+impl Service {
+    /// Lets only the node of `host` speak for it: what a node says ends leases.
+    ///
+    /// # Errors
+    /// [`ApiError`] when the rack has no such host, or `peer` is not its node.
+    pub fn check_node(&self, host: &str, peer: &Peer) -> Result<(), ApiError> {
+        self.shared.check_host(host)?;
+        let own = |process: i32| u32::try_from(process) == Ok(std::process::id());
+        let is_node = match peer {
+            Peer::Local(Some(process)) => own(*process) || (self.is_node)(host, *process),
+            Peer::Local(None) | Peer::Control | Peer::Stranger => false,
+            Peer::Node(node) => node == host,
+        };
+        if is_node {
+            return Ok(());
+        }
+        tracing::warn!(host, ?peer, "somebody who is not the host's node was refused");
+        let error = format!("you are not the node of {host}");
+        Err(problem("not_the_node", error, "nodes are started with `rackbus node --host HOST`"))
+    }
+
+    /// Lets nobody change the devices of `host` but its own node, and who administrates the rack: what is offered may
+    /// name files and programs of that host.
+    ///
+    /// # Errors
+    /// `forbidden`.
+    pub fn check_device_of(&self, host: &str, peer: &Peer) -> Result<(), ApiError> {
+        let Peer::Local(Some(process)) = peer else { return peer.acts_for(host) };
+        let inventory = self.shared.inventory();
+        let node_of = inventory.hosts.iter().find(|it| (self.is_node)(it, *process));
+        match node_of {
+            Some(own) => Peer::Node(own.clone()).acts_for(host),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets nobody but the borrower of `lease`, and who administrates the rack, change it.
+    ///
+    /// # Errors
+    /// `forbidden`; of what is not known, for others than administrators: it may be made at this moment.
+    pub fn check_borrower(&self, lease: u64, peer: &Peer) -> Result<(), ApiError> {
+        match (self.lease(lease), peer) {
+            (_, Peer::Local(_) | Peer::Control) => Ok(()),
+            (Some(known), _) => peer.acts_for(&known.borrower),
+            (None, _) => {
+                let error = format!("there is no lease {lease}");
+                Err(problem("unknown_lease", error, "`rackbus leases --all` lists them"))
+            }
+        }
+    }
+}

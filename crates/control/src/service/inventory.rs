@@ -1,0 +1,44 @@
+//! What the rack file says there is.
+
+use std::collections::BTreeSet;
+
+use rackbus_fabric::Topology;
+use rackbus_lease::{Composition, FunctionId};
+
+use super::Sections;
+
+/// What the rack file says there is.
+#[derive(Debug, Clone, Default)]
+pub struct Inventory {
+    /// Name of the rack, as its file says.
+    pub rack: String,
+    /// The hosts, by name.
+    pub hosts: Vec<String>,
+    /// Its devices, each with its functions.
+    pub sections: Sections,
+    /// All functions of the rack, in the order of its file.
+    pub devices: Vec<InventoryDevice>,
+    /// Compositions of the rack file.
+    pub compositions: Vec<Composition>,
+    /// The components and links that `rackbus path` goes along.
+    pub topology: Topology,
+    /// Hosts are machines that share no memory: fronts run at their borrowers only.
+    pub apart: bool,
+}
+
+/// One function of the rack file.
+#[derive(Debug, Clone)]
+pub struct InventoryDevice {
+    /// The function, by its lender and its name there.
+    pub function: FunctionId,
+    /// Its class, as the rack file has it: `nvme`.
+    pub kind: String,
+    /// Size and backing, for people.
+    pub detail: String,
+    /// Its front can run at the borrower, apart from what is lent; on another machine where hosts are
+    /// [apart](Inventory::apart).
+    pub separable: bool,
+    /// The hosts to which NTBs of its lender lead, in whose own PCI trees it can appear; none where it is no function
+    /// of the machine itself.
+    pub windows: BTreeSet<String>,
+}

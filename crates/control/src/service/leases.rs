@@ -1,0 +1,202 @@
+//! Functions are borrowed and returned: what is asked of the writer, and how long is waited until it is done.
+
+use std::time::{Duration, Instant};
+
+use rackbus_lease::{
+    BorrowRefused, FunctionId, LeaseRecord, LeaseState, Placement, Priority, ReturnRefused, Terms,
+};
+
+use super::Service;
+use super::known::Known;
+use super::turns::{Turn, is_busy};
+use super::views::{not_lent, present, problem};
+use super::writer::{Asker, Granted, Request, Returned, Wanted};
+use crate::api::{ApiError, BorrowRequest, EventKind, Lease};
+use crate::events::Draft;
+
+/// How long a request waits for nodes to do what it asks for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a return waits: a guest may take its time to let go of a device.
+pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(40);
+
+/// Functions that are asked for together.
+pub(super) struct Asked<'a> {
+    pub(super) functions: Vec<FunctionId>,
+    pub(super) borrower: &'a str,
+    pub(super) terms: Terms,
+    /// Goes with one function only.
+    pub(super) key: Option<String>,
+}
+
+pub(super) fn function_id(name: &str) -> Result<FunctionId, ApiError> {
+    name.parse().map_err(|cause: rackbus_lease::BadFunctionId| {
+        problem("bad_name", cause.to_string(), "`rackbus devices` lists the functions")
+    })
+}
+
+impl Service {
+    /// Borrows a function and waits until it can be used, and where the request says so, until others
+    /// have returned it. When the caller does not wait so long (the future is dropped), it loses its
+    /// place in the queue, and the lease is given back. Asked again with the same idempotency key,
+    /// the answer is that to the first request.
+    ///
+    /// # Errors
+    /// [`ApiError`], which names the holder when there is one.
+    pub async fn borrow(
+        &self,
+        request: &BorrowRequest,
+        key: Option<String>,
+    ) -> Result<Lease, ApiError> {
+        let id = function_id(&request.function)?;
+        let (wait, priority) = (request.wait()?, request.priority);
+        if self.shared.inventory().apart && request.placement == Some(Placement::Lender) {
+            return Err(problem(
+                "inseparable",
+                format!(
+                    "the hosts of this rack are machines: the front of {id} can run at its borrower only"
+                ),
+                "ask for placement `borrower` or, where an NTB joins the two, `host`, or for no placement",
+            ));
+        }
+        let asked = Asked {
+            functions: vec![id],
+            borrower: &request.borrower,
+            terms: request.terms()?,
+            key,
+        };
+        match self.grant(asked, wait, priority).await? {
+            Granted::Answered(answer) => *answer,
+            Granted::Leases(wanted) => {
+                let mut leases = self.settle(wanted, &request.function, &request.borrower).await?;
+                Ok(leases.remove(0))
+            }
+        }
+    }
+
+    /// Has leases granted on functions, on all or on none, as soon as they are to be had.
+    pub(super) async fn grant(
+        &self,
+        asked: Asked<'_>,
+        wait: Option<Duration>,
+        priority: Priority,
+    ) -> Result<Granted, ApiError> {
+        let Asked { functions, borrower, mut terms, key } = asked;
+        if self.shared.inventory().apart && terms.placement != Placement::Host {
+            terms.placement = Placement::Borrower;
+        }
+        self.shared.check_placement(&functions, terms.placement, borrower)?;
+        let (begun, now) = (Instant::now(), tokio::time::Instant::now());
+        let wait_until = wait.map(|wait| now + wait);
+        let patience = now + PATIENCE;
+        let turn = wait.map(|_| Turn::enter(&self.shared, &functions, priority));
+        let asker = turn.as_ref().map_or(Asker::Now(priority), Turn::asker);
+        let mut steps = self.shared.steps.subscribe();
+        let granted = loop {
+            let (functions, borrower) = (functions.clone(), borrower.to_owned());
+            let (terms, key) = (terms.clone(), key.clone());
+            let ask = |answer| Request::Borrow { functions, borrower, terms, key, asker, answer };
+            let refused = match self.writing.ask(ask).await? {
+                Err(refused) => refused,
+                granted => break granted,
+            };
+            let again = match &refused {
+                // Just after a restart: the nodes are on their way.
+                BorrowRefused::Awaited(_) | BorrowRefused::Joining(_) => {
+                    let until = wait_until.map_or(patience, |until| until.max(patience));
+                    tokio::time::timeout_at(until, steps.changed()).await.is_ok()
+                }
+                busy if is_busy(busy) => match (&turn, wait_until) {
+                    (Some(turn), Some(until)) => turn.come(until).await,
+                    _ => false,
+                },
+                _ => false,
+            };
+            if !again {
+                break Err(refused);
+            }
+        };
+        drop(turn);
+        if let Err(refused) = &granted
+            && (matches!(refused, BorrowRefused::Awaited(_) | BorrowRefused::Joining(_))
+                || wait.is_some() && is_busy(refused))
+        {
+            self.shared.known().refused += 1;
+            let waited = wait.map(|_| format!(" after {} ms", begun.elapsed().as_millis()));
+            let text = format!("{borrower} was refused{}: {refused}", waited.unwrap_or_default());
+            let refusal = Draft::of_host(EventKind::Refusal, Some(borrower), text);
+            self.writing.note(vec![refusal]).await;
+        }
+        granted.map_err(|refused| self.shared.explain(refused))
+    }
+
+    /// Waits until all that was granted can be used. If one cannot, all are given back.
+    pub(super) async fn settle(
+        &self,
+        wanted: Vec<Wanted>,
+        what: &str,
+        borrower: &str,
+    ) -> Result<Vec<Lease>, ApiError> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let settled = |known: &Known| {
+            let record = |wanted: &Wanted| known.leases.get(&wanted.lease).cloned();
+            let records: Vec<LeaseRecord> = wanted.iter().filter_map(record).collect();
+            let ended = |record: &LeaseRecord| matches!(record.state, LeaseState::Ended { .. });
+            let open = |record: &LeaseRecord| matches!(record.state, LeaseState::Active { .. });
+            let all_open = records.len() == wanted.len() && records.iter().all(open);
+            (records.iter().any(ended) || all_open).then_some(records)
+        };
+        let Some(records) = self.shared.wait(deadline, settled).await else {
+            return Err(problem(
+                "timeout",
+                format!("{what} could not be lent to {borrower} in {PATIENCE:?}"),
+                "the lease is taken back; `rackbus status` tells how the nodes are",
+            ));
+        };
+        for record in &records {
+            if let LeaseState::Ended { reason } = &record.state {
+                return Err(not_lent(record, reason));
+            }
+        }
+        wanted.into_iter().for_each(Wanted::keep);
+        Ok(records.iter().map(present).collect())
+    }
+
+    /// Returns a lease and waits until the function is offered again. Asked again with the same
+    /// idempotency key, the answer is that to the first request.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub async fn give_back(&self, lease: u64, key: Option<String>) -> Result<Lease, ApiError> {
+        let ask = |answer| Request::GiveBack { lease, key, answer };
+        match self.writing.ask(ask).await? {
+            Ok(Returned::Awaited) => {}
+            Ok(Returned::Answered(answer)) => return *answer,
+            Err(refused @ ReturnRefused::Unknown(_)) => {
+                let help = "`rackbus leases` lists them";
+                return Err(problem("unknown_lease", refused.to_string(), help));
+            }
+            Err(refused @ ReturnRefused::AlreadyEnded { .. }) => {
+                let help = "there is nothing left to return";
+                return Err(problem("over", refused.to_string(), help));
+            }
+        }
+        let deadline = tokio::time::Instant::now() + RETURN_PATIENCE;
+        let back = self
+            .shared
+            .wait(deadline, |known| {
+                let record = known.leases.get(&lease)?;
+                (!record.is_live() && !known.is_held(lease)).then(|| present(record))
+            })
+            .await;
+        back.ok_or_else(|| {
+            let function = self.shared.known().leases.get(&lease).map(|l| l.function.clone());
+            let trouble = function.and_then(|function| self.shared.trouble(&function));
+            let cause = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
+            problem(
+                "timeout",
+                format!("lease {lease} is ending, but its function is not back after {RETURN_PATIENCE:?}{cause}"),
+                "the control plane goes on asking; `rackbus status` tells how the nodes are",
+            )
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! What the writer and those who ask share: the state as it is stored, and who is told of its changes.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use prometheus_client::metrics::histogram::Histogram;
+use rackbus_lease::{Outcome, Queue, Record};
+use tokio::sync::{broadcast, watch};
+
+use super::clock::Clock;
+use super::known::Known;
+use super::{Inventory, ReadRack, present};
+use crate::api::{Change, Event};
+
+/// What the writer and those who ask share.
+pub(super) struct Shared {
+    /// Exchanged as a whole when devices were offered or withdrawn.
+    pub(super) inventory: RwLock<Arc<Inventory>>,
+    pub(super) read_rack: Option<ReadRack>,
+    pub(super) clock: Clock,
+    pub(super) log_lines_left_out: fn() -> u64,
+    pub(super) known: Mutex<Known>,
+    /// Who waits for which function. Locked for moments only, after `known` where both are.
+    pub(super) queue: Mutex<Queue>,
+    /// Moves with every step.
+    pub(super) steps: watch::Sender<u64>,
+    pub(super) changes: broadcast::Sender<Change>,
+    /// How long commits took, in seconds.
+    pub(super) commits: Histogram,
+    /// The leader's term, which goes with all that nodes are told.
+    pub(super) term: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Held for moments only, and never while anything is waited for.
+    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+        // It is changed in whole steps; a panic between two leaves it as it was.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the rack has now.
+    pub(super) fn inventory(&self) -> Arc<Inventory> {
+        self.inventory.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Devices were offered or withdrawn.
+    pub(super) fn renew_inventory(&self) {
+        let changes: Vec<_> = self.known().devices.values().cloned().collect();
+        if let Some(inventory) = self.read_inventory(&changes) {
+            *self.inventory.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(inventory);
+        }
+    }
+
+    /// A step is stored: lets everybody know.
+    pub(super) fn publish(&self, outcome: Outcome, events: Vec<Event>, first_event: u64) {
+        events.iter().for_each(crate::events::log);
+        let Outcome { records, messages } = outcome;
+        let changes = |it: &Record| matches!(it, Record::Device(_) | Record::DeviceRemoved { .. });
+        let mut known = self.known();
+        known.log.put(&events, first_event);
+        known.note(records.clone());
+        if records.iter().any(changes) {
+            drop(known);
+            // Before a node is told of a device, whose answer is read by it.
+            self.renew_inventory();
+            known = self.known();
+        }
+        known.say(messages);
+        records.iter().for_each(|record| self.announce(&known, record));
+        drop(known);
+        self.steps.send_modify(|step| *step = step.wrapping_add(1));
+    }
+
+    pub(super) fn announce(&self, known: &Known, record: &Record) {
+        let change = match record {
+            Record::Lease(lease) => Some(Change::Lease(present(lease))),
+            Record::Function(function) => self
+                .inventory()
+                .devices
+                .iter()
+                .find(|d| d.function == function.function)
+                .map(|device| Change::Device(Box::new(self.device(known, device)))),
+            // The others are seen by what becomes of functions and leases.
+            _ => None,
+        };
+        if let Some(change) = change {
+            // Nobody listening is no failure.
+            let _ = self.changes.send(change);
+        }
+    }
+
+    pub(super) fn tell_host(&self, host: &str) {
+        let status = self.host(&self.known(), host);
+        let _ = self.changes.send(Change::Host(status));
+    }
+
+    /// Waits until `ready` gives a value, at most until `deadline`.
+    pub(super) async fn wait<R>(
+        &self,
+        deadline: tokio::time::Instant,
+        ready: impl Fn(&Known) -> Option<R>,
+    ) -> Option<R> {
+        let mut steps = self.steps.subscribe();
+        loop {
+            if let Some(value) = ready(&self.known()) {
+                return Some(value);
+            }
+            tokio::time::timeout_at(deadline, steps.changed()).await.ok()?.ok()?;
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Leases are granted and returned, each request with its key and its place among those who wait.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+
+use rackbus_lease::{BorrowRefused, FunctionId, FunctionState, LeaseId, ReturnRefused, Terms};
+
+use super::requests::{Asker, Granted, Interest, Returned, Wanted};
+use super::{Step, Writer};
+use crate::answers::{Found, KeptAnswer, KeyedRequest};
+use crate::api::ApiError;
+use crate::events::lease_span;
+use crate::service::turns::is_busy;
+
+impl Writer {
+    pub(super) fn give_back_unwanted(&mut self) {
+        for lease in std::mem::take(&mut self.returning) {
+            if self.interests.get(&lease).is_some_and(|interest| interest.strong_count() > 0) {
+                // The request was made again meanwhile, and is waited for.
+                continue;
+            }
+            // Nobody has the answer: who asks again with the same key asks for another lease.
+            let forgotten_keys = self.answers.borrow_keys(lease);
+            let returned = self.step(|authority, now| match authority.give_back(now, lease) {
+                Ok(outcome) => (true, Step { forgotten_keys, ..outcome.into() }),
+                Err(_) => (false, Step { forgotten_keys, ..Step::default() }),
+            });
+            match returned {
+                Ok(true) => {
+                    let _about = lease_span(lease).entered();
+                    tracing::info!("given back: who asked for it is gone");
+                }
+                // It has ended already.
+                Ok(false) => {}
+                Err(_) => drop(self.returning.insert(lease)),
+            }
+        }
+    }
+
+    pub(super) fn borrow(
+        &mut self,
+        functions: &[FunctionId],
+        borrower: &str,
+        terms: Terms,
+        key: Option<String>,
+        asker: Asker,
+    ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
+        let Terms { placement, group, level } = terms.clone();
+        let (function, host) = (functions[0].to_string(), borrower.to_owned());
+        let request = KeyedRequest::Borrow { function, borrower: host, placement, group, level };
+        match self.find(key.as_deref(), &request)? {
+            Found::New => {}
+            Found::Pending(lease) => return Ok(Ok(Granted::Leases(vec![self.want(lease)]))),
+            Found::Answered(answer) => return Ok(Ok(Granted::Answered(answer))),
+        }
+        let turn = functions.iter().try_for_each(|function| self.check_turn(function, asker));
+        if let Err(queued) = turn {
+            self.refused_borrow(borrower, &queued, asker);
+            return Ok(Err(queued));
+        }
+        let granted = self.step(|authority, at_ms| {
+            match authority.borrow_all(at_ms, functions, borrower, &terms) {
+                Ok((leases, outcome)) => {
+                    let lease = leases[0];
+                    let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
+                    let answers = key.map(keep).into_iter().collect();
+                    (Ok(leases), Step { answers, ..outcome.into() })
+                }
+                Err(refused) => (Err(refused), Step::default()),
+            }
+        })?;
+        Ok(match granted {
+            Ok(leases) => {
+                Ok(Granted::Leases(leases.into_iter().map(|lease| self.want(lease)).collect()))
+            }
+            Err(refused) => {
+                self.refused_borrow(borrower, &refused, asker);
+                Err(refused)
+            }
+        })
+    }
+
+    /// Whether it is this request's turn, where the function is to be had.
+    pub(super) fn check_turn(
+        &self,
+        function: &FunctionId,
+        asker: Asker,
+    ) -> Result<(), BorrowRefused> {
+        let state = self.authority.function(function).map(|record| &record.state);
+        if state != Some(&FunctionState::Offered) {
+            return Ok(());
+        }
+        let queue = self.shared.queue();
+        let before = match asker {
+            Asker::Now(priority) => queue.before_newcomer(function, priority),
+            Asker::Waits(place) => queue.before(function, place),
+        };
+        match before {
+            0 => Ok(()),
+            before => Err(BorrowRefused::Queued { function: function.clone(), before }),
+        }
+    }
+
+    pub(super) fn refused_borrow(&mut self, borrower: &str, refused: &BorrowRefused, asker: Asker) {
+        // Asked again as soon as the nodes have registered, or while it waits.
+        let waits = matches!(asker, Asker::Waits(_)) && is_busy(refused);
+        if waits || matches!(refused, BorrowRefused::Awaited(_) | BorrowRefused::Joining(_)) {
+            return;
+        }
+        self.shared.known().refused += 1;
+        self.refused(Some(borrower), &format!("{borrower} was refused: {refused}"));
+    }
+
+    pub(super) fn give_back(
+        &mut self,
+        lease: LeaseId,
+        key: Option<String>,
+    ) -> Result<Result<Returned, ReturnRefused>, ApiError> {
+        let request = KeyedRequest::Return { lease };
+        match self.find(key.as_deref(), &request)? {
+            Found::New => {}
+            Found::Pending(_) => return Ok(Ok(Returned::Awaited)),
+            Found::Answered(answer) => return Ok(Ok(Returned::Answered(answer))),
+        }
+        // Somebody else may have returned it, and its function still be on the way back.
+        let held = self.shared.known().is_held(lease);
+        let returned = self.step(|authority, at_ms| {
+            let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
+            let answers = key.map(keep).into_iter().collect();
+            match authority.give_back(at_ms, lease) {
+                Ok(outcome) => (Ok(Returned::Awaited), Step { answers, ..outcome.into() }),
+                Err(ReturnRefused::AlreadyEnded { .. }) if held => {
+                    (Ok(Returned::Awaited), Step { answers, ..Step::default() })
+                }
+                Err(refused) => (Err(refused), Step::default()),
+            }
+        })?;
+        if let Err(refused) = &returned {
+            self.refused(None, &format!("a return was refused: {refused}"));
+        }
+        Ok(returned)
+    }
+
+    /// Somebody waits for a lease.
+    pub(super) fn want(&mut self, lease: LeaseId) -> Wanted {
+        self.interests.retain(|_, interest| interest.strong_count() > 0);
+        if let Some(interest) = self.interests.get(&lease).and_then(Weak::upgrade) {
+            return Wanted { lease, interest };
+        }
+        let unwanted = self.unwanted.clone();
+        let interest = Arc::new(Interest { lease, kept: AtomicBool::new(false), unwanted });
+        self.interests.insert(lease, Arc::downgrade(&interest));
+        Wanted { lease, interest }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the writer is asked, and what it answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rackbus_lease::{
+    BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange, DeviceRefused,
+    FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, ShareRefused, ShareRequest,
+    Terms,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::answers::Answer as Kept;
+use crate::api::ApiError;
+use crate::events::Draft;
+
+/// An answer, when what it says is stored.
+pub(super) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
+/// What the writer is asked to do.
+#[derive(Debug)]
+pub(in crate::service) enum Request {
+    /// Grants leases on functions, on all or on none, or says why not. An idempotency key goes with one
+    /// function only.
+    Borrow {
+        functions: Vec<FunctionId>,
+        borrower: String,
+        terms: Terms,
+        key: Option<String>,
+        asker: Asker,
+        answer: Answer<Result<Granted, BorrowRefused>>,
+    },
+    /// Ends a lease in order.
+    GiveBack {
+        lease: LeaseId,
+        key: Option<String>,
+        answer: Answer<Result<Returned, ReturnRefused>>,
+    },
+    /// Asks a lease's lender for another service level; the answer is which change of it that is.
+    ChangeLevel {
+        lease: LeaseId,
+        level: Option<String>,
+        answer: Answer<Result<u64, ChangeRefused>>,
+    },
+    /// Saves or forgets a composition.
+    Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
+    /// Somebody takes turns on a function, or does so no more; the answer is the share's number.
+    Share { change: ShareChange, answer: Answer<Result<LeaseId, ShareRefused>> },
+    /// Offers a device; the answer is the number of the change.
+    Offer { change: DeviceChange, answer: Answer<Result<LeaseId, DeviceRefused>> },
+    /// Withdraws a device, and ends the leases of its functions where `force` says so; the answer is the number of the
+    /// change.
+    Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
+    /// A node said something.
+    Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
+    /// Nodes know of a later term than this one's.
+    RaiseTerm { above: u64, answer: Answer<u64> },
+    /// Something happened that decides nothing.
+    Note { events: Vec<Draft> },
+}
+
+/// What becomes of a composition.
+#[derive(Debug)]
+pub(in crate::service) enum CompositionChange {
+    /// It is saved.
+    Save(Composition),
+    /// The one of this name is forgotten.
+    Remove(String),
+}
+
+/// What becomes of a share.
+#[derive(Debug)]
+pub(in crate::service) enum ShareChange {
+    /// There is a new one.
+    Join(Box<ShareRequest>),
+    /// It takes no more turns.
+    Leave(LeaseId),
+    /// It gives its turn back early.
+    GiveBack(LeaseId),
+}
+
+/// How a request for a function stands to those who wait for the same.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::service) enum Asker {
+    /// It does not wait.
+    Now(Priority),
+    /// It waits, and asks again.
+    Waits(Place),
+}
+
+/// What became of a request for a function.
+#[derive(Debug)]
+pub(in crate::service) enum Granted {
+    /// A lease for each function, on its way to its borrower.
+    Leases(Vec<Wanted>),
+    /// The request was answered before.
+    Answered(Box<Kept>),
+}
+
+/// What became of a request to end a lease.
+#[derive(Debug)]
+pub(in crate::service) enum Returned {
+    /// It ends; its function is on the way back.
+    Awaited,
+    /// The request was answered before.
+    Answered(Box<Kept>),
+}
+
+/// A lease that somebody asked for and waits for. Dropped before it is [kept](Wanted::keep), it is
+/// given back: its caller went away.
+#[derive(Debug)]
+pub(in crate::service) struct Wanted {
+    pub lease: LeaseId,
+    pub(super) interest: Arc<Interest>,
+}
+
+impl Wanted {
+    /// The caller has it.
+    pub fn keep(self) {
+        self.interest.kept.store(true, Ordering::Release);
+    }
+}
+
+/// All who wait for one lease: a request that is asked again waits beside the first.
+#[derive(Debug)]
+pub(super) struct Interest {
+    pub(super) lease: LeaseId,
+    pub(super) kept: AtomicBool,
+    pub(super) unwanted: mpsc::UnboundedSender<LeaseId>,
+}
+
+impl Drop for Interest {
+    fn drop(&mut self) {
+        if !self.kept.load(Ordering::Acquire) {
+            // A writer that is gone gives nothing back; the process ends with it.
+            let _ = self.unwanted.send(self.lease);
+        }
+    }
+}

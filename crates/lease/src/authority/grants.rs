@@ -1,0 +1,153 @@
+//! Leases are granted, and returned in order.
+
+use super::{
+    Authority, BorrowRefused, EndReason, FunctionRecord, FunctionState, LeaseRecord, LeaseState,
+    Outcome, ReturnRefused,
+};
+use crate::message::{FunctionId, LeaseId, Millis, Terms};
+use crate::share::TurnOf;
+
+impl Authority {
+    /// Lends `function` to `borrower` on these terms, if it can be had.
+    ///
+    /// # Errors
+    /// [`BorrowRefused`], which names the holder; nothing changes then.
+    pub fn borrow(
+        &mut self,
+        now: Millis,
+        function: &FunctionId,
+        borrower: &str,
+        terms: impl Into<Terms>,
+    ) -> Result<(LeaseId, Outcome), BorrowRefused> {
+        let (leases, outcome) =
+            self.borrow_all(now, std::slice::from_ref(function), borrower, &terms.into())?;
+        Ok((leases[0], outcome))
+    }
+
+    /// Lends all of `functions`, each named once, to `borrower` on these terms, if every one of them can be had.
+    ///
+    /// # Errors
+    /// [`BorrowRefused`] for the first that cannot be had; nothing changes then.
+    pub fn borrow_all(
+        &mut self,
+        now: Millis,
+        functions: &[FunctionId],
+        borrower: &str,
+        terms: &Terms,
+    ) -> Result<(Vec<LeaseId>, Outcome), BorrowRefused> {
+        let now = self.enter(now);
+        self.check_contact(now, borrower)?;
+        functions.iter().try_for_each(|function| self.check_unshared(function))?;
+        functions.iter().try_for_each(|function| self.check_free(now, function))?;
+        let grant = |function| self.grant(now, function, borrower, terms, None);
+        let leases = functions.iter().map(grant).collect();
+        Ok((leases, self.take()))
+    }
+
+    /// Whether a function can be had now.
+    pub(super) fn check_free(
+        &self,
+        now: Millis,
+        function: &FunctionId,
+    ) -> Result<(), BorrowRefused> {
+        let record = self.functions.get(function);
+        let record = record.ok_or_else(|| BorrowRefused::Unknown(function.clone()))?;
+        match record.state {
+            FunctionState::Withdrawn if self.is_joining(function) => {
+                return Err(BorrowRefused::Joining(function.clone()));
+            }
+            FunctionState::Withdrawn => return Err(BorrowRefused::Withdrawn(function.clone())),
+            FunctionState::Lent { lease } | FunctionState::Revoking { lease } => {
+                return Err(self.held(function, lease));
+            }
+            FunctionState::Offered if self.is_withdrawn(function) => {
+                return Err(BorrowRefused::Withdrawn(function.clone()));
+            }
+            FunctionState::Offered => {}
+        }
+        self.check_contact(now, &function.host)
+    }
+
+    /// Begins the lease of a function that [can be had](Authority::check_free).
+    pub(super) fn grant(
+        &mut self,
+        now: Millis,
+        function: &FunctionId,
+        borrower: &str,
+        terms: &Terms,
+        turn: Option<TurnOf>,
+    ) -> LeaseId {
+        let Terms { placement, group, level } = terms.clone();
+        let lease = self.next_lease;
+        let epoch = self.functions.get(function).map_or(0, |record| record.epoch).saturating_add(1);
+        self.set_next_lease(lease.saturating_add(1));
+        let (function, borrower) = (function.clone(), borrower.to_owned());
+        let state = LeaseState::Arming;
+        let record = LeaseRecord {
+            lease,
+            function: function.clone(),
+            epoch,
+            borrower,
+            placement,
+            group,
+            level,
+            change: None,
+            since: now,
+            until: None,
+            turn,
+            state,
+        };
+        self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
+        self.put_lease(record);
+        self.put_function(FunctionRecord { function, epoch, state: FunctionState::Lent { lease } });
+        self.say(lease);
+        lease
+    }
+
+    /// Ends a lease in order: its borrower lets go first.
+    ///
+    /// # Errors
+    /// [`ReturnRefused`]; nothing changes then.
+    pub fn give_back(&mut self, now: Millis, lease: LeaseId) -> Result<Outcome, ReturnRefused> {
+        let now = self.enter(now);
+        let record = self.leases.get(&lease).ok_or(ReturnRefused::Unknown(lease))?;
+        match &record.state {
+            LeaseState::Ended { reason } => {
+                return Err(ReturnRefused::AlreadyEnded { lease, reason: reason.clone() });
+            }
+            LeaseState::Closing { .. } => {}
+            _ => self.close(now, lease, EndReason::Returned),
+        }
+        self.take_turns(now);
+        Ok(self.take())
+    }
+
+    pub(super) fn check_contact(&self, now: Millis, host: &str) -> Result<(), BorrowRefused> {
+        if !self.hosts.contains_key(host) {
+            return Err(BorrowRefused::NoHost(host.to_owned()));
+        }
+        let contact = self.contacts.get(host).copied();
+        let heard = contact.map_or(0, |c| c.heard);
+        match now.saturating_sub(heard) {
+            silent_ms if silent_ms > self.config.silence => {
+                Err(BorrowRefused::Silent { host: host.to_owned(), silent_ms })
+            }
+            // What its node has of decisions that are not in the records is not known.
+            _ if contact.is_none_or(|c| !c.registered) => {
+                Err(BorrowRefused::Awaited(host.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn held(&self, function: &FunctionId, lease: LeaseId) -> BorrowRefused {
+        let record = &self.leases[&lease];
+        let (function, borrower) = (function.clone(), record.borrower.clone());
+        match record.state {
+            LeaseState::Closing { .. } | LeaseState::Ended { .. } => {
+                BorrowRefused::Returning { function, borrower, lease }
+            }
+            _ => BorrowRefused::Held { function, borrower, lease, since: record.since },
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! An authority is made from the records that a former one stored.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Authority, Config, Contact, LeaseState, Outcome, Record};
+use crate::message::Millis;
+
+impl Authority {
+    /// The authority that stored `records`, going on at `now`. Every live lease gets a whole time
+    /// to live: nobody could renew while there was nobody to renew with.
+    pub fn restore(config: Config, now: Millis, records: impl IntoIterator<Item = Record>) -> Self {
+        let mut authority = Authority {
+            config,
+            hosts: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            deadlines: BTreeMap::new(),
+            compositions: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            next_lease: 1,
+            resend_at: now,
+            unconfirmed: BTreeSet::new(),
+            seen: now,
+            outcome: Outcome::default(),
+            undo: Vec::new(),
+        };
+        for record in records {
+            match record {
+                Record::Host(host) => {
+                    let contact = Contact { registered: false, heard: now };
+                    authority.contacts.insert(host.host.clone(), contact);
+                    authority.hosts.insert(host.host.clone(), host);
+                }
+                Record::Function(function) => {
+                    authority.functions.insert(function.function.clone(), function);
+                }
+                Record::Lease(mut lease) => {
+                    match lease.state {
+                        // Asked again: whether the lender has it armed may be otherwise by now.
+                        LeaseState::Opening => lease.state = LeaseState::Arming,
+                        LeaseState::Active { .. } => {
+                            authority.unconfirmed.insert(lease.lease);
+                        }
+                        _ => {}
+                    }
+                    authority.next_lease = authority.next_lease.max(lease.lease.saturating_add(1));
+                    let time = match lease.state {
+                        LeaseState::Closing { .. } => {
+                            let grace = lease.turn.as_ref().map_or(0, |turn| turn.grace);
+                            Some(config.close_grace.saturating_add(grace))
+                        }
+                        LeaseState::Ended { .. } => None,
+                        _ => Some(config.ttl),
+                    };
+                    if let Some(time) = time {
+                        authority.deadlines.insert(lease.lease, now.saturating_add(time));
+                    }
+                    authority.leases.insert(lease.lease, lease);
+                }
+                Record::NextLease { lease } => {
+                    authority.next_lease = authority.next_lease.max(lease);
+                }
+                Record::Forgotten { lease } => {
+                    authority.leases.remove(&lease);
+                }
+                Record::Composition(composition) => {
+                    authority.compositions.insert(composition.name.clone(), composition);
+                }
+                Record::Dissolved { name } => {
+                    authority.compositions.remove(&name);
+                }
+                Record::Device(change) => {
+                    let key = (change.host.clone(), change.device.clone());
+                    authority.next_lease =
+                        authority.next_lease.max(change.number.saturating_add(1));
+                    authority.devices.insert(key, change);
+                }
+                Record::DeviceRemoved { host, device } => {
+                    authority.devices.remove(&(host, device));
+                }
+                Record::Share(share) => {
+                    authority.shares.insert(share.share, *share);
+                }
+                Record::ShareRemoved { share, .. } => {
+                    authority.shares.remove(&share);
+                }
+            }
+        }
+        authority.restore_shares();
+        authority
+    }
+}

@@ -1,0 +1,61 @@
+//! What the last step changed, as it was before: a step that cannot be stored never happened.
+
+use std::collections::BTreeMap;
+
+use super::{Authority, FunctionRecord, HostRecord, LeaseRecord};
+use crate::composition::Composition;
+use crate::device::DeviceChange;
+use crate::message::{FunctionId, LeaseId, Millis};
+use crate::share::Share;
+
+/// Something as it was before the last step.
+#[derive(Debug)]
+pub(super) enum Undo {
+    Host(String, Option<HostRecord>),
+    Function(FunctionId, Option<FunctionRecord>),
+    Lease(LeaseId, Option<LeaseRecord>),
+    Deadline(LeaseId, Option<Millis>),
+    NextLease(LeaseId),
+    Registered(String),
+    Confirmed(LeaseId),
+    Composition(String, Option<Composition>),
+    Device((String, String), Option<DeviceChange>),
+    Share(LeaseId, Option<Box<Share>>),
+}
+
+/// Puts a key's value, or none.
+pub(super) fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<V> {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    }
+}
+
+impl Authority {
+    /// The last step could not be stored: it never happened, and what it said must not be sent.
+    /// Time went on all the same, and who was heard was heard.
+    pub fn take_back(&mut self) {
+        for change in std::mem::take(&mut self.undo).into_iter().rev() {
+            match change {
+                Undo::Host(key, before) => drop(put(&mut self.hosts, key, before)),
+                Undo::Function(key, before) => drop(put(&mut self.functions, key, before)),
+                Undo::Lease(key, before) => drop(put(&mut self.leases, key, before)),
+                Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
+                Undo::NextLease(before) => self.next_lease = before,
+                Undo::Composition(key, before) => drop(put(&mut self.compositions, key, before)),
+                Undo::Device(key, before) => drop(put(&mut self.devices, key, before)),
+                Undo::Share(key, before) => {
+                    drop(put(&mut self.shares, key, before.map(|share| *share)));
+                }
+                Undo::Confirmed(lease) => {
+                    self.unconfirmed.insert(lease);
+                }
+                Undo::Registered(host) => {
+                    if let Some(contact) = self.contacts.get_mut(&host) {
+                        contact.registered = false;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The way to the control plane: what the node says to it, and what it says to the node.
+
+use std::time::Duration;
+
+use rackbus_control::Client;
+use rackbus_control::api::NodeMessages;
+use rackbus_control::client::Lines;
+use rackbus_control::said::{SILENCE, Said};
+use tokio::sync::mpsc;
+
+use super::Heard;
+use crate::term::NewestTerm;
+
+/// How long it waits before it looks for a lost control plane again.
+const RECONNECT: Duration = Duration::from_millis(100);
+
+/// How long the control plane may take to hear a message, before the next is tried.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Brings what the node says to the control plane, in order. What cannot be brought is dropped:
+/// the protocol says it again.
+pub(super) async fn post(
+    client: Client,
+    host: String,
+    mut outbox: mpsc::UnboundedReceiver<NodeMessages>,
+) {
+    while let Some(mut said) = outbox.recv().await {
+        while let Ok(next) = outbox.try_recv() {
+            said.messages.extend(next.messages);
+            said.report = next.report.or(said.report);
+        }
+        match tokio::time::timeout(ANSWER, client.say(&host, &said)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "the control plane did not hear"),
+            Err(_) => tracing::debug!("the control plane does not answer"),
+        }
+    }
+}
+
+/// Hears what the control plane says, and finds it again whenever it is lost.
+pub(super) async fn listen(
+    client: Client,
+    host: String,
+    heard: mpsc::UnboundedSender<Heard>,
+    mut newest: NewestTerm,
+) {
+    let mut lost = false;
+    while !heard.is_closed() {
+        match client.listen(&host, newest.newest()).await {
+            Ok(mut said) => {
+                let mut connected = false;
+                while let Some(Said { term, message }) = next(&mut said, newest.newest()).await {
+                    let taken;
+                    (newest, taken) = take(newest, term).await;
+                    match taken {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            tracing::warn!(term, "a control plane that leads no more is not heard");
+                            break;
+                        }
+                        Err(error) => {
+                            tracing::error!(%error, "the leader's term cannot be kept, and so it is not heard");
+                            break;
+                        }
+                    }
+                    if !std::mem::replace(&mut connected, true) {
+                        tracing::info!(host, term, "connected to the control plane");
+                        lost = false;
+                        let _ = heard.send(Heard::Connected);
+                    }
+                    if let Some(message) = message {
+                        let _ = heard.send(Heard::Said(message));
+                    }
+                }
+            }
+            Err(error) => tracing::debug!(%error, "no control plane"),
+        }
+        if !std::mem::replace(&mut lost, true) {
+            tracing::warn!(host, "the control plane is gone; what is lent and borrowed stays so");
+        }
+        tokio::time::sleep(RECONNECT).await;
+    }
+}
+
+/// Whether what is said in `term` may be taken. A later one than before is on disk then.
+pub(super) async fn take(mut newest: NewestTerm, term: u64) -> (NewestTerm, std::io::Result<bool>) {
+    if term <= newest.newest() {
+        return (newest.clone(), newest.take(term));
+    }
+    let kept = newest.clone();
+    let taking = tokio::task::spawn_blocking(move || {
+        let taken = newest.take(term);
+        (newest, taken)
+    });
+    taking.await.unwrap_or_else(|_| (kept, Err(std::io::Error::other("the process ends"))))
+}
+
+/// The next line. A control plane that has terms says something all the time: one that stands still is given up.
+pub(super) async fn next(said: &mut Lines<Said>, term: u64) -> Option<Said> {
+    if term == 0 {
+        return said.next().await;
+    }
+    tokio::time::timeout(SILENCE, said.next()).await.ok().flatten()
+}

@@ -1,0 +1,312 @@
+//! Attaches to the lender for each client that opens a function's socket, and makes the device that the client sees.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use rackbus_control::lease_span;
+use rackbus_fabric::FabricHandle;
+use rackbus_lease::{Grant, Placement};
+use rackbus_link::{Connect, Hello, Medium, Service};
+use rackbus_memory::exchange::session::Side;
+use rackbus_memory::{Carried, CarriedSession, Gate, Stream};
+use rackbus_pci::MediumAccess;
+use rackbus_pci::vfio_user::{Device, DeviceError, DeviceShape, Opener, Shown, ShownWith};
+use rackbus_vm::Interrupts;
+use rustix::io::Errno;
+
+use super::UseListener;
+use super::lease::{Attachment, Open};
+use crate::front::PlacedDevice;
+use crate::peers::{Followed, Membership, PeerGroups, Windows};
+use crate::remote::{OnLost, RemoteDevice};
+use crate::sessions::hold_session;
+
+/// The half of the function that is attached to.
+pub(super) fn wanted(grant: &Grant) -> Service {
+    let Grant { lease, epoch, .. } = *grant;
+    let device = grant.function.device.clone();
+    match grant.placement {
+        Placement::Lender => Service::Function { device, lease, epoch },
+        Placement::Borrower => Service::Medium { device, lease, epoch },
+        Placement::Host => Service::Window { device, lease, epoch },
+    }
+}
+
+/// Attaches to the lender for each client that opens the socket.
+pub(super) struct AttachOpener {
+    pub(super) hello: Hello,
+    pub(super) link: Arc<dyn Connect>,
+    pub(super) fabric: FabricHandle,
+    pub(super) listener: Arc<dyn UseListener>,
+    pub(super) peers: Arc<PeerGroups>,
+    pub(super) gate: Gate,
+    pub(super) hold: Duration,
+    pub(super) open: std::sync::Weak<Open>,
+}
+
+impl Opener for AttachOpener {
+    fn open(&self) -> Result<Box<dyn Device>, DeviceError> {
+        let gone = || DeviceError::new(Errno::NODEV, "the lease was returned");
+        let open = self.open.upgrade().ok_or_else(gone)?;
+        let _about = lease_span(open.grant.lease).entered();
+        let stream = self
+            .link
+            .connect(&open.grant.address, &self.hello)
+            .map_err(|error| DeviceError::new(Errno::NODEV, error.to_string()))?;
+        let device = self.attach(&open, stream)?;
+        self.tell_use(&open);
+        tracing::info!(process = open.process(), "in use");
+        Ok(device)
+    }
+}
+
+/// Shows `device` with the kind of interrupts that its user wants. Without MSI-X a function can be
+/// taken out of every running QEMU, which the loss of its lender needs.
+pub(super) fn show(
+    open: &Open,
+    device: impl Device + 'static,
+) -> Result<Box<dyn Device>, DeviceError> {
+    let msix = Interrupts::noted(&open.path) != Interrupts::Msi;
+    let shown = Shown::choose(device.shape(), msix);
+    let shown = ShownWith::new(device, shown)?;
+    *open.fixed() = shown.fixed_bytes().to_vec();
+    Ok(Box::new(shown))
+}
+
+impl AttachOpener {
+    /// Tells who watches users of the one that is there.
+    pub(super) fn tell_use(&self, open: &Arc<Open>) {
+        let Some(process) = open.process() else { return };
+        let lease = self.open.clone();
+        // Nobody is there any more, or still that one.
+        let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
+        let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
+        self.listener.opened(&open.grant, &open.path, process, ended);
+    }
+
+    /// Tells once that the lender is lost.
+    pub(super) fn on_lost(&self) -> OnLost {
+        let (listener, lost) = (self.listener.clone(), self.open.clone());
+        let gate = self.gate.clone();
+        Box::new(move |reason: String| {
+            if let Some(open) = lost.upgrade() {
+                // Windows of others are closed at their lenders: no other process takes those conversations
+                // up meanwhile. One that goes on in this one's place finds the lender lost by itself.
+                let _passage = gate.enter();
+                open.leave_peers();
+                listener.lender_lost(&open.grant, &reason);
+            }
+        })
+    }
+
+    /// The device at the other end of `stream`, or the front here of the medium there.
+    pub(super) fn attach(
+        &self,
+        open: &Arc<Open>,
+        stream: Arc<dyn rackbus_link::Conversation>,
+    ) -> Result<Box<dyn Device>, DeviceError> {
+        let on_lost = self.on_lost();
+        let none = |error: String| DeviceError::new(Errno::NODEV, error);
+        match open.grant.placement {
+            Placement::Host => Err(none("it is in this host's own PCI tree".to_owned())),
+            Placement::Lender => {
+                let device = RemoteDevice::attach(stream, on_lost);
+                let device = device.map_err(|error| none(error.to_string()))?;
+                let device = device.counted_by(open.lent_out.clone());
+                let conversation = device.conversation();
+                let windows = Box::new(conversation.clone());
+                open.attached(Attachment::Function(conversation));
+                show(open, self.follow(open, device, Some(windows)))
+            }
+            Placement::Borrower => {
+                let offered = Medium::receive(&*stream, &self.hello.to);
+                let (medium, files) = offered.map_err(|error| none(error.to_string()))?;
+                let function = &open.grant.function;
+                let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
+                let lending = lending.map_err(|error| none(error.to_string()))?;
+                let name = &function.device;
+                let Some(carrier) = stream.carrier() else {
+                    let access = MediumAccess::Files(files);
+                    let device =
+                        PlacedDevice::start(name, &medium, access, stream, lending, on_lost)?;
+                    open.attached(Attachment::Medium(device.conversation(), None));
+                    return show(open, self.follow(open, device, None));
+                };
+                let session = self.session(open, &medium)?;
+                let side = Side::Asks;
+                let carried = Carried { carrier, session: session.clone(), side };
+                let ended = session.clone();
+                // Why that is over is known better there.
+                let on_lost: OnLost = Box::new(move |reason| {
+                    on_lost(ended.end_reason().map_or(reason, |end| end.to_string()));
+                });
+                let (access, stream) = (MediumAccess::Carried(carried), Arc::new(session.clone()));
+                let device = PlacedDevice::start(name, &medium, access, stream, lending, on_lost);
+                let device = device.inspect_err(|_| session.shut_down())?;
+                open.attached(Attachment::Medium(device.conversation(), Some(session)));
+                show(open, self.follow(open, device, None))
+            }
+        }
+    }
+
+    /// The session with the lender of `medium` on another machine.
+    pub(super) fn session(
+        &self,
+        open: &Open,
+        medium: &Medium,
+    ) -> Result<CarriedSession, DeviceError> {
+        let none = |error: String| DeviceError::new(Errno::NODEV, error);
+        let older =
+            || none(format!("the node of {} is older than this one; upgrade it", self.hello.to));
+        let offered = medium.session.as_ref().ok_or_else(older)?;
+        let (link, address) = (self.link.clone(), open.grant.address.clone());
+        let (listener, grant) = (self.listener.clone(), open.grant.clone());
+        let on_change = Box::new(move |_| listener.link_changed(&grant));
+        let hello = self.hello.clone();
+        let session = hold_session(offered, self.hold, link, address, hello, on_change);
+        session.map_err(|error| none(error.to_string()))
+    }
+
+    /// `device`, among the functions of its user: those of a VM, or of a group.
+    pub(super) fn follow(
+        &self,
+        open: &Open,
+        device: impl Device + 'static,
+        windows: Option<Box<dyn Windows>>,
+    ) -> Box<dyn Device> {
+        match self.join(open, device.shape(), windows) {
+            Some(membership) => Box::new(Followed::new(device, membership)),
+            None => Box::new(device),
+        }
+    }
+
+    /// The same for a device that another process of this node followed, which its user has programmed. It
+    /// `had` these windows, each an address and a length.
+    pub(super) fn follow_again(
+        &self,
+        open: &Open,
+        device: impl Device + 'static,
+        windows: Option<Box<dyn Windows>>,
+        had: Vec<(u64, u64)>,
+    ) -> Box<dyn Device> {
+        match self.join(open, device.shape(), windows) {
+            Some(membership) => {
+                membership.inherit(had);
+                Box::new(Followed::again(device, membership, &self.peers, self.gate.clone()))
+            }
+            None => Box::new(device),
+        }
+    }
+
+    pub(super) fn join(
+        &self,
+        open: &Open,
+        shape: &DeviceShape,
+        windows: Option<Box<dyn Windows>>,
+    ) -> Option<Arc<Membership>> {
+        let vm = self.listener.vm_of(&open.path).map(|vm| format!("VM {vm}"));
+        let group = || Some(format!("group {}", open.grant.group.as_ref()?));
+        let user = vm.or_else(group)?;
+        let name = open.grant.function.to_string();
+        let membership = Arc::new(self.peers.join(&user, &name, shape, windows));
+        *open.membership.lock().unwrap_or_else(PoisonError::into_inner) = Some(membership.clone());
+        Some(membership)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::sync::{Mutex, mpsc};
+    use std::time::Duration;
+
+    use rackbus_devices::nvme::{Nvme, NvmeConfig};
+    use rackbus_fabric::rack::Rack;
+    use rackbus_fabric::{Fabric, derive};
+    use rackbus_link::{Conversation, LinkError};
+    use rackbus_memory::Stream;
+    use rackbus_pci::endpoint::Endpoint;
+    use rackbus_pci::vfio_user::Client;
+
+    use super::*;
+    use crate::borrower::{BorrowedFunctions, LeaseEnded};
+
+    /// A link that says when it is asked to connect, and does so when it is told to.
+    struct Slow(mpsc::Sender<()>, Mutex<mpsc::Receiver<Arc<dyn Conversation>>>);
+
+    impl Connect for Slow {
+        fn address(&self, _host: &str) -> String {
+            unreachable!("the grant has it")
+        }
+
+        fn connect(
+            &self,
+            _address: &str,
+            _hello: &Hello,
+        ) -> Result<Arc<dyn Conversation>, LinkError> {
+            self.0.send(()).unwrap();
+            Ok(self.1.lock().unwrap().recv().unwrap())
+        }
+    }
+
+    struct Nobody;
+
+    fn fabric() -> FabricHandle {
+        let file = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
+                    [hosts.beta]\n";
+        let rack = Rack::parse("rack.toml", file).unwrap();
+        FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()))
+    }
+
+    impl UseListener for Nobody {
+        fn lender_lost(&self, _grant: &Grant, _reason: &str) {}
+        fn vm_of(&self, _socket: &Path) -> Option<String> {
+            None
+        }
+        fn opened(&self, _grant: &Grant, _socket: &Path, _process: u32, _ended: LeaseEnded) {}
+    }
+
+    #[test]
+    fn a_lease_that_ends_while_its_user_attaches_lets_the_lender_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let ((asked, asks), (connect, connected)) = (mpsc::channel(), mpsc::channel());
+        let link = Arc::new(Slow(asked, Mutex::new(connected)));
+        let (fabric, gate) = (fabric(), Gate::new().unwrap());
+        let functions = BorrowedFunctions::new(
+            "test",
+            "beta",
+            folder.path(),
+            link,
+            fabric,
+            Arc::new(Nobody),
+            gate,
+        );
+        let (function, address) = ("alpha/nvme0".parse().unwrap(), "nowhere".to_owned());
+        let placement = Placement::Borrower;
+        let grant = Grant {
+            lease: 1,
+            function,
+            epoch: 1,
+            address,
+            ttl: 1000,
+            placement,
+            group: None,
+            turn: None,
+        };
+        let path = functions.open(grant).unwrap();
+        let user = std::thread::spawn(move || Client::connect(&path, Duration::from_secs(30)));
+        asks.recv().unwrap();
+        functions.close(1);
+        let mut lender =
+            Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
+        let offer = lender.serve_medium(None).unwrap();
+        let medium =
+            Medium { class: offer.class.to_owned(), description: offer.description, session: None };
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        medium.send(&theirs, &offer.files).unwrap();
+        connect.send(Arc::new(ours)).unwrap();
+        let _user = user.join().unwrap().unwrap();
+        assert!(theirs.is_closed(), "the lender is held by a lease that has ended");
+    }
+}

@@ -1,0 +1,101 @@
+//! A borrowed function, from the grant of its lease to its end.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_lease::Grant;
+use rackbus_memory::CarriedSession;
+use rackbus_pci::vfio_user::Server;
+
+use crate::front::MediumConversation;
+use crate::lent_out::LentOut;
+use crate::peers::Membership;
+use crate::remote::Conversation;
+
+/// A borrowed function, from the grant of its lease to its end.
+pub(super) struct Open {
+    pub(super) grant: Grant,
+    pub(super) path: PathBuf,
+    pub(super) server: Mutex<Option<Server>>,
+    /// What the function is lent, where it runs at its lender.
+    pub(super) lent_out: LentOut,
+    /// The conversation with the lender, since a user had the socket open.
+    pub(super) attachment: Mutex<Option<Attachment>>,
+    /// Bytes of configuration space that its user is shown instead of the function's.
+    pub(super) fixed: Mutex<Vec<(u64, u8)>>,
+    /// The lease has ended: who is being attached lets the lender go at once.
+    pub(super) closed: AtomicBool,
+    /// Among the functions of its user, while that has it open.
+    pub(super) membership: Mutex<Option<Arc<Membership>>>,
+}
+
+/// The conversation with a lender.
+pub(super) enum Attachment {
+    /// About the function.
+    Function(Conversation),
+    /// About its medium; the front runs here. Beside it the session, where that is on another machine.
+    Medium(MediumConversation, Option<CarriedSession>),
+}
+
+impl Attachment {
+    /// Lets the lender go: what was attached answers as an absent device from then on.
+    pub(super) fn end(&self) {
+        match self {
+            Attachment::Function(conversation) => conversation.end(),
+            Attachment::Medium(conversation, _) => conversation.end(),
+        }
+    }
+}
+
+impl Open {
+    pub(super) fn server(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The process that uses it now.
+    pub(super) fn process(&self) -> Option<u32> {
+        self.server().as_ref().and_then(Server::client_pid)
+    }
+
+    pub(super) fn fixed(&self) -> MutexGuard<'_, Vec<(u64, u8)>> {
+        self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn attachment(&self) -> MutexGuard<'_, Option<Attachment>> {
+        self.attachment.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A user has attached.
+    pub(super) fn attached(&self, attachment: Attachment) {
+        let mut current = self.attachment();
+        if self.closed.load(Ordering::Relaxed) {
+            attachment.end();
+        }
+        *current = Some(attachment);
+    }
+
+    /// The lease has ended: lets the lender go, also for a user that is attaching now.
+    pub(super) fn close(&self) {
+        self.leave_peers();
+        let current = self.attachment();
+        self.closed.store(true, Ordering::Relaxed);
+        if let Some(attachment) = &*current {
+            attachment.end();
+        }
+    }
+
+    /// The windows that it has, each an address and a length.
+    pub(super) fn windows(&self) -> Vec<(u64, u64)> {
+        let membership = self.membership.lock().unwrap_or_else(PoisonError::into_inner);
+        membership.as_ref().map(|membership| membership.windows()).unwrap_or_default()
+    }
+
+    /// No other function of its user reaches it from now on, nor it any.
+    pub(super) fn leave_peers(&self) {
+        let membership = self.membership.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(membership) = membership {
+            membership.leave();
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Other nodes connect to the link: each conversation goes to the service that it is for.
+
+use std::sync::Arc;
+
+use rackbus_fabric::FabricHandle;
+use rackbus_link::{Incoming, Listener as LinkListener, Service};
+use rackbus_memory::{Gate, Passage};
+
+use super::NodeOptions;
+use crate::lender::LentFunctions;
+use crate::metrics::LinkCounters;
+use crate::network::NetworkService;
+use crate::segments::Segments;
+
+/// What other nodes come for.
+#[derive(Clone)]
+pub(super) struct Served {
+    pub(super) lender: Arc<LentFunctions>,
+    pub(super) segments: Arc<Segments>,
+    pub(super) network: NetworkService,
+}
+
+impl Served {
+    /// What the node of these options serves, with nothing of it started yet.
+    pub(super) fn new(
+        options: &NodeOptions,
+        lender: Arc<LentFunctions>,
+        fabric: &FabricHandle,
+    ) -> Served {
+        let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
+        let segments = Segments::new(rack, host, link, options.segments.clone(), fabric.clone());
+        Served { lender, segments, network: options.network.clone() }
+    }
+
+    /// Serves who has connected, until the conversation ends; what can go on in another process rests as `passage`
+    /// says.
+    fn serve(self, incoming: Incoming, passage: Passage) {
+        match incoming.hello.service {
+            Service::Segments => {
+                // What it comes to is counted by the service, and is never passed on.
+                drop(passage);
+                self.segments.attend(incoming);
+            }
+            Service::Network => {
+                // Its rings are opened anew by whoever goes on.
+                drop(passage);
+                self.network.attend(incoming);
+            }
+            Service::Function { .. }
+            | Service::Medium { .. }
+            | Service::Resume { .. }
+            | Service::Window { .. } => self.lender.attend(incoming, &passage),
+        }
+    }
+}
+
+/// A thread that hears who connects to the link; each conversation gets its own.
+pub(super) fn attend(
+    listener: Box<dyn LinkListener>,
+    served: Served,
+    counters: Arc<LinkCounters>,
+    gate: Gate,
+) -> std::io::Result<()> {
+    let accept = move || {
+        loop {
+            let passage = listener.socket().map(|socket| gate.enter_when_readable(socket));
+            let caller = match listener.accept() {
+                Ok(caller) => caller,
+                Err(error) => {
+                    tracing::error!(%error, "the link cannot accept");
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    continue;
+                }
+            };
+            let (served, counters) = (served.clone(), counters.clone());
+            let passage = passage.unwrap_or_else(|| gate.enter());
+            let talk = move || {
+                let Some(incoming) = caller.hear() else { return counters.refuse() };
+                let _open = counters.begin(&incoming.hello.service);
+                served.serve(incoming, passage);
+            };
+            if let Err(error) = std::thread::Builder::new().name("link peer".into()).spawn(talk) {
+                tracing::error!(%error, "a connection to the link was dropped: no thread for it");
+            }
+        }
+    };
+    std::thread::Builder::new().name("link".into()).spawn(accept).map(drop)
+}

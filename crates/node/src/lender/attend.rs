@@ -1,0 +1,95 @@
+//! Other nodes connect and want a function: each is let in, or told why not.
+
+use rackbus_control::lease_span;
+use rackbus_lease::{Holder, Placement};
+use rackbus_link::{InWindow, Incoming, Service};
+use rackbus_memory::Passage;
+use rackbus_pci::vfio_user::Conversation;
+
+use super::{LendError, LentFunctions, mediums};
+use crate::lendable::{Attached, LentInWindow};
+
+impl LentFunctions {
+    /// A node connected and wants a function: lets it in, or tells it why not. Holds the
+    /// conversation on this thread until it ends, and rests as `passage` says.
+    pub fn attend(&self, incoming: Incoming, passage: &Passage) {
+        let (device, lease, epoch, placement) = match incoming.hello.service.clone() {
+            Service::Function { device, lease, epoch } => (device, lease, epoch, Placement::Lender),
+            Service::Medium { device, lease, epoch } => (device, lease, epoch, Placement::Borrower),
+            Service::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
+            Service::Resume { device, lease, epoch, secret, connection } => {
+                let borrower = incoming.hello.from.clone();
+                let holder = Holder { lease, epoch, borrower, placement: Placement::Borrower };
+                return self.resume_session(incoming, &device, &holder, &secret, connection);
+            }
+            Service::Segments | Service::Network => {
+                return incoming.refuse("this is for functions");
+            }
+        };
+        let _about = lease_span(lease).entered();
+        let from = incoming.hello.from.clone();
+        let lent = match self.find(&device) {
+            Ok(lent) => lent,
+            Err(error) => return incoming.refuse(&error.to_string()),
+        };
+        let (caller, carrier) = match self.caller(&incoming, placement) {
+            Ok(caller) => caller,
+            Err(error) => return incoming.refuse(&error.to_string()),
+        };
+        let (stream, carried) = (caller.stream.clone(), caller.session.clone());
+        let wanted = Holder { lease, epoch, borrower: from.clone(), placement };
+        let function = format!("{}/{device}", self.host);
+        let attached = match placement {
+            Placement::Host => lent.attach(&wanted, caller, |lendable| {
+                lendable.lend_in_window(&from, epoch, &stream).map(Session::InWindow)
+            }),
+            Placement::Lender | Placement::Borrower => {
+                let lending = self.fabric.lending(&function, &from).map_err(LendError::from);
+                lending.and_then(|lending| {
+                    lent.attach(&wanted, caller, |lendable| {
+                        lendable.attach(lending, &stream).map(Session::Attached)
+                    })
+                })
+            }
+        };
+        let (end, session) = match attached {
+            Ok(attached) => attached,
+            Err(error) => {
+                tracing::warn!(device, from, epoch, %error, "attach refused");
+                lent.note_refusal(format!("{from}, by lease {lease}: {error}"));
+                return incoming.refuse(&error.to_string());
+            }
+        };
+        tracing::info!(device, from, epoch, %placement, "function attached");
+        match &session {
+            Session::Attached(session) if placement == Placement::Borrower => {
+                let carried = carrier.zip(carried);
+                mediums::serve(&lent, incoming, &**session, carried, passage);
+            }
+            Session::Attached(session) => {
+                if incoming.accept().is_ok() {
+                    lent.hold(&*stream, session, Conversation::default(), passage);
+                }
+            }
+            Session::InWindow(LentInWindow { offset, .. }) => {
+                let place = InWindow { offset: *offset, epoch };
+                if incoming.accept().is_ok_and(|stream| place.send(&*stream).is_ok()) {
+                    lent.hold_medium(&*stream, passage);
+                }
+            }
+        }
+        // Dropping the session scrubs the function, which gives up what a front asked of its medium and
+        // ends all loans; only then may anybody else have it.
+        drop(session);
+        drop(end);
+        tracing::info!(device, from, epoch, "function released");
+    }
+}
+
+/// A function in the hands of a borrower.
+enum Session {
+    /// Of a driver or a front.
+    Attached(Box<dyn Attached>),
+    /// Of a host's kernel.
+    InWindow(LentInWindow),
+}

@@ -1,0 +1,333 @@
+//! One function that is lent: who is attached, and how that ends.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_control::api::DeviceReport;
+use rackbus_lease::{Epoch, Holder, NotAdmitted};
+use rackbus_memory::{Passage, Stream};
+use rackbus_pci::vfio_user::{Conversation, Device, serve_within};
+
+use super::tenancy::Tenancy;
+use super::{Fence, LendError};
+use crate::lendable::{Lendable, NotReady};
+use crate::sessions::LentSession;
+
+/// How long an attach waits for the same borrower's previous conversation to be cleaned up.
+const SUCCESSION: Duration = Duration::from_secs(2);
+
+/// Between two looks meanwhile whether that conversation's connection is lost.
+const LOOK: Duration = Duration::from_millis(100);
+
+pub(super) struct Lent {
+    pub(super) name: String,
+    pub(super) fence: Fence,
+    pub(super) lendable: Arc<dyn Lendable>,
+    pub(super) patience: Duration,
+    pub(super) state: Mutex<State>,
+    pub(super) seen: Mutex<Seen>,
+    /// The service level that its borrower was promised.
+    pub(super) promised: Mutex<Option<String>>,
+    /// What its leases use.
+    pub(super) tenancy: Mutex<Tenancy>,
+    /// Signalled when a conversation has ended and the function is scrubbed.
+    pub(super) idle: Condvar,
+}
+
+/// What others may see of a device, whatever holds its state.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Why it cannot be had now.
+    pub(super) trouble: Option<String>,
+    /// How many were not let in, and why the last was not.
+    pub(super) attach_refused: u64,
+    pub(super) last_attach_refused: Option<String>,
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lent").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) session: Option<InUse>,
+}
+
+/// The conversation of who is attached.
+pub(super) struct InUse {
+    pub(super) stream: Arc<dyn Stream>,
+    /// What outlives its connection, between machines.
+    pub(super) session: Option<LentSession>,
+    /// Where it rests; nothing while it goes on.
+    pub(super) at: Option<Conversation>,
+}
+
+/// Ends what was [attached](Lent::attach), however its conversation ended: a revocation waits for it.
+/// Dropped after the session, and so after the function was scrubbed.
+pub(super) struct SessionEnd<'a>(pub(super) &'a Lent);
+
+impl Drop for SessionEnd<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.session = None;
+        self.0.fence.lock().detached(&self.0.name);
+        drop(state);
+        self.0.idle.notify_all();
+    }
+}
+
+impl Lent {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn promised(&self) -> MutexGuard<'_, Option<String>> {
+        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_refusal(&self, said: String) {
+        let mut seen = self.seen();
+        seen.attach_refused += 1;
+        seen.last_attach_refused = Some(said);
+    }
+
+    pub(super) fn report(&self) -> DeviceReport {
+        let seen = self.seen();
+        let report = DeviceReport {
+            trouble: seen.trouble.clone(),
+            attach_refused: seen.attach_refused,
+            last_attach_refused: seen.last_attach_refused.clone(),
+            ..DeviceReport::default()
+        };
+        drop(seen);
+        let mut report = self.lendable.describe(report);
+        let lease = self.fence.lock().admitted(&self.name).map(|holder| holder.lease);
+        (report.lease, report.last_lease) = self.tenancy().reports(lease, &report);
+        report
+    }
+
+    pub(super) fn hangs(&self) -> LendError {
+        LendError::Hangs { device: self.name.clone(), limit: self.patience }
+    }
+
+    /// Holds the conversation of who is attached.
+    pub(super) fn hold(
+        &self,
+        stream: &dyn Stream,
+        session: &dyn Device,
+        from: Conversation,
+        passage: &Passage,
+    ) {
+        let at = |paused| self.rests(paused);
+        if let Err(error) = serve_within(stream, session, from, passage, at) {
+            tracing::warn!(device = self.name, %error, "conversation ended");
+        }
+    }
+
+    /// Holds the conversation of who has the medium: nothing is said in it.
+    pub(super) fn hold_medium(&self, stream: &dyn Stream, passage: &Passage) {
+        if stream.socket().is_none() {
+            // It cannot be passed on, so it does not rest for that.
+            return stream.wait_closed();
+        }
+        while !stream.is_closed() {
+            stream.wait_closed_or(passage.gate().as_fd());
+            if !stream.is_closed() {
+                self.rests(Some(Conversation::default()));
+                passage.rest();
+                self.rests(None);
+            }
+        }
+    }
+
+    pub(super) fn rests(&self, at: Option<Conversation>) {
+        if let Some(session) = &mut self.lock().session {
+            session.at = at;
+        }
+    }
+
+    /// Has the function ready, and notes why it is not. Who has `_state` is alone with it.
+    pub(super) fn start(&self, _state: &State) -> Result<(), LendError> {
+        let outcome = self.lendable.arm(self.patience).map_err(|error| match error {
+            NotReady::Hangs => self.hangs(),
+            NotReady::Failed(cause) => self.broken(cause),
+        });
+        self.seen().trouble = outcome.as_ref().err().map(LendError::to_string);
+        outcome
+    }
+
+    pub(super) fn broken(&self, cause: std::io::Error) -> LendError {
+        LendError::Device { device: self.name.clone(), cause }
+    }
+
+    /// Ends the conversation of who is attached under `epoch` or an older one, and waits for its end
+    /// and for the engine.
+    pub(super) fn cut(&self, epoch: Epoch) -> Result<(), LendError> {
+        let state = self.lock();
+        let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
+        if let Some(session) = &state.session
+            && self.fence.lock().attached_up_to(&self.name, epoch)
+        {
+            session.stream.shut_down();
+        }
+        let waited = self.idle.wait_timeout_while(state, self.patience, attached);
+        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !waited.timed_out() {
+            return self.start(&state);
+        }
+        // The conversation waits for the function.
+        self.lendable.revoke();
+        let hangs = self.hangs();
+        self.seen().trouble = Some(hangs.to_string());
+        Err(hangs)
+    }
+
+    /// Waits for the end of a conversation that was cut, however long it takes.
+    pub(super) fn wait_cut(&self, epoch: Epoch) -> Result<(), LendError> {
+        let attached = |_: &mut State| self.fence.lock().attached_up_to(&self.name, epoch);
+        let waited = self.idle.wait_while(self.lock(), attached);
+        self.start(&waited.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Lets `wanted` attach, if the lease says so. Its own former conversation may need a moment to
+    /// end. Dropping the session and then the other half ends it.
+    pub(super) fn attach<T>(
+        &self,
+        wanted: &Holder,
+        caller: InUse,
+        give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
+    ) -> Result<(SessionEnd<'_>, T), LendError> {
+        let deadline = Instant::now() + SUCCESSION;
+        let mut state = self.lock();
+        loop {
+            let decided = self.fence.lock().attach(&self.name, wanted);
+            let left = deadline.saturating_duration_since(Instant::now());
+            match decided {
+                Ok(()) => break,
+                Err(NotAdmitted::InUse { .. }) if !left.is_zero() => {}
+                Err(refused) => return Err(refused.into()),
+            }
+            if let Some(InUse { session: Some(session), stream, .. }) = &state.session
+                && session.is_away()
+            {
+                // Whoever begins anew does not come back to what was lost.
+                stream.shut_down();
+            }
+            let waited = self.idle.wait_timeout(state, left.min(LOOK));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match self.open(&mut state, caller, give) {
+            Ok(session) => Ok((SessionEnd(self), session)),
+            Err(error) => {
+                // The guard would lock the state again.
+                self.fence.lock().detached(&self.name);
+                drop(state);
+                self.idle.notify_all();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn open<T>(
+        &self,
+        state: &mut State,
+        caller: InUse,
+        give: impl FnOnce(&dyn Lendable) -> std::io::Result<T>,
+    ) -> Result<T, LendError> {
+        self.start(state)?;
+        // A model that failed since it was armed was started anew just now, and knows of no promise.
+        let promised = self.promised();
+        if promised.is_some() {
+            self.lendable.change_level(promised.as_deref()).map_err(LendError::Level)?;
+        }
+        drop(promised);
+        let attached = give(&*self.lendable);
+        let attached = attached.map_err(|cause| self.broken(cause))?;
+        state.session = Some(caller);
+        Ok(attached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rackbus_devices::class::{LentTo, parse_rack};
+    use rackbus_fabric::{Fabric, FabricHandle, derive};
+    use rackbus_lease::{Message, Placement};
+
+    use super::*;
+    use crate::lendable::Attached;
+    use crate::lender::LentFunctions;
+
+    /// A function that remembers which levels it was given since it was started last.
+    #[derive(Debug, Default)]
+    struct Restarted(Mutex<Vec<Option<String>>>);
+
+    impl Lendable for Restarted {
+        fn arm(&self, _limit: Duration) -> Result<(), NotReady> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+
+        fn set_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
+            self.change_level(level)
+        }
+
+        fn change_level(&self, level: Option<&str>) -> Result<(), String> {
+            self.0.lock().unwrap().push(level.map(str::to_owned));
+            Ok(())
+        }
+
+        fn attach(
+            &self,
+            _lending: rackbus_fabric::Lending,
+            _stream: &Arc<dyn Stream>,
+        ) -> std::io::Result<Box<dyn Attached>> {
+            Err(std::io::Error::other("it is not needed here"))
+        }
+
+        fn revoke(&self) {}
+
+        fn describe(&self, known: DeviceReport) -> DeviceReport {
+            known
+        }
+    }
+
+    /// The lease goes on, and with it what it was promised.
+    #[test]
+    fn a_model_that_is_started_anew_for_the_same_lease_keeps_to_its_level() {
+        let file = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
+                    size = \"1 MiB\"\n[hosts.beta]\n";
+        let (rack, _) = parse_rack("rack.toml", file).unwrap();
+        let fabric = FabricHandle::new(Fabric::new(derive::here(&rack).unwrap()));
+        let lender = LentFunctions::new("alpha", fabric.clone());
+        let function = Arc::new(Restarted::default());
+        lender.add("d0", function.clone()).unwrap();
+        let (device, borrower, level) = ("d0".to_owned(), "beta".to_owned(), Some("10".to_owned()));
+        let (lease, epoch, placement) = (1, 1, Placement::Lender);
+        let holder = Holder { lease, epoch, borrower: borrower.clone(), placement };
+        let level_of = level.clone();
+        let arm = Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level };
+        assert_eq!(lender.receive(arm).len(), 1);
+        lender.arm("d0", epoch, level_of.as_deref());
+        let lending = fabric.lending("alpha/d0", "beta").unwrap();
+        let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
+        let caller = InUse { stream: stream.clone(), session: None, at: None };
+        assert!(
+            lender
+                .find("d0")
+                .unwrap()
+                .attach(&holder, caller, |it| it.attach(lending, &stream))
+                .is_err()
+        );
+        assert_eq!(*function.0.lock().unwrap(), [level_of]);
+    }
+}

@@ -1,0 +1,135 @@
+//! The functions of one user: the steps that [`Peers`] decides are carried out, one after the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rackbus_control::api::{PeerReport, PeerWindowReport};
+use rackbus_fabric::BarPlace;
+use rackbus_fabric::peer::{BarPart, Member, PeerWindow, Peers, Step};
+use rackbus_memory::MemoryHandle;
+use rackbus_pci::vfio_user::SharedPart;
+
+use super::Windows;
+
+/// The functions of one user.
+#[derive(Default)]
+pub(super) struct Group {
+    pub(super) state: Mutex<State>,
+    /// What was reported last, for while the state is locked.
+    pub(super) reported: Mutex<BTreeMap<String, PeerReport>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) peers: Peers,
+    pub(super) members: BTreeMap<Member, Joined>,
+    /// Windows that were opened by another process of this node, as initiator, address and length, until all
+    /// that it followed were looked at: those that are not to be any more are closed then.
+    pub(super) inherited: Vec<(Member, u64, u64)>,
+    /// Functions that it followed, and that were not looked at.
+    pub(super) unseen: BTreeSet<Member>,
+}
+
+/// What is needed of a function to carry steps out.
+pub(super) struct Joined {
+    /// By BAR.
+    pub(super) memory: BTreeMap<u8, SharedPart>,
+    /// None of a function whose front runs here, for which no windows are opened.
+    pub(super) windows: Option<Box<dyn Windows>>,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group").field("peers", &self.lock().peers).finish_non_exhaustive()
+    }
+}
+
+impl Group {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Does what is to be done now.
+    pub(super) fn settle(&mut self) {
+        self.take_steps();
+        if self.unseen.is_empty() && !self.inherited.is_empty() {
+            self.close_inherited();
+            self.peers.try_again();
+            self.take_steps();
+        }
+    }
+
+    /// Closes what another process opened and is not to be any more.
+    pub(super) fn close_inherited(&mut self) {
+        for (initiator, address, length) in std::mem::take(&mut self.inherited) {
+            let same = |window: &PeerWindow| {
+                (window.initiator, window.address, window.part.length)
+                    == (initiator, address, length)
+            };
+            let joined = self.members.get(&initiator);
+            let windows = joined.and_then(|joined| joined.windows.as_ref());
+            if let Some(windows) = windows
+                && !self.peers.windows().any(same)
+                && let Err(reason) = windows.close(address, length)
+            {
+                tracing::warn!(address, length, reason, "a window of before is not closed");
+            }
+        }
+    }
+
+    pub(super) fn take_steps(&mut self) {
+        while let Some(step) = self.peers.next() {
+            let outcome = match step {
+                Step::Open(window) => self.open(&window),
+                Step::Close(window) => self.close(&window),
+            };
+            if let Err(reason) = &outcome {
+                tracing::warn!(?step, reason, "peer-to-peer");
+            }
+            self.peers.done(step, outcome);
+        }
+    }
+
+    pub(super) fn open(&self, window: &PeerWindow) -> Result<(), String> {
+        let PeerWindow { initiator, target, part, address } = *window;
+        let gone = || "the function is gone".to_owned();
+        let windows = self.members.get(&initiator).and_then(|joined| joined.windows.as_ref());
+        let shared = self.members.get(&target).and_then(|joined| joined.memory.get(&part.bar));
+        let (windows, shared) = windows.zip(shared).ok_or_else(gone)?;
+        let function = self.peers.name(target).ok_or_else(gone)?.to_owned();
+        let place = BarPlace { function, bar: part.bar, offset: part.offset };
+        let memory = shared.memory.descriptor();
+        let at = shared.offset.saturating_add(part.offset);
+        let memory = memory.and_then(|file| MemoryHandle::new(file, at));
+        let memory = memory.map_err(|error| error.to_string())?;
+        windows.open(address, part.length, &place, &memory)?;
+        let initiator = self.peers.name(initiator);
+        tracing::debug!(initiator, target = place.function, bar = part.bar, address, "window");
+        Ok(())
+    }
+
+    pub(super) fn close(&self, window: &PeerWindow) -> Result<(), String> {
+        let joined = self.members.get(&window.initiator);
+        match joined.and_then(|joined| joined.windows.as_ref()) {
+            Some(windows) => windows.close(window.address, window.part.length),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn report(&self, reports: &mut BTreeMap<String, PeerReport>) {
+        for window in self.peers.windows() {
+            let names = (self.peers.name(window.initiator), self.peers.name(window.target));
+            let (Some(initiator), Some(target)) = names else { continue };
+            let PeerWindow { part: BarPart { bar, offset, length }, address, .. } = *window;
+            let function = target.to_owned();
+            let report = PeerWindowReport { address, length, function, bar, offset };
+            reports.entry(initiator.to_owned()).or_default().reaches.push(report);
+        }
+        for refusal in self.peers.refused() {
+            let report = reports.entry(refusal.initiator().to_owned()).or_default();
+            report.refused.push(refusal.to_string());
+        }
+    }
+}
