@@ -180,7 +180,7 @@ pub enum LentTo {
     Nobody,
     /// The host that it is in.
     Owner,
-    /// Another host.
+    /// A host other than the device's own.
     Borrower,
 }
 

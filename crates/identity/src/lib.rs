@@ -26,7 +26,7 @@ pub type Renewed = std::sync::Arc<std::sync::RwLock<Credentials>>;
 /// What a certificate of the rack names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
-    /// The control plane.
+    /// A control plane of the rack.
     Control,
     /// The node of this host.
     Node(String),

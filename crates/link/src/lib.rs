@@ -78,7 +78,7 @@ pub enum Service {
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
-        /// The session's secret.
+        /// What only the two ends of the session know: the offer had it.
         secret: Secret,
         /// Number of the connection in the session; those before it are of no more use.
         connection: u64,

@@ -38,7 +38,7 @@ pub struct TcpLink {
     rack: String,
     /// What this host's node tells others where it is.
     advertised: String,
-    /// Where it listens.
+    /// The address that it listens at: `HOST:PORT`.
     listen: String,
     credentials: Renewed,
     unheard: Arc<AtomicUsize>,
@@ -208,7 +208,7 @@ impl Drop for Unheard {
     }
 }
 
-/// Who connected.
+/// A connection whose TLS and [`Hello`] are still to come.
 #[derive(Debug)]
 struct TcpCaller {
     socket: TcpStream,

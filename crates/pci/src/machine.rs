@@ -33,7 +33,7 @@ pub enum MachineError {
         "{address} is another device than {vendor:04x}:{device:04x}; name the address of one, as lspci shows it"
     )]
     Another {
-        /// The address.
+        /// The PCI address that was named.
         address: String,
         /// The vendor that it should be of.
         vendor: u16,
@@ -49,15 +49,15 @@ pub enum MachineError {
          >{DEVICES}/{address}/driver/unbind"
     )]
     InUse {
-        /// The function's address.
+        /// PCI address of the function.
         address: String,
-        /// The kernel's driver.
+        /// Name of the kernel's driver that has it.
         driver: String,
     },
     /// A file of the kernel's could not be used.
     #[error("{path}: {cause}")]
     File {
-        /// The file.
+        /// The file that cannot be used.
         path: PathBuf,
         /// What the system said.
         cause: io::Error,

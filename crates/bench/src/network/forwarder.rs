@@ -28,7 +28,7 @@ const NAME: &str = "fwd0";
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// One direction.
+/// Forwarding in one direction, on a thread of its own.
 struct Way {
     memory: SharedMemory,
     put: Line,
@@ -112,7 +112,7 @@ pub struct Forwarder {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     names: [String; 2],
-    /// What it joins.
+    /// The namespaces that it forwards between.
     pub pair: Pair,
 }
 

@@ -20,14 +20,14 @@ pub enum Standing {
     Unknown,
     /// Somebody else leads, or nobody at this moment.
     Follows(Option<Member>),
-    /// This one leads.
+    /// This process leads for this tenure.
     Leads(Arc<Tenure>),
 }
 
 /// What everybody in the process may know of its candidacy.
 #[derive(Debug)]
 pub struct Candidacy {
-    /// What it is.
+    /// Who leads, as far as this process knows.
     pub standing: watch::Receiver<Standing>,
     /// Who else is there, and how etcd is.
     pub members: watch::Receiver<Members>,
@@ -36,11 +36,11 @@ pub struct Candidacy {
 /// Who campaigns, and where.
 #[derive(Debug, Clone)]
 pub struct Candidate {
-    /// The cluster.
+    /// The members of etcd, and how they are spoken to.
     pub cluster: Cluster,
     /// Where the rack's keys are.
     pub keys: Keys,
-    /// This process.
+    /// This process, as it is listed among the control planes.
     pub member: Member,
     /// Time to live of its lease, in seconds; etcd may have a greater least one.
     pub ttl: u64,

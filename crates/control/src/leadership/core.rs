@@ -17,7 +17,7 @@ pub struct Config {
     pub ttl: Millis,
     /// How long before the lease can end its holder stops to lead.
     pub margin: Millis,
-    /// Between two renewals.
+    /// Milliseconds from one renewal of etcd's lease to the next.
     pub renew: Millis,
     /// Between two looks who leads.
     pub look: Millis,
@@ -51,9 +51,9 @@ pub enum Action {
         /// The revision of the term before, which must be the last one still.
         term_revision: Revision,
     },
-    /// Begin to lead.
+    /// Begin to lead, for the term that was won.
     Lead(Won),
-    /// Lead no more.
+    /// Lead no more, for this reason.
     Stop(&'static str),
 }
 
@@ -99,7 +99,7 @@ enum Role {
     Deposed(&'static str),
 }
 
-/// One candidate.
+/// The decisions of one candidate: when to renew, to campaign and to stop.
 #[derive(Debug)]
 pub struct Leadership {
     config: Config,

@@ -45,7 +45,7 @@ pub struct ControlStatus {
     pub rack: String,
     /// What the state is kept in: `sqlite` or `etcd`.
     pub store: String,
-    /// Who answers this.
+    /// The control plane that gives this answer; nothing where there is only one.
     #[serde(default)]
     pub answers: Option<Member>,
     /// Whether that is the leader.

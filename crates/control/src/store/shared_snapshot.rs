@@ -208,7 +208,7 @@ impl Held {
         self.change(etcd, vec![Op::put(self.keys.key("moved"), place)]).await
     }
 
-    /// Lets others lead.
+    /// Gives up the key of the leader, so that control planes lead again.
     pub async fn release(self, etcd: &mut Etcd) {
         // Where that fails, the lease ends by itself.
         drop(etcd.revoke(self.lease).await);

@@ -113,7 +113,7 @@ pub enum NvmeError {
         what: &'static str,
         /// Path of the file that could not be used.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the system call.
         cause: std::io::Error,
     },
     /// Another process has the file.

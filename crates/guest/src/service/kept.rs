@@ -22,7 +22,7 @@ pub(super) enum Held {
     Other,
 }
 
-/// A session's sockets.
+/// The sockets of a session with the node: one for requests, one for events.
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub calls: Arc<Packets>,

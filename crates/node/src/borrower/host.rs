@@ -37,11 +37,11 @@ pub enum HostError {
     /// The lender speaks of another lease.
     #[error("{lender} lends it in epoch {epoch}, and the lease is of epoch {lease}")]
     Epoch {
-        /// The lender.
+        /// Name of the lender's host.
         lender: String,
-        /// What it says.
+        /// The epoch that the lender's node says.
         epoch: u64,
-        /// The lease's.
+        /// The epoch that the lease has.
         lease: u64,
     },
     /// A thread cannot be started.

@@ -33,7 +33,7 @@ pub struct Held {
 /// One function's part of a shared file.
 #[derive(Debug, Clone)]
 pub struct SharedPart {
-    /// The drive's functions.
+    /// The file that all functions of the drive have parts of.
     pub shared: Arc<SharedFile>,
     /// The drive's file or block device.
     pub path: PathBuf,

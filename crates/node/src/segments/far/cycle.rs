@@ -97,7 +97,7 @@ impl Far {
         }
     }
 
-    /// One cycle.
+    /// One round: looks at all pairs and sends what differs, so that it takes effect at once.
     fn cycle(&self) -> Cycle {
         let waiting = self.hand_on_all();
         self.catch_up();

@@ -222,7 +222,7 @@ impl Far {
         }
     }
 
-    /// Looks soon.
+    /// Has the next cycle begin without waiting for its time.
     fn kick(&self) {
         self.lock().now = true;
         self.kick.notify_all();
