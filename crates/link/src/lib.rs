@@ -44,13 +44,13 @@ pub struct Hello {
     /// The host it means to reach.
     pub to: String,
     /// What the conversation is for.
-    pub service: Service,
+    pub service: Purpose,
 }
 
 /// What a connection is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Service {
+pub enum Purpose {
     /// To use a lent function; the conversation that follows is vfio-user.
     Function {
         /// The device's name on the lender, `nvme0`.

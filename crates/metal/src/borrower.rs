@@ -152,7 +152,7 @@ pub struct Borrowed {
 /// How a borrowed function is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum BorrowedState {
     /// In use, or free to be used.
     Borrowed,
     /// Its driver is letting go.
@@ -175,7 +175,7 @@ pub struct Status {
     /// The name that it was borrowed by.
     pub name: String,
     /// Whether it is in use, going or gone.
-    pub state: State,
+    pub state: BorrowedState,
     /// Why it was lost, in words.
     pub reason: Option<&'static str>,
     /// The PCI domain in which the kernel shows the function.
@@ -355,12 +355,12 @@ impl Status {
             handle: raw.handle,
             name: String::from_utf8_lossy(&raw.name[..length]).into_owned(),
             state: match raw.state {
-                1 => State::Borrowed,
-                2 => State::Returning,
-                3 => State::Losing,
-                4 => State::Lost,
-                5 => State::Returned,
-                _ => State::Unknown,
+                1 => BorrowedState::Borrowed,
+                2 => BorrowedState::Returning,
+                3 => BorrowedState::Losing,
+                4 => BorrowedState::Lost,
+                5 => BorrowedState::Returned,
+                _ => BorrowedState::Unknown,
             },
             reason: match raw.reason {
                 0 => None,

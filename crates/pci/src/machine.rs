@@ -105,10 +105,10 @@ pub struct Run {
 
 /// A function of this machine in use. When it is dropped, it is stopped and given back.
 #[derive(Debug)]
-pub struct MachineFunction(Way);
+pub struct MachineFunction(MachineDevice);
 
 #[derive(Debug)]
-enum Way {
+enum MachineDevice {
     Vfio(vfio::Device),
     Sysfs(sysfs::Device),
 }
@@ -141,9 +141,11 @@ impl MachineFunction {
 
     fn at(place: Place) -> Result<MachineFunction, MachineError> {
         match place.driver().as_deref() {
-            Some("vfio-pci") => Ok(MachineFunction(Way::Vfio(vfio::Device::open(&place)?))),
+            Some("vfio-pci") => {
+                Ok(MachineFunction(MachineDevice::Vfio(vfio::Device::open(&place)?)))
+            }
             None | Some("uio_pci_generic") => {
-                Ok(MachineFunction(Way::Sysfs(sysfs::Device::open(&place)?)))
+                Ok(MachineFunction(MachineDevice::Sysfs(sysfs::Device::open(&place)?)))
             }
             Some(driver) => {
                 Err(MachineError::InUse { address: place.address, driver: driver.to_owned() })
@@ -158,8 +160,8 @@ impl MachineFunction {
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MachineError> {
         for (at, word) in words(offset, data.len())?.zip(data.chunks_exact_mut(4)) {
             let value = match &self.0 {
-                Way::Vfio(device) => device.read(at)?,
-                Way::Sysfs(device) => device.read(at)?,
+                MachineDevice::Vfio(device) => device.read(at)?,
+                MachineDevice::Sysfs(device) => device.read(at)?,
             };
             word.copy_from_slice(&value.to_le_bytes());
         }
@@ -176,8 +178,8 @@ impl MachineFunction {
             value.copy_from_slice(word);
             let value = u32::from_le_bytes(value);
             match &self.0 {
-                Way::Vfio(device) => device.write(at, value)?,
-                Way::Sysfs(device) => device.write(at, value)?,
+                MachineDevice::Vfio(device) => device.write(at, value)?,
+                MachineDevice::Sysfs(device) => device.write(at, value)?,
             }
         }
         Ok(())
@@ -189,8 +191,8 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn memory(&self, name: &str, length: u64) -> Result<SharedMemory, MachineError> {
         match &self.0 {
-            Way::Vfio(_) => Ok(SharedMemory::create(name, length)?),
-            Way::Sysfs(_) => {
+            MachineDevice::Vfio(_) => Ok(SharedMemory::create(name, length)?),
+            MachineDevice::Sysfs(_) => {
                 SharedMemory::create_huge(name, length).map_err(MachineError::HugePages)
             }
         }
@@ -203,8 +205,8 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn start(&mut self, iova: u64, memory: &SharedMemory) -> Result<Vec<Run>, MachineError> {
         match &mut self.0 {
-            Way::Vfio(device) => device.start(iova, memory),
-            Way::Sysfs(device) => device.start(memory),
+            MachineDevice::Vfio(device) => device.start(iova, memory),
+            MachineDevice::Sysfs(device) => device.start(memory),
         }
     }
 
@@ -214,8 +216,8 @@ impl MachineFunction {
     /// [`MachineError`].
     pub fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, MachineError> {
         match &mut self.0 {
-            Way::Vfio(device) => device.interrupts(count),
-            Way::Sysfs(_) => Ok(Vec::new()),
+            MachineDevice::Vfio(device) => device.interrupts(count),
+            MachineDevice::Sysfs(_) => Ok(Vec::new()),
         }
     }
 }

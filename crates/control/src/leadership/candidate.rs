@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::core::{Action, Config, Failed, Leadership, Won};
+use super::core::{Action, CandidateConfig, Failed, Leadership, Won};
 use super::election::{self, Member};
 use super::members::Members;
 use super::tenure::{Tenure, machine_clock, now};
@@ -51,7 +51,7 @@ impl Candidate {
     pub fn start(self, stop: watch::Receiver<bool>) -> Candidacy {
         let (standing, seen) = watch::channel(Standing::default());
         let (members, known) = watch::channel(Members::default());
-        let config = Config::of_ttl(self.ttl * 1000);
+        let config = CandidateConfig::of_ttl(self.ttl * 1000);
         let client = || self.cluster.client(Duration::from_millis(config.renew));
         let etcd = client();
         tokio::spawn(super::members::watch(client(), self.keys.clone(), members));

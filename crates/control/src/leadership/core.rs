@@ -12,7 +12,7 @@ pub type Millis = u64;
 
 /// How a candidate behaves, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
+pub struct CandidateConfig {
     /// Time to live of the lease.
     pub ttl: Millis,
     /// How long before the lease can end its holder stops to lead.
@@ -23,10 +23,10 @@ pub struct Config {
     pub look: Millis,
 }
 
-impl Config {
+impl CandidateConfig {
     /// What fits a time to live.
-    pub fn of_ttl(ttl: Millis) -> Config {
-        Config { ttl, margin: ttl / 6, renew: ttl / 4, look: (ttl / 12).max(50) }
+    pub fn of_ttl(ttl: Millis) -> CandidateConfig {
+        CandidateConfig { ttl, margin: ttl / 6, renew: ttl / 4, look: (ttl / 12).max(50) }
     }
 }
 
@@ -102,7 +102,7 @@ enum Role {
 /// The decisions of one candidate: when to renew, to campaign and to stop.
 #[derive(Debug)]
 pub struct Leadership {
-    config: Config,
+    config: CandidateConfig,
     lease: Option<Lease>,
     role: Role,
     /// Not before then is something tried that failed.
@@ -114,7 +114,7 @@ pub struct Leadership {
 
 impl Leadership {
     /// A candidate that has nothing yet.
-    pub fn new(config: Config) -> Leadership {
+    pub fn new(config: CandidateConfig) -> Leadership {
         let (role, vacant) = (Role::Follower, None);
         Leadership { config, lease: None, role, again: 0, look_at: 0, vacant }
     }
@@ -260,7 +260,8 @@ impl Leadership {
 mod tests {
     use super::*;
 
-    const CONFIG: Config = Config { ttl: 3000, margin: 500, renew: 750, look: 250 };
+    const CONFIG: CandidateConfig =
+        CandidateConfig { ttl: 3000, margin: 500, renew: 750, look: 250 };
 
     fn vacant(term: u64) -> Seen {
         Seen { leader: None, term, term_revision: 9 }

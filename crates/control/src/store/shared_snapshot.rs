@@ -180,7 +180,7 @@ impl Held {
         let (seen, leader) = election::seen(&etcd.txn(&election::look(keys)).await?);
         if seen.leader.is_some() {
             let url = leader.map(|it| it.url).unwrap_or_default();
-            return Err(SnapshotError::Led(url));
+            return Err(SnapshotError::HasLeader(url));
         }
         let (lease, _) = etcd.grant(TTL).await?;
         let pid = std::process::id();

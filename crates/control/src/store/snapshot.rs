@@ -91,7 +91,7 @@ pub enum SnapshotError {
     },
     /// A control plane runs there.
     #[error("the control plane at {0} leads; stop all control planes of the rack first")]
-    Led(String),
+    HasLeader(String),
     /// A control plane has begun to lead meanwhile.
     #[error("a control plane was started meanwhile; stop all of them, and do it again")]
     Interrupted,

@@ -141,7 +141,7 @@ pub struct Core {
 
 /// What a record led to.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Led {
+pub struct Outcome {
     /// What is to be done.
     pub actions: Vec<Action>,
     /// Numbers of the files that came along.
@@ -210,19 +210,19 @@ impl Core {
     }
 
     /// Takes the next record; what is to be done follows from it.
-    pub fn take(&mut self, record: &Record) -> Led {
+    pub fn take(&mut self, record: &Record) -> Outcome {
         self.records += 1;
-        let led = self.decide(record);
-        led.actions.iter().for_each(|action| self.note(action));
-        led
+        let outcome = self.decide(record);
+        outcome.actions.iter().for_each(|action| self.note(action));
+        outcome
     }
 
-    fn decide(&mut self, record: &Record) -> Led {
-        let mut led = Led::default();
+    fn decide(&mut self, record: &Record) -> Outcome {
+        let mut outcome = Outcome::default();
         let state = &mut self.state;
-        led.actions = match record {
+        outcome.actions = match record {
             Record::Frontend { message } => {
-                led.set = self.heard(message);
+                outcome.set = self.heard(message);
                 Vec::new()
             }
             Record::Request { now, queue, head, room, bytes } => {
@@ -241,7 +241,7 @@ impl Core {
             }
             Record::Connected { session, page } => {
                 let (number, actions) = state.connected(*session, Some(*page));
-                led.objects.extend(number);
+                outcome.objects.extend(number);
                 actions
             }
             Record::Unreachable { session } => state.connected(*session, None).1,
@@ -253,7 +253,7 @@ impl Core {
                 let place = if *events { Place::Events } else { Place::Calls };
                 let received = Received { message, objects: kinds.clone(), lost: *lost };
                 let (numbers, actions) = state.received(*session, place, received);
-                led.objects = numbers;
+                outcome.objects = numbers;
                 actions
             }
             Record::Over { session } => state.over(*session),
@@ -276,7 +276,7 @@ impl Core {
                 actions
             }
         };
-        led
+        outcome
     }
 
     /// QEMU said something; what it set.

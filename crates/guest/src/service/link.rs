@@ -203,8 +203,8 @@ impl Listener {
             Told::Said { key } => drop(kept.said.insert(key, beside)),
             Told::Ready => self.ready = true,
             Told::Happened(record) => {
-                let led = kept.take(&record, beside);
-                kept.let_go(&led.actions);
+                let outcome = kept.take(&record, beside);
+                kept.let_go(&outcome.actions);
             }
         }
         Some(())

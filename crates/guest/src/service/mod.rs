@@ -273,15 +273,15 @@ impl Device {
             self.kill_standby();
             inner.link = None;
         }
-        let led = inner.kept.take(record, beside);
-        for number in led.objects {
+        let outcome = inner.kept.take(record, beside);
+        for number in outcome.objects {
             if let Some(Held::Bell(bell, _)) = inner.kept.held.get(&number)
                 && let Err(error) = self.bells.listen(number, bell)
             {
                 tracing::error!(%error, "an interrupt is heard late");
             }
         }
-        led.actions
+        outcome.actions
     }
 
     /// Does what was decided under this lock: what is in an order, before it is given up.
