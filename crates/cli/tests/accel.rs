@@ -49,6 +49,10 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
     let said = borrow("lzma 1 Gbit/s");
     let error = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(error.contains("there is no engine `lzma`"), "{error}");
+    // Its front is beside its engines: the borrower cannot run it.
+    let strict = ["borrow", "alpha/accel0.vf2", "--for", "beta", "--isolation", "strict"];
+    let said = rack.bad(1, &strict);
+    assert!(said.contains("a function of kind accelerator runs whole at its lender"), "{said}");
     // Refused functions are there for others.
     rack.wait_device("alpha/accel0.vf2", DeviceState::Offered);
 
