@@ -60,6 +60,7 @@ extern "C" {
 #define RACKBUS_ACCEL_NO_ROOM 9
 #define RACKBUS_ACCEL_CONDITION_FAILED 10
 #define RACKBUS_ACCEL_TIMED_OUT 11
+#define RACKBUS_ACCEL_UNREACHABLE 12
 
 /* Operations of a chain at most. */
 #define RACKBUS_ACCEL_STAGES 4

@@ -6,6 +6,7 @@ mod support;
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Instant;
 
 use rackbus_control::api::DeviceState;
 use rackbus_driver::accel::{Accel, Options, Work};
@@ -49,10 +50,6 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
     let said = borrow("lzma 1 Gbit/s");
     let error = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(error.contains("there is no engine `lzma`"), "{error}");
-    // Its front is beside its engines: the borrower cannot run it.
-    let strict = ["borrow", "alpha/accel0.vf2", "--for", "beta", "--isolation", "strict"];
-    let said = rack.bad(1, &strict);
-    assert!(said.contains("a function of kind accelerator runs whole at its lender"), "{said}");
     // Refused functions are there for others.
     rack.wait_device("alpha/accel0.vf2", DeviceState::Offered);
 
@@ -91,13 +88,67 @@ fn an_accelerator_is_rented_at_a_level_that_is_kept_and_used_from_the_command_li
     rack.wait_device("alpha/accel0.vf1", DeviceState::Offered);
 }
 
+/// With strict isolation the function's front is in the borrower's node: the lender has engines and keys, and none of
+/// the borrower's memory.
+#[test]
+fn a_strict_borrower_uses_engines_that_reach_none_of_its_memory() {
+    let rack = Rack::up(RACK);
+    let level = "crc32c 80 Mbit/s message 64 KiB";
+    let said = rack.json(&["borrow", "--accel", level, "--for", "beta", "--isolation", "strict"]);
+    assert_eq!(said["placement"], "borrower");
+    let function = said["function"].as_str().unwrap();
+    rack.wait_device(function, DeviceState::Lent);
+    let digest = through(&rack, &["accel", "run", "crc32c"], &[0; 32]);
+    assert_eq!(digest, b"8a9136aa\n");
+    let socket = said["socket"].as_str().unwrap();
+    let mut accel = Accel::open(Path::new(socket), PATIENCE, Options::default()).unwrap();
+    let key = accel.create_context(Operation::Aes256GcmSeal, &[7; 32]).unwrap();
+    let seal = Work { stages: &[(Operation::Aes256GcmSeal, key)], ..Work::default() };
+    assert_eq!(accel.run(&seal, b"a message", 64).unwrap().len(), 9 + 16);
+    // Its memory is reached by its own host and nobody else.
+    let reached = rack.json(&["reach", function]);
+    let owners: Vec<&str> = reached
+        .as_array()
+        .map_or(Vec::new(), |all| all.iter().filter_map(|range| range["host"].as_str()).collect());
+    assert!(owners.iter().all(|host| *host == "beta"), "{reached}");
+    // It is shaped, and what it used is counted, where its engines are.
+    let begun = Instant::now();
+    loop {
+        let listed = rack.good(&["accel", "list"]);
+        let line = listed.lines().find(|line| line.starts_with(function)).unwrap().to_owned();
+        let operations =
+            line.split("64 KiB").nth(1).and_then(|rest| rest.split_whitespace().next());
+        if operations.is_some_and(|operations| operations.parse::<u64>().unwrap() >= 2) {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{listed}");
+    }
+    // Its lender dies: what is under way ends, and does not hang.
+    let deflate = Work { stages: &[(Operation::Deflate, 0)], ..Work::default() };
+    let descriptor = accel.describe(&deflate, (0, 1 << 20), (1 << 20, 1 << 20)).unwrap();
+    for _ in 0..10 {
+        accel.push(0, &descriptor).unwrap();
+    }
+    accel.ring(0).unwrap();
+    rack.process(Some("alpha")).crash();
+    let ended = (0..10).map(|_| accel.wait_for(0, PATIENCE)).collect::<Result<Vec<_>, _>>();
+    assert!(!matches!(&ended, Ok(all) if all.iter().any(Option::is_none)), "an operation hangs");
+}
+
 /// What a tenant has under way goes on in the new program of its lender's node, and of its own: each descriptor is
 /// completed once, keys are there, and so is what it was promised.
 #[test]
 fn nodes_are_restarted_in_place_under_the_users_of_an_accelerator() {
     let rack = Rack::up(RACK);
     rack.good(&["restart", "alpha"]);
-    let level = ["borrow", "--accel", "crc32c 80 Mbit/s message 64 KiB", "--for", "beta"];
+    for isolation in ["shared", "strict"] {
+        restarted_in_place(&rack, isolation);
+    }
+}
+
+fn restarted_in_place(rack: &Rack, isolation: &str) {
+    let level = "crc32c 80 Mbit/s message 64 KiB";
+    let level = ["borrow", "--accel", level, "--for", "beta", "--isolation", isolation];
     let lease = rack.json(&level);
     // One that nobody uses goes on, too.
     rack.good(&["restart", "alpha"]);
@@ -135,4 +186,5 @@ fn nodes_are_restarted_in_place_under_the_users_of_an_accelerator() {
     rack.good(&["return", &lease["lease"].to_string()]);
     let again = rack.json(&level);
     assert_eq!(again["function"], lease["function"]);
+    rack.good(&["return", &again["lease"].to_string()]);
 }

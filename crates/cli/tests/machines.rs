@@ -4,9 +4,12 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rackbus_driver::DriveError;
+use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_spec::accel::{Descriptor, Operation};
 use rustix::process::Signal;
 use support::machines::Machines;
 use support::{PATIENCE, Process, open, socket};
@@ -30,6 +33,10 @@ backing = "file"
 kind = "memory"
 size = "1 MiB"
 
+[hosts.alpha.devices.accel0]
+kind = "accelerator"
+functions = 2
+
 [hosts.beta]
 [hosts.gamma]
 "#;
@@ -39,7 +46,8 @@ fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
     let rack = Machines::start(RACK);
     let [mut alpha, beta, gamma] = ["alpha", "beta", "gamma"].map(|host| rack.joined(host));
     // Each machine's own tools know the rack.
-    assert_eq!(beta.json(&["devices"])[0]["function"], "alpha/nvme0");
+    let listed = beta.json(&["devices"]).to_string();
+    assert!(listed.contains("alpha/nvme0"), "{listed}");
     let lease = beta.borrow("alpha/nvme0", "beta");
     assert_eq!(serde_json::to_value(lease.placement).unwrap(), "borrower");
     let mut drive = open(&lease);
@@ -78,6 +86,50 @@ fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
     assert!(read == pattern, "acknowledged data is lost");
 }
 
+/// Its front is on the borrower's machine, its engines on the lender's, which keeps what it promised.
+#[test]
+fn an_accelerator_of_another_machine_is_rented_at_a_level() {
+    let rack = Machines::start(RACK);
+    let [mut alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let level = "crc32c 80 Mbit/s message 64 KiB";
+    let said = beta.json(&["borrow", "--accel", level, "--for", "beta"]);
+    assert_eq!(
+        (&said["function"], &said["placement"]),
+        (&"alpha/accel0.vf1".into(), &"borrower".into())
+    );
+    let socket = said["socket"].as_str().unwrap();
+    let options = Options { depth: 30, ..Options::default() };
+    let mut accel = Accel::open(Path::new(socket), PATIENCE, options).unwrap();
+    let message: Vec<u8> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(n) / 7 % 251) as u8).collect();
+    let key = accel.create_context(Operation::Aes256GcmSeal, &[7; 32]).unwrap();
+    let stages = [(Operation::ZstdCompress, 0), (Operation::Aes256GcmSeal, key)];
+    let there = Work { stages: &stages, ..Work::default() };
+    let sealed = accel.run(&there, &message, 1 << 20).unwrap();
+    let stages = [(Operation::Aes256GcmOpen, key), (Operation::ZstdDecompress, 0)];
+    let back = Work { stages: &stages, ..Work::default() };
+    assert!(accel.run(&back, &sealed, 1 << 20).unwrap() == message);
+    let hash = Work { stages: &[(Operation::Sha256, 0)], ..Work::default() };
+    let descriptor = accel.describe(&hash, (0, 4096), (1 << 20, 32)).unwrap();
+    for id in 0..30 {
+        accel.push(0, &Descriptor { id, ..descriptor }).unwrap();
+    }
+    accel.ring(0).unwrap();
+    for _ in 0..30 {
+        assert_eq!(accel.wait(0).unwrap().status, 0);
+    }
+    let number = said["lease"].to_string();
+    let refused = beta.bad(&["accel", "level", &number, "crc32c 90000 Gbit/s message 64 KiB"]);
+    assert!(refused.contains("would fit"), "{refused}");
+    // Its lender's machine dies: it is absent then, and nothing hangs.
+    for id in 0..30 {
+        accel.push(0, &Descriptor { id, ..descriptor }).unwrap();
+    }
+    alpha.crash();
+    let _ = accel.ring(0);
+    let ended = (0..30).map(|_| accel.wait_for(0, PATIENCE)).collect::<Result<Vec<_>, _>>();
+    assert!(!matches!(&ended, Ok(all) if all.iter().any(Option::is_none)), "an operation hangs");
+}
+
 #[test]
 fn what_a_machine_does_not_answer_fails_in_bounded_time() {
     // With the usual time for which a front waits: longer than the driver does.
@@ -109,17 +161,11 @@ fn what_a_machine_does_not_answer_fails_in_bounded_time() {
 
 #[test]
 fn what_needs_shared_memory_is_refused_with_the_reason() {
-    let others = "[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 1\n\
-                  [hosts.alpha.devices.nic0]\nkind = \"nic\"\nfunctions = 1\n\
+    let others = "[hosts.alpha.devices.nic0]\nkind = \"nic\"\nfunctions = 1\n\
                   [hosts.alpha.devices.other0]\nkind = \"upstream\"\nsocket = \"./other.sock\"\n";
     let rack = Machines::start(&format!("{RACK}{others}"));
     let [_alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
-    for (function, kind) in [
-        ("ram0", "memory"),
-        ("accel0.vf1", "accelerator"),
-        ("nic0.vf1", "nic"),
-        ("other0", "upstream"),
-    ] {
+    for (function, kind) in [("ram0", "memory"), ("nic0.vf1", "nic"), ("other0", "upstream")] {
         let refused = beta.bad(&["borrow", &format!("alpha/{function}"), "--for", "beta"]);
         let why = format!("or from another machine: a function of kind {kind}");
         assert!(refused.contains(&why), "{refused}");
@@ -176,7 +222,7 @@ fn a_machine_acts_for_its_own_host_alone() {
     let said = gamma.bad(&["return", &(lease.lease + 1).to_string()]);
     assert!(said.contains("there is no lease"), "{said}");
     let said = gamma.bad(&["token", "beta"]);
-    assert!(said.contains("you may not ask for POST /v1/tokens"), "{said}");
+    assert!(said.contains("node of gamma may not ask for POST /v1/tokens"), "{said}");
     assert!(socket(&lease).exists());
     // Who speaks no TLS, or says nothing, is not waited for.
     let address = rack.url.strip_prefix("https://").unwrap();

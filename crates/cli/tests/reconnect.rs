@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::Lease;
 use rackbus_driver::Drive;
+use rackbus_driver::accel::{Accel, Options, Work};
+use rackbus_spec::accel::Operation;
 use rustix::process::{Pid, Signal};
 use support::machines::{Machine, Machines};
 use support::relay::{Passage, Relay};
@@ -47,6 +49,10 @@ fn borrow() -> Borrowed {
 }
 
 fn borrow_from(file: &str) -> Borrowed {
+    borrow_function(file, "alpha/nvme0")
+}
+
+fn borrow_function(file: &str, function: &str) -> Borrowed {
     let rack = Machines::start(file);
     let listen = format!("127.0.0.1:{}", support::machines::free_port());
     let relay = Relay::start(listen.clone());
@@ -54,7 +60,7 @@ fn borrow_from(file: &str) -> Borrowed {
     let advertised = ["--advertise", &relay.address()];
     rack.node_at(&mut alpha, "alpha", &listen, &advertised, Some(&rack.token("alpha")));
     let beta = rack.joined("beta");
-    let lease = beta.borrow("alpha/nvme0", "beta");
+    let lease = beta.borrow(function, "beta");
     Borrowed { rack, alpha, beta, relay, lease }
 }
 
@@ -223,4 +229,37 @@ fn nodes_that_stand_still_for_a_while_lose_nothing() {
         (0..20).for_each(|_| drive.step());
     });
     drive.check_all();
+}
+
+/// Each operation of an accelerator is done once, and each context made once, however often the connection breaks.
+#[test]
+fn operations_of_an_accelerator_go_on_when_connections_break() {
+    let file = RACK.replace("hold = \"4 s\"", "hold = \"20 s\"").replace(
+        "[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"file\"",
+        "[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 1",
+    );
+    let Borrowed { beta, relay, lease, alpha: _alpha, rack: _rack } =
+        borrow_function(&file, "alpha/accel0.vf1");
+    let mut accel = Accel::open(&support::socket(&lease), PATIENCE, Options::default()).unwrap();
+    let message: Vec<u8> = (0..300_000).map(|n: u32| (n.wrapping_mul(n) / 7 % 251) as u8).collect();
+    let hash = Work { stages: &[(Operation::Sha256, 0)], ..Work::default() };
+    let expected = accel.run(&hash, &message, 32).unwrap();
+    let breaks = 10;
+    let connections = relay.taken();
+    let mut made = Vec::new();
+    for nth in 0..breaks {
+        let broken = relay.taken();
+        relay.kill();
+        while relay.taken() == broken {
+            made.push(accel.create_context(Operation::Aes256Ctr, &[nth as u8; 32]).unwrap());
+            assert_eq!(accel.run(&hash, &message, 32).unwrap(), expected, "after {nth} breaks");
+            accel.destroy_context(made.pop().unwrap()).unwrap();
+        }
+    }
+    // None that nobody knows of was made on the way.
+    let handle = accel.create_context(Operation::Aes256Ctr, &[1; 32]).unwrap();
+    assert_eq!(handle, 1, "contexts were made twice");
+    assert!(relay.taken() >= connections + breaks);
+    drop(accel);
+    beta.json(&["return", &lease.lease.to_string()]);
 }

@@ -374,7 +374,7 @@ mod tests {
             ("nvme", true, true),
             ("memory", true, false),
             ("nic", false, false),
-            ("accelerator", false, false),
+            ("accelerator", true, true),
             ("upstream", false, false),
             ("vfio", false, false),
         ];

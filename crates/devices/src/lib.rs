@@ -4,7 +4,8 @@
 //! [`Function`]: rackbus_pci::Function
 //!
 //! * [`class`]: what a class of devices is, and which there are.
-//! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is.
+//! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is. `either`: waiting for
+//!   one of two descriptors.
 //! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR. [`accel`]: accelerators that tenants share.
 //! * [`nic`]: network cards. [`virtio`]: what every virtio function has.
 //! * [`upstream`]: what other programs serve. [`vfio`]: functions of the machine itself.
@@ -12,6 +13,7 @@
 
 pub mod accel;
 pub mod class;
+mod either;
 pub mod lost;
 pub mod memory;
 pub mod nic;

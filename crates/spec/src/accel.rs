@@ -318,10 +318,12 @@ pub enum Status {
     ConditionFailed = 10,
     /// What it waited for did not come in time; or the one before it waited for that.
     TimedOut = 11,
+    /// The device's engines cannot be reached any more. Whether it was done is not known.
+    Unreachable = 12,
 }
 
 /// All statuses, in the order of their numbers.
-pub const STATUSES: [Status; 12] = [
+pub const STATUSES: [Status; 13] = [
     Status::Success,
     Status::InvalidOperation,
     Status::InvalidField,
@@ -334,6 +336,7 @@ pub const STATUSES: [Status; 12] = [
     Status::NoRoom,
     Status::ConditionFailed,
     Status::TimedOut,
+    Status::Unreachable,
 ];
 
 impl Status {
@@ -358,6 +361,7 @@ impl std::fmt::Display for Status {
             Status::NoRoom => "no room for another context, or for one so large",
             Status::ConditionFailed => "what it waited for is not well",
             Status::TimedOut => "what it waited for did not come in time",
+            Status::Unreachable => "the device's engines cannot be reached any more",
         })
     }
 }
@@ -378,6 +382,6 @@ mod tests {
         for (number, status) in (0..).zip(STATUSES) {
             assert_eq!(Status::from_number(number), Some(status));
         }
-        assert_eq!((Operation::from_number(0), Status::from_number(12)), (None, None));
+        assert_eq!((Operation::from_number(0), Status::from_number(13)), (None, None));
     }
 }

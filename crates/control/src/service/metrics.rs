@@ -1,9 +1,9 @@
 //! The control plane's metrics.
 
-use rackbus_lease::LeaseState;
+use rackbus_lease::{LeaseState, Share};
 
 use super::{Known, Service, Shared};
-use crate::api::{DeviceState, EventKind, HostState};
+use crate::api::{Device, DeviceState, EventKind, HostState};
 use crate::metrics::{Labels, Page};
 
 impl Service {
@@ -19,6 +19,10 @@ impl Service {
             "Requests for functions that were refused",
             own(known.refused),
         );
+        let forbidden = self.forbidden().counts().into_iter();
+        let forbidden = forbidden.map(|(role, count)| (vec![("role", role)], count));
+        let help = "Requests of somebody who has no right to what they ask for";
+        page.counter("requests_forbidden", help, forbidden);
         let help = "Decisions and events that could not be stored";
         page.counter("store_failures", help, own(known.store_failures));
         let help = "How long a commit to the store takes";
@@ -29,6 +33,7 @@ impl Service {
             EventKind::Refusal,
             EventKind::Fault,
             EventKind::Restart,
+            EventKind::Access,
         ];
         let events = events.map(|kind| (vec![("kind", word(&kind))], known.log.count(kind)));
         page.counter("events", "Events since the control plane was started", events);
@@ -58,6 +63,27 @@ impl Shared {
             (vec![("state", word(&state))], count as f64)
         });
         page.gauge("functions", "Functions of the rack file, by state", states);
+        let shared = || devices.iter().filter_map(|device| Some((device, device.turns.as_ref()?)));
+        let named = |device: &Device| vec![("function", device.function.clone())];
+        let shares = shared().map(|(device, turns)| (named(device), turns.shares as f64));
+        page.gauge("shares", "Borrowers that take turns on a function", shares);
+        let share = |share: &Share| {
+            let function = ("function", share.function.to_string());
+            vec![function, ("host", share.borrower.clone()), ("share", share.share.to_string())]
+        };
+        let of =
+            |value: fn(&Share) -> u64| known.shares.values().map(move |it| (share(it), value(it)));
+        let help = "Turns that a borrower had on a function";
+        page.counter("turns", help, of(|share| share.turns));
+        let help = "Milliseconds for which a borrower had a function in its turns";
+        page.counter("turn_held_ms", help, of(|share| share.held));
+        let help = "Times that a function was handed over to a borrower whose turn came";
+        page.counter("handovers", help, of(|share| share.handovers));
+        let help = "Milliseconds for which nobody had a function while it was handed over";
+        page.counter("handover_ms", help, of(|share| share.handover));
+        let holds = |share: &Share| f64::from(u8::from(share.turn.is_some()));
+        let turn = known.shares.values().map(|it| (share(it), holds(it)));
+        page.gauge("turn", "Whether it is a borrower's turn", turn);
         let own = devices.iter().filter_map(|device| {
             let host = device.function.split('/').next().unwrap_or_default();
             Some(((device.function.clone(), host.to_owned()), device.report.as_ref()?))

@@ -139,6 +139,9 @@ impl Service {
         let key = (id.host, id.device);
         self.shared.check_host(&key.0)?;
         self.check_device_of(&key.0, peer)?;
+        if request.section.is_some() {
+            peer.describes_devices()?;
+        }
         let section = self.described(&key, request.section.as_deref())?;
         let there = self.shared.section(&self.shared.known(), &key);
         let same =
@@ -347,6 +350,9 @@ fn refused(refused: DeviceRefused) -> ApiError {
             lease: Some(lease),
             ..problem("held", error, "wait until it is returned, or end the lease with --force")
         },
+        DeviceRefused::Shared { .. } => {
+            problem("shared", error, "wait until they have left, or end their turns with --force")
+        }
         DeviceRefused::Host(_) => {
             problem("silent", error, "see whether its node runs: `rackbus status`")
         }

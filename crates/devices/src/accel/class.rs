@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_fabric::rack::DeviceSection;
 use rackbus_fabric::text::{Outcome, wrong};
-use rackbus_pci::Function;
+use rackbus_pci::{Function, MediumAccess};
 use rackbus_qos::{ServiceLevel, TenantId};
 
 use super::CLASS;
 use super::function::{Accelerator, AcceleratorError};
 use super::pool::{Pool, PoolOptions};
-use crate::class::{Class, DeviceConfig, LentTo};
+use crate::class::{Class, DeviceConfig, FrontError, LentTo};
+use crate::lost::Lost;
 use crate::place::{Folders, digest};
 
 /// Functions of a device at most.
@@ -32,6 +33,24 @@ impl Class for AcceleratorClass {
 
     fn state_version(&self) -> Option<u32> {
         Some(super::saved::VERSION)
+    }
+
+    fn front(
+        &self,
+        description: &str,
+        access: MediumAccess,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        super::front(description, access, lost)
+    }
+
+    fn front_again(
+        &self,
+        description: &str,
+        files: Vec<OwnedFd>,
+        lost: Lost,
+    ) -> Result<Box<dyn Function>, FrontError> {
+        super::front_again(description, files, lost)
     }
 
     fn read(&self, _section: &DeviceSection<'_>) -> Outcome<Option<Arc<dyn DeviceConfig>>> {
@@ -117,19 +136,19 @@ impl AcceleratorFunction {
         self.promised.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The function's model, which goes on with `medium` where there is one.
-    fn make(&self, medium: Option<OwnedFd>) -> std::io::Result<Accelerator> {
+    /// The function's model, which goes on with the files of an earlier life where there are any.
+    fn make(&self, medium: Vec<OwnedFd>) -> std::io::Result<Accelerator> {
         let serial = digest(&self.name);
         let promised = self.promised();
         let level = promised.asked.as_ref().or(self.level.as_ref());
         let mut made = Accelerator::new(&self.pool, self.tenant, level, serial);
-        if let (Err(AcceleratorError::Level(reason)), true) = (&made, medium.is_some()) {
+        if let (Err(AcceleratorError::Level(reason)), true) = (&made, !medium.is_empty()) {
             // Who goes on keeps the function, with a share of what is left.
             tracing::error!(function = self.name, %reason, "what was promised is not kept");
             made = Accelerator::new(&self.pool, self.tenant, None, serial);
         }
         let mut function = made.map_err(std::io::Error::other)?;
-        function.medium = medium;
+        function.bring(medium);
         if promised.own && promised.asked.is_none() {
             self.pool.set_own(self.tenant);
         }
@@ -206,8 +225,16 @@ impl DeviceConfig for AcceleratorFunction {
         self.change_level(level)
     }
 
+    fn is_separable(&self) -> bool {
+        true
+    }
+
+    fn is_carried(&self) -> bool {
+        true
+    }
+
     fn model(&self, _folders: &Folders) -> std::io::Result<Box<dyn Function>> {
-        self.make(None).map(|function| Box::new(function) as _)
+        self.make(Vec::new()).map(|function| Box::new(function) as _)
     }
 
     fn resume(
@@ -215,6 +242,6 @@ impl DeviceConfig for AcceleratorFunction {
         _folders: &Folders,
         medium: Vec<OwnedFd>,
     ) -> std::io::Result<Box<dyn Function>> {
-        self.make(medium.into_iter().next()).map(|function| Box::new(function) as _)
+        self.make(medium).map(|function| Box::new(function) as _)
     }
 }

@@ -1,42 +1,37 @@
 //! A virtual function: one tenant's way to the engines.
 //!
-//! It takes descriptors from the tenant's rings, checks them, and puts them before the pool; what comes
+//! It takes descriptors from the tenant's rings, checks them, and gives them to its medium; what comes
 //! back it completes. So a tenant's mistakes, and its floods, are dealt with on the thread of its own
-//! function. Memory is reached by the engines themselves, as long as the function has it: before
-//! mappings change, operations let go of theirs, and those that are not over look it up again.
+//! function. With the engines in the same process they reach memory themselves, as long as the function has it:
+//! before mappings change, operations let go of theirs, and those that are not over look it up again.
 
 mod descriptors;
 mod registers;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_memory::{Access, DmaSlice};
+use rackbus_memory::{Access, Carried, DmaSlice};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
-    Bar, Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError,
-    Work,
+    Bar, Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, Operations,
+    ResetKind, RestoreError, SaveError, Work,
 };
-use rackbus_qos::{Refused, ServiceLevel, TenantId, Usage};
+use rackbus_qos::{Refused, ServiceLevel, TenantId};
 use rackbus_spec::accel::{
     BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Status, VENDOR_ID, shadow,
 };
 
-use super::contexts::Contexts;
-use super::engines::Context;
-use super::job::{Finished, Job};
-use super::pool::{Outbox, Pool, Scratch};
+use super::job::Finished;
+use super::medium::{Local, Medium};
+use super::pool::Pool;
 use super::queue::Queue;
-use super::{QUEUES, request, waiting};
-pub(super) use descriptors::Begun;
-
-/// Operations of a function before the engines at most: each has the memory that it is about mapped.
-pub(super) const MOST: usize = 4096;
+use super::{QUEUES, waiting};
 
 /// Names of the operations, for what is counted.
-const NAMES: [&str; OPERATIONS.len()] = {
+pub(super) const NAMES: [&str; OPERATIONS.len()] = {
     let mut names = [""; OPERATIONS.len()];
     let mut at = 0;
     while at < names.len() {
@@ -46,43 +41,35 @@ const NAMES: [&str; OPERATIONS.len()] = {
     names
 };
 
-/// A tenant's function of an accelerator.
+/// A tenant's function of an accelerator, whose operations a [`Medium`] does.
 #[derive(Debug)]
-pub struct Accelerator {
+pub struct Front<M: Medium> {
     info: FunctionInfo,
-    pub(super) pool: Arc<Pool>,
-    pub(super) tenant: TenantId,
-    pub(super) outbox: Arc<Outbox>,
-    /// For operations that its own thread does.
-    pub(super) scratch: Scratch,
+    pub(super) medium: M,
     operations: Operations,
     pub(super) running: bool,
     pub(super) shadow: u64,
     pub(super) queues: Vec<Queue>,
-    pub(super) contexts: Contexts,
-    /// What came with a saved state that is to be restored: what contexts are made of.
-    pub(super) medium: Option<OwnedFd>,
-    /// What is before the engines, by number.
-    pub(super) pending: BTreeMap<u64, Pending>,
-    next: u64,
+    /// What is under way, by number.
+    pub(super) pending: BTreeMap<u64, Pending<M::Work>>,
+    pub(super) next: u64,
     /// Some of those have no memory, because mappings changed.
     pub(super) let_go: bool,
     /// The shadow doorbells say that it sleeps.
     pub(super) told_asleep: bool,
-    /// What users before this one have used.
-    recorded: Usage,
 }
 
-pub(super) struct Pending {
+/// A function whose engines are in the same process.
+pub type Accelerator = Front<Local>;
+
+pub(super) struct Pending<W> {
     pub queue: u16,
     pub descriptor: Descriptor,
-    pub job: Arc<Job>,
-    /// The contexts that it uses, each with the handle that it had.
-    pub contexts: Vec<(u16, Arc<Context>)>,
-    begun: u64,
+    pub work: W,
+    pub begun: u64,
 }
 
-impl std::fmt::Debug for Pending {
+impl<W> std::fmt::Debug for Pending<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pending").field("descriptor", &self.descriptor).finish_non_exhaustive()
     }
@@ -110,8 +97,20 @@ impl Accelerator {
         level: Option<&ServiceLevel>,
         serial: u64,
     ) -> Result<Accelerator, AcceleratorError> {
-        pool.start()?;
-        pool.set_level(tenant, level)?;
+        let operations = Operations::new(&NAMES);
+        let local = Local::new(pool, tenant, level, operations.clone())?;
+        Ok(Front::over(local, serial, operations))
+    }
+
+    /// What came with a saved state that is to be restored.
+    pub(super) fn bring(&mut self, files: Vec<OwnedFd>) {
+        self.medium.files = files;
+    }
+}
+
+impl<M: Medium> Front<M> {
+    /// The function with this serial number, which counts what it does in `operations`.
+    pub(super) fn over(medium: M, serial: u64, operations: Operations) -> Front<M> {
         let bar =
             Bar { index: 0, size: BAR_SIZE, is_64bit: true, prefetchable: false, mappable: None };
         let info = FunctionInfo {
@@ -127,41 +126,35 @@ impl Accelerator {
             vendor: Vec::new(),
             serial,
         };
-        Ok(Accelerator {
+        Front {
             info,
-            pool: pool.clone(),
-            tenant,
-            outbox: Arc::new(Outbox::new()?),
-            scratch: Scratch::default(),
-            operations: Operations::new(&NAMES),
+            medium,
+            operations,
             running: false,
             shadow: 0,
             queues: vec![Queue::default(); usize::from(QUEUES)],
-            contexts: Contexts::default(),
-            medium: None,
             pending: BTreeMap::new(),
             next: 0,
             let_go: false,
             told_asleep: false,
-            recorded: Usage::default(),
-        })
+        }
     }
 
     /// No engine touches memory on return; operations go on when [`take_up`](Accelerator::take_up) has looked it
     /// up again.
     pub(super) fn let_go(&mut self) {
         for pending in self.pending.values() {
-            pending.job.let_go();
+            self.medium.let_go(&pending.work);
         }
         self.let_go = !self.pending.is_empty();
     }
 
-    /// Gives up what is before the engines. On return nothing of it touches memory.
-    fn cancel(&mut self, which: impl Fn(&Pending) -> bool) {
+    /// Gives up what is under way. On return nothing of it touches memory.
+    fn cancel(&mut self, which: impl Fn(&Pending<M::Work>) -> bool) {
         self.pending.retain(|_, pending| {
             let over = which(pending);
             if over {
-                pending.job.cancel();
+                self.medium.cancel(&pending.work);
             }
             !over
         });
@@ -171,31 +164,10 @@ impl Accelerator {
     fn stop(&mut self) {
         self.running = false;
         self.cancel(|_| true);
-        self.pool.clear(self.tenant);
-        drop(self.outbox.take());
-        self.contexts.clear();
+        self.medium.stop();
         self.queues.fill(Queue::default());
         self.shadow = 0;
         (self.let_go, self.told_asleep) = (false, false);
-    }
-
-    /// Writes down what the user that goes has used.
-    fn record(&mut self) {
-        let usage = self.pool.usage(self.tenant).unwrap_or_default();
-        let before = std::mem::replace(&mut self.recorded, usage);
-        if usage.operations == before.operations {
-            return;
-        }
-        let level = self.pool.level(self.tenant).map(|level| level.to_string());
-        tracing::info!(
-            level = level.as_deref().unwrap_or("none"),
-            operations = usage.operations - before.operations,
-            ingress = usage.ingress - before.ingress,
-            egress = usage.egress - before.egress,
-            engine_ns = usage.engine_ns - before.engine_ns,
-            throttled_ns = usage.throttled_ns - before.throttled_ns,
-            "a user of the accelerator goes"
-        );
     }
 
     /// The shadow doorbells, where the tenant has them.
@@ -227,15 +199,15 @@ impl Accelerator {
         }
     }
 
-    /// An operation has come back from the engines.
+    /// An operation has ended.
     pub(super) fn finish(&mut self, bus: &Bus<'_>, finished: Finished) {
         let Some(pending) = self.pending.remove(&finished.number) else { return };
-        let Finished { status, written, engine_ns, .. } = finished;
+        let Finished { status, written, value, .. } = finished;
         let good = status == Status::Success;
         let Pending { queue, descriptor, begun, .. } = pending;
         let bytes = u64::from(descriptor.input_length);
-        self.count(descriptor.stages[0], bytes, good, begun, bus.user.ticks());
-        let value = u32::try_from(engine_ns).unwrap_or(u32::MAX);
+        count(&self.operations, descriptor.stages[0], bytes, good, [begun, bus.user.ticks()]);
+        let value = u32::try_from(value).unwrap_or(u32::MAX);
         self.complete(bus, queue, descriptor.id, status, written as u32, value);
     }
 
@@ -253,41 +225,19 @@ impl Accelerator {
         }
     }
 
-    fn count(&self, operation: u8, bytes: u64, good: bool, begun: u64, ended: u64) {
-        let mut tally = Tally::default();
-        tally.count(bytes, good);
-        let kind = usize::from(operation).wrapping_sub(1);
-        self.operations.add(kind, tally, ended.saturating_sub(begun));
-    }
-
-    /// Mappings have changed: what is before the engines looks up its memory again.
+    /// Mappings have changed: what is under way looks up its memory again.
     fn take_up(&mut self, bus: &Bus<'_>) {
         self.let_go = false;
         let mut gone = Vec::new();
-        let mut again = Vec::new();
-        for (number, pending) in self.pending.iter().filter(|(_, p)| p.job.is_let_go()) {
-            match request::memory(bus.dma, &pending.descriptor) {
-                // A list that has changed meanwhile is not what was begun.
-                Ok((input, output))
-                    if input.len() == pending.job.input_length
-                        && output.len() == pending.job.output_length =>
-                {
-                    if let Some(done) = pending.job.take_up((input, output)) {
-                        again.push((pending.queue, pending.job.clone(), done));
-                    }
-                }
-                Ok(_) => gone.push((*number, Status::InvalidField)),
-                Err(status) => gone.push((*number, status)),
+        for (number, pending) in &self.pending {
+            let order = (pending.queue, &pending.descriptor);
+            if let Err(status) = self.medium.take_up(bus.dma, order, &pending.work) {
+                self.medium.cancel(&pending.work);
+                gone.push((*number, status));
             }
-        }
-        for (queue, job, done) in again {
-            self.pool.submit(self.tenant, queue, vec![(job, done)], &mut self.scratch);
         }
         for (number, status) in gone {
-            if let Some(pending) = self.pending.get(&number) {
-                pending.job.cancel();
-            }
-            self.finish(bus, Finished { number, status, written: 0, engine_ns: 0 });
+            self.finish(bus, Finished { number, status, written: 0, value: 0 });
         }
     }
 
@@ -312,7 +262,21 @@ impl Accelerator {
     }
 }
 
-impl Function for Accelerator {
+/// Counts an operation on so many bytes, which took from one reading of the processor's counter to the other.
+pub(super) fn count(
+    operations: &Operations,
+    operation: u8,
+    bytes: u64,
+    good: bool,
+    [begun, ended]: [u64; 2],
+) {
+    let mut tally = Tally::default();
+    tally.count(bytes, good);
+    let kind = usize::from(operation).wrapping_sub(1);
+    operations.add(kind, tally, ended.saturating_sub(begun));
+}
+
+impl<M: Medium> Function for Front<M> {
     fn info(&self) -> &FunctionInfo {
         &self.info
     }
@@ -344,16 +308,21 @@ impl Function for Accelerator {
     fn reset(&mut self, _bus: &Bus<'_>, kind: ResetKind) {
         self.stop();
         if kind == ResetKind::Scrub {
-            self.record();
+            self.medium.scrub();
         }
     }
 
     fn poll(&mut self, bus: &Bus<'_>) -> Work {
-        let finished = self.outbox.take();
+        if let Some(work) = self.medium.serve(bus) {
+            return work;
+        }
+        if self.running {
+            bus.user.before_access();
+        }
+        let finished = self.medium.take_finished(bus.dma);
         if !self.running {
             return Work::Asleep(None);
         }
-        bus.user.before_access();
         if self.let_go {
             self.take_up(bus);
         }
@@ -372,7 +341,7 @@ impl Function for Accelerator {
             }
         }
         // What its own thread has done meanwhile.
-        for finished in self.outbox.take() {
+        for finished in self.medium.take_finished(bus.dma) {
             self.finish(bus, finished);
             some = true;
         }
@@ -392,15 +361,19 @@ impl Function for Accelerator {
             self.tell_asleep(page, true);
             self.look(page);
         }
-        // With as many before the engines as may be, the next one that ends rings.
-        let full = self.pending.len() >= MOST;
+        // With as many under way as may be, the next one that ends rings.
+        let full = self.medium.room(self.pending.len()) == 0;
         let wanted = |queue: &Queue| queue.has_work() && queue.waits_until.is_none();
         let idle = full || !self.queues.iter().any(wanted);
-        self.outbox.sleep() && idle
+        self.medium.sleep() && idle
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.outbox.event().as_fd())
+        self.medium.wake_fd()
+    }
+
+    fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        self.medium.offer(self.info.serial, carried)
     }
 
     fn quiesce(&mut self, _bus: &Bus<'_>) {
@@ -413,12 +386,5 @@ impl Function for Accelerator {
 
     fn restore(&mut self, bus: &Bus<'_>, state: &ModelState) -> Result<(), RestoreError> {
         self.put_state(bus, state)
-    }
-}
-
-impl Drop for Accelerator {
-    fn drop(&mut self) {
-        self.stop();
-        self.pool.leave(self.tenant);
     }
 }

@@ -1,7 +1,7 @@
 //! A message's memory: ranges of a tenant's, one after the other, as the function reached them when it
 //! took the descriptor.
 
-use rackbus_memory::PinnedSlice;
+use rackbus_memory::{DmaSlice, PinnedSlice};
 
 /// Pieces of memory that are used as one.
 #[derive(Debug, Default)]
@@ -41,6 +41,31 @@ impl Gather {
             if let Some(part) = piece.get().part(from, count) {
                 done += part.copy_from(&data[done..done + count]);
             }
+        });
+    }
+
+    /// Copies from the beginning on into all of `place`, as far as there is something.
+    pub fn copy_to(&self, place: DmaSlice<'_>) {
+        let mut done = 0;
+        self.each(0, place.len(), |piece, from, count| {
+            if let (Some(part), Some(to)) = (piece.get().part(from, count), place.part(done, count))
+            {
+                to.copy_from_slice(part);
+            }
+            done += count;
+        });
+    }
+
+    /// Copies all of `place` to the beginning and on, as far as there is room.
+    pub fn copy_from(&self, place: DmaSlice<'_>) {
+        let mut done = 0;
+        self.each(0, place.len(), |piece, from, count| {
+            if let (Some(part), Some(from)) =
+                (piece.get().part(from, count), place.part(done, count))
+            {
+                part.copy_from_slice(from);
+            }
+            done += count;
         });
     }
 

@@ -29,6 +29,12 @@ pub struct Job {
     state: Mutex<State>,
 }
 
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
 /// Begins an operation's engines.
 pub type Start = Box<dyn FnOnce() -> Result<Pipeline, Status> + Send>;
 
@@ -61,8 +67,9 @@ pub struct Finished {
     pub status: Status,
     /// Bytes of output.
     pub written: usize,
-    /// Engine time that it took, in nanoseconds.
-    pub engine_ns: u64,
+    /// What its completion has as its value: the engine time that it took, in nanoseconds, or the handle of the
+    /// context that it created.
+    pub value: u64,
 }
 
 /// What an engine's turn with an operation did.
@@ -200,8 +207,8 @@ impl Job {
         let mut state = self.lock();
         state.engine_ns += engine_ns;
         let written = if status == Some(Status::Success) { state.written } else { 0 };
-        let (number, engine_ns) = (self.number, state.engine_ns);
-        status.map(|status| Finished { number, status, written, engine_ns })
+        let (number, value) = (self.number, state.engine_ns);
+        status.map(|status| Finished { number, status, written, value })
     }
 
     /// Its memory is about to change. On return nothing touches it.

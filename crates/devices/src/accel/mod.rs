@@ -5,6 +5,7 @@
 //! * [`function`]: a virtual function: registers, doorbells, interrupts. `queue`: a queue pair of it.
 //!   `request`: what a descriptor asks for, checked. `contexts`: keys and patterns. `waiting`:
 //!   descriptors that wait for something. `saved`: all of it as a value.
+//! * `medium`: what does a function's operations: engines of the same process, or of the lender's node.
 //! * [`pool`]: the engines' threads, and the shaper ([`rackbus_qos`]) that they ask what to do.
 //!   `job`: an operation between the two. `pipeline`: its engines, one behind the other.
 //! * [`engines`]: what is computed. [`profile`]: what that costs here, measured.
@@ -15,6 +16,7 @@ pub mod engines;
 pub mod function;
 mod gather;
 mod job;
+mod medium;
 mod pipeline;
 pub mod pool;
 pub mod profile;
@@ -28,8 +30,14 @@ mod tests;
 
 pub use class::AcceleratorClass;
 pub use function::Accelerator;
+pub use medium::{LAYOUT as MEDIUM_LAYOUT, front, front_again};
 pub use pool::{Pool, PoolOptions};
 pub use request::{Plan, check};
+
+/// What is wrong with a medium that is to be gone on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MediumError(&'static str);
 
 /// The name of the class.
 pub const CLASS: &str = "accelerator";

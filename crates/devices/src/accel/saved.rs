@@ -13,6 +13,8 @@
 //!   behind it. All that an engine read beyond that is still there.
 //! * Operations on contexts end in the poll that reads them, so none of them is ever under way. One that waits is
 //!   still in the ring; its limit begins anew.
+//! * With the engines at another node, operations on contexts may be under way, too. Nothing is done again then: that
+//!   node goes on meanwhile, and answers whoever has the exchange.
 //! * A context that was destroyed after a descriptor that uses it was read is known to that descriptor alone, and
 //!   its key is not kept for it: it ends with *no such context* then.
 //!
@@ -22,121 +24,93 @@
 //! memory, which whoever restores the value wipes, and contexts are made of it anew.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use rackbus_pci::{Bus, ModelState, RestoreError, SaveError};
-use rackbus_spec::accel::{Descriptor, Operation, Status};
+use rackbus_spec::accel::{Descriptor, Status};
 use serde::{Deserialize, Serialize};
 use zerocopy::transmute;
 
-use super::contexts::{ContextState, Contexts};
-use super::function::{Accelerator, Begun, MOST, Pending};
+use super::function::{Front, Pending};
+use super::medium::{Begun, MOST, Medium, Order};
 use super::queue::Queue;
 use super::request::{self, Plan};
-use super::{CLASS, QUEUES};
+use super::{CLASS, MediumError, QUEUES};
 
 #[cfg(doc)]
 use rackbus_pci::Function;
 
-/// The version of [`AcceleratorState`].
-pub const VERSION: u32 = 1;
+/// The version of [`FrontState`].
+pub const VERSION: u32 = 2;
 
-/// All that a function is made of when it goes on in another process.
+/// All that a function is made of when it goes on in another process: `S` of its medium, and `W` of each operation.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AcceleratorState {
+struct FrontState<S, W> {
     running: bool,
     shadow: u64,
     /// The shadow doorbells say that it sleeps.
     asleep: bool,
     queues: Vec<Queue>,
-    contexts: Vec<ContextState>,
     /// In the order in which they were read.
-    under_way: Vec<UnderWay>,
+    under_way: Vec<UnderWay<W>>,
+    medium: S,
 }
 
 /// A descriptor under way.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct UnderWay {
+struct UnderWay<W> {
     queue: u16,
     descriptor: [u64; 8],
-    /// Bytes that are done and are not to be done again.
-    done: u32,
-    /// One of its contexts is not what its handle names any more.
-    orphaned: bool,
+    work: W,
 }
 
 fn require(holds: bool, what: &str) -> Result<(), RestoreError> {
     if holds { Ok(()) } else { Err(RestoreError::Invalid(what.to_owned())) }
 }
 
-impl UnderWay {
-    fn of(pending: &Pending, contexts: &Contexts) -> UnderWay {
-        let plan = request::check(&pending.descriptor);
-        let keeps = plan.is_ok_and(|plan| plan.keeps_length());
-        let done = if keeps { pending.job.written() as u32 } else { 0 };
-        let same = |(handle, used): &(u16, _)| {
-            contexts.get(*handle).is_some_and(|context| Arc::ptr_eq(&context, used))
-        };
-        let orphaned = !pending.contexts.iter().all(same);
-        UnderWay {
-            queue: pending.queue,
-            descriptor: transmute!(pending.descriptor),
-            done,
-            orphaned,
-        }
-    }
-
-    /// Whether it is one that can be under way.
-    fn check(&self) -> Result<Descriptor, RestoreError> {
-        let descriptor: Descriptor = transmute!(self.descriptor);
-        let of_contexts = |plan: &Plan| {
-            let first = plan.operations().first();
-            matches!(
-                first,
-                Some(Operation::CreateContext | Operation::DestroyContext | Operation::Wait)
-            )
-        };
-        let plan = request::check(&descriptor);
-        let plan =
-            plan.map_err(|status| RestoreError::Invalid(format!("a descriptor: {status}")))?;
-        require(!of_contexts(&plan), "a descriptor that is never under way")?;
-        require(self.done == 0 || plan.keeps_length(), "a descriptor that is done in part")?;
-        require(self.done <= descriptor.input_length, "a descriptor that is more than done")?;
-        Ok(descriptor)
-    }
+fn invalid(error: MediumError) -> RestoreError {
+    RestoreError::Invalid(error.to_string())
 }
 
-impl Accelerator {
+impl<M: Medium> Front<M> {
     /// Makes a value of the function's state. Engines touch none of its memory any more.
     pub(super) fn take_state(
         &mut self,
         bus: &Bus<'_>,
     ) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
-        let (contexts, medium) = self.contexts.save()?;
         self.let_go();
         // What has ended is answered here, so that less is done again.
         if self.running {
             bus.user.before_access();
-            for finished in self.outbox.take() {
+            for finished in self.medium.take_finished(bus.dma) {
                 self.finish(bus, finished);
             }
             self.interrupt(bus);
         }
+        let (medium, files) = self.medium.save(bus)?;
         // A queue pair in error completes nothing.
-        let completed = |pending: &&Pending| self.queues[usize::from(pending.queue)].is_on();
+        let completed = |pending: &&Pending<_>| self.queues[usize::from(pending.queue)].is_on();
         let under_way = self.pending.values().filter(completed);
-        let under_way = under_way.map(|pending| UnderWay::of(pending, &self.contexts));
-        let value = AcceleratorState {
+        let under_way = under_way.filter_map(|pending| self.under_way(pending));
+        let value = FrontState {
             running: self.running,
             shadow: self.shadow,
             asleep: self.told_asleep,
             queues: self.queues.clone(),
-            contexts,
             under_way: under_way.collect(),
+            medium,
         };
-        Ok((ModelState::new(CLASS, VERSION, &value)?, vec![medium]))
+        Ok((ModelState::new(CLASS, VERSION, &value)?, files))
+    }
+
+    fn under_way(&self, pending: &Pending<M::Work>) -> Option<UnderWay<M::SavedWork>> {
+        let Pending { queue, descriptor, work, .. } = pending;
+        // It was checked when it began.
+        let plan = request::check(descriptor).ok()?;
+        let order = Order { number: 0, queue: *queue, descriptor, plan: &plan };
+        let work = self.medium.save_work(&order, work);
+        Some(UnderWay { queue: *queue, descriptor: transmute!(*descriptor), work })
     }
 
     /// Goes on with a saved function's state.
@@ -145,45 +119,52 @@ impl Accelerator {
         bus: &Bus<'_>,
         model: &ModelState,
     ) -> Result<(), RestoreError> {
-        let saved: AcceleratorState = model.read(CLASS, VERSION)?;
+        let saved: FrontState<M::Saved, M::SavedWork> = model.read(CLASS, VERSION)?;
         require(saved.queues.len() == usize::from(QUEUES), "the number of queue pairs")?;
         require(saved.queues.iter().all(Queue::is_possible), "a queue pair")?;
         require(saved.under_way.len() <= MOST, "too many descriptors are under way")?;
         let idle = saved.under_way.is_empty() && saved.queues.iter().all(|queue| !queue.is_on());
         require(saved.running || idle, "a function that is stopped and works")?;
-        let descriptors = saved.under_way.iter().map(UnderWay::check);
-        let descriptors = descriptors.collect::<Result<Vec<_>, _>>()?;
+        let checked = saved.under_way.iter().map(|under_way| self.check(under_way));
+        let checked = checked.collect::<Result<Vec<_>, _>>()?;
         let mut queues = saved.queues;
         for under_way in &saved.under_way {
             let queue = queues.get_mut(usize::from(under_way.queue));
             require(queue.is_some_and(Queue::go_on), "a descriptor of no queue pair")?;
         }
-        let medium = self.medium.take().ok_or("no memory with contexts came with it");
-        let contexts = medium.and_then(|medium| Contexts::restore(&saved.contexts, medium));
-        self.contexts = contexts.map_err(|what| RestoreError::Invalid(what.to_owned()))?;
+        self.medium.restore(bus, &saved.medium).map_err(invalid)?;
         (self.running, self.shadow, self.told_asleep) = (saved.running, saved.shadow, saved.asleep);
         self.queues = queues;
-        for (under_way, descriptor) in saved.under_way.iter().zip(descriptors) {
-            self.do_again(bus, under_way, &descriptor);
+        for (under_way, (descriptor, plan)) in saved.under_way.iter().zip(checked) {
+            let queue = under_way.queue;
+            let order = Order { number: self.next, queue, descriptor: &descriptor, plan: &plan };
+            let begun = self.medium.begin_again(bus.dma, &order, &under_way.work);
+            let ended = match begun.map(|begun: Begun<_>| self.note(bus, queue, &descriptor, begun))
+            {
+                Ok(None) => None,
+                Ok(Some(value)) => Some((Status::Success, value)),
+                Err(status) => Some((status, 0)),
+            };
+            if let Some((status, value)) = ended {
+                self.complete(bus, queue, descriptor.id, status, 0, value);
+            }
+            self.medium.submit(queue);
         }
         Ok(())
     }
 
-    fn do_again(&mut self, bus: &Bus<'_>, under_way: &UnderWay, descriptor: &Descriptor) {
-        let (queue, done) = (under_way.queue, under_way.done as usize);
-        let begun = match under_way.orphaned {
-            true => Err(Status::InvalidContext),
-            false => self.begin(bus, queue, descriptor, done),
-        };
-        match begun {
-            Ok(Begun::Job(job)) => {
-                self.pool.submit(self.tenant, queue, vec![(job, done)], &mut self.scratch)
-            }
-            // Refused by `check`.
-            Ok(Begun::Over(value)) => {
-                self.complete(bus, queue, descriptor.id, Status::Success, 0, value);
-            }
-            Err(status) => self.complete(bus, queue, descriptor.id, status, 0, 0),
-        }
+    /// The descriptor, where it is one that can be under way.
+    fn check(
+        &self,
+        under_way: &UnderWay<M::SavedWork>,
+    ) -> Result<(Descriptor, Plan), RestoreError> {
+        let descriptor: Descriptor = transmute!(under_way.descriptor);
+        let plan = request::check(&descriptor);
+        let plan =
+            plan.map_err(|status| RestoreError::Invalid(format!("a descriptor: {status}")))?;
+        let order =
+            Order { number: 0, queue: under_way.queue, descriptor: &descriptor, plan: &plan };
+        self.medium.check_saved(&order, &under_way.work).map_err(invalid)?;
+        Ok((descriptor, plan))
     }
 }

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rackbus_identity::{Certified, Revoked};
 use rackbus_lease::{
     BorrowRefused, ChangeRefused, Composition, CompositionRefused, DeviceChange, DeviceRefused,
-    FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, Terms,
+    FunctionId, LeaseId, Message, Place, Priority, ReturnRefused, ShareRefused, ShareRequest,
+    Terms,
 };
 use tokio::sync::{mpsc, oneshot};
 
+use crate::access::Asker as By;
 use crate::answers::Answer as Kept;
 use crate::api::ApiError;
 use crate::events::Draft;
+use crate::register::RegisterRefused;
 
 /// An answer, when what it says is stored.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -42,6 +46,8 @@ pub(in crate::service) enum Request {
     },
     /// Saves or forgets a composition.
     Compose { change: CompositionChange, answer: Answer<Result<(), CompositionRefused>> },
+    /// Somebody takes turns on a function, or does so no more; the answer is the share's number.
+    Share { change: ShareChange, answer: Answer<Result<LeaseId, ShareRefused>> },
     /// Offers a device; the answer is the number of the change.
     Offer { change: DeviceChange, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// Withdraws a device, and ends the leases of its functions where `force` says so; the answer is the number of the
@@ -49,10 +55,23 @@ pub(in crate::service) enum Request {
     Withdraw { change: DeviceChange, force: bool, answer: Answer<Result<LeaseId, DeviceRefused>> },
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
+    /// A certificate is given out, or something is revoked.
+    Register { asked: RegisterRequest, answer: Answer<Result<usize, RegisterRefused>> },
     /// Nodes know of a later term than this one's.
     RaiseTerm { above: u64, answer: Answer<u64> },
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
+    /// Somebody was refused something for lack of a right to it.
+    Forbidden { by: By, text: String },
+}
+
+/// What becomes of the register.
+#[derive(Debug)]
+pub(in crate::service) enum RegisterRequest {
+    /// A certificate is given out; one that is renewed goes with the one that it is renewed by.
+    Issue(Box<Certified>, Option<Box<Certified>>),
+    /// Something is revoked.
+    Revoke(Revoked),
 }
 
 /// What becomes of a composition.
@@ -62,6 +81,17 @@ pub(in crate::service) enum CompositionChange {
     Save(Composition),
     /// The one of this name is forgotten.
     Remove(String),
+}
+
+/// What becomes of a share.
+#[derive(Debug)]
+pub(in crate::service) enum ShareChange {
+    /// There is a new one.
+    Join(Box<ShareRequest>),
+    /// It takes no more turns.
+    Leave(LeaseId),
+    /// It gives its turn back early.
+    GiveBack(LeaseId),
 }
 
 /// How a request for a function stands to those who wait for the same.

@@ -1,55 +1,41 @@
 //! From a descriptor in a ring to an operation before the engines.
 
-use std::sync::Arc;
-
 use rackbus_pci::Bus;
 use rackbus_spec::accel::{Descriptor, Operation, Status};
-use zeroize::Zeroizing;
 
-use super::super::contexts::LARGEST_CONTEXT;
-use super::super::job::{Job, Order};
-use super::super::profile::engine_clock;
-use super::super::request::{self, Plan, check};
+use super::super::medium::{Begun, Medium, Order};
+use super::super::request::check;
 use super::super::waiting::{self, Look};
-use super::{Accelerator, MOST, Pending};
+use super::{Front, Pending, count};
 
 /// Descriptors that are taken from a queue at once, so that one does not keep the others waiting.
 const BATCH: usize = 64;
 
-/// What became of a descriptor at once.
-pub(in super::super) enum Begun {
-    /// Engines are to do it.
-    Job(Arc<Job>),
-    /// It is done, with this as the completion's value.
-    Over(u32),
-}
-
-impl Accelerator {
+impl<M: Medium> Front<M> {
     /// Takes descriptors from a queue.
     pub(super) fn take(&mut self, bus: &Bus<'_>, number: u16) -> bool {
-        let mut jobs = Vec::new();
         let mut some = false;
-        for _ in 0..BATCH.min(MOST.saturating_sub(self.pending.len())) {
+        for _ in 0..BATCH.min(self.medium.room(self.pending.len())) {
             let queue = &mut self.queues[usize::from(number)];
             let Some(descriptor) = queue.peek(bus) else { break };
             let begun = match waiting::look(bus, queue, &descriptor) {
                 Look::NotYet => break,
-                Look::Over(outcome) => outcome.map(|()| Begun::Over(0)),
+                Look::Over(outcome) => outcome.map(|()| Some(0)),
                 Look::Begin => {
                     queue.take();
-                    self.begin(bus, number, &descriptor, 0)
+                    self.begin(bus, number, &descriptor)
                 }
             };
             some = true;
             match begun {
-                Ok(Begun::Job(job)) => jobs.push((job, 0)),
-                Ok(Begun::Over(value)) => {
+                Ok(None) => {}
+                Ok(Some(value)) => {
                     let operation = descriptor.stages[0];
-                    self.count(operation, 0, true, bus.user.ticks(), bus.user.ticks());
+                    count(&self.operations, operation, 0, true, [0; 2]);
                     self.complete(bus, number, descriptor.id, Status::Success, 0, value);
                 }
                 Err(status) => {
-                    self.count(descriptor.stages[0], 0, false, 0, 0);
+                    count(&self.operations, descriptor.stages[0], 0, false, [0; 2]);
                     self.complete(bus, number, descriptor.id, status, 0, 0);
                 }
             }
@@ -58,76 +44,38 @@ impl Accelerator {
                 break;
             }
         }
-        self.pool.submit(self.tenant, number, jobs, &mut self.scratch);
+        self.medium.submit(number);
         some
     }
 
-    /// Begins what a descriptor asks for, of which `done` bytes were done in an earlier life.
-    pub(in super::super) fn begin(
+    /// Begins what a descriptor asks for; the completion's value where that is done at once.
+    fn begin(
         &mut self,
         bus: &Bus<'_>,
         queue: u16,
         from: &Descriptor,
-        done: usize,
-    ) -> Result<Begun, Status> {
+    ) -> Result<Option<u32>, Status> {
         let plan = check(from)?;
-        match plan.operations() {
-            [Operation::CreateContext, of] => {
-                return self.create_context(bus, *of, from).map(|n| Begun::Over(n.into()));
-            }
-            [Operation::DestroyContext] => {
-                let there = self.contexts.destroy(from.contexts[0]);
-                return if there { Ok(Begun::Over(0)) } else { Err(Status::InvalidContext) };
-            }
-            _ => {}
-        }
-        let start = request::start(&plan, from, &self.contexts, done)?;
-        let used = from.contexts[..plan.operations().len()].iter();
-        let contexts = used.filter_map(|handle| Some((*handle, self.contexts.get(*handle)?)));
-        let contexts = contexts.collect();
-        let memory = request::memory(bus.dma, from)?;
-        let number = self.next;
-        self.next += 1;
-        let order = Order {
-            number,
-            kind: from.stages[0],
-            profile_ns: self.profile_ns(&plan, from),
-            start,
-            memory,
-            done,
-        };
-        let job = Arc::new(Job::new(order, self.outbox.clone()));
-        let begun = bus.user.ticks();
-        let pending = Pending { queue, descriptor: *from, job: job.clone(), contexts, begun };
-        self.pending.insert(number, pending);
-        Ok(Begun::Job(job))
+        let order = Order { number: self.next, queue, descriptor: from, plan: &plan };
+        let begun = self.medium.begin(bus.dma, &order)?;
+        Ok(self.note(bus, queue, from, begun))
     }
 
-    /// What the profiles say that a descriptor costs, before anything is known of its content.
-    fn profile_ns(&self, plan: &Plan, from: &Descriptor) -> f64 {
-        let cost = |operation: &Operation| {
-            let profile = self.pool.profiles()?.get(operation.name())?;
-            Some(profile.cost_ns(from.input_length.into(), 1000))
-        };
-        plan.operations().iter().filter_map(cost).sum()
-    }
-
-    fn create_context(
+    /// Keeps what is under way of a descriptor; the completion's value where that is done.
+    pub(in super::super) fn note(
         &mut self,
         bus: &Bus<'_>,
-        of: Operation,
+        queue: u16,
         from: &Descriptor,
-    ) -> Result<u16, Status> {
-        if from.input_length > LARGEST_CONTEXT {
-            return Err(Status::InvalidField);
-        }
-        let (input, _) = request::memory(bus.dma, from)?;
-        let mut data = Zeroizing::new(vec![0; input.len()]);
-        input.read(0, &mut data);
-        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
-        let before = engine_clock();
-        let created = self.contexts.create(of, data);
-        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
-        created
+        begun: Begun<M::Work>,
+    ) -> Option<u32> {
+        let work = match begun {
+            Begun::Work(work) => work,
+            Begun::Over(value) => return Some(value),
+        };
+        let pending = Pending { queue, descriptor: *from, work, begun: bus.user.ticks() };
+        self.pending.insert(self.next, pending);
+        self.next += 1;
+        None
     }
 }

@@ -2,11 +2,11 @@
 
 use rackbus_spec::accel::{Operation, queue_state, registers as reg};
 
-use super::super::profile::rentable;
+use super::super::medium::Medium;
 use super::super::{CONTEXTS, ENTRIES, LARGEST, QUEUES};
-use super::Accelerator;
+use super::Front;
 
-impl Accelerator {
+impl<M: Medium> Front<M> {
     /// The queue pair and the offset in its registers, or in its doorbells.
     fn queue_at(&self, offset: u64, base: u64, stride: u64) -> Option<(usize, u64)> {
         let at = offset.checked_sub(base)?;
@@ -17,8 +17,7 @@ impl Accelerator {
     /// Four bytes of the registers.
     pub(super) fn read4(&self, offset: u64) -> u32 {
         let half = |value: u64, at: u64| (value >> (8 * (offset - at))) as u32;
-        let operations = rentable().chain([Operation::Wait]);
-        let operations = operations.fold(0u64, |bits, operation| bits | 1 << operation as u8);
+        let operations = self.medium.operations() | 1 << Operation::Wait as u8;
         match offset {
             reg::MAGIC => reg::MAGIC_VALUE,
             reg::VERSION => reg::VERSION_VALUE,
@@ -86,7 +85,7 @@ impl Accelerator {
                     reg::ENABLE => {
                         queue.enable(value & 1 == 1);
                         self.cancel(|pending| usize::from(pending.queue) == number);
-                        self.pool.clear_queue(self.tenant, number as u16);
+                        self.medium.clear_queue(number as u16);
                     }
                     _ if queue.is_on() => {}
                     reg::SUBMISSION..reg::COMPLETION => {

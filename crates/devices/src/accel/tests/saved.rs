@@ -69,7 +69,7 @@ fn elsewhere(
     let (descriptors, medium) = saved;
     let pool = Pool::new(PoolOptions::default());
     let mut model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
-    model.medium = medium.into_iter().next();
+    model.bring(medium);
     let mut endpoint = Endpoint::new(Box::new(model));
     endpoint.restore(&FunctionState::from_bytes(state)?, descriptors)?;
     Ok(endpoint)
@@ -192,14 +192,14 @@ fn states_that_cannot_be_are_refused() {
         ("a stopped function", |it| it["running"] = false.into()),
         ("another queue", |it| it["under_way"][0]["queue"] = 1.into()),
         ("no queue", |it| it["under_way"][0]["queue"] = 8.into()),
-        ("more than all is done", |it| it["under_way"][0]["done"] = (MESSAGE + 1).into()),
+        ("more than all is done", |it| it["under_way"][0]["work"]["done"] = (MESSAGE + 1).into()),
         ("an operation that is none", |it| it["under_way"][0]["descriptor"][1] = 99.into()),
         ("a context's creation", |it| it["under_way"][0]["descriptor"][1] = 0x401.into()),
         ("a hash that is half done", |it| {
             it["under_way"][0]["descriptor"][1] = (Operation::Sha256 as u32).into();
-            it["under_way"][0]["done"] = 5.into();
+            it["under_way"][0]["work"]["done"] = 5.into();
         }),
-        ("a key of another length", |it| it["contexts"][0]["length"] = 31.into()),
+        ("a key of another length", |it| it["medium"]["contexts"][0]["length"] = 31.into()),
     ];
     for (what, change) in changes {
         let mut value = good.clone();

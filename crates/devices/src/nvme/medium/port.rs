@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, PinnedSlice};
 use rackbus_pci::{Bus, Work};
-use rustix::event::epoll;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Attempt, Backing, Finished, MediaError, Request};
 use super::super::limits::Meter;
 use super::{Answer, Ask, AskState, FLAG, LAYOUT, PortState, TAGS, kind, number};
+use crate::either::either_of;
 
 /// Operations taken in one poll: a revocation waits no longer than these take to begin.
 const TURN: usize = 32;
@@ -60,7 +60,7 @@ impl Port {
     }
 
     fn over(exchange: Exchange, backing: &dyn Backing, block: u64) -> Result<Port, ExchangeError> {
-        let either = wait_for([Some(exchange.as_fd()), backing.wake_fd()])
+        let either = either_of([Some(exchange.as_fd()), backing.wake_fd()])
             .map_err(|cause| ExchangeError::Events(cause.into()))?;
         let (asks, finished) = ([None; TAGS as usize], Vec::new());
         let waiting = VecDeque::new();
@@ -311,16 +311,6 @@ impl Port {
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.either.as_fd()
     }
-}
-
-/// A descriptor that is readable when one of `others` is.
-fn wait_for(others: [Option<BorrowedFd<'_>>; 2]) -> rustix::io::Result<OwnedFd> {
-    let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for fd in others.into_iter().flatten() {
-        let data = epoll::EventData::new_u64(0);
-        epoll::add(&either, fd, data, epoll::EventFlags::IN)?;
-    }
-    Ok(either)
 }
 
 fn attempt(backing: &mut dyn Backing, request: &Request<Vec<PinnedSlice>>) -> Attempt {

@@ -1,0 +1,378 @@
+//! The engines of the same process.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rackbus_memory::{Carried, DmaSpace, ExchangeFiles};
+use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
+use rackbus_qos::{ServiceLevel, TenantId, Usage};
+use rackbus_spec::accel::{Descriptor, Operation, Status};
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
+use super::super::engines::Context;
+use super::super::function::AcceleratorError;
+use super::super::gather::Gather;
+use super::super::job::{self, Finished, Job};
+use super::super::pool::{Outbox, Pool, Scratch};
+use super::super::profile::{engine_clock, rentable};
+use super::super::request::{self, Plan};
+use super::super::{CLASS, MediumError};
+use super::port::PortState;
+use super::{Begun, Description, Medium, Order, Port};
+
+/// Operations of a function before the engines at most: each has the memory that it is about mapped.
+pub const MOST: usize = 4096;
+
+/// A tenant's part of a device's engines.
+#[derive(Debug)]
+pub struct Local {
+    pub(super) pool: Arc<Pool>,
+    pub(super) tenant: TenantId,
+    pub(super) outbox: Arc<Outbox>,
+    /// Where operations of a front elsewhere are counted; those of the function's own it counts itself.
+    pub(super) operations: Operations,
+    /// For operations that the function's own thread does.
+    scratch: Scratch,
+    contexts: Contexts,
+    /// What has begun and was not submitted, each with the input bytes of it that are done.
+    begun: Vec<(Arc<Job>, usize)>,
+    /// What users before this one have used.
+    recorded: Usage,
+    /// The front elsewhere that has the engines in the place of this function.
+    port: Option<Port>,
+    /// What came with a saved state that is to be restored.
+    pub(in super::super) files: Vec<OwnedFd>,
+}
+
+/// An operation before the engines.
+pub struct LocalWork {
+    job: Arc<Job>,
+    /// The contexts that it uses, each with the handle that it had.
+    contexts: Vec<(u16, Arc<Context>)>,
+}
+
+/// What a saved function has beside its operations. What contexts are made of is in memory beside, and behind that
+/// are the files of the exchange where there is a port.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalState {
+    contexts: Vec<ContextState>,
+    port: Option<PortState>,
+}
+
+/// How far an operation came.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedLocalWork {
+    /// Bytes that are done and are not to be done again.
+    done: u32,
+    /// One of its contexts is not what its handle names any more.
+    orphaned: bool,
+}
+
+impl Local {
+    /// The part of `tenant`, with its service level if it has one.
+    ///
+    /// # Errors
+    /// [`AcceleratorError`].
+    pub fn new(
+        pool: &Arc<Pool>,
+        tenant: TenantId,
+        level: Option<&ServiceLevel>,
+        operations: Operations,
+    ) -> Result<Local, AcceleratorError> {
+        pool.start()?;
+        pool.set_level(tenant, level)?;
+        Ok(Local {
+            pool: pool.clone(),
+            tenant,
+            outbox: Arc::new(Outbox::new()?),
+            operations,
+            scratch: Scratch::default(),
+            contexts: Contexts::default(),
+            begun: Vec::new(),
+            recorded: Usage::default(),
+            port: None,
+            files: Vec::new(),
+        })
+    }
+
+    /// Begins an operation on this memory, of which `done` bytes were done in an earlier life.
+    pub(super) fn start(
+        &mut self,
+        order: &Order<'_>,
+        memory: (Gather, Gather),
+        done: usize,
+    ) -> Result<Begun<LocalWork>, Status> {
+        let Order { number, descriptor, plan, .. } = *order;
+        match plan.operations() {
+            [Operation::CreateContext, of] => {
+                let created = self.create_context(*of, &memory.0);
+                return created.map(|handle| Begun::Over(handle.into()));
+            }
+            [Operation::DestroyContext] => {
+                let there = self.contexts.destroy(descriptor.contexts[0]);
+                return if there { Ok(Begun::Over(0)) } else { Err(Status::InvalidContext) };
+            }
+            _ => {}
+        }
+        let start = request::start(plan, descriptor, &self.contexts, done)?;
+        let used = descriptor.contexts[..plan.operations().len()].iter();
+        let contexts = used.filter_map(|handle| Some((*handle, self.contexts.get(*handle)?)));
+        let contexts = contexts.collect();
+        let order = job::Order {
+            number,
+            kind: descriptor.stages[0],
+            profile_ns: self.profile_ns(plan, descriptor),
+            start,
+            memory,
+            done,
+        };
+        let job = Arc::new(Job::new(order, self.outbox.clone()));
+        self.begun.push((job.clone(), done));
+        Ok(Begun::Work(LocalWork { job, contexts }))
+    }
+
+    /// What the profiles say that a descriptor costs, before anything is known of its content.
+    fn profile_ns(&self, plan: &Plan, from: &Descriptor) -> f64 {
+        let cost = |operation: &Operation| {
+            let profile = self.pool.profiles()?.get(operation.name())?;
+            Some(profile.cost_ns(from.input_length.into(), 1000))
+        };
+        plan.operations().iter().filter_map(cost).sum()
+    }
+
+    fn create_context(&mut self, of: Operation, input: &Gather) -> Result<u16, Status> {
+        if input.len() > LARGEST_CONTEXT as usize {
+            return Err(Status::InvalidField);
+        }
+        let mut data = Zeroizing::new(vec![0; input.len()]);
+        input.read(0, &mut data);
+        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
+        let before = engine_clock();
+        let created = self.contexts.create(of, data);
+        self.pool.charge(self.tenant, engine_clock().saturating_sub(before));
+        created
+    }
+
+    /// Memory is there again for what was let go. Where an engine gave it up meanwhile, it is to be submitted.
+    pub(super) fn resume(&mut self, work: &LocalWork, memory: (Gather, Gather)) {
+        if let Some(done) = work.job.take_up(memory) {
+            self.begun.push((work.job.clone(), done));
+        }
+    }
+
+    /// Wipes all contexts, and gives up what was passed to the engines.
+    pub(super) fn clear(&mut self) {
+        self.begun.clear();
+        self.pool.clear(self.tenant);
+        drop(self.outbox.take());
+        self.contexts.clear();
+    }
+
+    /// With the port, which is taken away meanwhile.
+    fn with_port<T>(&mut self, use_it: impl FnOnce(&mut Port, &mut Local) -> T) -> Option<T> {
+        let mut port = self.port.take()?;
+        let outcome = use_it(&mut port, self);
+        self.port = Some(port);
+        Some(outcome)
+    }
+}
+
+impl LocalWork {
+    /// Nothing touches its memory on return.
+    pub(super) fn let_go(&self) {
+        self.job.let_go();
+    }
+
+    /// Nothing touches its memory on return, and it does not end.
+    pub(super) fn cancel(&self) {
+        self.job.cancel();
+    }
+}
+
+impl Medium for Local {
+    type Work = LocalWork;
+    type SavedWork = SavedLocalWork;
+    type Saved = LocalState;
+
+    fn operations(&self) -> u64 {
+        rentable().fold(0, |bits, operation| bits | 1 << operation as u8)
+    }
+
+    fn room(&self, under_way: usize) -> usize {
+        MOST.saturating_sub(under_way)
+    }
+
+    fn begin(&mut self, dma: &DmaSpace, order: &Order<'_>) -> Result<Begun<LocalWork>, Status> {
+        let memory = match order.plan.operations()[0] {
+            Operation::DestroyContext => Default::default(),
+            _ => request::memory(dma, order.descriptor)?,
+        };
+        self.start(order, memory, 0)
+    }
+
+    fn submit(&mut self, queue: u16) {
+        let jobs = std::mem::take(&mut self.begun);
+        self.pool.submit(self.tenant, queue, jobs, &mut self.scratch);
+    }
+
+    fn take_finished(&mut self, _dma: &DmaSpace) -> Vec<Finished> {
+        self.outbox.take()
+    }
+
+    fn let_go(&mut self, work: &LocalWork) {
+        work.let_go();
+    }
+
+    fn take_up(
+        &mut self,
+        dma: &DmaSpace,
+        (queue, descriptor): (u16, &Descriptor),
+        work: &LocalWork,
+    ) -> Result<(), Status> {
+        if !work.job.is_let_go() {
+            return Ok(());
+        }
+        let (input, output) = request::memory(dma, descriptor)?;
+        // A list that has changed meanwhile is not what was begun.
+        if input.len() != work.job.input_length || output.len() != work.job.output_length {
+            return Err(Status::InvalidField);
+        }
+        self.resume(work, (input, output));
+        self.submit(queue);
+        Ok(())
+    }
+
+    fn cancel(&mut self, work: &LocalWork) {
+        work.cancel();
+    }
+
+    fn clear_queue(&mut self, queue: u16) {
+        self.pool.clear_queue(self.tenant, queue);
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut port) = self.port.take() {
+            port.end();
+        }
+        self.clear();
+    }
+
+    fn sleep(&mut self) -> bool {
+        let quiet = self.with_port(|port, _| port.rest()).unwrap_or(true);
+        self.outbox.sleep() && quiet
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.port.as_ref().map_or(self.outbox.event().as_fd(), Port::wake_fd))
+    }
+
+    fn scrub(&mut self) {
+        let usage = self.pool.usage(self.tenant).unwrap_or_default();
+        let before = std::mem::replace(&mut self.recorded, usage);
+        if usage.operations == before.operations {
+            return;
+        }
+        let level = self.pool.level(self.tenant).map(|level| level.to_string());
+        tracing::info!(
+            level = level.as_deref().unwrap_or("none"),
+            operations = usage.operations - before.operations,
+            ingress = usage.ingress - before.ingress,
+            egress = usage.egress - before.egress,
+            engine_ns = usage.engine_ns - before.engine_ns,
+            throttled_ns = usage.throttled_ns - before.throttled_ns,
+            "a user of the accelerator goes"
+        );
+    }
+
+    fn offer(
+        &mut self,
+        serial: u64,
+        carried: Option<Carried>,
+    ) -> Result<MediumOffer, MediumRefused> {
+        if self.port.is_some() {
+            return Err(MediumRefused::InUse);
+        }
+        let description = Description { serial, operations: self.operations() };
+        let description = serde_json::to_string(&description).unwrap_or_default();
+        let event = self.outbox.event().as_fd();
+        let (port, files) = match carried {
+            None => Port::new(event).map(|(port, files)| (port, files.into()))?,
+            Some(carried) => (Port::carried(carried, event)?, Vec::new()),
+        };
+        self.port = Some(port);
+        Ok(MediumOffer { class: CLASS, description, files })
+    }
+
+    fn serve(&mut self, bus: &Bus<'_>) -> Option<Polled> {
+        self.with_port(|port, local| port.poll(local, bus))
+    }
+
+    fn save(&mut self, bus: &Bus<'_>) -> std::io::Result<(LocalState, Vec<OwnedFd>)> {
+        let (contexts, memory) = self.contexts.save()?;
+        let mut files = vec![memory];
+        let port = self.with_port(|port, local| port.save(local, bus)).transpose()?;
+        let port = port.map(|(port, exchange)| {
+            files.extend(Vec::from(exchange));
+            port
+        });
+        Ok((LocalState { contexts, port }, files))
+    }
+
+    fn save_work(&self, order: &Order<'_>, work: &LocalWork) -> SavedLocalWork {
+        let done = if order.plan.keeps_length() { work.job.written() as u32 } else { 0 };
+        let same = |(handle, used): &(u16, _)| {
+            self.contexts.get(*handle).is_some_and(|context| Arc::ptr_eq(&context, used))
+        };
+        SavedLocalWork { done, orphaned: !work.contexts.iter().all(same) }
+    }
+
+    fn restore(&mut self, bus: &Bus<'_>, saved: &LocalState) -> Result<(), MediumError> {
+        let mut files = std::mem::take(&mut self.files).into_iter();
+        let memory = files.next().ok_or(MediumError("no memory with contexts came with it"))?;
+        self.contexts = Contexts::restore(&saved.contexts, memory).map_err(MediumError)?;
+        let Some(state) = &saved.port else { return Ok(()) };
+        let exchange = ExchangeFiles::try_from(files.collect::<Vec<_>>());
+        let exchange = exchange.map_err(|_| MediumError("the number of files with it"))?;
+        let port = Port::resume(exchange, self, state, bus);
+        self.port = Some(port.map_err(|error| {
+            tracing::error!(%error, "the front of an accelerator elsewhere is lost");
+            MediumError("the exchange with a front elsewhere")
+        })?);
+        Ok(())
+    }
+
+    fn check_saved(&self, order: &Order<'_>, saved: &SavedLocalWork) -> Result<(), MediumError> {
+        let require = |holds, what| if holds { Ok(()) } else { Err(MediumError(what)) };
+        let first = order.plan.operations()[0];
+        let of_contexts =
+            matches!(first, Operation::CreateContext | Operation::DestroyContext | Operation::Wait);
+        require(!of_contexts, "a descriptor that is never under way")?;
+        let keeps = saved.done == 0 || order.plan.keeps_length();
+        require(keeps, "a descriptor that is done in part")?;
+        require(saved.done <= order.descriptor.input_length, "a descriptor that is more than done")
+    }
+
+    fn begin_again(
+        &mut self,
+        dma: &DmaSpace,
+        order: &Order<'_>,
+        saved: &SavedLocalWork,
+    ) -> Result<Begun<LocalWork>, Status> {
+        if saved.orphaned {
+            return Err(Status::InvalidContext);
+        }
+        let memory = request::memory(dma, order.descriptor)?;
+        self.start(order, memory, saved.done as usize)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.stop();
+        self.pool.leave(self.tenant);
+    }
+}

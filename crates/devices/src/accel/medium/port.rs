@@ -1,0 +1,347 @@
+//! The end that has the engines: takes operations of a front elsewhere and does them.
+//!
+//! The front is hostile: a message is copied out once, and its slot and fields are checked before anything is done.
+//! One that breaks the rules is not listened to any more. What it may change while engines read it, its input, is
+//! as hostile as memory of a tenant is, and read as that.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rackbus_memory::exchange::MESSAGE_BYTES;
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles};
+use rackbus_pci::{Bus, Work as Polled};
+use rackbus_spec::accel::{Operation, Status};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::QUEUES;
+use super::super::function::count;
+use super::super::gather::Gather;
+use super::super::job::Finished;
+use super::super::request::check;
+use super::local::{Local, LocalWork};
+use super::{Answer, Ask, Begun, LAYOUT, Medium, Order, SLOTS, STOP, input_tag, kind, output_tag};
+use crate::either::either_of;
+
+/// Messages taken in one poll: a revocation waits no longer than these take to begin.
+const TURN: usize = 32;
+
+/// Serves the engines to one front.
+#[derive(Debug)]
+pub struct Port {
+    exchange: Exchange,
+    /// Operations under way, by slot.
+    slots: Vec<Option<Slot>>,
+    /// Operations that have begun so far, for their names.
+    begun: u64,
+    /// The front is not listened to any more.
+    over: bool,
+    /// The port was saved, and nothing happened since: engines have let go of the places for data.
+    let_go: bool,
+    /// Of the exchange's event and the engines': whoever polls waits for one descriptor.
+    either: OwnedFd,
+}
+
+/// An operation under way.
+struct Slot {
+    number: u64,
+    ask: Ask,
+    work: LocalWork,
+    /// The processor's counter when it began.
+    begun: u64,
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// A port that another process goes on with: the questions that are not answered, which are done again. Their input
+/// is where the front put it, and stays until they are answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortState {
+    asks: Vec<Vec<u8>>,
+    over: bool,
+}
+
+impl Port {
+    /// In shared memory, beside engines that make `event` readable; with what the front joins by.
+    ///
+    /// # Errors
+    /// When memory or descriptors cannot be had.
+    pub fn new(event: BorrowedFd<'_>) -> Result<(Port, ExchangeFiles), ExchangeError> {
+        let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
+        Ok((Port::over(exchange, event)?, files))
+    }
+
+    /// The same for a front whose operations `carried` carries.
+    ///
+    /// # Errors
+    /// As [`new`](Port::new).
+    pub fn carried(carried: Carried, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
+        Port::over(Exchange::carried("accel-medium", carried, LAYOUT)?, event)
+    }
+
+    fn over(exchange: Exchange, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
+        let either = either_of([Some(exchange.as_fd()), Some(event)]);
+        let either = either.map_err(|cause| ExchangeError::Events(cause.into()))?;
+        let slots = (0..SLOTS).map(|_| None).collect();
+        Ok(Port { exchange, slots, begun: 0, over: false, let_go: false, either })
+    }
+
+    /// What is not answered, to be done again by whoever [resumes](Port::resume) it, and what that needs of the
+    /// exchange. Engines touch no place for data any more, unless this port is polled again.
+    ///
+    /// # Errors
+    /// When there are no descriptors left, or the exchange stays in its process; it goes on as it was.
+    pub fn save(
+        &mut self,
+        local: &mut Local,
+        bus: &Bus<'_>,
+    ) -> std::io::Result<(PortState, ExchangeFiles)> {
+        let files = self.exchange.pass_on()?;
+        for slot in self.slots.iter().flatten() {
+            slot.work.let_go();
+        }
+        self.let_go = true;
+        self.answer_finished(local, bus);
+        self.exchange.ring();
+        let asks = self.slots.iter().flatten().map(|slot| slot.ask.as_bytes().to_vec());
+        Ok((PortState { asks: asks.collect(), over: self.over }, files))
+    }
+
+    /// Goes on where an earlier port was saved.
+    ///
+    /// # Errors
+    /// As [`new`](Port::new).
+    pub fn resume(
+        files: ExchangeFiles,
+        local: &mut Local,
+        state: &PortState,
+        bus: &Bus<'_>,
+    ) -> Result<Port, ExchangeError> {
+        let event = local.outbox.event().as_fd();
+        let mut port = Port::over(Exchange::resume(files, LAYOUT)?, event)?;
+        port.over = state.over;
+        for bytes in &state.asks {
+            let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);
+            if !ask.is_some_and(|ask| port.take(local, bus, &ask)) {
+                port.close();
+            }
+        }
+        Ok(port)
+    }
+
+    /// Answers what has ended and takes operations.
+    pub fn poll(&mut self, local: &mut Local, bus: &Bus<'_>) -> Polled {
+        if std::mem::take(&mut self.let_go) {
+            self.take_up(local);
+        }
+        let mut done = self.answer_finished(local, bus);
+        let mut message = [0; MESSAGE_BYTES];
+        let mut queue = 0;
+        for nth in 0..TURN {
+            if self.over {
+                break;
+            }
+            let Some(length) = self.exchange.receive(&mut message) else { break };
+            if nth == 0 {
+                bus.user.before_access();
+            }
+            if bus.dma.revoker().is_revoked() {
+                // It was given up while this host stood still: what it asked for is not done.
+                self.close();
+                break;
+            }
+            done += 1;
+            let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
+            let taken = ask.is_some_and(|ask| {
+                if u16::from(ask.queue) != queue {
+                    // Engines know of operations by their queue pair.
+                    local.submit(queue);
+                    queue = ask.queue.into();
+                }
+                self.take(local, bus, &ask)
+            });
+            if !taken {
+                tracing::warn!("a front that breaks the rules is not listened to any more");
+                self.close();
+            }
+        }
+        local.submit(queue);
+        done += self.answer_finished(local, bus);
+        if done > 0 {
+            self.exchange.ring();
+            return Polled::Done;
+        }
+        match self.exchange.is_closed() && self.is_idle() {
+            true => Polled::Asleep(None),
+            false => Polled::Idle,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
+    /// Takes a question; false when it is none that there can be.
+    fn take(&mut self, local: &mut Local, bus: &Bus<'_>, ask: &Ask) -> bool {
+        let slot = ask.slot.get();
+        match ask.kind {
+            kind::STOP if slot == STOP => self.stop(local),
+            kind::RUN => {
+                let is_free = self.slots.get(usize::from(slot)).is_some_and(Option::is_none);
+                let fits = ask.input_length.get() as usize <= LAYOUT.data_bytes
+                    && ask.output_length.get() as usize <= LAYOUT.data_bytes;
+                if !is_free || !fits || u16::from(ask.queue) >= QUEUES {
+                    return false;
+                }
+                let begun = self.begin(local, ask);
+                let number = self.begun;
+                self.begun += 1;
+                let over = match begun {
+                    Ok(Begun::Work(work)) => {
+                        let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
+                        self.slots[usize::from(slot)] = Some(kept);
+                        return true;
+                    }
+                    Ok(Begun::Over(value)) => Ok(value),
+                    Err(status) => Err(status),
+                };
+                count(&local.operations, ask.stages[0], 0, over.is_ok(), [0; 2]);
+                let status = over.err().unwrap_or(Status::Success);
+                self.answer(slot, status, 0, over.unwrap_or(0));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn begin(&mut self, local: &mut Local, ask: &Ask) -> Result<Begun<LocalWork>, Status> {
+        let descriptor = ask.descriptor();
+        let plan = check(&descriptor)?;
+        if plan.operations() == [Operation::Wait] {
+            return Err(Status::InvalidOperation);
+        }
+        let memory = self.memory(ask).ok_or(Status::Transfer)?;
+        let order = Order {
+            number: self.begun,
+            queue: ask.queue.into(),
+            descriptor: &descriptor,
+            plan: &plan,
+        };
+        let begun = local.start(&order, memory, 0);
+        if plan.operations()[0] == Operation::CreateContext
+            && let Some((input, _)) = self.memory(ask)
+        {
+            // What a context is made of may be a key.
+            input.clear(input.len());
+        }
+        begun
+    }
+
+    /// The places for data of an operation.
+    fn memory(&self, ask: &Ask) -> Option<(Gather, Gather)> {
+        let slot = ask.slot.get();
+        let place = |tag, length: u32| {
+            let mut gather = Gather::default();
+            if length > 0 {
+                gather.push(self.exchange.data(tag, length as usize)?);
+            }
+            Some(gather)
+        };
+        let input = place(input_tag(slot), ask.input_length.get())?;
+        Some((input, place(output_tag(slot), ask.output_length.get())?))
+    }
+
+    /// Answers what engines have ended; how many that were.
+    fn answer_finished(&mut self, local: &mut Local, bus: &Bus<'_>) -> usize {
+        let mut done = 0;
+        for Finished { number, status, written, value } in local.outbox.take() {
+            let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|it| it.number == number);
+            // What was given up may still come.
+            let Some(slot) = self.slots.iter().position(is_it) else { continue };
+            if let Some(Slot { ask, begun, .. }) = self.slots[slot].take() {
+                let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
+                let time = [begun, bus.user.ticks()];
+                count(&local.operations, ask.stages[0], bytes, good, time);
+            }
+            let value = u32::try_from(value).unwrap_or(u32::MAX);
+            self.answer(slot as u16, status, written, value);
+            done += 1;
+        }
+        done
+    }
+
+    fn answer(&mut self, slot: u16, status: Status, written: usize, value: u32) {
+        let answer = Answer {
+            slot: slot.into(),
+            status: (status as u16).into(),
+            written: (written as u32).into(),
+            value: value.into(),
+        };
+        // Engines write no more than there is room for.
+        let data = (written > 0).then_some((output_tag(slot), written));
+        // There is room for one answer of each slot, unless the front does not take them.
+        if self.exchange.send(answer.as_bytes(), data).is_err() {
+            self.close();
+        }
+    }
+
+    /// The front begins anew.
+    fn stop(&mut self, local: &mut Local) {
+        for slot in 0..SLOTS {
+            if let Some(Slot { work, .. }) = self.slots[usize::from(slot)].take() {
+                work.cancel();
+                self.answer(slot, Status::EngineFailed, 0, 0);
+            }
+        }
+        local.clear();
+        self.answer(STOP, Status::Success, 0, 0);
+    }
+
+    /// Operations go on after all.
+    fn take_up(&mut self, local: &mut Local) {
+        for slot in self.slots.iter().flatten() {
+            if let Some(memory) = self.memory(&slot.ask) {
+                local.resume(&slot.work, memory);
+            }
+            local.submit(slot.ask.queue.into());
+        }
+    }
+
+    fn close(&mut self) {
+        self.over = true;
+        self.exchange.close();
+        self.give_up();
+    }
+
+    /// Nobody hears of what is under way.
+    fn give_up(&mut self) {
+        for slot in &mut self.slots {
+            if let Some(Slot { work, .. }) = slot.take() {
+                work.cancel();
+            }
+        }
+    }
+
+    /// Ends it: on return nothing that the front asked for is under way, and it hears no more.
+    pub fn end(&mut self) {
+        match self.let_go {
+            // Somebody else goes on with the exchange.
+            true => self.give_up(),
+            false => self.close(),
+        }
+    }
+
+    /// Whoever polls is about to sleep; false when there is something to do.
+    pub fn rest(&mut self) -> bool {
+        self.exchange.rest() || self.exchange.is_closed()
+    }
+
+    /// Readable when there is something to do.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
+    }
+}

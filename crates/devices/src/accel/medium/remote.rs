@@ -1,0 +1,429 @@
+//! The end that has the front: its operations are done by engines that another node has.
+//!
+//! Input is copied when an operation is sent, output when its answer comes; in between nothing of it touches the
+//! tenant's memory, so that mappings may change as they like. That node never sees the tenant's memory. It does
+//! see the tenant's keys: an engine needs them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rackbus_memory::exchange::MESSAGE_BYTES;
+use rackbus_memory::{Carried, DmaSpace, Exchange, ExchangeError, ExchangeFiles};
+use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
+use rackbus_spec::accel::{Descriptor, Operation, Status};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::contexts::LARGEST_CONTEXT;
+use super::super::job::Finished;
+use super::super::{MediumError, request};
+use super::{
+    Answer, Ask, Begun, Description, LAYOUT, Medium, Order, SLOTS, STOP, input_tag, kind,
+    output_tag,
+};
+use crate::lost::Lost;
+
+/// Engines that another node has.
+#[derive(Debug)]
+pub struct Remote {
+    description: Description,
+    exchange: Exchange,
+    lost: Lost,
+    /// Operations that the other node has, by slot.
+    slots: [Option<Asked>; SLOTS as usize],
+    /// Slots that are free; the one freed last is used first, its places may still be near.
+    free: Vec<u16>,
+    /// Something was asked for since the last stop.
+    used: bool,
+    /// The other node is to give up everything, and has not answered. Nothing begins until then.
+    stopping: bool,
+    /// What an earlier life left is still to be told. Until then its answers are left where they are.
+    untold: bool,
+    /// Sent, and not rung for.
+    unrung: bool,
+    /// The front was saved, and nothing happened since: somebody else goes on with the exchange.
+    saved: bool,
+}
+
+/// An operation that the other node has.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// Who waits for it; `None` when it was given up.
+    owner: Option<Owner>,
+    /// It brought a key, or patterns: its input is wiped when it is answered.
+    secret: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Owner {
+    number: u64,
+    descriptor: Descriptor,
+}
+
+/// The slot of an operation.
+pub type RemoteWork = u16;
+
+/// What a saved front has of its medium beside operations under way.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteState {
+    /// Slots of operations that were given up and are not answered, each with the bytes to be wiped then.
+    given_up: Vec<(u16, usize)>,
+    used: bool,
+    stopping: bool,
+}
+
+impl Remote {
+    /// Over what the other node offered.
+    ///
+    /// # Errors
+    /// [`ExchangeError`] when that is not fit.
+    pub fn new(
+        description: Description,
+        files: ExchangeFiles,
+        lost: Lost,
+    ) -> Result<Remote, ExchangeError> {
+        Ok(Remote::over(description, Exchange::join(files, LAYOUT)?, lost))
+    }
+
+    /// The same over what `carried` carries.
+    ///
+    /// # Errors
+    /// As [`new`](Remote::new).
+    pub fn carried(
+        description: Description,
+        carried: Carried,
+        lost: Lost,
+    ) -> Result<Remote, ExchangeError> {
+        let exchange = Exchange::carried("accel-front", carried, LAYOUT)?;
+        Ok(Remote::over(description, exchange, lost))
+    }
+
+    /// The same where an earlier life of the front is gone on with, which is restored next.
+    ///
+    /// # Errors
+    /// As [`new`](Remote::new).
+    pub fn again(
+        description: Description,
+        files: ExchangeFiles,
+        lost: Lost,
+    ) -> Result<Remote, ExchangeError> {
+        Ok(Remote { untold: true, ..Remote::new(description, files, lost)? })
+    }
+
+    fn over(description: Description, exchange: Exchange, lost: Lost) -> Remote {
+        Remote {
+            description,
+            exchange,
+            lost,
+            slots: [None; SLOTS as usize],
+            free: (0..SLOTS).rev().collect(),
+            used: false,
+            stopping: false,
+            untold: false,
+            unrung: false,
+            saved: false,
+        }
+    }
+
+    /// The function's serial number.
+    pub fn serial(&self) -> u64 {
+        self.description.serial
+    }
+
+    fn is_lost(&self) -> bool {
+        if self.exchange.is_closed() && !self.lost.get() {
+            tracing::warn!(
+                "the accelerator's engines are served no more, though their node is there"
+            );
+            self.lost.give_up();
+        }
+        self.lost.get()
+    }
+
+    fn slot(&mut self, slot: u16) -> Option<&mut Option<Asked>> {
+        self.slots.get_mut(usize::from(slot))
+    }
+
+    fn send(&mut self, ask: &Ask, data: Option<(u32, usize)>) {
+        // There is room for one question of each slot, unless the other side spoilt the ring: then no answer
+        // comes, and the conversation is over.
+        if self.exchange.send(ask.as_bytes(), data).is_err() {
+            self.exchange.close();
+        }
+        self.unrung = true;
+    }
+
+    /// Ends the operation in a slot.
+    fn finish(&mut self, dma: &DmaSpace, answer: &Answer) -> Option<Finished> {
+        let slot = answer.slot.get();
+        let status = Status::from_number(answer.status.get());
+        let asked = match status {
+            Some(_) => self.slot(slot).and_then(Option::take),
+            None => None,
+        };
+        let Some((status, asked)) = status.zip(asked) else {
+            self.break_off();
+            return None;
+        };
+        let Asked { owner, secret } = asked;
+        self.free.push(slot);
+        if let Some(place) = self.exchange.data(input_tag(slot), secret) {
+            place.get().fill(0);
+        }
+        let Owner { number, descriptor } = owner?;
+        let (written, value) = (answer.written.get() as usize, answer.value.get().into());
+        if written > descriptor.output_length as usize {
+            self.break_off();
+            return Some(Finished { number, status: Status::Unreachable, written: 0, value: 0 });
+        }
+        match self.put(dma, slot, &descriptor, status, written) {
+            Ok(()) => Some(Finished { number, status, written, value }),
+            Err(status) => Some(Finished { number, status, written: 0, value: 0 }),
+        }
+    }
+
+    /// Puts the output of an operation where its descriptor says.
+    fn put(
+        &self,
+        dma: &DmaSpace,
+        slot: u16,
+        descriptor: &Descriptor,
+        status: Status,
+        written: usize,
+    ) -> Result<(), Status> {
+        let unauthentic = status == Status::NotAuthentic;
+        if written == 0 && !unauthentic {
+            return Ok(());
+        }
+        let (_, output) = request::memory(dma, descriptor)?;
+        if unauthentic {
+            // As local engines leave it, whose output is there before they know.
+            output.clear(output.len().min(descriptor.input_length as usize));
+        } else if let Some(place) = self.exchange.data(output_tag(slot), written) {
+            output.copy_from(place.get());
+        }
+        Ok(())
+    }
+
+    /// An answer to nothing that was asked: its data could be anybody's.
+    fn break_off(&self) {
+        tracing::warn!("a medium's node that breaks the rules is not listened to any more");
+        self.exchange.close();
+    }
+
+    /// Nobody answers any more.
+    fn fail_all(&mut self, out: &mut Vec<Finished>) {
+        self.exchange.close();
+        for slot in 0..SLOTS {
+            let Some(asked) = self.slots[usize::from(slot)].take() else { continue };
+            self.free.push(slot);
+            let failed = |Owner { number, .. }| Finished {
+                number,
+                status: Status::Unreachable,
+                written: 0,
+                value: 0,
+            };
+            out.extend(asked.owner.map(failed));
+        }
+    }
+}
+
+impl Medium for Remote {
+    type Work = RemoteWork;
+    type SavedWork = u16;
+    type Saved = RemoteState;
+
+    fn operations(&self) -> u64 {
+        self.description.operations
+    }
+
+    fn room(&self, _under_way: usize) -> usize {
+        match self.stopping || self.untold {
+            true => 0,
+            false => self.free.len(),
+        }
+    }
+
+    fn begin(&mut self, dma: &DmaSpace, order: &Order<'_>) -> Result<Begun<RemoteWork>, Status> {
+        let Order { number, queue, descriptor, plan } = *order;
+        let length = descriptor.input_length;
+        let (mut secret, mut input) = (0, None);
+        match plan.operations()[0] {
+            Operation::CreateContext if length > LARGEST_CONTEXT => {
+                return Err(Status::InvalidField);
+            }
+            Operation::CreateContext => secret = length as usize,
+            _ => {}
+        }
+        if plan.operations()[0] != Operation::DestroyContext {
+            // The output is looked up again when it is there; one that is not there is told before.
+            input = Some(request::memory(dma, descriptor)?.0);
+        }
+        if self.is_lost() {
+            return Err(Status::Unreachable);
+        }
+        let slot = self.free.pop().ok_or(Status::NoRoom)?;
+        let mut ask = Ask::run(slot, queue, descriptor);
+        let mut data = None;
+        match input {
+            Some(input) if length > 0 => {
+                if let Some(place) = self.exchange.data(input_tag(slot), length as usize) {
+                    input.copy_to(place.get());
+                    data = Some((input_tag(slot), length as usize));
+                }
+            }
+            Some(_) => {}
+            None => (ask.input_length, ask.output_length) = (0.into(), 0.into()),
+        }
+        let owner = Some(Owner { number, descriptor: *descriptor });
+        self.slots[usize::from(slot)] = Some(Asked { owner, secret });
+        self.used = true;
+        self.send(&ask, data);
+        Ok(Begun::Work(slot))
+    }
+
+    fn submit(&mut self, _queue: u16) {
+        if std::mem::take(&mut self.unrung) {
+            self.exchange.ring();
+        }
+    }
+
+    fn take_finished(&mut self, dma: &DmaSpace) -> Vec<Finished> {
+        let mut finished = Vec::new();
+        let mut message = [0; MESSAGE_BYTES];
+        self.saved = false;
+        // As many as there can be: a peer that answers without pause keeps nobody.
+        for _ in 0..if self.untold { 0 } else { SLOTS + 1 } {
+            let Some(length) = self.exchange.receive(&mut message) else { break };
+            let answer =
+                message.get(..length).and_then(|bytes| Answer::read_from_bytes(bytes).ok());
+            match answer {
+                Some(answer) if answer.slot.get() == STOP && self.stopping => {
+                    self.stopping = false;
+                }
+                Some(answer) => finished.extend(self.finish(dma, &answer)),
+                None => self.break_off(),
+            }
+        }
+        if self.is_lost() {
+            self.fail_all(&mut finished);
+        }
+        finished
+    }
+
+    fn let_go(&mut self, _work: &RemoteWork) {}
+
+    fn take_up(
+        &mut self,
+        _dma: &DmaSpace,
+        _order: (u16, &Descriptor),
+        _work: &RemoteWork,
+    ) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn cancel(&mut self, work: &RemoteWork) {
+        if let Some(Some(asked)) = self.slot(*work) {
+            asked.owner = None;
+        }
+    }
+
+    // What was sent is done, and paid for.
+    fn clear_queue(&mut self, _queue: u16) {}
+
+    fn stop(&mut self) {
+        // What is asked for from here on comes behind it.
+        if !self.saved && std::mem::take(&mut self.used) && !self.stopping && !self.is_lost() {
+            self.stopping = true;
+            let ask = Ask { slot: STOP.into(), kind: kind::STOP, ..Ask::default() };
+            self.send(&ask, None);
+            self.submit(0);
+        }
+    }
+
+    fn sleep(&mut self) -> bool {
+        self.submit(0);
+        let quiet = self.exchange.rest();
+        match self.is_lost() {
+            // Nothing comes any more; what is under way is still to fail.
+            true => self.slots.iter().all(Option::is_none),
+            false => quiet || self.untold,
+        }
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        // The other node has the event, too, and may have made one that stays readable.
+        (!self.lost.get()).then(|| self.exchange.as_fd())
+    }
+
+    fn scrub(&mut self) {}
+
+    fn offer(&mut self, _: u64, _: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
+        Err(MediumRefused::InUse)
+    }
+
+    fn serve(&mut self, _bus: &Bus<'_>) -> Option<Polled> {
+        None
+    }
+
+    fn save(&mut self, _bus: &Bus<'_>) -> std::io::Result<(RemoteState, Vec<OwnedFd>)> {
+        self.submit(0);
+        let files = self.exchange.pass_on()?.into();
+        let slots = (0..).zip(&self.slots);
+        let given_up = slots.filter_map(|(slot, asked)| match asked {
+            Some(Asked { owner: None, secret }) => Some((slot, *secret)),
+            _ => None,
+        });
+        let given_up = given_up.collect();
+        self.saved = true;
+        Ok((RemoteState { given_up, used: self.used, stopping: self.stopping }, files))
+    }
+
+    fn save_work(&self, _order: &Order<'_>, work: &RemoteWork) -> u16 {
+        *work
+    }
+
+    fn restore(&mut self, _bus: &Bus<'_>, saved: &RemoteState) -> Result<(), MediumError> {
+        for (slot, secret) in &saved.given_up {
+            self.expect(*slot, Asked { owner: None, secret: *secret })?;
+        }
+        (self.used, self.stopping) = (saved.used, saved.stopping);
+        self.untold = false;
+        Ok(())
+    }
+
+    fn check_saved(&self, order: &Order<'_>, _saved: &u16) -> Result<(), MediumError> {
+        match order.plan.operations()[0] {
+            Operation::Wait => Err(MediumError("a descriptor that is never under way")),
+            _ => Ok(()),
+        }
+    }
+
+    /// It was sent, and is still to be answered.
+    fn begin_again(
+        &mut self,
+        _dma: &DmaSpace,
+        order: &Order<'_>,
+        saved: &u16,
+    ) -> Result<Begun<RemoteWork>, Status> {
+        let creates = order.plan.operations()[0] == Operation::CreateContext;
+        let secret = if creates { order.descriptor.input_length as usize } else { 0 };
+        let owner = Some(Owner { number: order.number, descriptor: *order.descriptor });
+        match self.expect(*saved, Asked { owner, secret }) {
+            Ok(()) => Ok(Begun::Work(*saved)),
+            Err(_) => Err(Status::Unreachable),
+        }
+    }
+}
+
+impl Remote {
+    /// An operation of an earlier life is in this slot.
+    fn expect(&mut self, slot: u16, asked: Asked) -> Result<(), MediumError> {
+        match self.slot(slot) {
+            Some(free @ None) => *free = Some(asked),
+            _ => return Err(MediumError("the slot of an operation")),
+        }
+        self.free.retain(|free| *free != slot);
+        Ok(())
+    }
+}
