@@ -48,7 +48,7 @@ pub struct Leaders {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// As `HOST:PORT`.
+    /// The addresses that are tried, each `HOST:PORT`.
     addresses: Vec<String>,
     /// The one that led last.
     at: usize,
@@ -63,13 +63,13 @@ impl std::fmt::Debug for Leaders {
 /// A request that can be sent to one after the other.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// What is done.
+    /// The HTTP method, such as `POST`.
     pub method: Method,
-    /// Path and query.
+    /// Path and query of the request: `/v1/leases?all=true`.
     pub path: String,
-    /// The idempotency key.
+    /// The idempotency key of a request that changes something.
     pub key: Option<HeaderValue>,
-    /// JSON.
+    /// The body, as JSON.
     pub body: Bytes,
 }
 

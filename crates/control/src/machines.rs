@@ -217,14 +217,14 @@ pub struct RenewRequest {
 /// A certificate and its authority's.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Certificates {
-    /// In PEM.
+    /// The node's certificate and that of the authority, in PEM.
     pub certificates: String,
 }
 
-/// The rack file.
+/// The rack file as the control plane read it when it started.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RackFile {
-    /// Its text.
+    /// The file's text, in TOML.
     pub text: String,
 }
 

@@ -44,13 +44,13 @@ pub struct Hello {
     /// The host it means to reach.
     pub to: String,
     /// What the conversation is for.
-    pub service: Service,
+    pub service: Purpose,
 }
 
 /// What a connection is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Service {
+pub enum Purpose {
     /// To use a lent function; the conversation that follows is vfio-user.
     Function {
         /// The device's name on the lender, `nvme0`.
@@ -78,7 +78,7 @@ pub enum Service {
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
-        /// The session's secret.
+        /// What only the two ends of the session know: the offer had it.
         secret: Secret,
         /// Number of the connection in the session; those before it are of no more use.
         connection: u64,

@@ -182,10 +182,10 @@ pub fn hear(stream: UnixStream, rack: &str, host: &str) -> Option<(Incoming, Pid
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Service;
+    use crate::Purpose;
 
     fn hello() -> Hello {
-        let service = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
+        let service = Purpose::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         Hello {
             version: VERSION,
             rack: "demo".into(),

@@ -18,7 +18,7 @@ use rackbus_memory::StreamError;
 
 use crate::tls::TlsConversation;
 use crate::{
-    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Service,
+    Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Purpose,
     VERSION, receive_frame, send_frame,
 };
 
@@ -38,7 +38,7 @@ pub struct TcpLink {
     rack: String,
     /// What this host's node tells others where it is.
     advertised: String,
-    /// Where it listens.
+    /// The address that it listens at: `HOST:PORT`.
     listen: String,
     credentials: Renewed,
     revocations: Revocations,
@@ -92,17 +92,17 @@ impl TcpLink {
 }
 
 /// What of a link of shared memory this one has not.
-fn refusal(service: &Service) -> Option<&'static str> {
+fn refusal(service: &Purpose) -> Option<&'static str> {
     match service {
-        Service::Medium { .. }
-        | Service::Resume { .. }
-        | Service::Window { .. }
-        | Service::Segments => None,
-        Service::Function { .. } => Some(
+        Purpose::Medium { .. }
+        | Purpose::Resume { .. }
+        | Purpose::Window { .. }
+        | Purpose::Segments => None,
+        Purpose::Function { .. } => Some(
             "between machines, a function's front runs at its borrower; borrow it with \
              `--placement borrower`",
         ),
-        Service::Network => {
+        Purpose::Network => {
             Some("hosts on different machines share no memory for a network's frames")
         }
     }
@@ -151,8 +151,8 @@ impl Connect for TcpLink {
 
 /// How long a connection may take. One that resumes a session is tried again and again: what was sent while
 /// nothing passed is not waited for.
-fn connect_limit(service: &Service) -> Duration {
-    if matches!(service, Service::Resume { .. }) { RESUME_LIMIT } else { TIME_LIMIT }
+fn connect_limit(service: &Purpose) -> Duration {
+    if matches!(service, Purpose::Resume { .. }) { RESUME_LIMIT } else { TIME_LIMIT }
 }
 
 /// Connects to the first of the addresses that `place` stands for which answers in time.
@@ -218,7 +218,7 @@ impl Drop for Unheard {
     }
 }
 
-/// Who connected.
+/// A connection whose TLS and [`Hello`] are still to come.
 #[derive(Debug)]
 struct TcpCaller {
     socket: TcpStream,
@@ -300,13 +300,13 @@ mod tests {
         (TcpListening { listener, link: link.clone(), host: "alpha".to_owned() }, address)
     }
 
-    fn hello(from: &str, service: Service) -> Hello {
+    fn hello(from: &str, service: Purpose) -> Hello {
         let (rack, from, to) = ("lab".into(), from.into(), "alpha".into());
         Hello { version: VERSION, rack, from, to, service }
     }
 
-    fn medium() -> Service {
-        Service::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
+    fn medium() -> Purpose {
+        Purpose::Medium { device: "nvme0".into(), lease: 3, epoch: 7 }
     }
 
     fn carried(stream: &dyn Conversation, side: Side) -> Carried {
@@ -446,10 +446,10 @@ mod tests {
     fn what_needs_memory_that_is_shared_is_refused_on_both_sides() {
         let authority = authority();
         let (alpha, beta) = (link(&authority, "alpha"), link(&authority, "beta"));
-        let function = Service::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
+        let function = Purpose::Function { device: "nvme0".into(), lease: 3, epoch: 7 };
         for (service, why) in [
             (function, "--placement borrower"),
-            (Service::Network, "no memory for a network's frames"),
+            (Purpose::Network, "no memory for a network's frames"),
         ] {
             let asked = hello("beta", service);
             let said = beta.connect("tcp:127.0.0.1:1", &asked).err().unwrap().to_string();

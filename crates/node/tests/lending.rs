@@ -96,7 +96,7 @@ async fn what_cannot_be_is_refused_with_a_remedy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_epoch_is_not_let_in() {
     use rackbus_link::shm::ShmLink;
-    use rackbus_link::{Connect, Hello, Service as Wanted, VERSION};
+    use rackbus_link::{Connect, Hello, Purpose as Wanted, VERSION};
     let rack = rack().await;
     let lease = rack.client.borrow("alpha/nvme0", "beta").await.unwrap();
     let link = ShmLink::new("test", rack.folder.path(), HOSTS);
@@ -224,7 +224,7 @@ async fn with_strict_isolation_the_drive_is_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_front_and_its_medium_cannot_be_exchanged() {
     use rackbus_link::shm::ShmLink;
-    use rackbus_link::{Connect, Hello, Service as Wanted, VERSION};
+    use rackbus_link::{Connect, Hello, Purpose as Wanted, VERSION};
     let rack = rack().await;
     let link = ShmLink::new("test", rack.folder.path(), HOSTS);
     let address = link.address("alpha");

@@ -98,7 +98,6 @@ impl Part {
         self.process.take().unwrap().wait().unwrap();
     }
 
-    /// Its state directory.
     pub fn state(&self) -> PathBuf {
         self.folder.join("state")
     }
@@ -125,7 +124,7 @@ impl Drop for Part {
     }
 }
 
-/// All of it.
+/// A store, its control planes, and the nodes of a rack.
 pub struct Cluster {
     pub etcd: Vec<Part>,
     pub controls: Vec<Part>,

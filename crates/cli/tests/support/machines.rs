@@ -118,7 +118,7 @@ impl Drop for Machine {
 /// The machines of a rack.
 pub struct Machines {
     folder: tempfile::TempDir,
-    /// The control plane's.
+    /// The machine that the control plane runs on.
     pub control: Machine,
     /// Where it is reached.
     pub url: String,

@@ -42,7 +42,7 @@ pub struct EtcdArgs {
     /// The certificate that is shown to them (PEM).
     #[arg(long = "etcd-cert", value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
-    /// Its key (PEM).
+    /// The key of that certificate, as a PEM file.
     #[arg(long = "etcd-key", value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
     /// Where the rack's keys are; `/rackbus/RACK` unless named.
