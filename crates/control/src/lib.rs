@@ -16,6 +16,7 @@
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`said`]: what is said to nodes, with the leader's term.
+//! * [`versions`]: which version of the API two sides speak.
 //! * [`client`]: the other side, for the command line and the nodes.
 
 pub mod access;
@@ -42,6 +43,7 @@ pub mod said;
 pub mod service;
 pub mod store;
 pub mod usage;
+pub mod versions;
 
 pub use client::{Client, ClientError};
 pub use events::lease_span;

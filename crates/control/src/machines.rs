@@ -16,8 +16,8 @@ use axum::routing::{get, post};
 use axum::serve::{IncomingStream, Listener};
 use axum::{Json, Router};
 use rackbus_identity::{
-    Authority, Bearer, Certified, Credentials, NODE_LIFE, Renewed, Revocations, Revoked, Subject,
-    Token, TokenRefused, Tokens,
+    Authority, Bearer, Certified, Credentials, Handshakes, NODE_LIFE, Renewed, Revocations,
+    Revoked, Subject, Token, TokenRefused, Tokens,
 };
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
@@ -179,7 +179,6 @@ impl Admission {
 
 /// Asks for a token.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct TokenRequest {
     /// The host that is to join with it.
     pub host: String,
@@ -196,7 +195,6 @@ pub struct NewToken {
 
 /// A host wants to join.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct JoinRequest {
     /// Its name in the rack.
     pub host: String,
@@ -208,7 +206,6 @@ pub struct JoinRequest {
 
 /// A node wants a new certificate.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 pub struct RenewRequest {
     /// What asks for it (PKCS #10, in PEM).
     pub request: String,
@@ -387,7 +384,7 @@ async fn accept(
     revocations: Revocations,
     begun: mpsc::Sender<(Held, SocketAddr)>,
 ) {
-    let unknown = Arc::new(Semaphore::new(HANDSHAKES));
+    let unknown = Handshakes::new(HANDSHAKES);
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     let places = Places { known: Arc::default(), strangers, revocations };
     loop {
@@ -399,8 +396,8 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(place) = unknown.clone().try_acquire_owned() else {
-            tracing::warn!(%address, "a connection was refused: too many are not known yet");
+        let Some(place) = unknown.begin(address.ip()) else {
+            counted::refuse("too many not known yet", &address);
             continue;
         };
         let config = current(&credentials).open_server().clone();
@@ -414,12 +411,13 @@ async fn accept(
             match tokio::time::timeout(HANDSHAKE, handshake).await {
                 Ok(Ok(stream)) => match places.take(stream) {
                     Some(counted) => drop(begun.send((counted, address)).await),
-                    None => {
-                        tracing::warn!(%address, "a connection was refused: there are too many")
-                    }
+                    None => counted::refuse("too many of one", &address),
                 },
-                Ok(Err(error)) => tracing::warn!(%address, %error, "a connection was refused"),
-                Err(_) => tracing::warn!(%address, "a connection was refused: it said nothing"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%address, %error, "a handshake failed");
+                    counted::refuse("handshake failed", &address);
+                }
+                Err(_) => counted::refuse("silent", &address),
             }
         });
     }
@@ -541,5 +539,5 @@ pub(crate) async fn connect(
     }
 }
 
-mod counted;
+pub(crate) mod counted;
 use counted::Counted;
