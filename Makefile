@@ -10,7 +10,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 SOAK_SECONDS ?= 600
 AREA ?= nvme lending model datapath memory guests accel machines net
 
-.PHONY: help build install setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-upgrade soak sim fuzz bench check clean
+.PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-upgrade soak sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -20,6 +20,7 @@ help:
 	@echo "make build   the rackbus binary, libsisci.so and librackbus_accel.so, in target/release"
 	@echo "make install PREFIX=/usr/local: the binary, libsisci.so with headers and tools for SISCI programs,"
 	@echo "             and librackbus_accel with its header for programs that drive accelerators"
+	@echo "make package a Debian package, with systemd units for the control plane and nodes, in target/package"
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
@@ -40,6 +41,10 @@ install: build
 	install -D -m 755 $(BUILT)/rackbus $(DESTDIR)$(PREFIX)/bin/rackbus
 	DESTDIR=$(DESTDIR) SISCI_LIB=$(BUILT) scripts/install-sisci $(PREFIX)
 	DESTDIR=$(DESTDIR) ACCEL_LIB=$(BUILT) scripts/install-accel $(PREFIX)
+
+# rackbus_VERSION_ARCHITECTURE.deb in target/package.
+package: build
+	scripts/package $(BUILT) target/package
 
 setup:
 	@scripts/setup

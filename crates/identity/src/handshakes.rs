@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Peers from one address, or one network of IPv6, that may be under way at a time.
-const OF_ONE: usize = 32;
+const OF_ONE: usize = 64;
 
 /// The peers that are under way.
 #[derive(Debug, Clone)]
@@ -82,14 +82,14 @@ mod tests {
 
     #[test]
     fn one_address_does_not_take_the_places_of_others() {
-        let handshakes = Handshakes::new(100);
+        let handshakes = Handshakes::new(200);
         let begin = |address: &str| handshakes.begin(at(address));
         let mut held: Vec<Handshake> = (0..OF_ONE).map(|_| begin("10.0.0.1").unwrap()).collect();
         assert!(begin("10.0.0.1").is_none() && begin("::ffff:10.0.0.1").is_none());
         held.push(begin("10.0.0.2").unwrap());
         held.extend((0..OF_ONE).map(|n| begin(&format!("fd00::{n}")).unwrap()));
         assert!(begin("fd00::ffff:1:2:3").is_none(), "the same network");
-        held.extend((held.len()..100).map(|n| begin(&format!("10.1.0.{n}")).unwrap()));
+        held.extend((held.len()..200).map(|n| begin(&format!("10.1.0.{n}")).unwrap()));
         assert!(begin("10.0.0.9").is_none(), "there are as many as there may be");
         drop(held.remove(0));
         drop(begin("10.0.0.1").unwrap());
