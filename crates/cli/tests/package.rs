@@ -22,6 +22,15 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Makes the package of what is in `built`, in `folder`; where it is.
+fn package(built: &Path, folder: &Path) -> PathBuf {
+    let mut make = Command::new(top().join("scripts/package"));
+    make.arg(built).arg(folder);
+    // Of a fixed age, whatever is committed meanwhile.
+    make.env("PACKAGE_COMPRESSION", "none").env("SOURCE_DATE_EPOCH", "1700000000");
+    run(&mut make).trim().into()
+}
+
 /// The folder with what was built, among it the libraries.
 fn built() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_rackbus")).parent().unwrap().to_owned();
@@ -39,11 +48,11 @@ fn the_package_has_programs_libraries_units_and_settings() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let made = run(Command::new(top().join("scripts/package")).arg(built()).arg(folder.path()));
-    let package = PathBuf::from(made.trim());
-    let name = package.file_name().unwrap().to_str().unwrap();
+    let built = built();
+    let made = package(&built, folder.path());
+    let name = made.file_name().unwrap().to_str().unwrap();
     assert!(name.starts_with(&format!("rackbus_{}_", env!("CARGO_PKG_VERSION"))), "{name}");
-    let dpkg = |what: &str| run(Command::new("dpkg-deb").arg(what).arg(&package));
+    let dpkg = |what: &str| run(Command::new("dpkg-deb").arg(what).arg(&made));
     let info = dpkg("--info");
     for line in ["Package: rackbus", "Depends: libc6", "conffiles", "postinst"] {
         assert!(info.contains(line), "{line} is not in {info}");
@@ -72,12 +81,12 @@ fn the_package_has_programs_libraries_units_and_settings() {
 
     // Made again it is the same, to the byte.
     let other = tempfile::tempdir().unwrap();
-    let again = run(Command::new(top().join("scripts/package")).arg(built()).arg(other.path()));
-    let (first, second) = (std::fs::read(&package).unwrap(), std::fs::read(again.trim()).unwrap());
+    let again = package(&built, other.path());
+    let (first, second) = (std::fs::read(&made).unwrap(), std::fs::read(again).unwrap());
     assert!(first == second, "the same files make another package");
 
     let root = folder.path().join("root");
-    run(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&root));
+    run(Command::new("dpkg-deb").arg("--extract").arg(&made).arg(&root));
     let program = root.join("usr/bin/rackbus");
     let version = run(Command::new(&program).arg("--version"));
     assert_eq!(version.trim(), concat!("rackbus ", env!("CARGO_PKG_VERSION")));
