@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rackbus_link::shm::{ShmLink, hear};
-use rackbus_link::{Connect, Hello, HelloReply, LinkError, Purpose, VERSION};
+use rackbus_link::{Connect, Hello, HelloReply, LinkError, Purpose, VERSIONS};
 use rackbus_memory::{Event, Stream};
 
 use crate::input::Input;
@@ -65,7 +65,7 @@ fn say_hello(said: &[u8], passes: bool) {
     match hear(near, "lab", "alpha") {
         Some((incoming, _)) => {
             let Hello { version, rack, to, .. } = &incoming.hello;
-            assert_eq!((*version, &rack[..], &to[..]), (VERSION, "lab", "alpha"));
+            assert_eq!((*version, &rack[..], &to[..]), (VERSIONS, "lab", "alpha"));
             assert!(!passes, "descriptors beside a hello were taken");
             if incoming.hello.service == Purpose::Segments {
                 incoming.accept().expect("the peer is there");
@@ -93,7 +93,7 @@ fn answer(said: &[u8]) {
     let path = std::env::temp_dir().join(name);
     let listener = UnixListener::bind(&path).expect("nobody else has this name");
     let hello = Hello {
-        version: VERSION,
+        versions: VERSIONS,
         rack: "lab".to_owned(),
         from: "alpha".to_owned(),
         to: "beta".to_owned(),
@@ -131,7 +131,7 @@ fn answer(said: &[u8]) {
 /// Hellos for both services, and both answers.
 pub fn seeds() -> Vec<Vec<u8>> {
     let hello = |service| Hello {
-        version: VERSION,
+        versions: VERSIONS,
         rack: "lab".to_owned(),
         from: "beta".to_owned(),
         to: "alpha".to_owned(),

@@ -8,18 +8,19 @@
 pub(crate) mod packets;
 
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection};
-use rackbus_identity::{Credentials, Renewed, Revocations, Subject};
+use rackbus_identity::{
+    Credentials, Handshake, Handshakes, Renewed, Revocations, Subject, Versions,
+};
 use rackbus_memory::StreamError;
 
 use crate::tls::TlsConversation;
 use crate::{
     Caller, Connect, Conversation, Hello, HelloReply, Incoming, Link, LinkError, Listener, Purpose,
-    VERSION, receive_frame, send_frame,
+    VERSIONS, answered, common_version, receive_frame, send_frame,
 };
 
 /// How long a peer may take for each of a connection, a handshake and an answer before it counts as lost.
@@ -42,7 +43,8 @@ pub struct TcpLink {
     listen: String,
     credentials: Renewed,
     revocations: Revocations,
-    unheard: Arc<AtomicUsize>,
+    versions: Versions,
+    unheard: Handshakes,
     others: Others,
 }
 
@@ -69,7 +71,8 @@ impl TcpLink {
             listen: listen.to_owned(),
             credentials,
             revocations: Revocations::default(),
-            unheard: Arc::default(),
+            versions: VERSIONS,
+            unheard: Handshakes::new(UNHEARD),
             others: Others::default(),
         }
     }
@@ -141,11 +144,10 @@ impl Connect for TcpLink {
         let known = stream.end_when_revoked(&self.revocations);
         known.map_err(|reason| LinkError::Refused { peer: peer(), reason })?;
         send_frame(&stream, hello).map_err(broken)?;
-        match receive_frame(&stream).map_err(broken)? {
-            Ok(HelloReply::Accepted) => Ok(Arc::new(stream)),
-            Ok(HelloReply::Refused(reason)) => Err(LinkError::Refused { peer: peer(), reason }),
-            Err(what) => Err(LinkError::Protocol { peer: peer(), what }),
-        }
+        let reply = receive_frame(&stream).map_err(broken)?;
+        let reply = reply.map_err(|what| LinkError::Protocol { peer: peer(), what })?;
+        answered(hello, reply)?;
+        Ok(Arc::new(stream))
     }
 }
 
@@ -189,7 +191,7 @@ impl Listener for TcpListening {
     fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
         loop {
             let (socket, from) = self.listener.accept()?;
-            let unheard = Unheard::begin(&self.link.unheard);
+            let unheard = self.link.unheard.begin(from.ip());
             let Some(unheard) = unheard else {
                 tracing::warn!(%from, "a connection to the link was refused: too many are not known yet");
                 continue;
@@ -200,31 +202,13 @@ impl Listener for TcpListening {
     }
 }
 
-/// Counts one who is not known yet.
-#[derive(Debug)]
-struct Unheard(Arc<AtomicUsize>);
-
-impl Unheard {
-    fn begin(count: &Arc<AtomicUsize>) -> Option<Unheard> {
-        let room = |now: usize| (now < UNHEARD).then_some(now + 1);
-        let begun = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room);
-        begun.ok().map(|_| Unheard(count.clone()))
-    }
-}
-
-impl Drop for Unheard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A connection whose TLS and [`Hello`] are still to come.
+/// Who connected.
 #[derive(Debug)]
 struct TcpCaller {
     socket: TcpStream,
     link: TcpLink,
     host: String,
-    _unheard: Unheard,
+    _unheard: Handshake,
 }
 
 impl Caller for TcpCaller {
@@ -253,9 +237,10 @@ impl Caller for TcpCaller {
             Err(StreamError::Closed) => return None,
             Err(cause) => return refuse(&cause.to_string()),
         };
-        if hello.version != VERSION {
-            return refuse(&format!("link version {}, this node speaks {VERSION}", hello.version));
-        }
+        let version = match common_version(self.link.versions, &hello) {
+            Ok(version) => version,
+            Err(reason) => return refuse(&reason),
+        };
         if hello.rack != self.link.rack || hello.to != self.host {
             return refuse(&format!("this is {} of rack {}", self.host, self.link.rack));
         }
@@ -267,7 +252,7 @@ impl Caller for TcpCaller {
         }
         // From here on the conversation has its own pace: an idle device sends nothing for days.
         stream.receive_without_limit();
-        Some(Incoming { hello, stream })
+        Some(Incoming { hello, version, stream })
     }
 }
 
@@ -302,7 +287,7 @@ mod tests {
 
     fn hello(from: &str, service: Purpose) -> Hello {
         let (rack, from, to) = ("lab".into(), from.into(), "alpha".into());
-        Hello { version: VERSION, rack, from, to, service }
+        Hello { versions: VERSIONS, rack, from, to, service }
     }
 
     fn medium() -> Purpose {
@@ -322,9 +307,9 @@ mod tests {
         let connect = std::thread::spawn(move || connecting.connect(&address, &hello));
         let incoming = listening.accept().unwrap().hear();
         let Some(incoming) = incoming else { return (None, connect.join().unwrap()) };
-        let hello = incoming.hello.clone();
+        let (hello, version) = (incoming.hello.clone(), incoming.version);
         let stream = incoming.accept().unwrap();
-        (Some(Incoming { hello, stream }), connect.join().unwrap())
+        (Some(Incoming { hello, version, stream }), connect.join().unwrap())
     }
 
     fn refused(alpha: &TcpLink, other: &TcpLink, hello: Hello) -> String {
@@ -407,6 +392,32 @@ mod tests {
         scanner.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         assert!(hear.join().unwrap());
         let _ = scanner.read(&mut [0; 100]);
+    }
+
+    #[test]
+    fn nodes_of_adjacent_versions_speak_the_newest_that_both_do() {
+        let authority = authority();
+        let node = |host: &str, versions| TcpLink { versions, ..link(&authority, host) };
+        let says = |versions| Hello { versions, ..hello("beta", medium()) };
+        let (first, both) = (Versions::new(1, 1), Versions::new(1, 2));
+        for (theirs, ours, common) in [(first, both, 1), (both, first, 1), (both, both, 2)] {
+            let (incoming, stream) = meet(&node("alpha", theirs), &node("beta", ours), says(ours));
+            assert_eq!(incoming.unwrap().version, common);
+            assert!(stream.is_ok());
+        }
+        let later = Versions::new(3, 4);
+        let said = refused(&node("alpha", later), &node("beta", both), says(both));
+        assert!(
+            said.ends_with(
+                "alpha speaks version 3-4 of the protocol and beta 1-2: upgrade rackbus of beta"
+            ),
+            "{said}"
+        );
+        let said = refused(&node("alpha", both), &node("beta", later), says(later));
+        assert!(said.ends_with("upgrade rackbus of alpha"), "{said}");
+        // Whoever answers with what was not offered is not gone on with.
+        let reply = HelloReply::AcceptedAs(7);
+        assert!(answered(&says(both), reply).is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_lease::{Holder, Lender, LenderAction, Message, Placement};
-use rackbus_link::{Hello, Incoming, Purpose, VERSION};
+use rackbus_link::{Hello, Incoming, Purpose, VERSIONS};
 use rackbus_memory::{Gate, Stream};
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
@@ -67,8 +67,8 @@ impl Attempt {
             Placement::Host => Purpose::Window { device, lease, epoch },
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack, from: borrower, to, service };
-        let incoming = Incoming { hello, stream: Arc::new(theirs) };
+        let hello = Hello { versions: VERSIONS, rack, from: borrower, to, service };
+        let incoming = Incoming { hello, version: VERSIONS.newest(), stream: Arc::new(theirs) };
         let lender = lender.clone();
         let passage = Gate::new().unwrap().enter();
         let attending = std::thread::spawn(move || lender.attend(incoming, &passage));

@@ -10,7 +10,7 @@ use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_identity::{Authority, Subject};
 use rackbus_lease::{Message, Placement};
 use rackbus_link::tcp::TcpLink;
-use rackbus_link::{Connect, Conversation, Hello, Link, Medium, Purpose, Secret, VERSION};
+use rackbus_link::{Connect, Conversation, Hello, Link, Medium, Purpose, Secret, VERSIONS};
 use rackbus_memory::Gate;
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
@@ -80,7 +80,7 @@ impl Alpha {
         service: Purpose,
     ) -> Result<Arc<dyn Conversation>, String> {
         let (rack, from, to) = ("test".to_owned(), host.to_owned(), "alpha".to_owned());
-        let hello = Hello { version: VERSION, rack, from, to, service };
+        let hello = Hello { versions: VERSIONS, rack, from, to, service };
         let connected =
             link(authority, host, "127.0.0.1:0").connect(&self.link.address("alpha"), &hello);
         connected.map_err(|error| error.to_string())

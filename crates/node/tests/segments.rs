@@ -702,7 +702,7 @@ fn only_a_dead_node_makes_the_holders_of_locks_dead() {
 /// Beta's node, a connector's, at the door of alpha's.
 fn at_the_door(rack: &Hosts) -> Arc<dyn Conversation> {
     let hello = Hello {
-        version: rackbus_link::VERSION,
+        versions: rackbus_link::VERSIONS,
         rack: "test".into(),
         from: "beta".into(),
         to: "alpha".into(),

@@ -83,6 +83,11 @@ impl Part {
         process.wait().unwrap();
     }
 
+    /// Whether it was started, and not ended since.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
@@ -132,7 +137,8 @@ pub struct Cluster {
     /// The members of etcd, as they are named.
     pub store: String,
     pub root: tempfile::TempDir,
-    join: String,
+    /// Where the control planes are, with commas between them.
+    pub join: String,
 }
 
 impl Cluster {

@@ -4,7 +4,7 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use rackbus_link::{Hello, Incoming, LinkError, Purpose, VERSION};
+use rackbus_link::{Hello, Incoming, LinkError, Purpose, VERSIONS};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, StreamError};
 use rackbus_segment::NodeId;
@@ -59,7 +59,7 @@ impl Segments {
 
     fn reach(&self, name: &str) -> Result<Arc<Outbox>, LinkError> {
         let hello = Hello {
-            version: VERSION,
+            versions: VERSIONS,
             rack: self.rack.clone(),
             from: self.host.clone(),
             to: name.to_owned(),

@@ -183,6 +183,7 @@ impl Shared<'_> {
         let outcome = tokio::select! {
             outcome = scraped => outcome,
             outcome = served => outcome.map_err(|error| failed(error.to_string())),
+            never = process::ready_at(&self.socket) => match never {},
             () = process::asked_to_end() => Ok(()),
         };
         // Another one leads at once instead of waiting for this one's lease to end.
