@@ -32,7 +32,7 @@ use crate::api::{
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
-use crate::{compositions, levels, machines, offers, said, shares};
+use crate::{compositions, levels, machines, offers, said, shares, together};
 
 type Shared = State<Arc<Service>>;
 
@@ -83,6 +83,7 @@ pub fn openapi() -> String {
     document.merge(compositions::Document::openapi());
     document.merge(levels::Document::openapi());
     document.merge(shares::Document::openapi());
+    document.merge(together::Document::openapi());
     document.merge(offers::Document::openapi());
     document.merge(machines::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
@@ -353,6 +354,7 @@ pub fn routes(service: Arc<Service>) -> Router {
         .merge(compositions::routes())
         .merge(levels::routes())
         .merge(shares::routes())
+        .merge(together::routes())
         .merge(offers::routes())
         .with_state(service.clone())
         .merge(crate::metrics::routes(Arc::new(move || service.metrics())))

@@ -2,6 +2,7 @@
 
 mod fabric;
 mod leases;
+mod moving;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -37,6 +38,7 @@ use leases::{
   rackbus vm run --host beta --name db --detach --disk db.qcow2 -- -nic user
   rackbus vm add db alpha/nvme0                               plug a drive in while it runs
   rackbus vm exec vm1 -- nvme list
+  rackbus vm move vm1 --to gamma                              switched off, and on again at gamma
   rackbus vm run --host beta --name vm1 --fabric              share memory with the rack: rackbus guest --help
   eval \"qemu-system-x86_64 $(rackbus vm args --host beta --borrow alpha/nvme0) …\"")]
 pub struct Args {
@@ -54,6 +56,8 @@ enum VmCommand {
     List,
     /// Switch a VM off and return what it borrowed
     Stop(StopArgs),
+    /// Move a VM to another host, with its functions: it is switched off and started there
+    Move(moving::MoveArgs),
     /// Run a command in a prepared guest
     Exec(ExecArgs),
     /// Borrow a function and plug it into a running VM
@@ -219,6 +223,7 @@ impl Args {
             VmCommand::Args(args) => own_args(args, &context).await,
             VmCommand::List => list(&context),
             VmCommand::Stop(args) => stop(args, &context).await,
+            VmCommand::Move(args) => moving::move_vm(args, &context).await,
             VmCommand::Exec(args) => exec(args, &context),
             VmCommand::Add(args) => add(&args.plug, args.trust, &context).await,
             VmCommand::Remove(args) => remove(args, &context).await,
@@ -360,14 +365,16 @@ fn check_host(context: &Context<'_>, host: &str, memory_mib: u32) -> Result<(), 
 }
 
 fn spec(args: &RunArgs, name: &str, leases: &[Lease], context: &Context<'_>) -> VmSpec {
+    // It may be started again from elsewhere.
+    let whole = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
     let boot = match (&args.kernel, &args.disk) {
         _ if args.boot.is_some() => Boot::Firmware,
         (Some(kernel), _) => Boot::Kernel {
-            kernel: kernel.clone(),
-            initrd: args.initrd.clone(),
+            kernel: whole(kernel),
+            initrd: args.initrd.as_ref().map(whole),
             append: args.append.clone(),
         },
-        (None, Some(disk)) => Boot::Disk(disk.clone()),
+        (None, Some(disk)) => Boot::Disk(whole(disk)),
         (None, None) => Boot::Guest(args.guest.unwrap_or_default()),
     };
     let dir = registry::vms_dir(&context.run_dir, &args.host).join(name);

@@ -16,6 +16,7 @@ pub(crate) mod paths;
 mod sections;
 mod shared;
 mod shares;
+mod together;
 mod turns;
 pub(crate) mod views;
 mod writer;
