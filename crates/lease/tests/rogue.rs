@@ -27,7 +27,8 @@ impl Rack {
     fn new(seed: u64) -> (Rack, LeaseId) {
         let authority = Authority::new(CONFIG);
         let mut rack = Rack { random: Random(seed), now: 1, authority, heard: Vec::new() };
-        for (host, devices) in [("alpha", &["nvme0", "nvme1"][..]), ("beta", &[]), (ROGUE, &["ram0"])]
+        for (host, devices) in
+            [("alpha", &["nvme0", "nvme1"][..]), ("beta", &[]), (ROGUE, &["ram0"])]
         {
             rack.register(host, devices);
         }
