@@ -11,6 +11,7 @@ use crate::machine::{Again, Regime};
 use crate::raw::serve as serve_raw;
 use crate::{
     BenchError, Report, accel, against, datapath, lending, machines, memory, model, network, nvme,
+    sharing,
 };
 
 /// What can be measured.
@@ -210,7 +211,8 @@ pub fn run(command: Command, prefix: &[&str], json: bool) -> Result<(), BenchErr
             let again = Again { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
             let Common { runs, only, .. } = common;
             let settings = nvme::Settings { runs, time, dir, only, patience, again };
-            lending::run(&settings, &regime, &mut report)
+            lending::run(&settings, &regime, &mut report)?;
+            sharing::run(&settings, &regime, &mut report)
         }
         Command::Machines { common, dir } => {
             let (regime, time, patience) = (common.regime()?, common.time(), common.patience());

@@ -111,6 +111,21 @@ pub fn moved(world: &mut World) -> Result<()> {
     ensure!(!nowhere.status.success(), "it moved to a host that there is not");
     guest.run("mount /dev/nvme?n1 /mnt/a && sha256sum </mnt/a/data && umount /mnt/a")?;
     guest.release();
+    // A host at which it cannot be started: what stands in the way is found when it is off, and has its drive there.
+    let obstacle = rack.run_dir().join("alpha/vms");
+    std::fs::write(&obstacle, "")?;
+    let failed = rack.refused(&["vm", "move", "mover", "--to", "alpha"]);
+    std::fs::remove_file(&obstacle)?;
+    let failed = failed?;
+    ensure!(failed.contains("was started at beta again"), "{failed}");
+    let leases = rack.json(&["leases"])?;
+    ensure!(leases[0]["borrower"] == "beta", "the drive is not beta's again: {leases}");
+    let mut guest = Guest::attach(registry::find(rack.run_dir(), "beta", "mover")?);
+    guest.booted()?;
+    guest.wait_drives(1)?;
+    let kept = guest.run("mount /dev/nvme?n1 /mnt/a && sha256sum </mnt/a/data && umount /mnt/a")?;
+    ensure!(kept == sum, "written {sum}, found {kept}");
+    guest.release();
     rack.json(&["vm", "move", "mover", "--to", "gamma"])?;
     let leases = rack.json(&["leases"])?;
     ensure!(leases[0]["borrower"] == "gamma", "the drive is not gamma's: {leases}");
