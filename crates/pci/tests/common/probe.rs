@@ -98,7 +98,7 @@ impl Function for Probe {
     }
 
     fn bar_write(&mut self, _: &Bus<'_>, _: u8, offset: u64, data: &[u8]) {
-        if let (Ok(value), true) = (data.try_into(), offset < SUM && offset % 8 == 0) {
+        if let (Ok(value), true) = (data.try_into(), offset < SUM && offset.is_multiple_of(8)) {
             *self.at(offset) = u64::from_le_bytes(value);
             self.pending |= offset == COMMAND;
         }
